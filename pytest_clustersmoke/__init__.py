@@ -1,0 +1,37 @@
+"""Is this GPU cluster fit to train on today, and if not: which node, link or setting is at fault?
+
+The way of the data, and where each step lives:
+
+    options + cluster.yaml -> phases -> preflight -> submit -> [node: launch -> [rank program]]
+                                                                                      |
+              junit.xml, report.json, terminal <- report <- criteria <- result <- evidence
+
+    plugin.py       pytest's hooks, options, markers and the `phase` fixture; parses and delegates
+    items.py        what pytest collects: phase classes, their jobs, their criteria
+    suite.py        the suite of one pytest session; distributed.py: the same under pytest-xdist
+    cluster/        cluster.yaml -> checked, frozen profile
+    phase.py        marker + profile -> frozen phase
+    dryrun.py       all that would be submitted, and where each value came from
+    preflight.py    what can be known to fail before anything is submitted
+    session.py      one run: submits all, watches, tells results, cancels what is left
+    submit/         submitit: Slurm, and virtual nodes on this machine
+    watch.py        when to ask the scheduler; what all witnesses say of a job
+    launch/         on the node: environment, facts, torchrun, the watch over its ranks
+    rank/           in the rank: process group, device, timing, gradient and checkpoint proofs.
+                    The only package that touches torch, and only inside functions
+    telemetry.py    events as JSON lines; the metrics and their units
+    result.py       all that a criterion sees of a finished phase
+    outcome.py      how a job ended, from all witnesses
+    transports.py   which NCCL transports the ranks used
+    references.py   bounds on metrics
+    diagnose.py     evidence of a failure -> findings
+    verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
+    report/         JUnit properties, report.json, the terminal's table
+    rundir.py       every file name of a run
+    lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command
+    errors.py       what a user can get wrong, told in one shape
+
+Rank programs import `pytest_clustersmoke.rank`; everything else is the plugin's own.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,76 @@
+"""The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
+
+Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs) or it did not work out
+(`lab up`), 2 words or a machine that cannot be used, 130 and 143 ended by a signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from .errors import UsageProblems
+from .lab import command as lab
+from .lab.model import LabError, LabStartError
+
+# Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
+SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    lab.add_parser,
+)
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked us to stop; what is under way cleans up behind itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="clustersmoke",
+        description="Acceptance tests for GPU clusters: the tools beside pytest.",
+    )
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    for add in SUBCOMMANDS:
+        add(subparsers)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = parser().parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        status: int = words.run(words)
+        sys.stdout.flush()
+        return status
+    except UsageProblems as problems:
+        for problem in problems.problems:
+            print(f"clustersmoke: {problem}", file=sys.stderr)
+        return 2
+    except LabError as error:
+        print(f"clustersmoke: {error}", file=sys.stderr)
+        return 1 if isinstance(error, LabStartError) else 2
+    except Ended as ended:
+        return 128 + ended.number
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); Python would complain again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End once; a second signal must not cut the cleaning up short."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    raise Ended(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

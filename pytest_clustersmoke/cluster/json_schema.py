@@ -1,0 +1,107 @@
+"""The JSON Schema of cluster.yaml, for editors.
+
+It is generated from the models, with what pydantic cannot know added: sbatch's options, metrics
+with their units, and names. The file that ships is what this module writes when it is run:
+`python -m pytest_clustersmoke.cluster.json_schema`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.cluster.sbatch import OFFERED, OWNED
+from pytest_clustersmoke.cluster.schema import (
+    CRITERIA_KINDS,
+    STAGE_LIMITS_S,
+    VERSION_NAMES,
+    Profile,
+)
+from pytest_clustersmoke.telemetry import METRICS
+
+SCHEMA_PATH = Path(__file__).parents[1] / "cluster.schema.json"
+
+
+def generate() -> dict[str, Any]:
+    """The schema of a whole file."""
+    profile = Profile.model_json_schema(ref_template="#/$defs/{model}")
+    models = profile.pop("$defs")
+    models["Profile"] = profile
+    for model in models.values():
+        _plain(model)
+    _add_names(models)
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "cluster.yaml of pytest-clustersmoke",
+        "type": "object",
+        "required": ["clusters"],
+        "additionalProperties": False,
+        "patternProperties": {"^x-": {"description": "anything; a place for anchors"}},
+        "properties": {
+            "clusters": {
+                "type": "object",
+                "description": "profiles by their names",
+                "minProperties": 1,
+                "propertyNames": {"pattern": "^[A-Za-z0-9][A-Za-z0-9_-]*$"},
+                "additionalProperties": {"$ref": "#/$defs/Profile"},
+            }
+        },
+        "$defs": dict(sorted(models.items())),
+    }
+
+
+def text() -> str:
+    """The schema as the file has it."""
+    return json.dumps(generate(), indent=2) + "\n"
+
+
+def _plain(model: dict[str, Any]) -> None:
+    """Take out what editors show as noise: titles of keys, and defaults that are empty."""
+    for value in model["properties"].values():
+        value.pop("title", None)
+        # pydantic wrapped a reference so before 2.9; one form for all versions.
+        value.update(*value.pop("allOf", ()))
+        if value.get("default") in (None, "", [], {}) or isinstance(value.get("default"), dict):
+            value.pop("default", None)
+
+
+def _add_names(models: dict[str, Any]) -> None:
+    profile, phase = models["Profile"]["properties"], models["PhaseSettings"]["properties"]
+    owned = {form for name in OWNED for form in (name, name.replace("_", "-"))}
+    models["Option"] = dict(profile["slurm"]["additionalProperties"])
+    models["SlurmOptions"] = {
+        "type": "object",
+        "description": profile["slurm"]["description"],
+        "propertyNames": {"not": {"enum": sorted(owned)}},
+        "properties": {key: {"$ref": "#/$defs/Option"} for key in OFFERED},
+        "additionalProperties": {"$ref": "#/$defs/Option"},
+    }
+    for model in (profile, phase):
+        model["slurm"] = {"$ref": "#/$defs/SlurmOptions"}
+        model["stage_limits_s"]["propertyNames"] = {"enum": list(STAGE_LIMITS_S)}
+    profile["phases"]["minProperties"] = 1
+    settings = profile["phases"]["additionalProperties"]
+    profile["phases"]["additionalProperties"] = {"anyOf": [settings, {"type": "null"}]}
+    profile["require"]["items"] = {"enum": list(CRITERIA_KINDS)}
+    versions = models["Expectation"]["properties"]["versions"]
+    versions["propertyNames"] = {"enum": list(VERSION_NAMES)}
+    models["Reference"]["anyOf"] = [{"required": ["lower"]}, {"required": ["upper"]}]
+    profile["references"]["additionalProperties"] = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            name: {
+                "description": kind.meaning,
+                "allOf": [
+                    {"$ref": "#/$defs/Reference"},
+                    {"properties": {"unit": {"const": kind.unit}}},
+                ],
+            }
+            for name, kind in METRICS.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    SCHEMA_PATH.write_text(text(), encoding="utf-8")

@@ -1,0 +1,139 @@
+"""sbatch's options: which there are, which belong to the tool, and how their values are written."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+# Long options of sbatch 22.05 to 25.05, and those that the pyxis plugin adds. Others are let
+# through, since plugins bring their own; only what looks like a slip of one of these is refused.
+KNOWN = frozenset(
+    """
+    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
+    consolidate-segments constraint container container-entrypoint container-env container-id
+    container-image container-mount-home container-mounts container-name container-readonly
+    container-remap-root container-save container-workdir container-writable contiguous core-spec
+    cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+    distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid
+    gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint
+    hold ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem
+    mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue nodefile nodelist
+    nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step
+    open-mode output overcommit oversubscribe parsable partition power prefer priority profile
+    propagate qos quiet reboot requeue reservation resv-ports segment signal sockets-per-node
+    spread-job spread-segments stepmgr switches test-only thread-spec threads-per-core time
+    time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose version wait
+    wait-all-nodes wckey wrap
+    """.replace("-", "_").split()
+)
+
+_NODES = "set `nodes` of the phase"
+_GPUS = "set `gpus_per_node` of the phase or of `hardware`"
+_ONE_TASK = "take it out: each node runs one task, which starts a rank per GPU"
+_OWN_FILES = "take it out: output goes to files in the run's directory under `shared_dir`"
+_OWN_NAME = "take it out: names and comments are how the tool finds its jobs"
+_ONE_JOB = "take it out: each phase is one job, submitted once"
+_ENVIRONMENT = "set variables under `env`"
+_PRINTS = "take it out: it keeps sbatch from submitting"
+
+# Options that the tool sets itself, or that would break what it relies on, and what to do instead.
+OWNED: dict[str, str] = {
+    "nodes": _NODES,
+    "nodefile": _NODES,
+    "gpus_per_node": _GPUS,
+    "gpus": _GPUS,
+    "gpus_per_task": _GPUS,
+    "gpus_per_socket": _GPUS,
+    "tres_per_task": _GPUS,
+    "ntasks": _ONE_TASK,
+    "ntasks_per_node": _ONE_TASK,
+    "ntasks_per_gpu": _ONE_TASK,
+    "ntasks_per_core": _ONE_TASK,
+    "ntasks_per_socket": _ONE_TASK,
+    "overcommit": _ONE_TASK,
+    "output": _OWN_FILES,
+    "error": _OWN_FILES,
+    "input": _OWN_FILES,
+    "open_mode": _OWN_FILES,
+    "chdir": "write a `cd` line under `setup`",
+    "job_name": _OWN_NAME,
+    "comment": _OWN_NAME,
+    "array": _ONE_JOB,
+    "requeue": _ONE_JOB,
+    "no_requeue": _ONE_JOB,
+    "wait": "take it out: the tool waits for its jobs itself",
+    "signal": "take it out: the tool watches its ranks and ends them itself",
+    "no_kill": "take it out: a lost node must end the job",
+    "export": _ENVIRONMENT,
+    "export_file": _ENVIRONMENT,
+    "get_user_env": _ENVIRONMENT,
+    "wrap": "write shell lines under `setup`",
+    "parsable": "take it out: the tool reads sbatch's answer itself",
+    "clusters": "take it out, and run on a login node of that cluster",
+    "help": _PRINTS,
+    "usage": _PRINTS,
+    "version": _PRINTS,
+    "test_only": _PRINTS,
+}
+OFFERED = tuple(sorted(KNOWN - OWNED.keys()))
+
+# Plain likeness ("did you mean") is too generous to refuse an option on: a plugin's may be alike.
+_SLIP_LIKENESS = 0.85
+
+_TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.I)
+_MEMORY = re.compile(r"\d+(?:[KMGT]B?)?", re.I)
+_COUNT = re.compile(r"[1-9]\d*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+/:\-]*")
+
+TIME_FORM = "minutes, or [days-]hours:minutes:seconds such as 01:00:00"
+_MEMORY_FORM = "megabytes, or a size such as 100G (0 is all of a node)"
+_COUNT_FORM = "a whole number above 0"
+_NAME_FORM = "a name"
+_FORMS: dict[str, tuple[re.Pattern[str], str]] = {
+    "time": (_TIME, TIME_FORM),
+    "time_min": (_TIME, TIME_FORM),
+    "mem": (_MEMORY, _MEMORY_FORM),
+    "mem_per_cpu": (_MEMORY, _MEMORY_FORM),
+    "mem_per_gpu": (_MEMORY, _MEMORY_FORM),
+    "tmp": (_MEMORY, _MEMORY_FORM),
+    "cpus_per_task": (_COUNT, _COUNT_FORM),
+    "cpus_per_gpu": (_COUNT, _COUNT_FORM),
+    "mincpus": (_COUNT, _COUNT_FORM),
+    "threads_per_core": (_COUNT, _COUNT_FORM),
+    "account": (_NAME, _NAME_FORM),
+    "partition": (_NAME, _NAME_FORM),
+    "qos": (_NAME, _NAME_FORM),
+    "reservation": (_NAME, _NAME_FORM),
+}
+
+
+def normal(key: str) -> str:
+    """One form for `cpus-per-task` and `cpus_per_task`."""
+    return key.replace("-", "_")
+
+
+def slip_of(key: str) -> str:
+    """The known option that an unknown one is a slip of, or nothing."""
+    if key in KNOWN:
+        return ""
+    close = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_SLIP_LIKENESS)
+    return close[0] if close else ""
+
+
+def expected_form(key: str, value: str | int | bool) -> str:
+    """How an option's value is written, where this one is written otherwise; else nothing.
+
+    `false` drops an option, whatever its form is.
+    """
+    if value is False or key not in _FORMS:
+        return ""
+    pattern, form = _FORMS[key]
+    # `true` writes an option without a value, which none of these can be.
+    return "" if value is not True and pattern.fullmatch(str(value)) else form
+
+
+def asks_for_gpus(key: str, value: str | int | bool) -> bool:
+    """Whether a `gres` option counts GPUs, as `--gres=gpu:2` does."""
+    return key == "gres" and any(
+        part.split("/")[-1].split(":")[0] == "gpu" for part in str(value).split(",")
+    )

@@ -1,0 +1,122 @@
+"""Criteria that hold of any phase that trains: a base class for marked classes to inherit from.
+
+    @pytest.mark.phase("my_phase", script="train_mine.py", nodes=2, gpus_per_node=2)
+    class TestMine(Trained):
+        def test_something_of_its_own(self, phase): ...
+
+A phase that does not verify a thing (say, it saves no checkpoint) fails that criterion rather than
+passing over it: override the test where it does not apply.
+"""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from statistics import fmean
+
+from .result import PhaseResult, fail
+
+# A loss must fall by this share from the first tenth of the steps to the last: the data of the
+# programs can be learnt, and random targets would leave it where it was.
+LOSS_FALL = 0.05
+VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
+
+
+class Started:
+    """The job came up as it was asked for."""
+
+    def test_every_node_is_allocated_once(self, phase: PhaseResult) -> None:
+        names = [node.name for node in phase.nodes]
+        assert len(set(names)) == len(names) == phase.spec["nodes"], names
+
+    def test_all_ranks_are_done(self, phase: PhaseResult) -> None:
+        assert phase.ranks_done == phase.world_size
+
+    def test_world_size_is_the_one_asked_for(self, phase: PhaseResult) -> None:
+        said = {rank: record.get("world_size") for rank, record in phase.events("group").items()}
+        assert said == dict.fromkeys(range(phase.world_size), phase.world_size)
+
+    def test_all_ranks_passed_the_barrier(self, phase: PhaseResult) -> None:
+        assert sorted(phase.events("barrier")) == list(range(phase.world_size))
+
+    def test_every_rank_has_a_device_of_its_own(self, phase: PhaseResult) -> None:
+        devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
+        kinds = {device.split(":")[0] for _, device in devices}
+        assert len(kinds) == 1, f"ranks differ in their kind of device: {devices}"
+        if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
+            assert kinds == {"cuda"}
+            assert len(set(devices)) == phase.world_size, f"a device is shared: {devices}"
+
+    def test_all_ranks_run_the_versions_expected(self, phase: PhaseResult) -> None:
+        """All ranks run the same versions, and those of the cluster's `expect`."""
+        for name in VERSION_FIELDS:
+            said = {rank.rank: rank.start.get(name) for rank in phase.ranks}
+            assert len(set(said.values())) == 1, f"ranks differ in {name}: {said}"
+        for name, wanted in (phase.expect.versions if phase.expect else {}).items():
+            for who, found in phase.versions(name).items():
+                assert found is not None and fnmatchcase(found, wanted), (
+                    f"{who} runs {name} {found}, expected {wanted}"
+                )
+
+
+class Trained(Started):
+    """The job trained: steps, loss, gradients, throughput, memory, checkpoint."""
+
+    def test_all_steps_are_done(self, phase: PhaseResult) -> None:
+        steps = phase.args.get("steps", phase.args.get("max_steps"))
+        assert phase.steps_done() == dict.fromkeys(range(phase.world_size), steps)
+
+    def test_loss_is_finite_on_every_rank(self, phase: PhaseResult) -> None:
+        """Every step's loss is a finite number, on each rank and averaged over all."""
+        finite = {rank: r.get("local_finite") for rank, r in phase.events("losses").items()}
+        assert finite == dict.fromkeys(range(phase.world_size), True)
+        assert all(math.isfinite(loss) for loss in phase.losses)
+
+    def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
+        """The loss averaged over ranks is the same on each, and falls."""
+        losses = phase.losses
+        tenth = max(1, len(losses) // 10)
+        first, last = fmean(losses[:tenth]), fmean(losses[-tenth:])
+        assert last < first * (1 - LOSS_FALL), f"the loss went from {first:.4g} to {last:.4g}"
+
+    def test_gradients_are_in_sync(self, phase: PhaseResult) -> None:
+        phase.check_gradients()
+
+    def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
+        self.check_metrics(phase, "steps_per_s", "samples_per_s")
+
+    def test_memory_meets_the_reference(self, phase: PhaseResult) -> None:
+        self.check_metrics(phase, "peak_memory_gib")
+
+    def test_reloaded_checkpoint_equals_the_saved(self, phase: PhaseResult) -> None:
+        phase.check_reload()
+
+    @staticmethod
+    def check_metrics(phase: PhaseResult, *names: str) -> None:
+        """Each metric was measured; those with a reference meet it; none with one is unmeasured."""
+        __tracebackhide__ = True
+        for name in names:
+            value = phase.metric(name).value
+            if not (math.isfinite(value) and value > 0):
+                fail(f"{name} was not measured on every rank ({value})")
+        referenced = [name for name in names if name in phase.references]
+        for name in referenced:
+            phase.metric(name).check()
+        if not referenced:
+            phase.metric(names[0]).check()
+
+
+class TalkedInsideNodes:
+    """NCCL's connections inside a node are those the cluster expects."""
+
+    def test_transports_inside_nodes_are_those_expected(self, phase: PhaseResult) -> None:
+        phase.transports.intra_node.check()
+
+
+class TalkedBetweenNodes:
+    """NCCL's connections between nodes are those the cluster expects."""
+
+    def test_transports_between_nodes_are_those_expected(self, phase: PhaseResult) -> None:
+        phase.transports.inter_node.check()
+
+

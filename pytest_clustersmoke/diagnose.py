@@ -1,0 +1,266 @@
+"""Evidence of a failure -> findings: what happened, where, why, what to do next.
+
+Structured evidence only: what the nodes' watch, the ranks and the scheduler recorded. A rank that
+died comes before a rank whose connection broke, for that one is its victim.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .rundir import PhaseDir
+
+if TYPE_CHECKING:
+    from .outcome import Judgement
+    from .result import PhaseResult, RankResult
+
+MAX_TEXT = 600
+TAIL_BYTES = 64 * 2**10
+# What a rank says when another rank went away: an echo, not a cause.
+ECHO = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
+    r"remote process exited|DistBackendError|ncclRemoteError|NCCL communicator was aborted",
+    re.I,
+)
+NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
+NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One line that shows it."""
+
+    file: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cause with its evidence and the next step."""
+
+    id: str
+    cause: str
+    fix: str
+    primary: bool = True
+    evidence: tuple[Evidence, ...] = ()
+    hosts: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def refused(words: str, script: Path) -> Finding:
+    return Finding(
+        "submission-refused",
+        f"sbatch refused the job: {words}",
+        "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml",
+        evidence=(Evidence(str(script), 1, words[:MAX_TEXT]),),
+    )
+
+
+def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
+    """The findings of a phase that did not pass, the first cause first."""
+    for look in (_setup, _launcher, _rank_deaths, _rank_errors, _nodes):
+        findings = look(result)
+        if findings:
+            return findings
+    fixes = {
+        "cluster_failed": "look at the nodes it ran on; the scheduler's log says more",
+        "preempted": "run again, or in a partition or QOS that is not preempted",
+        "cancelled": "run again",
+        "never_ran": "look at the queue (squeue), or raise limits.queue_wait_s",
+        "lost": "look at the scheduler's log; the job's own files are in the run directory",
+    }
+    name = judgement.outcome.replace("_", "-")
+    fix = fixes.get(judgement.outcome, "read the job's logs in the run directory")
+    return [Finding(f"job-{name}", judgement.reason, fix, evidence=_log_tail(result.directory))]
+
+
+def _setup(result: PhaseResult) -> list[Finding]:
+    path = result.directory.setup_failed
+    if not path.exists():
+        return []
+    status, _, line = path.read_text(errors="replace").strip().partition("\t")
+    return [
+        Finding(
+            "setup-line-failed",
+            f"the setup line `{line}` failed with status {status}",
+            "run the line in a fresh shell on the node; `setup` is set in cluster.yaml",
+            evidence=(Evidence(str(path), 1, line), *_log_tail(result.directory)),
+        )
+    ]
+
+
+def _launcher(result: PhaseResult) -> list[Finding]:
+    """The interpreter on the node did not get as far as our launcher."""
+    if any(result.directory.claim(node.node_rank).exists() for node in result.nodes):
+        return []
+    for path in _logs(result.directory):
+        for number, line in _lines(path):
+            package, python = NO_PACKAGE.search(line), NO_PYTHON.search(line)
+            if not package and not python:
+                continue
+            cause = (
+                f"the interpreter on the node has no package {package.group(1)}"
+                if package
+                else f"there is no interpreter on the node: {line.strip()}"
+            )
+            return [
+                Finding(
+                    "package-missing-on-node" if package else "python-missing-on-node",
+                    cause,
+                    "install pytest-clustersmoke into the environment that `setup` activates, or "
+                    "name its interpreter as `python` in cluster.yaml",
+                    evidence=(Evidence(str(path), number, line[:MAX_TEXT]),),
+                )
+            ]
+    return []
+
+
+def _rank_deaths(result: PhaseResult) -> list[Finding]:
+    """Ranks that ended without an exception and without being done: killed, or left early."""
+    findings = []
+    for rank in result.ranks:
+        if not rank.start or rank.done or rank.events.last("error") is not None:
+            continue
+        node = _node_events(result, rank)
+        if not any(
+            state.get("rank") == rank.rank and state.get("alive") is False
+            for record in node
+            if record["event"] == "ranks"
+            for state in record.get("states", [])
+            if isinstance(state, dict)
+        ):
+            continue
+        stage, step = _position(rank)
+        path = rank.events.path
+        findings.append(
+            Finding(
+                "rank-died",
+                f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without "
+                "an exception and without being done: killed by a signal, or it left early",
+                "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)",
+                evidence=(Evidence(str(path), len(rank.events.records), "its last event"),),
+                hosts=(rank.node,),
+                ranks=(rank.rank,),
+            )
+        )
+    return findings
+
+
+def _rank_errors(result: PhaseResult) -> list[Finding]:
+    errors = [(rank, rank.events.last("error")) for rank in result.ranks]
+    known = sorted(
+        ((rank, error) for rank, error in errors if error is not None),
+        key=lambda pair: (bool(ECHO.search(str(pair[1].get("message")))), pair[1]["time"]),
+    )
+    return [
+        Finding(
+            "rank-error",
+            f"{rank} failed: {error.get('type')}: {error.get('message')}"[:MAX_TEXT],
+            "read the traceback in the rank's events and its stderr",
+            primary=not index,
+            evidence=(
+                Evidence(
+                    str(rank.events.path),
+                    1 + rank.events.records.index(error),
+                    str(error.get("traceback", ""))[-MAX_TEXT:],
+                ),
+            ),
+            hosts=(rank.node,),
+            ranks=(rank.rank,),
+        )
+        for index, (rank, error) in enumerate(known)
+    ]
+
+
+def _nodes(result: PhaseResult) -> list[Finding]:
+    """What the nodes' own watch said: stalled, past its limit, nodes that did not see each other."""
+    names = {
+        "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
+        "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
+        "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
+        "torchrun": ("torchrun-failed", "read the node's torchrun.log and its ranks' stderr"),
+        "node": ("node-failed", "look at that node"),
+        "launcher": ("launcher-failed", "read the node's log in the run directory"),
+    }
+    findings = []
+    for node in result.nodes:
+        reason = str(node.result.get("reason", ""))
+        if node.ok or reason not in names:
+            continue
+        identity, fix = names[reason]
+        rank = node.result.get("rank")
+        log = result.directory.torchrun_log(node.node_rank)
+        tail = _tail_evidence(log) or _rank_stderr(result.directory, node.node_rank)
+        findings.append(
+            Finding(
+                identity,
+                f"{node.name}: {node.result.get('why')}",
+                fix,
+                primary=not findings,
+                evidence=(
+                    Evidence(str(result.directory.node_result(node.node_rank)), 1, reason),
+                    *tail,
+                ),
+                hosts=(node.name,),
+                ranks=(rank,) if isinstance(rank, int) else (),
+            )
+        )
+    return findings
+
+
+def _node_events(result: PhaseResult, rank: RankResult) -> list[dict[str, Any]]:
+    from .telemetry import read_events
+
+    node_rank = rank.start.get("node_rank")
+    if not isinstance(node_rank, int):
+        return []
+    return read_events(result.directory.node_events(node_rank)).records
+
+
+def _position(rank: RankResult) -> tuple[str, int]:
+    stage, step = rank.events.last("stage") or {}, rank.events.last("step") or {}
+    inside = stage.get("name") == "train" and stage.get("state") == "begin"
+    return str(stage.get("name", "init")), int(step.get("step", 0)) if inside else 0
+
+
+def _logs(directory: PhaseDir) -> list[Path]:
+    return sorted(path for path in directory.submitit.glob("*_log.*") if path.is_file())
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    return list(enumerate(text.splitlines(), 1))
+
+
+def _log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
+    for path in _logs(directory):
+        found = _tail_evidence(path)
+        if found and path.suffix == ".err":
+            return found
+    return ()
+
+
+def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
+    for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
+        found = _tail_evidence(path)
+        if found:
+            return found
+    return ()
+
+
+def _tail_evidence(path: Path) -> tuple[Evidence, ...]:
+    """The last line of a log that says something."""
+    said = [(number, line) for number, line in _lines(path) if line.strip()]
+    return tuple(Evidence(str(path), number, line[:MAX_TEXT]) for number, line in said[-1:])

@@ -1,0 +1,70 @@
+"""`--cluster-dry-run`: all that would be submitted, and where each value came from."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from .launch.torchrun import describe
+from .rundir import RunDir
+from .submit import make_backend
+
+if TYPE_CHECKING:
+    from .cluster import Profile
+    from .phase import Phase, Sourced
+
+
+def print_plan(
+    phases: Iterable[Phase], profile: Profile, run_id: str, absences: Iterable[str]
+) -> None:
+    """Print each phase's batch script, environment, torchrun line and sources to stdout."""
+    backend = make_backend(profile, os.environ)
+    run = RunDir(profile.shared_dir / run_id)
+    out = sys.stdout
+    out.write(f"\ncluster {profile.name}: nothing is submitted\n")
+    for line in absences:
+        out.write(f"{line}\n")
+    for phase in phases:
+        out.write(f"\n=== {phase.name} ({phase.where})\n")
+        out.write(f"--- batch script\n{backend.script(phase, run.phase(phase.name))}\n")
+        for title, lines in (
+            ("environment of the node", _environment(phase)),
+            ("torchrun line, on each node", [_torchrun(phase)]),
+            ("where each value came from", _sources(phase)),
+        ):
+            out.write(f"--- {title}\n")
+            out.writelines(f"{line}\n" for line in lines)
+    out.flush()
+
+
+def _torchrun(phase: Phase) -> str:
+    nodes, ranks = phase.nodes.value, phase.gpus_per_node.value
+    return describe(nodes, ranks, str(phase.script), phase.argv())
+
+
+def _environment(phase: Phase) -> Iterator[str]:
+    for name, one in phase.env_unset.items():
+        yield f"unset {name}    # {one.source}"
+    for name, one in phase.env_set.items():
+        yield f"{name}={one.value}    # {one.source}"
+    if not phase.env_set and not phase.env_unset:
+        yield "nothing is set or unset"
+
+
+def _sources(phase: Phase) -> Iterator[str]:
+    rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
+    for name in ("nodes", "gpus_per_node", "timeout_s"):
+        one: Sourced = getattr(phase, name)
+        rows.append((name, one.value, one.source))
+    groups: Mapping[str, Mapping[str, Sourced]] = {
+        "args": phase.args,
+        "slurm": phase.slurm,
+        "stage_limits_s": phase.stage_limits_s,
+    }
+    for group, values in groups.items():
+        rows += [(f"{group}.{name}", one.value, one.source) for name, one in values.items()]
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, source in rows:
+        yield f"{name:<{width}}  {value}    # {source}"

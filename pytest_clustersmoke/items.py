@@ -1,0 +1,128 @@
+"""What pytest collects of a phase: a class with a `phase` marker, its criteria, and its job."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .errors import Problem
+
+if TYPE_CHECKING:
+    from .phase import Marked
+
+SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
+MARKERS = (
+    "phase(name, script, nodes=1, gpus_per_node=1, args={}, timeout_s=3600): one training job; "
+    "the class's tests are its criteria",
+    "singlegpu: phases on one GPU (derived)",
+    "multigpu: phases on several GPUs of one node (derived)",
+    "multinode: phases on several nodes (derived)",
+    "ddp: phases that train under DistributedDataParallel",
+    "deepspeed: phases that train with DeepSpeed",
+    "lora: phases that fine-tune adapters",
+)
+HOW_TO_CHOOSE = (
+    "no cluster chosen: run with --cluster NAME (or set the ini option `cluster`); "
+    "--cluster-list shows the names"
+)
+
+
+class JobFailed(Exception):
+    """The phase's job did not pass; the text is its outcome and findings."""
+
+
+class PhaseClass(pytest.Class):
+    """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        yield JobItem.from_parent(self, name="job")
+        yield from super().collect()
+
+    @property
+    def marker(self) -> pytest.Mark:
+        found = self.get_closest_marker("phase")
+        assert found is not None
+        return found
+
+    @property
+    def where(self) -> str:
+        """file:line of the class, the file as seen from where pytest was started."""
+        try:
+            line = inspect.getsourcelines(self.obj)[1]
+        except (OSError, TypeError):
+            line = 1
+        return f"{_short(self.path)}:{line}"
+
+
+class JobItem(pytest.Item):
+    """The phase's job as a test of its own: it carries the outcome and the findings."""
+
+    def runtest(self) -> None:
+        suite = suite_of(self.config)
+        assert suite is not None  # without a cluster the item was skipped in setup
+        suite.run_job(self)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, JobFailed):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"{self.parent.name if self.parent else ''}::job"
+
+
+def phase_class(item: pytest.Item) -> PhaseClass | None:
+    """The phase an item belongs to; None for any other test."""
+    return item.getparent(PhaseClass)
+
+
+def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
+    """The phases of these items, each once, in their order."""
+    seen: set[int] = set()
+    for item in items:
+        cls = phase_class(item)
+        if cls is not None and id(cls) not in seen:
+            seen.add(id(cls))
+            yield cls
+
+
+def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], list[Problem]]:
+    """Check every phase marker, all problems at once: two phases of one name are one too."""
+    from .phase import read_marker
+
+    read: dict[PhaseClass, Marked] = {}
+    problems: list[Problem] = []
+    places: dict[str, str] = {}
+    for cls in phase_classes(items):
+        marker, where = cls.marker, cls.where
+        marked, found = read_marker(marker.args, marker.kwargs, cls.path, where)
+        problems += found
+        if marked is None:
+            continue
+        if marked.name in places:
+            problems.append(
+                Problem(
+                    f"two phases are named `{marked.name}`",
+                    where,
+                    "a name of its own for each phase",
+                    f"the other one is at {places[marked.name]}",
+                )
+            )
+        places.setdefault(marked.name, where)
+        read[cls] = marked
+    return read, problems
+
+
+def suite_of(config: pytest.Config) -> Any:
+    """The suite of a session that has a cluster; None without one."""
+    return config.pluginmanager.get_plugin("clustersmoke-suite")
+
+
+def _short(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,116 @@
+"""Accounting of a lab: a MariaDB of its own, slurmdbd, and an account with the usual limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import packages
+from .config import Plan
+from .daemons import Daemons
+from .model import LabStartError
+from .paths import LabDir
+from .ports import listening
+
+ACCOUNT = "lab"
+# `normal` is made by slurmdbd itself.
+QOS = ("normal", "standby")
+# Where distributions put the statements that make the database's own tables.
+SYSTEM_TABLES = (
+    Path("/usr/share/mysql/mysql_system_tables.sql"),
+    Path("/usr/share/mariadb/mariadb_system_tables.sql"),
+    Path("/usr/share/mariadb/mysql_system_tables.sql"),
+)
+
+
+def start_database(files: LabDir, user: str, daemons: Daemons) -> None:
+    """Start a MariaDB that only its socket leads to, on an empty directory.
+
+    `mariadb-install-db` takes seconds, most of them for help texts and grants. Nobody but this
+    user can reach the socket, so there are no grants, and the tables are made in the server.
+    """
+    files.database.mkdir(mode=0o700)
+    daemons.start("mariadbd", mariadbd_command(files, user, packages.program("mariadbd")))
+
+
+def mariadbd_command(files: LabDir, user: str, program: str) -> list[str]:
+    return [
+        program,
+        "--no-defaults",
+        f"--user={user}",
+        f"--datadir={files.database}",
+        f"--socket={files.database_socket}",
+        f"--pid-file={files.run}/mariadbd.pid",
+        f"--tmpdir={files.database}",
+        f"--log-error={files.log('mariadbd')}",
+        "--skip-networking",
+        "--skip-grant-tables",
+        "--skip-log-bin",
+        "--performance-schema=OFF",
+        # Small, and never forced to the disk: nothing in it outlives the lab.
+        "--innodb-buffer-pool-size=16M",
+        "--innodb-log-file-size=4M",
+        "--innodb-data-file-path=ibdata1:2M:autoextend",
+        "--innodb-temp-data-file-path=ibtmp1:2M:autoextend",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-flush-method=nosync",
+        "--innodb-doublewrite=0",
+        "--innodb-lock-wait-timeout=900",
+        "--aria-log-file-size=8M",
+        "--aria-pagecache-buffer-size=8M",
+        "--key-buffer-size=1M",
+        "--sync-frm=OFF",
+        "--debug-no-sync",
+    ]
+
+
+def start_slurmdbd(plan: Plan, enter: Sequence[str], daemons: Daemons) -> None:
+    """Start slurmdbd on the database, and make what users need to submit."""
+    files = plan.files
+    daemons.wait("mariadbd", files.database_socket.is_socket, "open its socket")
+    _make_tables(files, daemons)
+    port = plan.accounting_port
+    assert port is not None
+    daemons.start(
+        "slurmdbd",
+        [*enter, packages.program("slurmdbd"), "-D"],
+        {"MYSQL_UNIX_PORT": str(files.database_socket)},
+    )
+    daemons.wait("slurmdbd", lambda: listening(plan.control_address, port), "listen")
+    _make_accounts(plan, daemons)
+
+
+def _make_tables(files: LabDir, daemons: Daemons) -> None:
+    """Make the tables of the database itself; slurmdbd's stored procedures go into one."""
+    found = [path for path in SYSTEM_TABLES if path.is_file()]
+    if not found:
+        raise LabStartError(
+            f"MariaDB's system tables are in none of {', '.join(map(str, SYSTEM_TABLES))}; "
+            "expected the files of Debian's mariadb-server"
+        )
+    statements = found[0].read_text(encoding="utf-8")
+    daemons.run(
+        [packages.program("mariadb"), "--no-defaults", f"--socket={files.database_socket}"],
+        text=f"CREATE DATABASE mysql;\nUSE mysql;\n{statements}",
+    )
+
+
+def _make_accounts(plan: Plan, daemons: Daemons) -> None:
+    sacctmgr = [packages.program("sacctmgr"), "-i"]
+    names = ",".join(QOS)
+    for words in (
+        ["add", "cluster", plan.cluster],
+        ["add", "qos", QOS[1]],
+        ["add", "account", ACCOUNT, f"cluster={plan.cluster}", f"qos={names}"],
+        [
+            "add",
+            "user",
+            plan.user,
+            f"account={ACCOUNT}",
+            f"defaultaccount={ACCOUNT}",
+            f"qos={names}",
+            f"defaultqos={QOS[0]}",
+            "adminlevel=None",
+        ],
+    ):
+        daemons.run([*sacctmgr, *words])

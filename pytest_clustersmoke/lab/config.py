@@ -1,0 +1,174 @@
+"""The texts of a lab's configuration files, from plain data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .paths import LabDir
+
+# Far more than the machine has, as with CPUs and GPUs: job scripts of large clusters are taken.
+NODE_MEMORY_MIB = 1024 * 1024
+PARTITIONS = ("main", "high")
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node: its name, the host name it reports, and where its slurmd listens."""
+
+    name: str
+    hostname: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the configuration files say."""
+
+    files: LabDir
+    cluster: str
+    user: str
+    control_host: str
+    control_address: str
+    control_port: int
+    nodes: tuple[NodePlan, ...]
+    cpus_per_node: int
+    gpus_per_node: int
+    slurm_version: tuple[int, int]
+    accounting_port: int | None = None
+    clients_bound: bool = False
+
+
+def slurm_conf(plan: Plan, for_daemons: bool) -> str:
+    """slurm.conf: quick to start, to schedule and to cancel; no daemon listens on all addresses.
+
+    Daemons and clients read a file each, which differ in what srun does: bound to the address of
+    the host's name it is reached only where that is 127.0.0.1, from which nodes call back.
+    """
+    bound = "NoInAddrAny,NoCtldInAddrAny"
+    listening = bound if for_daemons or plan.clients_bound else "NoCtldInAddrAny"
+    files = plan.files
+    lines = [
+        f"ClusterName={plan.cluster}",
+        f"SlurmctldHost={plan.control_host}({plan.control_address})",
+        f"SlurmctldPort={plan.control_port}",
+        f"SlurmUser={plan.user}",
+        f"SlurmdUser={plan.user}",
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        f"AuthInfo=socket={files.munge_socket}",
+        f"CommunicationParameters={listening}",
+        f"StateSaveLocation={files.controller_spool}",
+        f"SlurmdSpoolDir={files.run}/spool/%n",
+        f"SlurmctldPidFile={files.run}/slurmctld.pid",
+        f"SlurmdPidFile={files.run}/slurmd.%n.pid",
+        f"SlurmctldLogFile={files.log('slurmctld')}",
+        f"SlurmdLogFile={files.logs}/slurmd-%n.log",
+        "PlugStackConfig=/dev/null",
+        "MailProg=/bin/true",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "MpiDefault=none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        # The CPUs and memory below are taken as said, however few the machine has.
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "SlurmdTimeout=5",
+        "KillWait=2",
+        "CompleteWait=0",
+        "MessageTimeout=10",
+        "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,"
+        "sched_min_interval=0",
+    ]
+    lines += _accounting(plan)
+    gres = ""
+    if plan.gpus_per_node:
+        lines.append("GresTypes=gpu")
+        gres = f" Gres=gpu:fake:{plan.gpus_per_node}"
+    lines += [
+        f"NodeName={node.name} NodeHostname={node.hostname} NodeAddr={node.address} "
+        f"Port={node.port} CPUs={plan.cpus_per_node} RealMemory={NODE_MEMORY_MIB}{gres} "
+        "State=UNKNOWN"
+        for node in plan.nodes
+    ]
+    names = ",".join(node.name for node in plan.nodes)
+    low, high = PARTITIONS
+    times = "DefaultTime=01:00:00 MaxTime=INFINITE State=UP"
+    lines += [
+        f"PartitionName={low} Nodes={names} Default=YES PriorityTier=1 {times}",
+        f"PartitionName={high} Nodes={names} Default=NO PriorityTier=10 {times}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accounting(plan: Plan) -> list[str]:
+    if plan.accounting_port is None:
+        return ["AccountingStorageType=accounting_storage/none"]
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={plan.control_address}",
+        f"AccountingStoragePort={plan.accounting_port}",
+        f"AccountingStoragePass={plan.files.munge_socket}",
+        # Without it an unknown account or QOS would be taken with a shrug.
+        "AccountingStorageEnforce=associations,limits,qos",
+        *(["AccountingStorageTRES=gres/gpu"] if plan.gpus_per_node else []),
+    ]
+
+
+def gres_conf(plan: Plan) -> str:
+    """gres.conf: the fake GPUs, by the files that stand for their devices."""
+    if not plan.gpus_per_node:
+        return "AutoDetect=off\n"
+    return (
+        "AutoDetect=off\n"
+        f"Name=gpu Type=fake File={plan.files.devices}/nvidia[0-{plan.gpus_per_node - 1}]\n"
+    )
+
+
+def cgroup_conf(plan: Plan) -> str:
+    """cgroup.conf: no control groups at all, which each version has to be told in its own way."""
+    if plan.slurm_version >= (23, 11):
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+def slurmdbd_conf(plan: Plan) -> str:
+    """slurmdbd.conf; slurmdbd refuses it unless only its owner can read it."""
+    files = plan.files
+    return "\n".join(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={files.munge_socket}",
+            "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
+            "DbdHost=localhost",
+            f"DbdAddr={plan.control_address}",
+            f"DbdPort={plan.accounting_port}",
+            f"SlurmUser={plan.user}",
+            f"PidFile={files.run}/slurmdbd.pid",
+            f"LogFile={files.log('slurmdbd')}",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",
+            "StorageLoc=slurm_acct_db",
+            f"StorageUser={plan.user}",
+            "",
+        ]
+    )
+
+
+def expand(hosts: str) -> list[str]:
+    """The names in a node list such as `gpu[0-2,7],login`."""
+    names: list[str] = []
+    for prefix, ranges, suffix in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?([^,\[]*)", hosts):
+        if not ranges:
+            names.append(prefix + suffix)
+            continue
+        for part in ranges.split(","):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                names.append(f"{prefix}{number:0{len(first)}d}{suffix}")
+    return names

@@ -1,0 +1,88 @@
+"""Where the daemons listen.
+
+Told not to listen on every address, they bind to the address that the host's own name resolves
+to, whatever their configuration says. So that address has to be the one we want.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import packages
+from .model import LabError
+from .paths import LabDir
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Control:
+    """The address that daemons listen on, and the words before a command that is to."""
+
+    address: str
+    enter: tuple[str, ...] = ()
+
+
+def control_here(files: LabDir) -> Control:
+    """127.0.0.1 wherever possible: where the name resolves to it, or root can make it so.
+
+    Else what the name resolves to, often 127.0.1.1; where it is the address of a network, others
+    there reach the ports, but without the lab's key are refused.
+    """
+    address = address_of_host()
+    if address == LOOPBACK:
+        return Control(address)
+    if os.geteuid() == 0 and _can_mount():
+        files.hosts.write_text(_hosts_with_loopback(), encoding="utf-8")
+        return Control(LOOPBACK, with_hosts(files))
+    if address is None:
+        name = os.uname().nodename
+        raise LabError(
+            f"this host's name, {name}, resolves to no address, and Slurm needs one; add "
+            f"`127.0.1.1 {name}` to /etc/hosts"
+        )
+    return Control(address)
+
+
+def address_of_host() -> str | None:
+    """What the host's own name resolves to."""
+    try:
+        return socket.gethostbyname(os.uname().nodename)
+    except OSError:
+        return None
+
+
+def _hosts_with_loopback() -> str:
+    """The host's own /etc/hosts, but for its own name, which is loopback."""
+    names = names_of_host()
+    kept = []
+    for line in Path("/etc/hosts").read_text(encoding="utf-8", errors="replace").splitlines():
+        words = line.partition("#")[0].split()
+        if not set(words[1:]) & set(names.split()):
+            kept.append(line)
+    return "\n".join([f"{LOOPBACK} {names}", *kept, ""])
+
+
+def names_of_host() -> str:
+    """The host's name, in full and short."""
+    name = os.uname().nodename
+    return " ".join(dict.fromkeys((name, name.partition(".")[0])))
+
+
+def with_hosts(files: LabDir) -> tuple[str, ...]:
+    """The words before a command that is to see the lab's hosts file as /etc/hosts."""
+    script = 'mount --bind "$0" /etc/hosts; exec "$@"'
+    # `slave`: what the host mounts later is seen by jobs, what is mounted here stays here.
+    unshare = [packages.program("unshare"), "--mount", "--propagation", "slave", "--"]
+    return (*unshare, "sh", "-ec", script, str(files.hosts))
+
+
+def _can_mount() -> bool:
+    """Whether root here may mount at all; in many containers it may not."""
+    words = ["--mount", "--propagation", "slave", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    trial = subprocess.run([packages.program("unshare"), *words], capture_output=True)
+    return trial.returncode == 0

@@ -1,0 +1,164 @@
+"""Starts a lab's daemons, each in a session of its own, and waits until they serve."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .model import LabStartError
+from .packages import SYSTEM_PATH
+from .paths import LabDir
+from .processes import TOKEN_VARIABLE, Process, start_time
+from .state import Journal
+
+POLL_S = 0.02
+TAIL_LINES = 12
+COMMAND_PATIENCE_S = 20.0
+# Settings of an outer allocation or of another cluster would change what clients and daemons do.
+FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "MUNGE_")
+
+
+def clean_environment(slurm_conf: Path, token: str = "") -> dict[str, str]:
+    """The environment of a lab's daemons and clients."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    kept["PATH"] = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    kept["SLURM_CONF"] = str(slurm_conf)
+    kept["LC_ALL"] = "C"
+    if token:
+        kept[TOKEN_VARIABLE] = token
+    return kept
+
+
+# Daemons outlive the lab's start; kept here until they have ended and been reaped.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class Daemons:
+    """The daemons of one lab that is being started."""
+
+    def __init__(self, files: LabDir, token: str, journal: Journal, patience_s: float) -> None:
+        self._files = files
+        self._journal = journal
+        self._deadline = time.monotonic() + patience_s
+        self._patience_s = patience_s
+        self._environ = clean_environment(files.daemons_conf, token)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(
+        self, role: str, command: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> int:
+        """Start a daemon in the foreground of its own session, and write it down; its pid."""
+        # Into a file beside the daemon's own log: it says there what is wrong before it has one.
+        with self._files.output(role).open("ab") as log:
+            child = subprocess.Popen(
+                list(command),
+                env={**self._environ, **(environ or {})},
+                cwd=self._files.logs,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        started = start_time(child.pid)
+        if started is not None:
+            self._journal.started(Process(role, child.pid, started))
+        self._children[role] = child
+        _started.append(child)
+        return child.pid
+
+    def wait(self, role: str, ready: Callable[[], bool], what: str) -> None:
+        """Wait until a daemon does what it is there for.
+
+        Raises LabStartError, with the end of its log, where any daemon dies or time runs out.
+        """
+        while not ready():
+            self.check()
+            if time.monotonic() > self._deadline:
+                self.fail(role, f"did not {what} within {self._patience_s:.0f} s")
+            time.sleep(POLL_S)
+
+    def check(self) -> None:
+        """Raise LabStartError where a daemon has died."""
+        for role, child in self._children.items():
+            status = child.poll()
+            if status is not None:
+                how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+                self.fail(role, f"ended while the lab was starting ({how})")
+
+    def fail(self, role: str, what: str) -> NoReturn:
+        """Raise LabStartError with the end of a daemon's log."""
+        own, said = self._files.log(role), self._files.output(role)
+        path = own if own.is_file() and own.stat().st_size else said
+        raise LabStartError(f"{role} {what}; the end of {path}:\n{tail(path)}")
+
+    def run(self, command: Sequence[str], text: str = "") -> str:
+        """The output of a command that has to succeed; `text` is what it reads."""
+        result = self.attempt(command, COMMAND_PATIENCE_S, text)
+        if result.returncode:
+            said = "\n".join("    " + line for line in result.stdout.splitlines()[-TAIL_LINES:])
+            raise LabStartError(
+                f"`{shlex.join(command)}` failed (exit status {result.returncode}):\n{said}"
+            )
+        return result.stdout
+
+    def attempt(
+        self, command: Sequence[str], patience_s: float = 2.0, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command; one that hangs is ended, with status 124."""
+        try:
+            return subprocess.run(
+                list(command),
+                env=self._environ,
+                input=text,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=patience_s,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, 124, f"no answer in {patience_s:.0f} s")
+
+
+def reap() -> None:
+    """Take note of children that have ended, so that none is left as a zombie."""
+    _started[:] = [child for child in _started if child.poll() is None]
+
+
+def tail(path: Path) -> str:
+    """The last lines of a log, indented."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return "\n".join("    " + line for line in lines[-TAIL_LINES:]) or "    (nothing)"
+
+
+def munged_command(files: LabDir, program: str) -> list[str]:
+    return [
+        program,
+        "--foreground",
+        # It complains about directories that others can write, such as those above ours.
+        "--force",
+        f"--key-file={files.munge_key}",
+        f"--socket={files.munge_socket}",
+        f"--pid-file={files.run}/munged.pid",
+        f"--log-file={files.log('munged')}",
+        f"--seed-file={files.run}/munged.seed",
+        # Clients wait for a free thread: every srun of a wide job asks at once.
+        "--num-threads=4",
+    ]
+
+
+def node_states(answer: str) -> Iterator[tuple[str, str]]:
+    """Each node and its state, from `sinfo -h -N -o '%N %T'`."""
+    for line in answer.splitlines():
+        name, _, state = line.partition(" ")
+        if state:
+            yield name, state.strip()

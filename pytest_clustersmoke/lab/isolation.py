@@ -1,0 +1,220 @@
+"""Hosts of their own: each node in namespaces with a name, an address, a /tmp and a /dev/shm.
+
+A process that sleeps holds each node's namespaces, and one more holds the hub's, where the bridge
+is that joins them. Nothing has a name outside of them, so all of it, interfaces and mounts
+included, goes with these processes. One interface, with an address of the lab's own network,
+stands in the host: there slurmctld listens, and there the user's shell reaches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import random
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..rundir import write_whole
+from . import packages
+from .config import NodePlan
+from .control import names_of_host
+from .daemons import Daemons
+from .model import LabError
+from .state import Journal, Record
+
+NETWORKS = ipaddress.IPv4Network("10.77.0.0/16")
+# Of a lab's 256 addresses the host has .1, and node I has .(11 + I).
+FIRST_NODE = 11
+SLURMD_PORT = 6818
+
+# What a node's holder does in its namespaces. /sys is mounted anew because it shows the network
+# interfaces of the namespace that mounted it; the control groups below it are taken over. An
+# empty resolv.conf makes unknown names fail at once: there is no name server to wait for.
+NODE_SCRIPT = """
+hostname "$1"
+mount --bind "$2" /etc/hosts
+if [ -e /etc/resolv.conf ]; then mount --bind /dev/null /etc/resolv.conf; fi
+mount -t tmpfs -o size=50% tmpfs /dev/shm
+if [ -d /sys/class/net ]; then
+  mount -t tmpfs tmpfs /tmp
+  mkdir /tmp/sys
+  mount -t sysfs sysfs /tmp/sys
+  if [ -d /sys/fs/cgroup ]; then mount --rbind /sys/fs/cgroup /tmp/sys/fs/cgroup; fi
+  mount --rbind /tmp/sys /sys
+  umount -l /tmp/sys
+  umount /tmp
+fi
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+: > "$3"
+exec sleep infinity
+"""
+
+
+class Isolation:
+    """The virtual network of one lab that is being started."""
+
+    def __init__(self, record: Record, daemons: Daemons) -> None:
+        self._files = record.files
+        self._daemons = daemons
+        self._journal = Journal(record.files.journal)
+        # An interface's name has 15 characters at most.
+        self._interface = f"cs{record.token[:10]}"
+        self._ip = packages.program("ip")
+
+    @contextlib.contextmanager
+    def network(self, count: int) -> Iterator[tuple[str, tuple[NodePlan, ...]]]:
+        """Make the hub and its interface in the host; the host's address, and the nodes planned.
+
+        Inside the block no other lab of this machine can choose the same addresses.
+        """
+        with chosen_network(self._used()) as network:
+            hosts = [str(address) for address in network]
+            nodes = tuple(
+                NodePlan(f"node{i}", f"node{i}", hosts[FIRST_NODE + i], SLURMD_PORT)
+                for i in range(count)
+            )
+            self._write_hosts(hosts[1], nodes)
+            self._make_hub(hosts[1])
+            yield hosts[1], nodes
+
+    def enter(self, nodes: tuple[NodePlan, ...]) -> tuple[tuple[str, ...], ...]:
+        """Make the nodes' namespaces and join them; for each the words that run a command there."""
+        holders = {node.name: self._hold_node(node) for node in nodes}
+        commands = []
+        for node in nodes:
+            role, ready = f"host-{node.name}", self._ready(node.name)
+            self._daemons.wait(role, ready.exists, "set up its namespaces")
+            pid = holders[node.name]
+            commands += [
+                f"link add name {node.name} type veth peer name eth0 netns {pid}",
+                f"link set dev {node.name} master lab up",
+            ]
+        self._batch(self._hub, commands)
+        for node in nodes:
+            address = [f"address add {node.address}/24 dev eth0", "link set dev eth0 up"]
+            self._batch(holders[node.name], ["link set dev lo up", *address])
+        nsenter = packages.program("nsenter")
+        return tuple(
+            (nsenter, "--target", str(holders[node.name]), "--net", "--uts", "--mount", "--")
+            for node in nodes
+        )
+
+    def _used(self) -> list[ipaddress.IPv4Network]:
+        """The networks that this host has addresses in or routes to."""
+        routes = self._daemons.run([self._ip, "-o", "-4", "route", "show", "table", "all"])
+        found = []
+        for word in routes.split():
+            with contextlib.suppress(ValueError):
+                found.append(ipaddress.IPv4Network(word, strict=False))
+        return found
+
+    def _write_hosts(self, control: str, nodes: tuple[NodePlan, ...]) -> None:
+        lines = ["127.0.0.1 localhost", f"{control} {names_of_host()}"]
+        lines += [f"{node.address} {node.name}" for node in nodes]
+        write_whole(self._files.hosts, "\n".join(lines) + "\n", mode=0o644)
+
+    def _make_hub(self, control: str) -> None:
+        self._hub = self._hold("hub", ["--net"], ["sleep", "infinity"])
+        ours = Path("/proc/self/ns/net").stat().st_ino
+        namespace = Path(f"/proc/{self._hub}/ns/net")
+
+        def apart() -> bool:
+            return namespace.exists() and namespace.stat().st_ino != ours
+
+        self._daemons.wait("hub", apart, "make a network of its own")
+        self._journal.link(self._interface)
+        self._batch(
+            self._hub,
+            [
+                "link add name lab type bridge",
+                "link set dev lab up",
+                # Made at once with one end in the host: a half-made pair cannot stay behind.
+                f"link add name host type veth peer name {self._interface} netns {os.getpid()}",
+                "link set dev host master lab up",
+            ],
+        )
+        quiet = Path(f"/proc/sys/net/ipv6/conf/{self._interface}/disable_ipv6")
+        if quiet.exists():
+            quiet.write_text("1")
+        self._batch(
+            None,
+            [
+                f"address add {control}/24 dev {self._interface}",
+                f"link set dev {self._interface} up",
+            ],
+        )
+
+    def _hold_node(self, node: NodePlan) -> int:
+        script = [str(self._files.hosts), str(self._ready(node.name))]
+        return self._hold(
+            f"host-{node.name}",
+            ["--net", "--uts", "--mount", "--propagation", "private"],
+            ["sh", "-ec", NODE_SCRIPT, "sh", node.hostname, *script],
+        )
+
+    def _hold(self, role: str, namespaces: list[str], command: list[str]) -> int:
+        return self._daemons.start(role, [packages.program("unshare"), *namespaces, "--", *command])
+
+    def _ready(self, node: str) -> Path:
+        return self._files.run / f"{node}.ready"
+
+    def _batch(self, holder: int | None, commands: list[str]) -> None:
+        """Run commands of ip in a holder's network namespace, or in the host's."""
+        inside = [] if holder is None else ["nsenter", f"--net=/proc/{holder}/ns/net", "--"]
+        self._daemons.run([*inside, self._ip, "-batch", "-"], text="\n".join(commands) + "\n")
+
+
+@contextlib.contextmanager
+def chosen_network(
+    used: list[ipaddress.IPv4Network],
+) -> Iterator[ipaddress.IPv4Network]:
+    """A network that the host does not use; inside the block no other lab can choose it.
+
+    What holds it is an abstract socket: it belongs to the host's network namespace, as the
+    choice does, and goes with the process.
+    """
+    candidates: list[ipaddress.IPv4Network] = list(NETWORKS.subnets(new_prefix=24))
+    for network in random.sample(candidates, len(candidates)):
+        if any(network.overlaps(other) for other in used if other.prefixlen):
+            continue
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as holder:
+            try:
+                holder.bind(f"\0clustersmoke-network-{network}")
+            except OSError:
+                continue
+            yield network
+            return
+    raise LabError(f"no free network is left in {NETWORKS}; end a lab (`clustersmoke lab status`)")
+
+
+def can_isolate() -> str | None:
+    """Why this machine cannot isolate nodes; None where it can."""
+    if os.geteuid() != 0:
+        return "--isolated makes network namespaces, which only root can"
+    trial = subprocess.run(
+        [
+            packages.program("unshare"),
+            "--net",
+            "--uts",
+            "--mount",
+            packages.program("ip"),
+            "link",
+            "add",
+            "name",
+            "a",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "b",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    if trial.returncode:
+        said = trial.stderr.strip().splitlines()
+        return f"--isolated needs namespaces and veth interfaces: {said[-1] if said else 'refused'}"
+    return None

@@ -1,0 +1,97 @@
+"""What the machine must have for a lab, and how Debian gets it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from .model import LabError
+
+# A program of each package, to tell whether it is there.
+PLAIN = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurm-client": "sbatch",
+    "munge": "munged",
+}
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadb-server": "mariadbd"}
+ISOLATED = {"iproute2": "ip", "util-linux": "nsenter"}
+# Daemons are not on the PATH of every user.
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def which(program: str) -> str | None:
+    """Where a program is, for the user's PATH and the system's."""
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
+    return shutil.which(program, path=path)
+
+
+def program(name: str) -> str:
+    """The path of a program that a lab cannot do without."""
+    path = which(name)
+    if path is None:
+        raise LabError(
+            f"`{name}` is not installed; `clustersmoke lab install` installs what a lab needs"
+        )
+    return path
+
+
+def wanted_packages(accounting: bool, isolated: bool) -> list[str]:
+    """The Debian packages that such a lab needs."""
+    return [*PLAIN, *(ACCOUNTING if accounting else ()), *(ISOLATED if isolated else ())]
+
+
+def missing_packages(accounting: bool, isolated: bool) -> list[str]:
+    """Those of them that this machine lacks."""
+    programs = {**PLAIN, **ACCOUNTING, **ISOLATED}
+    wanted = wanted_packages(accounting, isolated)
+    return [package for package in wanted if which(programs[package]) is None]
+
+
+def is_debian() -> bool:
+    """Whether this is Debian or derived from it."""
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    fields = dict(line.partition("=")[::2] for line in text.splitlines())
+    families = (fields.get("ID", "") + " " + fields.get("ID_LIKE", "")).replace('"', "").split()
+    return "debian" in families and shutil.which("apt-get") is not None
+
+
+def install(packages: list[str], say: Callable[[str], None]) -> None:
+    """Install Debian packages, saying each command before it runs.
+
+    Raises LabError where this user or machine cannot, or apt-get fails.
+    """
+    todo = f"have {' '.join(packages)} installed by the machine's administrator"
+    if not is_debian():
+        raise LabError(f"packages can be installed here only with apt-get, on Debian; {todo}")
+    if os.geteuid() != 0:
+        raise LabError(f"only root can install packages; {todo}")
+    # Without RUNLEVEL=1 the packages would start services of the system, on their usual ports.
+    environ = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
+        _apt(["apt-get", "update"], environ, say)
+    _apt(["apt-get", "install", "-y", "--no-install-recommends", *packages], environ, say)
+
+
+def _apt(command: list[str], environ: dict[str, str], say: Callable[[str], None]) -> None:
+    setting = " ".join(f"{name}={value}" for name, value in environ.items())
+    say(f"running: {setting} {shlex.join(command)}")
+    result = subprocess.run(
+        command,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    if result.returncode:
+        tail = "\n".join("    " + line for line in result.stdout.splitlines()[-15:])
+        raise LabError(f"`{shlex.join(command)}` failed (exit status {result.returncode}):\n{tail}")

@@ -1,0 +1,108 @@
+"""Ends a lab: every process of it, its interfaces, its directories; nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from . import daemons, packages, paths, processes, state
+from .model import LabError
+from .state import Record
+
+# As long as Slurm's own KillWait: what runs in a job may want to write its last words.
+PATIENCE_S = 2.0
+STARTER_PATIENCE_S = 15.0
+
+
+def end_lab(record: Record, keep_logs: bool = False) -> Path | None:
+    """End everything of a lab and remove its directory; where the logs went, if kept.
+
+    Raises LabError where it runs on another host, or where something of it does not end.
+    """
+    if not record.here:
+        raise LabError(f"lab {record.name} runs on {record.host}; end it there")
+    root = record.files.root
+    _end_starter(record)
+    record = state.read(record.name, root)
+    left = _end_processes(record)
+    for link in record.links:
+        _remove_link(link)
+    if left:
+        pids = ", ".join(f"{process.pid} ({process.role})" for process in left)
+        raise LabError(f"lab {record.name}: still running after SIGKILL: {pids}; see {root}")
+    kept = _keep_logs(record) if keep_logs else None
+    remove_directory(record)
+    return kept
+
+
+def _end_starter(record: Record) -> None:
+    """Let a `lab up` that is still at work clean up behind itself; the rest is done here."""
+    starter = record.starter
+    if starter is None or starter.pid == os.getpid():
+        return
+    processes.send([starter], signal.SIGTERM)
+    if processes.wait_gone([starter], STARTER_PATIENCE_S):
+        processes.send([starter], signal.SIGKILL)
+        processes.wait_gone([starter], PATIENCE_S)
+
+
+def _end_processes(record: Record) -> list[processes.Process]:
+    """End the daemons first, so that no job is requeued or step restarted, then what ran there."""
+    if not record.booted:
+        return []
+    own = [process for process in record.daemons if process.alive]
+    confs = (record.files.slurm_conf, record.files.daemons_conf)
+    others = processes.of_lab(record.token, confs) if record.token else []
+    known = {process.pid for process in own}
+    left = processes.end([*own, *(p for p in others if p.pid not in known)], PATIENCE_S)
+    daemons.reap()
+    # A step that was being launched meanwhile has come up since.
+    late = processes.of_lab(record.token, confs) if record.token else []
+    return left + processes.end(late, 0.0)
+
+
+def _remove_link(name: str) -> None:
+    """Remove a network interface, unless it has gone with the namespace of its other end."""
+    if (Path("/sys/class/net") / name).exists():
+        ip = packages.program("ip")
+        subprocess.run([ip, "link", "del", name], capture_output=True, stdin=subprocess.DEVNULL)
+
+
+def _keep_logs(record: Record) -> Path:
+    """Move the logs beside the labs, in place of those of the last lab of this name."""
+    kept = paths.labs_home().parent / "logs" / record.name
+    kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    shutil.rmtree(kept, ignore_errors=True)
+    if record.files.logs.is_dir():
+        shutil.move(record.files.logs, kept)
+    return kept
+
+
+def remove_directory(record: Record) -> None:
+    """Remove a lab's directory and its name; only what carries a lab's journal, or is empty."""
+    root, run = record.files.root, record.files.run
+    entry = paths.labs_home() / record.name
+    if record.token:
+        # A daemon that died a moment ago may have been writing.
+        for _ in range(3):
+            for path in {run, root}:
+                shutil.rmtree(path, ignore_errors=True)
+            if not root.exists():
+                break
+            time.sleep(0.1)
+    elif root.is_dir():
+        try:
+            root.rmdir()
+        except OSError as error:
+            raise LabError(
+                f"{root} holds files that are no lab's ({paths.journal_of(root).name} is missing); "
+                "remove it by hand"
+            ) from error
+    if entry.is_symlink():
+        entry.unlink()
+    if root.exists():
+        raise LabError(f"{root} could not be removed; remove it by hand")

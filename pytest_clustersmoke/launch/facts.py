@@ -1,0 +1,156 @@
+"""What the node is: host, hardware, versions, limits. Read without importing torch.
+
+Every fact is best effort and says `null` where it cannot be known: facts inform a verdict, and a
+node without `nvidia-smi` must still be able to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "pytest-clustersmoke",
+    "submitit",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "datasets",
+    "accelerate",
+    "numpy",
+    "nvidia-nccl-cu11",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id")
+NVIDIA_SMI_TIMEOUT_S = 20
+
+
+def gather(node_rank: int, node_name: str) -> dict[str, Any]:
+    """The facts of this node as plain data; sizes in bytes, times in seconds."""
+    return {
+        "node_rank": node_rank,
+        "node": node_name,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "boot_id": _text("/proc/sys/kernel/random/boot_id"),
+        "network_namespace": _link("/proc/self/ns/net"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+        "packages": _packages(),
+        "torch_cuda": _torch_build(),
+        "gpus": _gpus(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "interfaces": _interfaces(),
+        "rdma_ports": _rdma_ports(),
+        "cpus_allowed": len(os.sched_getaffinity(0)),
+        "cpus_online": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "dev_shm_bytes": _capacity("/dev/shm"),
+        "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "open_files_limit": _limit(resource.RLIMIT_NOFILE),
+    }
+
+
+def _packages() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _torch_build() -> str | None:
+    """The CUDA version torch was built for, out of its version file: importing it takes seconds."""
+    try:
+        location = metadata.distribution("torch").locate_file("torch/version.py")
+        found = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return found.group(1) if found else None
+
+
+def _gpus() -> list[dict[str, str]] | None:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        listing = subprocess.run(
+            [tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=True,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [line.split(",") for line in listing.splitlines() if line.strip()]
+    return [dict(zip(GPU_FIELDS, (cell.strip() for cell in row), strict=False)) for row in rows]
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    import psutil
+
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return {
+        name: {
+            "up": name in states and states[name].isup,
+            "speed_mbit": states[name].speed if name in states else None,
+            "ipv4": [one.address for one in entries if one.family == socket.AF_INET],
+        }
+        for name, entries in addresses.items()
+    }
+
+
+def _rdma_ports() -> list[dict[str, str | None]]:
+    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    return [
+        {
+            "hca": port.parent.parent.name,
+            "port": port.name,
+            "state": _text(port / "state"),
+            "rate": _text(port / "rate"),
+            "link_layer": _text(port / "link_layer"),
+        }
+        for port in ports
+    ]
+
+
+def _text(path: str | Path) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _link(path: str) -> str | None:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return None
+
+
+def _capacity(path: str) -> int | None:
+    try:
+        return shutil.disk_usage(path).total
+    except OSError:
+        return None
+
+
+def _limit(kind: int) -> int | None:
+    soft = resource.getrlimit(kind)[0]
+    return None if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,46 @@
+"""The flag in the run directory that ends a phase on every node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import NodeJob
+
+
+class NodeFailed(Exception):
+    """This node's part of the job is over and did not succeed; the text is the reason."""
+
+
+class Aborted(Exception):
+    """Another node raised the flag; the text is what it wrote."""
+
+    def __init__(self, flag: dict[str, Any]) -> None:
+        super().__init__(f"{flag.get('node')}: {flag.get('why')}")
+
+
+def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) -> None:
+    """Raise the flag that ends the phase on every node; the first to raise it is the one kept."""
+    flag = {"node_rank": job.node_rank, "node": job.node_name, "time": time.time()}
+    flag |= {"reason": reason, "why": why, "rank": rank}
+    draft = job.dir.root / f".abort.{job.node_rank}.{os.getpid()}"
+    try:
+        draft.write_text(json.dumps(flag) + "\n")
+        os.link(draft, job.dir.abort)  # atomic, and fails where the flag is up already
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def visible(path: Path) -> bool:
+    """Whether a file is there. Listing its directory first makes NFS forget that it was not."""
+    try:
+        os.listdir(path.parent)
+    except OSError:
+        return False
+    return path.exists()

@@ -1,0 +1,168 @@
+"""What each local rank has said so far, and whether one died, failed or stands still."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import processes
+
+if TYPE_CHECKING:
+    from . import NodeJob
+
+# Stages without a limit of their own (data, probe, reload) get the most patient one.
+DEFAULT_LIMIT_S = 600.0
+# A process that has ended may have said more in its last instant than was read before.
+READ_AGAIN_S = 0.3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why this node's part of the phase must end now."""
+
+    reason: str
+    why: str
+    rank: int | None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def as_fields(self) -> dict[str, Any]:
+        return {"reason": self.reason, "why": self.why, "rank": self.rank, **self.detail}
+
+
+@dataclass
+class _Rank:
+    rank: int
+    offset: int = 0
+    tail: bytes = b""
+    pid: int = 0
+    pid_started: float = 0.0
+    stage: str = "init"
+    step: int = 0
+    steps: int = 0
+    moved: float = 0.0
+    done: bool = False
+    error: dict[str, Any] | None = None
+    gone_since: float = 0.0
+
+
+class RankWatch:
+    """Reads the ranks' events as they come. Times are this node's monotonic seconds."""
+
+    def __init__(self, job: NodeJob) -> None:
+        self._job = job
+        self._limits: dict[str, float] = job.spec["stage_limits_s"]
+        now = time.monotonic()
+        self._timeout_at = now + float(job.spec["timeout_s"])
+        self._ranks = [_Rank(rank, moved=now) for rank in job.ranks]
+
+    def read(self) -> None:
+        for rank in self._ranks:
+            self._read(rank)
+
+    def _read(self, rank: _Rank) -> None:
+        try:
+            with self._job.dir.rank_events(rank.rank).open("rb") as stream:
+                stream.seek(rank.offset)
+                fresh = stream.read()
+        except OSError:
+            return
+        rank.offset += len(fresh)
+        *lines, rank.tail = (rank.tail + fresh).split(b"\n")
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                _take(rank, record)
+        if lines:
+            rank.moved = time.monotonic()
+
+    def trouble(self) -> Trouble | None:
+        """The first thing that is wrong, in the order of how much it explains."""
+        for look in (self._error, self._death, self._stall):
+            for rank in self._ranks:
+                found = look(rank)
+                if found is not None:
+                    return found
+        if time.monotonic() > self._timeout_at:
+            limit = self._job.spec["timeout_s"]
+            return Trouble("timeout", f"the phase ran past its limit of {limit:g} s", None)
+        return None
+
+    def _error(self, rank: _Rank) -> Trouble | None:
+        if rank.error is None:
+            return None
+        what = f"{rank.error.get('type')}: {rank.error.get('message')}"
+        return Trouble("rank_error", f"rank {rank.rank}: {what}"[:2000], rank.rank)
+
+    def _death(self, rank: _Rank) -> Trouble | None:
+        if rank.done or not rank.pid or processes.alive(rank.pid, rank.pid_started):
+            return None
+        now = time.monotonic()
+        rank.gone_since = rank.gone_since or now
+        if now - rank.gone_since < READ_AGAIN_S:
+            return None
+        where = f"in stage {rank.stage}" + (f" at step {rank.step}" if rank.step else "")
+        why = f"rank {rank.rank} (pid {rank.pid}) ended {where} without finishing"
+        return Trouble("rank_died", why, rank.rank, {"stage": rank.stage, "step": rank.step})
+
+    def _stall(self, rank: _Rank) -> Trouble | None:
+        if rank.done:
+            return None
+        still_s, limit_s = time.monotonic() - rank.moved, self._limit_s(rank)
+        if still_s <= limit_s:
+            return None
+        where = f"stage {rank.stage}" + (f", step {rank.step} of {rank.steps}" if rank.steps else "")
+        why = f"rank {rank.rank} has not moved for {still_s:.0f} s in {where} (limit {limit_s:g} s)"
+        return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
+
+    def _limit_s(self, rank: _Rank) -> float:
+        if rank.stage == "train":
+            key = "train_step" if rank.step else "first_step"
+        else:
+            key = rank.stage
+        return float(self._limits.get(key, DEFAULT_LIMIT_S))
+
+    def live(self) -> list[tuple[int, int, float]]:
+        """(rank, pid, start time) of every local rank whose process runs."""
+        return [
+            (rank.rank, rank.pid, rank.pid_started)
+            for rank in self._ranks
+            if rank.pid and processes.alive(rank.pid, rank.pid_started)
+        ]
+
+    def states(self) -> list[dict[str, Any]]:
+        """Each rank as it is now: for the diagnosis, which looks at all nodes at once."""
+        live = {rank for rank, _, _ in self.live()}
+        return [
+            {
+                "rank": rank.rank,
+                "alive": rank.rank in live,
+                "started": bool(rank.pid),
+                "done": rank.done,
+                "failed": rank.error is not None,
+                "stage": rank.stage,
+                "step": rank.step,
+            }
+            for rank in self._ranks
+        ]
+
+    def unfinished(self) -> list[int]:
+        return [rank.rank for rank in self._ranks if not rank.done]
+
+
+def _take(rank: _Rank, record: dict[str, Any]) -> None:
+    event = record.get("event")
+    if event == "start":
+        rank.pid, rank.pid_started = int(record["pid"]), float(record["pid_started"])
+    elif event == "stage":
+        rank.stage, rank.step, rank.steps = str(record.get("name")), 0, 0
+    elif event == "step":
+        rank.step, rank.steps = int(record.get("step", 0)), int(record.get("steps", 0))
+    elif event == "error":
+        rank.error = record
+    elif event == "done":
+        rank.done = True

@@ -1,0 +1,147 @@
+"""The watch over this node's ranks: a rank that dies or stands still ends the phase on all nodes.
+
+torchrun does not carry a node's death to the others, so the nodes tell each other through a flag
+in the run directory. Whoever raises or sees it takes dumps of its own ranks first (stacks, flight
+recorder), and only then ends them.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..rundir import PhaseDir, read_json
+from ..telemetry import EventWriter
+from . import processes
+from .flag import raise_abort, visible
+from .progress import RankWatch, Trouble
+
+if TYPE_CHECKING:
+    from . import NodeJob
+
+TICK_S = 0.1
+FLAG_POLL_S = 0.5  # every node sees the flag within a second; the file system is shared, so no more
+OWN_DUMPS_S = 4.0  # a stack takes milliseconds; a flight recorder of 2,000 entries a second or two
+END_GRACE_S = 1.0
+
+
+def run(
+    job: NodeJob, command: list[str], env: Mapping[str, str], events: EventWriter
+) -> dict[str, Any]:
+    """Run torchrun to its end, or end it. Returns the node's result as plain data."""
+    started = time.monotonic()
+    with job.dir.torchrun_log(job.node_rank).open("ab") as log:
+        agent = subprocess.Popen(
+            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    events.write("torchrun_start", command=command, pid=agent.pid)
+    watch = RankWatch(job)
+    try:
+        trouble = _watch(job, agent, watch)
+        seconds = time.monotonic() - started
+        result = _judge(agent, watch, trouble)
+        if trouble is not None:
+            events.write("trouble", **trouble.as_fields())
+            if trouble.reason != "aborted":
+                raise_abort(job, trouble.reason, trouble.why, trouble.rank)
+            _dump(job, watch, events)
+            watch.read()
+            events.write("ranks", states=watch.states())
+    finally:
+        _end(agent, watch)
+    if not result["ok"] and result["reason"] != "aborted":
+        _await_other_dumps(job, float(job.spec["dump_wait_s"]))
+    events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
+    return result | {"torchrun_s": seconds, "returncode": agent.returncode}
+
+
+def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
+    """Follow the ranks until torchrun ends (None) or something is wrong."""
+    next_flag = 0.0
+    while True:
+        returncode = agent.poll()
+        watch.read()
+        trouble = watch.trouble()
+        if trouble is not None:
+            return trouble
+        if returncode is not None:
+            return None
+        now = time.monotonic()
+        if now >= next_flag:
+            next_flag = now + FLAG_POLL_S
+            if visible(job.dir.abort):
+                flag = read_json(job.dir.abort) or {}
+                return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
+        time.sleep(TICK_S)
+
+
+def _judge(
+    agent: subprocess.Popen[bytes], watch: RankWatch, trouble: Trouble | None
+) -> dict[str, Any]:
+    """Success is torchrun's zero and every local rank's `done`; either alone is nothing."""
+    if trouble is not None:
+        return {"ok": False, **trouble.as_fields()}
+    unfinished = watch.unfinished()
+    if agent.returncode == 0 and not unfinished:
+        return {"ok": True}
+    if agent.returncode == 0:
+        why = f"torchrun ended with status 0, but rank {unfinished[0]} never said it was done"
+        return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
+    why = f"torchrun ended with status {agent.returncode}"
+    return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
+
+
+def _dump(job: NodeJob, watch: RankWatch, events: EventWriter) -> None:
+    """Ask every live rank for its stacks and flight recorder, and wait until they are written."""
+    asked = watch.live()
+    for rank, pid, started in asked:
+        processes.send(pid, started, signal.SIGUSR1)
+    deadline = time.monotonic() + OWN_DUMPS_S
+    waiting = {rank for rank, _, _ in asked}
+    while waiting and time.monotonic() < deadline:
+        waiting = {rank for rank in waiting if not _dumped(job.dir, rank)}
+        time.sleep(TICK_S / 2)
+    job.dir.dumped(job.node_rank).touch()
+    events.write("dumped", ranks=[rank for rank, _, _ in asked], incomplete=sorted(waiting))
+
+
+def _dumped(phase: PhaseDir, rank: int) -> bool:
+    return _has_content(phase.rank_stack(rank)) and phase.rank_flight_recorder(rank).exists()
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
+    """The scheduler ends all nodes once one task fails; so give the others time to write first."""
+    deadline = time.monotonic() + limit_s
+    others = [node for node in range(job.nodes) if node != job.node_rank]
+    while others and time.monotonic() < deadline:
+        others = [
+            node
+            for node in others
+            if visible(job.dir.node_events(node))
+            and not visible(job.dir.dumped(node))
+            and not visible(job.dir.node_result(node))
+        ]
+        time.sleep(TICK_S)
+
+
+def _end(agent: subprocess.Popen[bytes], watch: RankWatch) -> None:
+    """End torchrun and every rank: torchrun puts its ranks into sessions of their own."""
+    group = processes.tree(agent.pid) if agent.poll() is None else []
+    strays = (processes.find(pid, started) for _, pid, started in watch.live())
+    known = {process.pid for process in group}
+    group += [process for process in strays if process and process.pid not in known]
+    for process in group:
+        known |= {child.pid for child in processes.tree(process.pid)}
+    processes.end(group, END_GRACE_S if agent.poll() is not None else 0.2)
+    agent.wait(timeout=30)

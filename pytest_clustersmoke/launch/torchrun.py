@@ -1,0 +1,94 @@
+"""torchrun's command line, and the environment its ranks see."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import NodeJob
+    from .rendezvous import Meeting
+
+# torchrun looks at its ranks this often. Our own watch is quicker, so that it can take dumps of
+# the other ranks before torchrun ends them; the cost is up to this much at the end of a good run.
+MONITOR_INTERVAL_S = 0.5
+
+
+def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> None:
+    """Set and unset the profile's variables again here: they may not have survived the way.
+
+    The interpreter's own directory goes first on PATH: DeepSpeed looks for ninja there.
+    """
+    for name in to_unset:
+        os.environ.pop(name, None)
+    os.environ.update(to_set)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+
+
+def describe(nodes: int, ranks_per_node: int, script: str, argv: Iterable[str]) -> str:
+    """The torchrun line of a phase for people, with what only the node knows as shell variables."""
+    meeting = (
+        ["--standalone"]
+        if nodes == 1
+        else [f"--nnodes={nodes}", "--node-rank=$NODE_RANK"]
+        + ["--master-addr=$MASTER_ADDR", "--master-port=$MASTER_PORT"]
+    )
+    words = [*meeting, f"--nproc-per-node={ranks_per_node}", shlex.quote(script)]
+    return " ".join(["torchrun", *words, *(shlex.quote(word) for word in argv)])
+
+
+def command(job: NodeJob, meeting: Meeting) -> list[str]:
+    """The exact command of this node's torchrun agent."""
+    if job.nodes == 1:
+        where = ["--standalone", "--local-addr", "127.0.0.1"]
+    else:
+        where = ["--nnodes", str(job.nodes), "--node-rank", str(job.node_rank)]
+        where += ["--master-addr", meeting.address, "--master-port", str(meeting.port)]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *where,
+        *("--nproc-per-node", str(job.local_ranks)),
+        *("--max-restarts", "0"),
+        *("--monitor-interval", str(MONITOR_INTERVAL_S)),
+        *("--log-dir", str(job.dir.rank_logs(job.node_rank))),
+        *("--redirects", "3"),
+        str(job.spec["script"]),
+        *job.spec["argv"],
+    ]
+
+
+def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
+    """The environment of the ranks: this process's own, and what tells them where to write."""
+    env = dict(os.environ)
+    logs = job.dir.nccl_logs(job.node_rank)
+    logs.mkdir(parents=True, exist_ok=True)
+    job.dir.output.mkdir(parents=True, exist_ok=True)
+    job.dir.dumps.mkdir(parents=True, exist_ok=True)
+    env |= {
+        "CLUSTERSMOKE_PHASE_DIR": str(job.dir.root),
+        "CLUSTERSMOKE_NODE_RANK": str(job.node_rank),
+        "CLUSTERSMOKE_NODE_NAME": job.node_name,
+        "CLUSTERSMOKE_DEVICE": str(job.spec["device"]),
+        # One file a process: the lines of two processes in one file tear each other.
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": str(logs / "%h.%p.log"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    # A directory of its own for this run and node: no stale lock, no race with another run's build.
+    env.setdefault("TORCH_EXTENSIONS_DIR", str(job.dir.build(job.node_rank)))
+    env.setdefault("OMP_NUM_THREADS", "1")
+    if meeting.one_host and job.spec["device"] != "cuda":
+        # Virtual nodes of one machine: nothing may listen beyond loopback.
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    if job.spec.get("nccl_hostid"):
+        env["NCCL_HOSTID"] = f"{job.spec['run_id']}-{job.node_rank}"
+    return env

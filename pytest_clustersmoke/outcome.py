@@ -1,0 +1,73 @@
+"""How a job ended, from all witnesses: its own result files first, then the scheduler's word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .result import PhaseResult
+    from .submit import JobState
+
+# The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
+CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """An outcome of `result.OUTCOMES` and the reason in one sentence."""
+
+    outcome: str
+    reason: str
+
+
+def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgement:
+    """Judge a job that is over. `ours` is why we cancelled it, where we did.
+
+    Success is every node's ok and every rank's done; the scheduler's COMPLETED alone is nothing,
+    and its later word against a job that proved its success changes nothing either.
+    """
+    if result.nodes and all(node.ok for node in result.nodes):
+        if result.ranks_done == result.world_size:
+            return Judgement("passed", "every node ended well and every rank was done")
+        return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
+    started = any(
+        result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
+    )
+    if ours.startswith("queue"):
+        return Judgement("never_ran", ours)
+    if ours:
+        return Judgement("cancelled", ours)
+    said = _own_words(result)
+    if said and not said.startswith("terminated"):
+        return Judgement("failed", said)
+    if state is None or state.kind == "unknown":
+        return Judgement("lost", "the scheduler has forgotten the job and it left no result")
+    words = state.raw + (f" ({state.reason})" if state.reason else "")
+    if state.raw in CLUSTER_STATES:
+        return Judgement("cluster_failed", f"the scheduler says {words}")
+    if state.raw == "PREEMPTED":
+        return Judgement("preempted", f"the scheduler says {words}")
+    if state.raw == "CANCELLED":
+        how = "while it ran" if started else "before it started"
+        return Judgement("cancelled", f"somebody cancelled the job {how} ({words})")
+    if state.raw == "TIMEOUT":
+        return Judgement("failed", "the scheduler ended the job at its time limit")
+    if state.raw in ("DEADLINE",) and not started:
+        return Judgement("never_ran", f"the scheduler says {words}")
+    if result.directory.setup_failed.exists():
+        return Judgement("failed", "a setup line failed")
+    if not started:
+        return Judgement("failed", f"the job ended as {words} before our launcher began")
+    return Judgement("failed", f"the job ended as {words} and a node left no result")
+
+
+def _own_words(result: PhaseResult) -> str:
+    """The first failing node's own reason, the one that is no echo of another's."""
+    failed = [node for node in result.nodes if node.result and not node.ok]
+    first = [node for node in failed if node.result.get("reason") not in ("aborted", "terminated")]
+    for node in first or failed:
+        reason, why = node.result.get("reason", ""), node.result.get("why", "")
+        prefix = "terminated: " if reason == "terminated" else ""
+        return f"{prefix}{node.name}: {why}"
+    return ""

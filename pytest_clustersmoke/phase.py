@@ -1,0 +1,298 @@
+"""A phase: what the marker asks for, what the cluster's profile and the command line make of it.
+
+Precedence, lowest first: marker, cluster, cluster.phases.<name>, --cluster-set. Each value keeps
+the place it came from, for the dry run and for errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import Problem, near
+
+if TYPE_CHECKING:
+    from .cluster import EnvBlock, Profile
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "timeout_s")
+SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
+DEFAULT_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """A value and where it was written."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What `@pytest.mark.phase(...)` says, checked for itself, without any cluster."""
+
+    name: str
+    script: Path
+    nodes: int
+    gpus_per_node: int
+    args: Mapping[str, Any]
+    timeout_s: float
+    where: str
+
+    @property
+    def size_mark(self) -> str:
+        return size_mark(self.nodes, self.gpus_per_node)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One training job as this cluster will run it. Resources are per node; times in seconds."""
+
+    name: str
+    where: str
+    script: Path
+    nodes: Sourced
+    gpus_per_node: Sourced
+    timeout_s: Sourced
+    args: Mapping[str, Sourced] = field(default_factory=dict)
+    slurm: Mapping[str, Sourced] = field(default_factory=dict)
+    env_set: Mapping[str, Sourced] = field(default_factory=dict)
+    env_unset: Mapping[str, Sourced] = field(default_factory=dict)
+    stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.nodes.value) * int(self.gpus_per_node.value)
+
+    @property
+    def size_mark(self) -> str:
+        return size_mark(self.nodes.value, self.gpus_per_node.value)
+
+    def argv(self) -> list[str]:
+        """The rank program's arguments: `steps: 5` is `--steps 5`; true is the bare flag, false
+        and null leave it out; a list repeats its values after one flag."""
+        words: list[str] = []
+        for name, sourced in self.args.items():
+            flag, value = "--" + name.replace("_", "-"), sourced.value
+            if value is None or value is False:
+                continue
+            words.append(flag)
+            if value is not True:
+                words += [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        return words
+
+
+def size_mark(nodes: int, gpus_per_node: int) -> str:
+    if nodes > 1:
+        return "multinode"
+    return "multigpu" if gpus_per_node > 1 else "singlegpu"
+
+
+def read_marker(args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str) -> (
+    tuple[Marked | None, list[Problem]]
+):
+    """Check one marker. `file` is the test file: `script` is relative to its directory."""
+    problems = [
+        Problem(
+            f"unknown argument `{key}` of the phase marker",
+            where,
+            f"one of {', '.join(MARKER_KEYS)}",
+            near(key, MARKER_KEYS),
+        )
+        for key in kwargs
+        if key not in MARKER_KEYS
+    ]
+    name = args[0] if len(args) == 1 else None
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problems.append(
+            Problem(
+                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
+                where,
+                "one name of letters, digits, `_`, `.` and `-` first: "
+                '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
+            )
+        )
+    script = kwargs.get("script")
+    if not isinstance(script, str) or not script:
+        problems.append(
+            Problem(
+                f"phase {name!r} has no script",
+                where,
+                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
+            )
+        )
+    for key, minimum in (("nodes", 1), ("gpus_per_node", 1), ("timeout_s", 0)):
+        value = kwargs.get(key, 1)
+        whole = isinstance(value, int) or (key == "timeout_s" and isinstance(value, float))
+        if not whole or isinstance(value, bool) or value < minimum:
+            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, "a number above 0"))
+    if not isinstance(kwargs.get("args", {}), Mapping):
+        problems.append(Problem(f"args of phase {name!r} is no mapping", where, "a dict of options"))
+    if problems:
+        return None, problems
+    assert isinstance(name, str) and isinstance(script, str)
+    path = (file.parent / script).resolve()
+    if not path.is_file():
+        problems.append(
+            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
+        )
+    marked = Marked(
+        name,
+        path,
+        int(kwargs.get("nodes", 1)),
+        int(kwargs.get("gpus_per_node", 1)),
+        dict(kwargs.get("args", {})),
+        float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
+        where,
+    )
+    return marked, problems
+
+
+def parse_setting(text: str) -> tuple[str, str, str, Any]:
+    """`PHASE.KEY=VALUE` -> (phase, key, name inside the key, value), the value read as YAML.
+
+    Raises ValueError with the accepted form.
+    """
+    import yaml
+
+    match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([a-z_]+)(?:\.([^=]+))?=(.*)", text, re.DOTALL)
+    form = f"PHASE.KEY=VALUE with KEY one of {', '.join(SET_KEYS)}"
+    if not match:
+        raise ValueError(f"cannot read {text!r}; expected {form}")
+    phase, key, inner, raw = match.groups()
+    accepted = {one.split(".")[0]: one.endswith(".X") for one in SET_KEYS}
+    if key not in accepted:
+        hint = near(key, accepted) or f"an option of its program is written {phase}.args.{key}={raw}"
+        raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
+    if accepted[key] != (inner is not None):
+        raise ValueError(f"cannot read {text!r}; expected {form}")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value of {text!r} is no YAML value") from error
+    if key in ("nodes", "gpus_per_node") and (type(value) is not int or value < 1):
+        raise ValueError(f"{key} in {text!r}; expected a whole number of at least 1")
+    if key in ("timeout_s", "stage_limits_s") and (
+        isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+    ):
+        raise ValueError(f"{key} in {text!r}; expected seconds, a number above 0")
+    if key == "env":
+        value = raw
+    return phase, key, inner or "", value
+
+
+def resolve(marked: Marked, profile: Profile, settings: Iterable[tuple[str, str, str, Any]]) -> Phase:
+    """The phase as `profile` and the `--cluster-set` settings make it."""
+    name, chosen = marked.name, profile.phases[marked.name]
+    here = ("phases", name)
+    phase = Phase(
+        name=name,
+        where=marked.where,
+        script=marked.script,
+        nodes=Sourced(marked.nodes, marked.where),
+        gpus_per_node=Sourced(marked.gpus_per_node, marked.where),
+        timeout_s=Sourced(marked.timeout_s, marked.where),
+        args={key: Sourced(value, marked.where) for key, value in marked.args.items()},
+        slurm=_sourced(profile, ("slurm",), profile.slurm),
+        stage_limits_s=_sourced(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
+    )
+    for key in ("nodes", "gpus_per_node", "timeout_s"):
+        value = getattr(chosen, key)
+        if value is not None:
+            phase = replace(phase, **{key: Sourced(value, profile.where(*here, key))})
+    for key in ("args", "slurm", "stage_limits_s"):
+        written = _sourced(profile, (*here, key), dict(getattr(chosen, key) or {}))
+        phase = replace(phase, **{key: {**getattr(phase, key), **written}})
+    settings = list(settings)
+    for target, key, inner, value in settings:
+        if target == name and key != "env":
+            phase = _override(phase, key, inner, value)
+    nodes_block = "multi_node" if phase.nodes.value > 1 else "single_node"
+    for path, block in (
+        (("env", "common"), profile.env.common),
+        (("env", nodes_block), getattr(profile.env, nodes_block)),
+        ((*here, "env"), chosen.env),
+    ):
+        phase = _with_env(phase, profile, path, block)
+    for target, key, inner, value in settings:
+        if target == name and key == "env":
+            phase = _override(phase, "env_set", inner, value)
+    return phase
+
+
+def _sourced(
+    profile: Profile, path: tuple[str, ...], values: Mapping[str, Any]
+) -> dict[str, Sourced]:
+    return {key: Sourced(value, profile.where(*path, key)) for key, value in values.items()}
+
+
+def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:
+    sourced = Sourced(value, "--cluster-set")
+    if not inner:
+        return replace(phase, **{key: sourced})
+    return replace(phase, **{key: {**getattr(phase, key), inner: sourced}})
+
+
+def _with_env(
+    phase: Phase, profile: Profile, path: tuple[str, ...], block: EnvBlock | None
+) -> Phase:
+    """A later block wins: what it sets is no longer unset, what it unsets no longer set."""
+    if block is None:
+        return phase
+    written = _sourced(profile, (*path, "set"), dict(block.set))
+    unset = {name: Sourced(None, profile.where(*path, "unset")) for name in block.unset}
+    kept_set = {key: value for key, value in phase.env_set.items() if key not in unset}
+    kept_unset = {key: value for key, value in phase.env_unset.items() if key not in written}
+    return replace(phase, env_set={**kept_set, **written}, env_unset={**kept_unset, **unset})
+
+
+def absence(marked: Marked, profile: Profile) -> str:
+    """Why a phase that the profile does not list is not on this cluster, in one sentence."""
+    has = profile.hardware.gpus_per_node
+    if marked.gpus_per_node > has:
+        why = f"needs {marked.gpus_per_node} GPUs a node, it has {has}"
+    elif profile.hardware.nodes is not None and marked.nodes > profile.hardware.nodes:
+        why = f"needs {marked.nodes} nodes, it has {profile.hardware.nodes}"
+    else:
+        why = "not listed under its phases"
+    return f"{marked.name} is not on {profile.name}: {why}"
+
+
+def misfits(phase: Phase, profile: Profile) -> list[Problem]:
+    """What can be seen to fail before anything is submitted."""
+    problems = []
+    has, wants = profile.hardware.gpus_per_node, phase.gpus_per_node
+    if wants.value > has:
+        problems.append(
+            Problem(
+                f"phase `{phase.name}` asks for {wants.value} GPUs a node",
+                wants.source,
+                f"at most {has}, as {profile.name} has ({profile.where('hardware', 'gpus_per_node')})",
+                "change the phase's `gpus_per_node`, or take it out of the cluster's `phases`",
+            )
+        )
+    most = profile.hardware.nodes
+    if most is not None and phase.nodes.value > most:
+        problems.append(
+            Problem(
+                f"phase `{phase.name}` asks for {phase.nodes.value} nodes",
+                phase.nodes.source,
+                f"at most {most}, as {profile.name} has",
+            )
+        )
+    for local in profile.node_local:
+        if phase.script.is_relative_to(local):
+            problems.append(
+                Problem(
+                    f"the script of phase `{phase.name}`, {phase.script}, lies under {local}, "
+                    "which every node has for itself",
+                    phase.where,
+                    "a script on a file system that all nodes share",
+                    "move the suite there",
+                )
+            )
+    return problems

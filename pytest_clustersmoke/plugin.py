@@ -1,0 +1,156 @@
+"""The pytest plugin: options, markers, collection, the `phase` fixture. It parses and delegates.
+
+Nothing is imported here that costs a plain pytest time: what a run needs is loaded when one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .items import (
+    HOW_TO_CHOOSE,
+    MARKERS,
+    JobItem,
+    PhaseClass,
+    phase_class,
+    read_phases,
+    suite_of,
+)
+
+if TYPE_CHECKING:
+    from .result import PhaseResult
+
+EXIT_INCONCLUSIVE = 6
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")
+    group.addoption("--cluster", metavar="NAME", help="run phases on this cluster of cluster.yaml")
+    group.addoption(
+        "--cluster-config", metavar="PATH", help="the clusters' file (default: ROOTDIR/cluster.yaml)"
+    )
+    group.addoption("--cluster-list", action="store_true", help="list the clusters and exit")
+    group.addoption(
+        "--cluster-dry-run",
+        action="store_true",
+        help="print each phase's batch script, environment and torchrun line; submit nothing",
+    )
+    group.addoption(
+        "--cluster-set",
+        action="append",
+        default=[],
+        metavar="PHASE.KEY=VALUE",
+        help="override one value of a phase: nodes, gpus_per_node, timeout_s, args.X, slurm.X, "
+        "env.X or stage_limits_s.X (may be repeated)",
+    )
+    group.addoption(
+        "--cluster-max-jobs", type=_positive, metavar="N", help="jobs at once (default: the cluster's)"
+    )
+    group.addoption(
+        "--cluster-report-dir", metavar="DIR", help="where reports go (default: ROOTDIR/reports)"
+    )
+    parser.addini("cluster", "the cluster to run phases on, where --cluster is not given")
+
+
+def _positive(text: str) -> int:
+    import argparse
+
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+@pytest.hookimpl(tryfirst=True)  # before junitxml reads where its file goes
+def pytest_configure(config: pytest.Config) -> None:
+    for line in MARKERS:
+        config.addinivalue_line("markers", line)
+    name = config.getoption("--cluster") or config.getini("cluster")
+    needs = [
+        option
+        for option in ("--cluster-dry-run", "--cluster-set", "--cluster-max-jobs")
+        if config.getoption(option) and not name
+    ]
+    if needs:
+        raise pytest.UsageError(f"{needs[0]} needs --cluster NAME")
+    if name and not config.getoption("--cluster-list"):
+        from .suite import register
+
+        register(config, name)
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    if not config.getoption("--cluster-list"):
+        return None
+    from .listing import print_clusters
+
+    return print_clusters(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> PhaseClass | None:
+    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
+    if any(getattr(mark, "name", "") == "phase" for mark in marks) and collector.istestclass(
+        obj, name
+    ):
+        return PhaseClass.from_parent(collector, name=name, obj=obj)
+    return None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Derive the size marks before `-m` chooses; keep the job of every phase that is chosen."""
+    read, problems = read_phases(items)
+    suite = suite_of(config)
+    if suite is not None:
+        suite.read(read, problems, items)
+    elif problems:
+        raise pytest.UsageError("\n".join(map(str, problems)))
+    else:
+        for cls, marked in read.items():
+            cls.add_marker(marked.size_mark)
+            cls.add_marker(pytest.mark.skip(reason=HOW_TO_CHOOSE))
+    jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
+    yield
+    _keep_jobs(config, items, jobs)
+
+
+def _keep_jobs(
+    config: pytest.Config, items: list[pytest.Item], jobs: dict[PhaseClass | None, JobItem]
+) -> None:
+    """A criterion that fails with its job points to the job's item, so that item must run too."""
+    present = {phase_class(item) for item in items if isinstance(item, JobItem)}
+    kept = [job for cls, job in jobs.items() if cls not in present]
+    for job in kept:
+        cls = phase_class(job)
+        first = next((i for i, item in enumerate(items) if phase_class(item) is cls), None)
+        if first is not None:
+            items.insert(first, job)
+            reporter = config.pluginmanager.get_plugin("terminalreporter")
+            if reporter is not None and job in reporter.stats.get("deselected", []):
+                reporter.stats["deselected"].remove(job)
+
+
+@pytest.fixture
+def phase(request: pytest.FixtureRequest) -> PhaseResult:
+    """The finished phase of this class: its ranks, metrics and transports. Waits for its job."""
+    suite, cls = suite_of(request.config), phase_class(request.node)
+    if cls is None:
+        raise pytest.UsageError(
+            f"{request.node.nodeid}: the `phase` fixture belongs to the tests of a class marked "
+            "@pytest.mark.phase(...)"
+        )
+    result: PhaseResult = suite.result_of(request.node)
+    return result
+
+
+def pytest_report_header(config: pytest.Config, start_path: Path) -> list[str]:
+    suite: Any = suite_of(config)
+    return suite.header() if suite is not None else []

@@ -1,0 +1,88 @@
+"""Which device a rank uses, and what it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+    from .place import Place
+
+
+def choose_device(place: Place) -> torch.device:
+    """The device of this rank, made current.
+
+    "auto" takes CUDA where every rank of the node finds a device of its own: were some ranks on
+    CPU and others on GPUs, they would open different process groups and wait for each other.
+    """
+    import torch
+
+    wish = place.device_wish
+    found = torch.cuda.device_count() if wish != "cpu" and torch.cuda.is_available() else 0
+    if wish == "cuda" and found <= place.local_rank:
+        raise RuntimeError(_no_device(place, found))
+    if wish == "cuda" or (wish == "auto" and found >= max(1, place.local_world_size)):
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def _no_device(place: Place, found: int) -> str:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees {found} "
+        f"CUDA devices on {place.node} and local rank {place.local_rank} needs device "
+        f"{place.local_rank}; CUDA_VISIBLE_DEVICES is "
+        f"{'not set' if visible is None else repr(visible)}"
+    )
+
+
+def start_facts(place: Place, device: torch.device) -> dict[str, Any]:
+    """The fields of the `start` event."""
+    import torch
+
+    on_cuda = device.type == "cuda"
+    return {
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "node_rank": place.node_rank,
+        "world_size": place.world_size,
+        "local_world_size": place.local_world_size,
+        "pid": os.getpid(),
+        "pid_started": psutil.Process().create_time(),
+        "host": platform.node(),
+        "node": place.node,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "nccl": _nccl_version(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
+    }
+
+
+def _nccl_version() -> str | None:
+    import torch
+
+    if not torch.version.cuda or not torch.distributed.is_nccl_available():
+        return None
+    version: Any = torch.cuda.nccl.version()
+    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - no Path needed
+            names = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+            return next(names, "") or platform.machine()
+    except OSError:
+        return platform.machine()

@@ -1,0 +1,89 @@
+"""The process group: opened with an explicit timeout, tried with one barrier, closed if clean."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+INITS = ("torch", "deepspeed", "trainer")
+FLIGHT_RECORDER_ENTRIES = "2000"
+# DeepSpeed compiles this op for CPU ranks when it opens the group: half a minute of C++ that needs
+# ninja and g++, and that waits for ever on the lock of a build that was killed. gloo does its work.
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+def backend_of(device: torch.device) -> str:
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def prepare(init: str, device: torch.device) -> None:
+    """Set what has to be set before the libraries are imported or the group is opened."""
+    # How many entries the flight recorder keeps. torch before 2.9 knows the old name only; later
+    # ones warn of it.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+    if _torch_version() < (2, 9):
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
+    if init == "deepspeed" and device.type == "cpu":
+        # Unset, DeepSpeed guesses with a warning; where GPUs exist it would guess them.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def _torch_version() -> tuple[int, ...]:
+    import torch
+
+    return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+
+
+def open_group(init: str, device: torch.device, timeout_s: float) -> None:
+    """Open the default process group over all ranks, by torch or by DeepSpeed."""
+    import torch.distributed as dist
+
+    timeout = datetime.timedelta(seconds=timeout_s)
+    if init == "torch":
+        dist.init_process_group(backend_of(device), timeout=timeout)
+        return
+    import deepspeed
+
+    if device.type == "cpu":
+        # DeepSpeed's own table of what it may compile here.
+        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
+    deepspeed.init_distributed(
+        dist_backend=backend_of(device), timeout=timeout, auto_mpi_discovery=False, verbose=False
+    )
+
+
+def barrier(device: torch.device) -> float:
+    """Wait for all ranks; the seconds it took. With NCCL it says which device is this rank's."""
+    import torch
+    import torch.distributed as dist
+
+    started = time.perf_counter()
+    if dist.get_backend() == "nccl":
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+        # The barrier is a kernel: it has been passed when the device says so.
+        torch.cuda.synchronize(device)
+    else:
+        dist.barrier()
+    return time.perf_counter() - started
+
+
+def share_text(text: str) -> str:
+    """Rank 0's text, on every rank."""
+    import torch.distributed as dist
+
+    shared: list[str] = [text]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
+
+
+def close_group() -> None:
+    """Close what is open. Only after a clean run: where a peer is gone this would wait for it."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,83 @@
+"""Which rank this process is, from the environment of torchrun and of the node's launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..rundir import PhaseDir
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """This rank's place among the others, and where it writes (None by hand)."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    node: str
+    phase_dir: PhaseDir | None
+    device_wish: str
+    timeout_s: float
+
+
+def find_place() -> Place:
+    """Read the environment; a program started by plain `python` is the one rank of its world."""
+    if "RANK" not in os.environ:
+        _stand_alone()
+    phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
+    return Place(
+        rank=_count("RANK"),
+        local_rank=_count("LOCAL_RANK", "0"),
+        world_size=_count("WORLD_SIZE", "1"),
+        local_world_size=_count("LOCAL_WORLD_SIZE", "1"),
+        node_rank=_count("CLUSTERSMOKE_NODE_RANK", os.environ.get("GROUP_RANK", "0")),
+        node=os.environ.get("CLUSTERSMOKE_NODE_NAME") or socket.gethostname(),
+        phase_dir=PhaseDir(Path(phase)) if phase else None,
+        device_wish=_device_wish(),
+        timeout_s=_timeout_s(),
+    )
+
+
+def _stand_alone() -> None:
+    """The variables torchrun would set for one rank, with a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _count(name: str, default: str | None = None) -> int:
+    text = os.environ.get(name, default)
+    if text is None or not text.isdecimal():
+        raise ValueError(
+            f"{name}={text!r} in the rank's environment; expected a whole number, as torchrun sets"
+        )
+    return int(text)
+
+
+def _device_wish() -> str:
+    wish = os.environ.get("CLUSTERSMOKE_DEVICE") or "auto"
+    if wish not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"CLUSTERSMOKE_DEVICE={wish!r}; expected auto, cpu or cuda")
+    return wish
+
+
+def _timeout_s() -> float:
+    text = os.environ.get("CLUSTERSMOKE_PG_TIMEOUT_S")
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected seconds above 0")
+    return timeout_s

@@ -1,0 +1,228 @@
+"""Timing, losses and memory of a training loop, without waiting for the device at any step.
+
+On CUDA each step ends with an event on the stream and a copy of the loss into pinned memory before
+it: both are read when the device has passed them, so nothing stalls the queue of kernels. There is
+one synchronisation before the first step and one after the last.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from .voice import Voice
+
+if TYPE_CHECKING:
+    import torch
+
+MARK_EVERY_S = 0.5
+MOST_STEP_TIMES = 10_000
+GIB = 2**30
+
+
+class Step:
+    """One step of `Rank.steps`; its `index` counts from 0."""
+
+    def __init__(self, index: int, log: StepLog) -> None:
+        self.index = index
+        self._log = log
+
+    def record(self, loss: torch.Tensor | float | None = None) -> None:
+        """End the step. The loss stays on its device: nothing waits for it."""
+        self._log.record(loss)
+
+
+class StepLog:
+    """start(), then record() at the end of each step, then finish() on all ranks.
+
+    The steady figures (`steady_steps_per_s`, the step time's percentiles) leave the first `warmup`
+    steps out, min(5, count // 5) if not given; `steps_per_s` counts all.
+    """
+
+    def __init__(
+        self,
+        *,
+        voice: Voice,
+        device: torch.device,
+        world_size: int,
+        count: int,
+        samples_per_rank: int,
+        tokens_per_rank: int | None = None,
+        warmup: int | None = None,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"{count} steps; expected at least 1")
+        self.count = count
+        self.warmup = min(5, count // 5) if warmup is None else warmup
+        if not 0 <= self.warmup < count:
+            raise ValueError(
+                f"warmup of {self.warmup} steps; expected fewer than the {count} steps"
+            )
+        self.recorded = 0
+        self._voice = voice
+        self._device = device
+        self._world_size = world_size
+        self._samples_per_rank = samples_per_rank
+        self._tokens_per_rank = tokens_per_rank
+        self._clock: _CudaClock | _CpuClock
+        self._losses: torch.Tensor
+        self._has_loss = True
+        self._marked = 0
+        self._marked_at = -math.inf
+
+    def start(self) -> None:
+        import torch
+
+        on_cuda = self._device.type == "cuda"
+        self._voice.event("stage", name="train", state="begin")
+        self._losses = torch.zeros(self.count, dtype=torch.float64, pin_memory=on_cuda)
+        if on_cuda:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # else what was there before counts as reserved
+            torch.cuda.reset_peak_memory_stats(self._device)
+        self._began = time.perf_counter()
+        self._clock = _CudaClock() if on_cuda else _CpuClock()
+        self._clock.tick()
+
+    def record(self, loss: torch.Tensor | float | None = None) -> None:
+        import torch
+
+        if self.recorded == self.count:
+            raise RuntimeError(f"more steps recorded than the {self.count} that were announced")
+        if loss is None:
+            self._has_loss = False
+        elif isinstance(loss, torch.Tensor):
+            slot = self._losses[self.recorded]
+            slot.copy_(loss.detach().to(torch.float64).reshape(()), non_blocking=True)
+        else:
+            self._losses[self.recorded] = loss
+        self.recorded += 1
+        self._clock.tick()
+        now = time.perf_counter()
+        if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
+            self._mark(self._clock.passed_steps(), now)
+
+    def finish(self) -> None:
+        """Write the figures. Ranks that recorded losses average them, so all ranks call this."""
+        if self.recorded != self.count:
+            raise RuntimeError(f"{self.recorded} steps recorded, {self.count} announced")
+        self._clock.wait()
+        ended = time.perf_counter()
+        wall_s = ended - self._began
+        if self._marked == 0:
+            self._mark(1, ended)
+        self._mark(self.count, ended)
+        means = self._average_losses() if self._has_loss else []
+        self._voice.event("stage", name="train", state="end", seconds=wall_s)
+        seconds = self._clock.step_seconds()
+        self._voice.event("metrics", values=self._metrics(wall_s, seconds, means))
+        self._voice.event("step_times", seconds=seconds[:MOST_STEP_TIMES])
+        if means:
+            local = self._losses.tolist()
+            self._voice.event(
+                "losses",
+                mean=means,
+                local_finite=all(map(math.isfinite, local)),
+                local_final=local[-1],
+            )
+
+    def _mark(self, passed: int, now: float) -> None:
+        """Mark progress: the steps the device has passed, not those the host has queued."""
+        if passed <= self._marked:
+            return
+        self._marked, self._marked_at = passed, now
+        fields: dict[str, float] = {"steps_per_s": passed / (now - self._began)}
+        if self._has_loss:
+            fields["loss"] = float(self._losses[passed - 1])
+        self._voice.event("step", step=passed, steps=self.count, **fields)
+
+    def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
+        steady = seconds[self.warmup :]
+        steps_per_s = self.count / wall_s
+        values = {
+            "steps_per_s": steps_per_s,
+            "steady_steps_per_s": len(steady) / sum(steady),
+            "samples_per_s": steps_per_s * self._samples_per_rank * self._world_size,
+            "step_time_p50_s": statistics.median(steady),
+            "step_time_p95_s": _percentile(steady, 95),
+        }
+        if self._tokens_per_rank is not None:
+            values["tokens_per_s_per_rank"] = steps_per_s * self._tokens_per_rank
+        if means:
+            values["final_loss"] = means[-1]
+        return values | self._memory()
+
+    def _memory(self) -> dict[str, float]:
+        if self._device.type != "cuda":
+            # Linux gives it in KiB.
+            kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return {"peak_memory_gib": kib * 1024 / GIB}
+        import torch
+
+        return {
+            "peak_memory_gib": torch.cuda.max_memory_allocated(self._device) / GIB,
+            "peak_memory_reserved_gib": torch.cuda.max_memory_reserved(self._device) / GIB,
+        }
+
+    def _average_losses(self) -> list[float]:
+        """The mean over all ranks at each step; a NaN of any rank stays one."""
+        import torch.distributed as dist
+
+        losses = self._losses.to(self._device)
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(losses)
+            losses /= self._world_size
+        means: list[float] = losses.tolist()
+        return means
+
+
+class _CpuClock:
+    def __init__(self) -> None:
+        self._ticks: list[float] = []
+
+    def tick(self) -> None:
+        self._ticks.append(time.perf_counter())
+
+    def passed_steps(self) -> int:
+        return len(self._ticks) - 1
+
+    def wait(self) -> None:
+        pass
+
+    def step_seconds(self) -> list[float]:
+        return [end - begin for begin, end in zip(self._ticks, self._ticks[1:], strict=False)]
+
+
+class _CudaClock:
+    def __init__(self) -> None:
+        self._ticks: list[torch.cuda.Event] = []
+        self._passed = 0
+
+    def tick(self) -> None:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._ticks.append(event)
+
+    def passed_steps(self) -> int:
+        """Steps the device has ended; it ends them in order, so none is asked for twice."""
+        while self._passed + 1 < len(self._ticks) and self._ticks[self._passed + 1].query():
+            self._passed += 1
+        return self._passed
+
+    def wait(self) -> None:
+        self._ticks[-1].synchronize()
+
+    def step_seconds(self) -> list[float]:
+        pairs = zip(self._ticks, self._ticks[1:], strict=False)
+        return [begin.elapsed_time(end) / 1000 for begin, end in pairs]
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """The nearest-rank percentile: a value that was measured."""
+    ordered = sorted(values)
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -1,0 +1,337 @@
+"""What a phase's job left behind, as a criterion sees it.
+
+Every file read here was written by a job, so its content is hostile text: a value of the wrong kind
+counts as missing, and what is missing is never a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from .references import compare
+from .rundir import PhaseDir, read_json
+from .telemetry import METRICS, Events, number, read_events
+
+if TYPE_CHECKING:
+    from .cluster import Expectation, Profile, Reference
+    from .transports import Transports
+
+OUTCOMES = (
+    "passed",
+    "failed",
+    "cluster_failed",
+    "never_ran",
+    "preempted",
+    "cancelled",
+    "lost",
+)
+
+
+class Unmeasured(pytest.skip.Exception):
+    """This cannot be judged here. `kind` is what the profile's `require` may ask for: then the
+    verdict is INCONCLUSIVE."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"not measured ({kind}): {reason}", _use_item_location=True)
+        self.kind = kind
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One node: its facts, and how its part of the job ended (empty where it never said)."""
+
+    node_rank: int
+    facts: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts.get("node") or self.result.get("node") or f"node {self.node_rank}")
+
+    @property
+    def host(self) -> str:
+        return str(self.facts.get("host") or self.result.get("host") or "unknown")
+
+    @property
+    def ok(self) -> bool:
+        return self.result.get("ok") is True
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank: who it was, and the events it wrote."""
+
+    rank: int
+    events: Events
+
+    @cached_property
+    def start(self) -> dict[str, Any]:
+        return self.events.last("start") or {}
+
+    @property
+    def done(self) -> bool:
+        return self.events.last("done") is not None
+
+    @property
+    def node(self) -> str:
+        return str(self.start.get("node", "unknown"))
+
+    @property
+    def host(self) -> str:
+        return str(self.start.get("host", "unknown"))
+
+    @property
+    def local_rank(self) -> int | None:
+        value = self.start.get("local_rank")
+        return value if isinstance(value, int) else None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.node})"
+
+    def facts(self) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for record in self.events.named("fact"):
+            values = record.get("values")
+            merged |= values if isinstance(values, dict) else {}
+        return merged
+
+    def metrics(self) -> dict[str, float]:
+        record = self.events.last("metrics") or {}
+        values = record.get("values")
+        pairs = values.items() if isinstance(values, dict) else ()
+        return {name: value for name, raw in pairs if (value := number(raw)) is not None}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the phase: the worst over ranks, with its unit and the cluster's reference."""
+
+    name: str
+    value: float
+    reference: Reference | None
+
+    @property
+    def unit(self) -> str:
+        return METRICS[self.name].unit
+
+    def check(self) -> None:
+        """Fail where the value is outside the reference; without a reference this is unmeasured."""
+        __tracebackhide__ = True
+        comparison = compare(self.name, self.value, self.reference)
+        if comparison.met is None:
+            raise Unmeasured("references", comparison.text)
+        if not comparison.met:
+            fail(comparison.text)
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """A finished phase. Attributes are what its job wrote down; checks raise AssertionError."""
+
+    directory: PhaseDir
+    spec: Mapping[str, Any]
+    job: Mapping[str, Any]
+    nodes: tuple[NodeResult, ...]
+    ranks: tuple[RankResult, ...]
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    expect: Expectation | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.spec["phase"])
+
+    @property
+    def outcome(self) -> str:
+        return str(self.job.get("outcome", "lost"))
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The rank program's arguments as the phase resolved them."""
+        return dict(self.spec.get("args", {}))
+
+    @property
+    def world_size(self) -> int:
+        return int(self.spec["nodes"]) * int(self.spec["ranks_per_node"])
+
+    @property
+    def ranks_done(self) -> int:
+        return sum(rank.done for rank in self.ranks)
+
+    @property
+    def backend(self) -> str:
+        """The process group's backend, as every rank said: nccl or gloo."""
+        return str(self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks}))
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, averaged over all ranks; the same on each, or this fails."""
+        per_rank = {rank.rank: self._last(rank, "losses", "mean") for rank in self.ranks}
+        raw = self._agreed("losses", per_rank)
+        values = [number(one) for one in raw] if isinstance(raw, list) else []
+        return [math.nan if value is None else value for value in values]
+
+    def metric(self, name: str) -> Metric:
+        """A metric over all ranks: the lowest where higher is better, else the highest."""
+        if name not in METRICS:
+            raise KeyError(f"unknown metric {name!r}; known: {', '.join(METRICS)}")
+        values = [rank.metrics().get(name, math.nan) for rank in self.ranks]
+        missing = [rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)]
+        if missing or not values:
+            return Metric(name, math.nan, self.references.get(name))
+        worst = min(values) if METRICS[name].higher_is_better else max(values)
+        return Metric(name, worst, self.references.get(name))
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric that all ranks wrote."""
+        names = [name for name in METRICS if any(name in rank.metrics() for rank in self.ranks)]
+        found = {name: self.metric(name).value for name in names}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+    def fact(self, name: str) -> Any:
+        """A fact on which all ranks agree; fails naming the ranks where they do not."""
+        return self._agreed(f"fact {name!r}", self.facts(name))
+
+    def facts(self, name: str) -> dict[int, Any]:
+        """rank -> what it said of `name`; None for a rank that said nothing."""
+        return {rank.rank: rank.facts().get(name) for rank in self.ranks}
+
+    def events(self, event: str) -> dict[int, dict[str, Any]]:
+        """rank -> its last event of this name; ranks without one are missing."""
+        found = {rank.rank: rank.events.last(event) for rank in self.ranks}
+        return {rank: record for rank, record in found.items() if record is not None}
+
+    @cached_property
+    def transports(self) -> Transports:
+        from .transports import Transports
+
+        return Transports(self)
+
+    def transport_summary(self) -> str:
+        """What the ranks talked over, in a few words: NCCL's kinds, `gloo`, or `unknown`."""
+        backends = {str(record.get("backend")) for record in self.events("group").values()}
+        if backends != {"nccl"}:
+            return ", ".join(sorted(backends)) or "unknown"
+        try:
+            return ", ".join(self.transports.kinds()) or ("none" if self.world_size == 1 else "unknown")
+        except Unmeasured:
+            return "unknown"
+
+    def check_gradients(self) -> None:
+        """Every rank compared every parameter's reduced gradient with an all-reduce of its own."""
+        __tracebackhide__ = True
+        records = self.events("gradients")
+        self._all_ranks(records, "a gradient probe")
+        for rank, record in records.items():
+            if record.get("compared") != record.get("parameters") or not record.get("compared"):
+                fail(
+                    f"rank {rank} compared {record.get('compared')} of "
+                    f"{record.get('parameters')} parameters"
+                )
+            if record.get("synced") is not True:
+                fail(
+                    f"gradients are not in sync on rank {rank}: relative error "
+                    f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
+                    f"{record.get('tolerance')} for {record.get('precision')}"
+                )
+        if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
+            raise Unmeasured(
+                "gradients", "the local gradients were too alike for a missing reduction to show"
+            )
+
+    def check_reload(self) -> None:
+        """Every rank read the checkpoint into a model built anew and found it bit for bit."""
+        __tracebackhide__ = True
+        records = self.events("reload")
+        self._all_ranks(records, "a comparison after reload")
+        for rank, record in records.items():
+            if record.get("equal") is not True or not record.get("tensors"):
+                fail(
+                    f"the reloaded checkpoint differs on rank {rank}: of {record.get('tensors')} "
+                    f"tensors {record.get('mismatched')} are not what was saved"
+                )
+
+    def checkpoint_files(self) -> dict[str, int]:
+        """File -> bytes, as rank 0 listed them when all ranks had written."""
+        record = self.events("checkpoint").get(0, {})
+        files = record.get("files")
+        entries = files if isinstance(files, list) else []
+        return {
+            str(one["name"]): int(one["bytes"])
+            for one in entries
+            if isinstance(one, dict) and isinstance(one.get("bytes"), int) and "name" in one
+        }
+
+    def versions(self, name: str) -> dict[str, str | None]:
+        """Who -> its version of `name`: what each rank imported, what each node has installed."""
+        packages = {
+            "driver": lambda node: ((node.facts.get("gpus") or [{}])[0]).get("driver_version"),
+        }
+        if any(name in rank.start for rank in self.ranks):
+            return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
+        read = packages.get(name, lambda node: (node.facts.get("packages") or {}).get(name))
+        return {node.name: _text(read(node)) for node in self.nodes}
+
+    def steps_done(self) -> dict[int, int]:
+        """rank -> how many steps it finished."""
+        return {rank: int(record.get("step", 0)) for rank, record in self.events("step").items()}
+
+    def _all_ranks(self, records: Mapping[int, Any], what: str) -> None:
+        __tracebackhide__ = True
+        missing = [rank.rank for rank in self.ranks if rank.rank not in records]
+        if missing or len(self.ranks) != self.world_size:
+            fail(f"rank {missing[0] if missing else '?'} wrote no result of {what}")
+
+    def _agreed(self, what: str, per_rank: Mapping[int, Any]) -> Any:
+        __tracebackhide__ = True
+        if not per_rank:
+            fail(f"no rank said anything of {what}")
+        first = next(iter(per_rank.values()))
+        for rank, value in per_rank.items():
+            if value is None:
+                fail(f"rank {rank} said nothing of {what}")
+            if value != first:
+                fail(f"ranks differ in {what}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
+        return first
+
+    @staticmethod
+    def _last(rank: RankResult, event: str, key: str) -> Any:
+        return (rank.events.last(event) or {}).get(key)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def fail(message: str) -> NoReturn:
+    __tracebackhide__ = True
+    raise AssertionError(message)
+
+
+def collect(directory: PhaseDir, profile: Profile | None = None) -> PhaseResult:
+    """Read everything a phase's job left behind in its directory."""
+    spec = read_json(directory.spec) or {"phase": directory.root.name, "nodes": 0, "ranks_per_node": 0}
+    name, world_size = spec["phase"], int(spec["nodes"]) * int(spec["ranks_per_node"])
+    return PhaseResult(
+        directory=directory,
+        spec=spec,
+        job=read_json(directory.result) or {},
+        nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
+        ranks=tuple(RankResult(rank, read_events(directory.rank_events(rank))) for rank in range(world_size)),
+        references=dict(profile.references.get(name, {})) if profile else {},
+        expect=profile.expect.get(name) if profile else None,
+    )
+
+
+def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResult]:
+    for node in node_ranks:
+        yield NodeResult(
+            node,
+            read_json(directory.node_facts(node)) or {},
+            read_json(directory.node_result(node)) or {},
+        )

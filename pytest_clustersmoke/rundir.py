@@ -1,0 +1,201 @@
+"""Every file name of a run, in one place, and the two ways files are written.
+
+    <shared_dir>/<run_id>/               0700, ours, or refused
+        run.json, journal.jsonl          what was asked; what was submitted, in order
+        plan/<worker>.json               what each xdist worker collected
+        phases/<phase>/
+            spec.json                    the job, as plain data; written before it is submitted
+            batch.sh, submitit/          the batch script, and what submitit writes
+            setup_failed                 the setup line that failed, where one did
+            claim.<node>                 made with O_EXCL by the node that starts: at most once
+            rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
+            nodes/<node>/                facts.json, events.jsonl, result.json, torchrun.log, logs/
+            ranks/<rank>.jsonl           the rank's own events
+            dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
+            nccl/<node>/HOST.PID.log     NCCL's own words
+            output/                      what the rank program writes (checkpoints)
+            result.json                  the phase's result, as the controller collected it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import Problem, UsageProblems
+
+MAX_JSON_BYTES = 64 * 2**20
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, with its final permissions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none that can be read."""
+    try:
+        with path.open("rb") as stream:
+            value = json.loads(stream.read(MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+@dataclass(frozen=True)
+class PhaseDir:
+    """The paths of one phase's job."""
+
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def batch_script(self) -> Path:
+        return self.root / "batch.sh"
+
+    @property
+    def submitit(self) -> Path:
+        return self.root / "submitit"
+
+    @property
+    def setup_failed(self) -> Path:
+        return self.root / "setup_failed"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.root / "rendezvous.json"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output"
+
+    @property
+    def dumps(self) -> Path:
+        return self.root / "dumps"
+
+    def claim(self, node_rank: int) -> Path:
+        return self.root / f"claim.{node_rank}"
+
+    def node(self, node_rank: int) -> Path:
+        return self.root / "nodes" / f"{node_rank:04d}"
+
+    def node_facts(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "facts.json"
+
+    def node_events(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "events.jsonl"
+
+    def node_result(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "result.json"
+
+    def torchrun_log(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "torchrun.log"
+
+    def rank_logs(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "logs"
+
+    def dumped(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "dumped"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.root / "ranks" / f"{rank:05d}.jsonl"
+
+    def rank_stack(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.stack.txt"
+
+    def rank_flight_recorder(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
+
+    def nccl_logs(self, node_rank: int) -> Path:
+        return self.root / "nccl" / f"{node_rank:04d}"
+
+    def build(self, node_rank: int) -> Path:
+        return self.root / "build" / f"{node_rank:04d}"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run, under the cluster's shared directory."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    def plan(self, worker: str) -> Path:
+        return self.root / "plan" / f"{worker}.json"
+
+    def phase(self, name: str) -> PhaseDir:
+        return PhaseDir(self.root / "phases" / name)
+
+
+def create_run(shared_dir: Path, run_id: str) -> RunDir:
+    """Make the run's directory, 0700 and ours.
+
+    Raises UsageProblems where it cannot be made or is somebody else's.
+    """
+    root = shared_dir / run_id
+    try:
+        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.mkdir(mode=0o700)
+        info = root.lstat()
+    except OSError as error:
+        raise UsageProblems(
+            [
+                Problem(
+                    f"the run directory {root} cannot be made ({error.strerror or error})",
+                    "shared_dir",
+                    "a directory that this user can write",
+                    "set `shared_dir` of this cluster to one",
+                )
+            ]
+        ) from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        problem = Problem(f"the run directory {root} is not ours", "shared_dir")
+        raise UsageProblems([problem])
+    return RunDir(root)
+
+
+def check_path(path: Path, where: str, todo: str) -> list[Problem]:
+    """What sbatch would misread in a path: `%` starts one of its patterns, and a newline ends a
+    line of the script."""
+    names = {"%": "a `%`", "\n": "a newline", "\r": "a carriage return"}
+    bad = [name for char, name in names.items() if char in str(path)]
+    if not bad:
+        return []
+    what = f"the path {str(path)!r} holds {' and '.join(bad)}, which sbatch would misread"
+    return [Problem(what, where, "a path without it", todo)]

@@ -1,0 +1,276 @@
+"""One run: submits all phases, watches them, tells each one's result, cancels what is left.
+
+A thread of its own talks to the scheduler, so that no criterion waits for another phase, and no
+Ctrl-C in the main thread cuts a submission in half. What it learns is written to the run directory
+(that is how xdist's workers hear of it) and told to whoever waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import diagnose
+from .outcome import Judgement, judge
+from .result import collect
+from .rundir import RunDir, write_json
+from .submit import Backend, JobState, Refused, make_spec
+from .telemetry import EventWriter
+from .watch import Poller, Watched
+
+if TYPE_CHECKING:
+    from .cluster import Profile
+    from .phase import Phase
+
+TICK_S = 0.2
+CLOSE_S = 4.0
+CANCEL_CONFIRM_S = 2.5
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One change in the life of a phase, for people: what happened, in a few words."""
+
+    phase: str
+    text: str
+
+
+class WatchFailed(Exception):
+    """The thread that watches the jobs met something it did not expect."""
+
+
+class Session:
+    """The life of one run's jobs. `start`, then `wait` for each phase, then `close`."""
+
+    def __init__(
+        self, run: RunDir, profile: Profile, phases: Iterable[Phase], backend: Backend
+    ) -> None:
+        self.run, self.profile = run, profile
+        self.phases = {phase.name: phase for phase in phases}
+        self._backend = backend
+        self._waiting = list(self.phases.values())
+        self._watched: dict[str, Watched] = {}
+        self._submitted_wall: dict[str, float] = {}
+        self._told: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._progress: list[Progress] = []
+        self._outcomes: dict[str, Judgement] = {}
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+        self._journal = EventWriter(run.journal)
+        self._thread = threading.Thread(target=self._work, name="clustersmoke-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, phase: str, tell: Callable[[Progress], None]) -> None:
+        """Return when the phase's result is known; `tell` hears of every change meanwhile.
+
+        Raises WatchFailed, from its cause, where the watching thread could not go on.
+        """
+        told = 0
+        while True:
+            with self._changed:
+                if len(self._progress) == told and phase not in self._outcomes:
+                    self._changed.wait(timeout=TICK_S)
+                fresh, told = self._progress[told:], len(self._progress)
+                self._progress[:told] = []
+                told = 0
+                known = phase in self._outcomes
+                error = self._error
+            for progress in fresh:
+                tell(progress)
+            if known:
+                return
+            if error is not None:
+                raise WatchFailed(f"the watch over the jobs failed: {error}") from error
+
+    @property
+    def outcomes(self) -> dict[str, Judgement]:
+        with self._changed:
+            return dict(self._outcomes)
+
+    def cancel(self) -> None:
+        """Have every job ended; returns at once, so that a signal handler may call it."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Cancel what is left and wait, for a bounded time, until the scheduler has taken it."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=CLOSE_S)
+
+    def _work(self) -> None:
+        try:
+            poller = Poller(self._backend, self.profile.limits.poll_s)
+            while (self._waiting or self._watched) and not self._stop.is_set():
+                self._submit_ready(poller)
+                poller.poll(self._watched.values())
+                self._look()
+                self._stop.wait(TICK_S)
+            if self._watched or self._waiting:
+                self._cancel_all()
+        except BaseException as error:  # told to whoever waits; a thread has nobody else to tell
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._cancel_quietly()
+
+    def _submit_ready(self, poller: Poller) -> None:
+        while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
+            self._submit(self._waiting.pop(0))
+            poller.soon()
+
+    def _has_room(self, phase: Phase) -> bool:
+        """On this machine the cap follows cores or GPUs, so that ranks do not thrash."""
+        if len(self._watched) >= self.profile.limits.max_jobs:
+            return False
+        if self.profile.backend == "slurm" or not self._watched:
+            return True
+        busy = sum(self.phases[name].world_size for name in self._watched)
+        return busy + phase.world_size <= len(os.sched_getaffinity(0))
+
+    def _submit(self, phase: Phase) -> None:
+        directory = self.run.phase(phase.name)
+        write_json(directory.spec, make_spec(phase, self.profile, self.run.root.name, directory.root))
+        self._journal.write("intent", phase=phase.name)
+        self._submitted_wall[phase.name] = time.time()
+        try:
+            job_id = self._backend.submit(phase, directory)
+        except Refused as refusal:
+            self._journal.write("refused", phase=phase.name, words=str(refusal))
+            finding = diagnose.refused(str(refusal), directory.batch_script)
+            judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
+            self._finish(phase.name, judgement, None, "", [finding])
+            return
+        self._journal.write("submitted", phase=phase.name, job_id=job_id)
+        watched = Watched(
+            phase.name, job_id, directory, int(phase.nodes.value), time.monotonic()
+        )
+        self._watched[phase.name] = watched
+        self._tell(phase.name, f"submitted as job {job_id}")
+
+    def _look(self) -> None:
+        for name, job in list(self._watched.items()):
+            if job.over():
+                self._settle(job, "")
+                continue
+            limit = self.profile.limits.queue_wait_s
+            if not job.running and limit and time.monotonic() - job.submitted_at > limit:
+                self._backend.cancel([job.job_id])
+                self._settle(job, f"queue: the job did not start within {limit:g} s")
+            elif job.straggling():
+                self._backend.cancel([job.job_id])
+                self._settle(job, "")
+            else:
+                self._tell(name, _describe(job))
+
+    def _settle(self, job: Watched, ours: str) -> None:
+        result = collect(job.directory)
+        judgement = judge(result, job.witness(), ours)
+        findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
+        self._finish(job.phase, judgement, job.state, job.job_id, findings)
+
+    def _finish(
+        self,
+        name: str,
+        judgement: Judgement,
+        state: JobState | None,
+        job_id: str,
+        findings: list[diagnose.Finding],
+    ) -> None:
+        self._watched.pop(name, None)
+        directory = self.run.phase(name)
+        record = {
+            "schema": 1,
+            "phase": name,
+            "job_id": job_id,
+            "outcome": judgement.outcome,
+            "reason": judgement.reason,
+            "scheduler_state": state.raw if state else "",
+            "scheduler_nodes": state.nodes if state else "",
+            **_times(collect(directory), state, self._submitted_wall.get(name)),
+            "findings": [finding.as_dict() for finding in findings],
+        }
+        write_json(directory.result, record)
+        self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
+        with self._changed:
+            self._outcomes[name] = judgement
+            self._changed.notify_all()
+        took = f" after {record['run_s']:.1f} s" if record["run_s"] is not None else ""
+        self._tell(name, f"{judgement.outcome}{took}")
+
+    def _cancel_all(self) -> None:
+        """One call ends every job of the run; then the scheduler's word on each, for a while."""
+        jobs = list(self._watched.values())
+        self._backend.cancel([job.job_id for job in jobs])
+        self._journal.write("cancelled", jobs=[job.job_id for job in jobs])
+        deadline = time.monotonic() + CANCEL_CONFIRM_S
+        while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
+            states = self._backend.states([job.job_id for job in jobs])
+            for job in jobs:
+                if job.job_id in states:
+                    job.hear(states[job.job_id])
+            time.sleep(TICK_S)
+        for job in jobs:
+            self._settle(job, "" if job.look() else "the run was interrupted")
+        while self._waiting:
+            phase = self._waiting.pop(0)
+            judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
+            self._finish(phase.name, judgement, None, "", [])
+
+    def _cancel_quietly(self) -> None:
+        try:
+            self._backend.cancel([job.job_id for job in self._watched.values()])
+        except Exception as error:
+            self._journal.write("cancel_failed", why=str(error))
+
+    def _tell(self, phase: str, text: str) -> None:
+        if text and self._told.get(phase) != text:
+            self._told[phase] = text
+            with self._changed:
+                self._progress.append(Progress(phase, text))
+                self._changed.notify_all()
+
+
+def _describe(job: Watched) -> str:
+    if job.running:
+        nodes = job.state.nodes if job.state else ""
+        return f"running as job {job.job_id}" + (f" on {nodes}" if nodes else "")
+    if job.state and job.state.kind == "pending":
+        return f"pending as job {job.job_id}" + (f": {job.state.reason}" if job.state.reason else "")
+    return ""
+
+
+def _times(result: Any, state: JobState | None, submitted: float | None) -> dict[str, Any]:
+    """Queue wait and run time, kept apart. The scheduler's own clock wins where it told the start.
+
+    `overhead_s` is the wall from submission to the result known, less queue wait and torchrun's own.
+    """
+    claims = [node.result.get("started") for node in result.nodes if node.result.get("started")]
+    ends = [node.result.get("ended") for node in result.nodes if node.result.get("ended")]
+    torchrun = [node.result.get("torchrun_s") or 0.0 for node in result.nodes]
+    now = time.time()
+    started = min(claims) if claims else None
+    begun = state.started if state and state.started and started is None else started
+    ended = max(ends) if ends else now
+    asked = state.submitted if state and state.submitted and state.started else submitted
+    left = state.started if state and state.started and asked is not None else begun
+    queue_s = max(0.0, left - asked) if left is not None and asked is not None else None
+    return {
+        "submitted": submitted,
+        "started": begun,
+        "ended": ended if begun is not None else None,
+        "queue_s": queue_s,
+        "run_s": max(0.0, ended - begun) if begun is not None else None,
+        "torchrun_s": max(torchrun, default=0.0) or None,
+        "overhead_s": (
+            max(0.0, now - submitted - (queue_s or 0.0) - max(torchrun))
+            if submitted is not None and claims
+            else None
+        ),
+    }

@@ -1,0 +1,94 @@
+"""Phases become jobs: submitit ships `launch.run_node` with plain data, to Slurm or to this machine.
+
+    slurm.py      one job of N one-task nodes, through sbatch and srun
+    local.py      N virtual nodes on this machine, each in a session of its own
+    script.py     the batch script's parts that both share: environment set-up, strict set-up lines
+    scheduler.py  the scheduler's commands, in sessions of their own and without an outer job's words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..rundir import PhaseDir
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..phase import Phase
+
+__all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
+
+
+class Refused(Exception):
+    """The scheduler did not take the job; the text is its own words."""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What the scheduler says of a job.
+
+    `kind` is ours: pending, running, ended, or unknown (the scheduler has forgotten the job).
+    `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not told.
+    """
+
+    kind: str
+    raw: str
+    reason: str = ""
+    nodes: str = ""
+    submitted: float | None = None
+    started: float | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """Where jobs run. Calls come from one thread."""
+
+    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+        """Start the job whose spec lies in `directory`; returns its id. Raises Refused."""
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        """The states of these jobs in one question to the scheduler; a job may be missing when the
+        scheduler did not answer at all (which says nothing about the job)."""
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        """End these jobs with one call; returns when the scheduler has taken it."""
+
+    def script(self, phase: Phase, directory: PhaseDir) -> str:
+        """The exact batch script, for the dry run and for the report."""
+
+
+def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
+    """The backend of this profile. `environ` is the user's environment (with the lab's SLURM_CONF)."""
+    if profile.backend == "slurm":
+        from .slurm import SlurmBackend
+
+        return SlurmBackend(profile, environ)
+    from .local import LocalBackend
+
+    return LocalBackend(profile, environ)
+
+
+def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
+    """The job as plain data, as `launch.run_node` reads it on every node."""
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "phase": phase.name,
+        "phase_dir": str(directory),
+        "backend": profile.backend,
+        "nodes": phase.nodes.value,
+        "ranks_per_node": phase.gpus_per_node.value,
+        "script": str(phase.script),
+        "argv": phase.argv(),
+        "args": {name: one.value for name, one in phase.args.items()},
+        "env_set": {name: str(one.value) for name, one in phase.env_set.items()},
+        "env_unset": list(phase.env_unset),
+        "device": profile.hardware.device,
+        "stage_limits_s": {name: one.value for name, one in phase.stage_limits_s.items()},
+        "timeout_s": phase.timeout_s.value,
+        "dump_wait_s": profile.limits.dump_wait_s,
+        "nccl_hostid": profile.backend == "local",
+    }

@@ -1,0 +1,115 @@
+"""Slurm: one job of N nodes with one task each, which starts torchrun."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from ..launch import run_node
+from ..rundir import PhaseDir, write_whole
+from . import JobState, Refused, scheduler, script
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..phase import Phase
+
+
+class SlurmBackend:
+    """Jobs through sbatch; states by one squeue for all; one scancel for all."""
+
+    def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
+        self._profile = profile
+        self._environ = scheduler.clean_environ(environ)
+        self._witnesses = scheduler.Witnesses(self._environ)
+
+    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+        executor = self._executor(phase, directory)
+        job = executor.submit(run_node, str(directory.spec))
+        return str(job.job_id)
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        return self._witnesses.ask(job_ids)
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        jobs = list(job_ids)
+        if jobs:
+            scheduler.run(["scancel", *jobs], self._environ)
+
+    def script(self, phase: Phase, directory: PhaseDir) -> str:
+        executor = self._executor(phase, directory)
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
+        executor = _Sbatch(directory, self._environ, self._profile.python)
+        options: dict[str, Any] = {
+            key: one.value for key, one in phase.slurm.items() if one.value not in (None, False)
+        }
+        cpus = options.pop("cpus_per_task", None)
+        srun_args = ["--export=ALL", "--kill-on-bad-exit=1"]
+        if cpus is not None:
+            srun_args.append(f"--cpus-per-task={cpus}")  # since 22.05 srun does not inherit it
+            options["cpus_per_task"] = cpus
+        if self._profile.hardware.gpu != "none":
+            options["gpus_per_node"] = phase.gpus_per_node.value
+        run_id = directory.root.parent.parent.name
+        executor.update_parameters(
+            job_name=f"clustersmoke-{run_id}-{phase.name}",
+            comment=f"clustersmoke run={run_id} phase={phase.name}",
+            nodes=phase.nodes.value,
+            ntasks_per_node=1,
+            setup=script.strict_setup(self._profile.setup, directory)
+            + script.environment(phase),
+            srun_args=srun_args,
+            wckey=None,
+            additional_parameters={
+                "no_requeue": True,  # a phase runs at most once
+                "export": "ALL",
+                **options,
+            },
+        )
+        return executor
+
+
+class _Sbatch(SlurmExecutor):  # type: ignore[misc]
+    """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
+    it asks for no early signal, and sbatch runs in a session and an environment of ours."""
+
+    def __init__(
+        self, directory: PhaseDir, environ: Mapping[str, str], python: str | None
+    ) -> None:
+        self._directory = directory
+        self._environ = environ
+        super().__init__(directory.submitit, python=python or shlex.quote(sys.executable))
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        text = str(super()._make_submission_file_text(command, uid))
+        # submitit always asks for --signal=USR2@90, which reaches every process of the step and
+        # ends jobs of a few minutes early, as FAILED and not TIMEOUT.
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("#SBATCH --signal="))
+
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        path = self._directory.batch_script
+        Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, self._make_submission_file_text(command, ""))
+        try:
+            answer = scheduler.run(["sbatch", "--parsable", str(path)], self._environ)
+        except OSError as error:
+            raise Refused(f"sbatch cannot be run: {error}") from error
+        if answer.returncode != 0:
+            words = answer.stderr.strip() or answer.stdout.strip()
+            raise Refused(words or f"sbatch ended with status {answer.returncode}")
+        job_id = answer.stdout.strip().split(";")[0]
+        if not job_id.isdigit():
+            raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is no job id")
+        tasks = list(range(self._num_tasks()))
+        return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)

@@ -1,0 +1,322 @@
+"""The suite of one pytest session with a cluster: which phases, their jobs, their results.
+
+It exists only where a cluster was chosen. Under xdist the controller owns the jobs and each worker
+has a suite that waits for results in the run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .cluster import Profile, find_config, load
+from .errors import Problem, UsageProblems
+from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
+from .phase import Marked, Phase, absence, misfits, parse_setting, resolve
+from .verdict import Tally
+
+if TYPE_CHECKING:
+    from .result import PhaseResult
+    from .rundir import RunDir
+    from .session import Progress, Session
+
+
+def register(config: pytest.Config, name: str) -> None:
+    """Read the profile and register the suite; a worker gets one that only waits."""
+    try:
+        path = find_config(config.rootpath, config.getoption("--cluster-config"))
+        profile = load(path, os.environ).profile(name)
+    except UsageProblems as problems:
+        raise pytest.UsageError(str(problems)) from None
+    jobs = config.getoption("--cluster-max-jobs")
+    if jobs:
+        limits = profile.limits.model_copy(update={"max_jobs": jobs})
+        profile = profile.model_copy(update={"limits": limits})
+    suite: Suite
+    if hasattr(config, "workerinput"):
+        from .distributed import WorkerSuite
+
+        suite = WorkerSuite(config, profile)
+    elif config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
+        from .distributed import ControllerSuite
+
+        suite = ControllerSuite(config, profile)
+    else:
+        suite = Suite(config, profile)
+    config.pluginmanager.register(suite, "clustersmoke-suite")
+
+
+class Suite:
+    """One session's phases on one cluster."""
+
+    def __init__(self, config: pytest.Config, profile: Profile) -> None:
+        self.config, self.profile = config, profile
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.report_dir = Path(
+            config.getoption("--cluster-report-dir") or config.rootpath / "reports"
+        ).absolute()
+        self.tally = Tally(profile.require)
+        self.absences: list[str] = []
+        self.phases: dict[str, Phase] = {}
+        self.run: RunDir | None = None
+        self.session: Session | None = None
+        self._names: dict[PhaseClass, str] = {}
+        self._results: dict[str, PhaseResult] = {}
+        self._handlers: dict[int, Any] = {}
+        self._plans_only = bool(
+            config.getoption("--cluster-dry-run") or config.getoption("collectonly")
+        )
+        self._own_junit()
+
+    # Collection
+
+    def read(
+        self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
+    ) -> None:
+        """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
+        phases, found = plan(read.values(), self.profile, self.config)
+        problems = [*problems, *found]
+        for cls, marked in read.items():
+            self._names[cls] = marked.name
+            if marked.name in phases:
+                cls.add_marker(phases[marked.name].size_mark)
+        self.absences = [
+            absence(marked, self.profile) for marked in read.values() if marked.name not in phases
+        ]
+        self.phases = phases
+        self._problems(problems)
+        here = [item for item in items if self._runs(item)]
+        self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
+        items[:] = here
+
+    def _problems(self, problems: list[Problem]) -> None:
+        if problems:
+            raise pytest.UsageError("\n".join(map(str, problems)))
+
+    def _runs(self, item: pytest.Item) -> bool:
+        cls = phase_class(item)
+        return cls is None or self._names.get(cls) in self.phases
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return [*self.absences]
+
+    def header(self) -> list[str]:
+        hardware = self.profile.hardware
+        return [
+            f"cluster: {self.profile.name} ({self.profile.backend}; "
+            f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
+        ]
+
+    # The run
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+        chosen = [self._names[cls] for cls in phase_classes(session.items)]
+        phases = [self.phases[name] for name in chosen]
+        self.tally.scope(self.config, chosen, list(self.phases))
+        if self.config.getoption("--cluster-dry-run"):
+            from .dryrun import print_plan
+
+            print_plan(phases, self.profile, self.run_id, self.absences)
+            session.items.clear()  # nothing runs, and nothing is reported as if it had
+            return (yield)
+        if phases and not self._plans_only and not session.testsfailed:
+            self.start(phases)
+        return (yield)
+
+    def start(self, phases: list[Phase]) -> None:
+        """Check what can be known before, then submit. Raises UsageError with all problems."""
+        from .preflight import prepare
+        from .session import Session as JobSession
+
+        try:
+            run, backend = prepare(self.profile, phases, self.run_id, os.environ)
+        except UsageProblems as problems:
+            raise pytest.UsageError(str(problems)) from None
+        self.run = run
+        self.session = JobSession(run, self.profile, phases, backend)
+        self._catch_signals()
+        self.session.start()
+
+    def result_of(self, item: pytest.Item) -> PhaseResult:
+        """Wait for the item's phase, and give the item the phase's properties."""
+        cls = phase_class(item)
+        assert cls is not None
+        name = self._names[cls]
+        if name not in self._results:
+            self.wait(name)
+            from .result import collect
+
+            assert self.run is not None
+            self._results[name] = collect(self.run.phase(name), self.profile)
+        result = self._results[name]
+        known = {key for key, _ in item.user_properties}
+        if "phase" not in known:
+            from .report.properties import of_phase
+
+            item.user_properties += of_phase(result)
+        return result
+
+    def wait(self, name: str) -> None:
+        from .session import WatchFailed
+
+        assert self.session is not None
+        try:
+            self.session.wait(name, self._show)
+        except WatchFailed as error:
+            traceback.print_exception(error.__cause__)
+            pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
+
+    def _show(self, progress: Progress) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and reporter.verbosity >= 0:
+            capture = self.config.pluginmanager.get_plugin("capturemanager")
+            with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+                reporter.ensure_newline()
+                reporter.write_line(f"  {progress.phase}: {progress.text}")
+
+    def run_job(self, item: JobItem) -> None:
+        result = self.result_of(item)
+        if result.outcome != "passed":
+            from .report.terminal import job_failure
+
+            raise JobFailed(job_failure(result))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
+        """A criterion of a job that did not pass ends in one line that points to the job."""
+        cls = phase_class(pyfuncitem)
+        if cls is None:
+            return
+        result = self.result_of(pyfuncitem)
+        if result.outcome != "passed":
+            pytest.fail(
+                f"phase {result.name}: {result.outcome}; see {cls.nodeid}::job", pytrace=False
+            )
+
+    # The end
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Iterator[Any]:
+        report: pytest.TestReport = yield
+        kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
+        if report.skipped and isinstance(kind, str) and phase_class(item) is not None:
+            item.user_properties.append(("unmeasured", kind))
+            report.user_properties.append(("unmeasured", kind))
+            assert call.excinfo is not None
+            path, line = item.location[0], (item.location[1] or 0) + 1
+            report.longrepr = (path, line, f"Skipped: {call.excinfo.value}")
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.tally.hear(report)
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.tally.interrupted = True
+        if self.session is not None:
+            self.session.cancel()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        if self.session is not None:
+            self.session.close()
+            self.tally.outcomes = {
+                name: judged.outcome for name, judged in self.session.outcomes.items()
+            }
+            self.tally.exitstatus = int(exitstatus)
+            session.exitstatus = self.tally.exit_code()
+        yield
+        if self.session is not None:
+            self._publish()
+        else:
+            self._drop_empty_junit()
+        self._release_signals()
+
+    def _publish(self) -> None:
+        """Write the report, then end the terminal's output with the verdict."""
+        from .report import publish
+        from .report.terminal import write_summary
+
+        publish(self)
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            write_summary(reporter, self)
+
+    # junit.xml of the run's own, unless the user asked for one elsewhere
+
+    @property
+    def report_path(self) -> Path:
+        return self.report_dir / self.run_id
+
+    def _own_junit(self) -> None:
+        option = self.config.option
+        self._junit = not getattr(option, "xmlpath", None) and not self._plans_only
+        if self._junit and not hasattr(self.config, "workerinput"):
+            option.xmlpath = str(self.report_path / "junit.xml")
+
+    def _drop_empty_junit(self) -> None:
+        """Nothing ran, so there is no run to report."""
+        if self._junit:
+            shutil.rmtree(self.report_path, ignore_errors=True)
+
+    # Signals
+
+    def _catch_signals(self) -> None:
+        """SIGINT and SIGTERM cancel from the handler: pytest's own way out comes later."""
+
+        def handle(signum: int, frame: Any) -> None:
+            if self.session is not None:
+                self.session.cancel()
+            raise KeyboardInterrupt
+
+        with contextlib.suppress(ValueError):  # not in the main thread
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[signum] = signal.signal(signum, handle)
+
+    def _release_signals(self) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._handlers.clear()
+
+
+def plan(
+    marked: Any, profile: Profile, config: pytest.Config
+) -> tuple[dict[str, Phase], list[Problem]]:
+    """The phases of `marked` that `profile` lists, resolved, and everything wrong with them."""
+    problems: list[Problem] = []
+    settings = []
+    for text in config.getoption("--cluster-set"):
+        try:
+            settings.append(parse_setting(text))
+        except ValueError as error:
+            problems.append(Problem(str(error), "--cluster-set"))
+    listed = [one for one in marked if one.name in profile.phases]
+    names = [one.name for one in listed]
+    for target, *_ in settings:
+        if target not in names:
+            from .errors import near
+
+            problems.append(
+                Problem(
+                    f"no phase `{target}` is collected and runs on {profile.name}",
+                    "--cluster-set",
+                    f"one of {', '.join(names) or 'none'}",
+                    near(target, names),
+                )
+            )
+    phases = {one.name: resolve(one, profile, settings) for one in listed}
+    for phase in phases.values():
+        problems += misfits(phase, profile)
+    return phases, problems

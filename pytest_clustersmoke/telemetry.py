@@ -1,0 +1,134 @@
+"""Events: what nodes and ranks write down, one JSON object a line, and the units of metrics.
+
+A writer appends whole lines and flushes each, so that a killed process leaves all it had said. A
+reader takes a file as hostile text: what is no JSON object with an `event` is counted, not raised.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# A line longer than this is no event of ours; reading it would only cost memory.
+MAX_LINE_BYTES = 4 * 2**20
+MAX_FILE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class MetricKind:
+    """How a metric is written: its unit, and whether more of it is better."""
+
+    unit: str
+    higher_is_better: bool
+    meaning: str
+
+
+METRICS: dict[str, MetricKind] = {
+    "steps_per_s": MetricKind("steps/s", True, "all steps over their wall time"),
+    "steady_steps_per_s": MetricKind("steps/s", True, "steps after warm-up over their wall time"),
+    "samples_per_s": MetricKind("samples/s", True, "steps_per_s x the global batch"),
+    "tokens_per_s_per_rank": MetricKind(
+        "tokens/s", True, "steps x micro batch x sequence length over wall time, padding included"
+    ),
+    "peak_memory_gib": MetricKind("GiB", False, "peak memory allocated on a device (RSS on CPU)"),
+    "peak_memory_reserved_gib": MetricKind("GiB", False, "peak memory the allocator reserved"),
+    "final_loss": MetricKind("1", False, "mean loss over all ranks at the last step"),
+    "step_time_p50_s": MetricKind("s", False, "median step time, slowest rank"),
+    "step_time_p95_s": MetricKind("s", False, "95th percentile of step time, slowest rank"),
+    "busbw_gb_per_s": MetricKind("GB/s", True, "bus bandwidth by nccl-tests' definition"),
+}
+
+
+class EventWriter:
+    """Appends events to one file of JSON lines; every line is on its way before `write` returns."""
+
+    def __init__(self, path: Path, **common: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._common = common
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Write one event with the wall clock (`time`, Unix s) and the monotonic clock (`mono`, s)."""
+        record = {"event": event, "time": time.time(), "mono": time.monotonic()}
+        record.update(self._common)
+        record.update(fields)
+        line = json.dumps(_plain(record), allow_nan=False, default=str) + "\n"
+        os.write(self._fd, line.encode())
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass
+class Events:
+    """The events of one file, in the order written, and how many lines were none."""
+
+    path: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    unreadable_lines: int = 0
+
+    def named(self, event: str) -> Iterator[dict[str, Any]]:
+        return (record for record in self.records if record["event"] == event)
+
+    def last(self, event: str) -> dict[str, Any] | None:
+        found = None
+        for found in self.named(event):
+            pass
+        return found
+
+
+def read_events(path: Path) -> Events:
+    """Read a file of events; a file that is absent, torn or no such file gives what can be read."""
+    events = Events(path)
+    try:
+        with path.open("rb") as stream:
+            read_bytes = 0
+            while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
+                read_bytes += len(line)
+                record = _record(line)
+                if record is None:
+                    events.unreadable_lines += 1
+                else:
+                    events.records.append(record)
+    except OSError:
+        pass
+    return events
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        return None
+    clocks = (record.get("time"), record.get("mono"))
+    if not all(isinstance(clock, int | float) and not isinstance(clock, bool) for clock in clocks):
+        return None
+    return record
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: a number that is not finite is written as its name, and read as a string."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def number(value: Any) -> float | None:
+    """A number as an event carries it ("nan" and "inf" are written as strings), else None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    return float(value) if value in ("nan", "inf", "-inf") else None

@@ -1,0 +1,156 @@
+"""Which transports NCCL used between the ranks of a phase, judged against the cluster's `expect`.
+
+NCCL itself numbers the ranks of one communicator, so an edge is used only where that communicator
+spans the world: then its numbers are the phase's. Each rank is placed on its node by its own
+events, never by arithmetic. What cannot be placed is not measured, and not measured is no pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .result import Unmeasured, fail
+
+if TYPE_CHECKING:
+    from .result import PhaseResult
+
+MAX_LINE = 4096
+# From NCCL 2.5: `Channel 00/0 : 0[1a000] -> 1[1b000] [send] via NET/IB/0/GDRDMA`.
+EDGE = re.compile(
+    r"NCCL INFO (?:Ring|Channel) \d+(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\]"
+    r"(?: \[(?:send|receive)\])? via (\S.*)"
+)
+COMMUNICATOR = re.compile(r"NCCL INFO .*comm 0x[0-9a-f]+ rank \d+ nranks (\d+) .*Init COMPLETE")
+NET_NAME = re.compile(r"NET/(.+?)/\d+(?:\(\d+\))?((?:/GDRDMA)?)(?:\(PCI\))?(?:/Shared)?$")
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One connection as NCCL logged it, between ranks of the phase."""
+
+    source: int
+    destination: int
+    transport: str
+    where: str
+
+    @property
+    def kind(self) -> str:
+        return kind(self.transport)
+
+
+def kind(transport: str) -> str:
+    """`P2P/<method>`, `SHM`, or `NET/<name>` with `/GDRDMA` where GPUDirect RDMA is used."""
+    if transport.startswith(("SHM", "direct shared memory")):
+        return "SHM"
+    net = NET_NAME.match(transport)
+    if net:
+        return f"NET/{net.group(1)}{net.group(2)}"
+    return "/".join(transport.split("/")[:2])
+
+
+class Transports:
+    """The edges of a phase, and the checks of them that criteria use."""
+
+    def __init__(self, result: PhaseResult) -> None:
+        self._result = result
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """Every edge of world communicators, once; Unmeasured where the logs do not tell."""
+        found: dict[tuple[int, int, str], Edge] = {}
+        for node in self._result.nodes:
+            folder = self._result.directory.nccl_logs(node.node_rank)
+            for path in sorted(folder.glob("*.log")):
+                for edge in self._read(path):
+                    found.setdefault((edge.source, edge.destination, edge.transport), edge)
+        return tuple(found.values())
+
+    def _read(self, path: Path) -> Iterable[Edge]:
+        edges, sizes = [], set()
+        name = path.relative_to(self._result.directory.root)
+        with path.open(errors="replace") as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE), ""), 1):
+                size = COMMUNICATOR.search(line)
+                if size:
+                    sizes.add(int(size.group(1)))
+                match = EDGE.search(line)
+                if match:
+                    source, destination, transport = match.groups()
+                    where = f"{name}:{number}"
+                    edges.append(Edge(int(source), int(destination), transport.strip(), where))
+        if edges and sizes != {self._result.world_size}:
+            raise Unmeasured(
+                "transports",
+                f"{name} has communicators of {sorted(sizes) or 'unknown'} ranks beside the world's "
+                f"{self._result.world_size}: whose edges these are is not known",
+            )
+        return edges
+
+    def kinds(self) -> list[str]:
+        """The kinds of all edges, in alphabetical order."""
+        return sorted({edge.kind for edge in self.edges})
+
+    @property
+    def intra_node(self) -> Side:
+        return Side(self, self._result, inside=True)
+
+    @property
+    def inter_node(self) -> Side:
+        return Side(self, self._result, inside=False)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The edges inside nodes, or those between nodes."""
+
+    transports: Transports
+    result: PhaseResult
+    inside: bool
+
+    def edges(self) -> list[Edge]:
+        place = {rank.rank: rank.start.get("node_rank") for rank in self.result.ranks}
+        for edge in self.transports.edges:
+            for rank in (edge.source, edge.destination):
+                if place.get(rank) is None:
+                    raise Unmeasured("transports", f"rank {rank} of {edge.where} has no known node")
+        return [
+            edge
+            for edge in self.transports.edges
+            if (place[edge.source] == place[edge.destination]) is self.inside
+        ]
+
+    def check(self) -> None:
+        """Every edge matches the cluster's expectation; no edge at all is not measured."""
+        __tracebackhide__ = True
+        where = "inside a node" if self.inside else "between nodes"
+        if self.result.backend != "nccl":
+            raise Unmeasured(
+                "transports", f"the ranks talked over {self.result.backend}, which has none of NCCL's"
+            )
+        expect = self.result.expect
+        globs = (expect.intra_node if self.inside else expect.inter_node) if expect else ()
+        forbidden = expect.forbid if expect else ()
+        if not globs and not forbidden:
+            raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
+        edges = self.edges()
+        if not edges:
+            raise Unmeasured("transports", f"NCCL logged no connection {where}")
+        for edge in edges:
+            if any(matches(edge, glob) for glob in forbidden):
+                fail(f"{self._say(edge)}, forbidden by {', '.join(forbidden)}: {edge.where}")
+            if globs and not any(matches(edge, glob) for glob in globs):
+                fail(f"{self._say(edge)}, expected {' or '.join(globs)}: {edge.where}")
+
+    def _say(self, edge: Edge) -> str:
+        ranks = {rank.rank: str(rank) for rank in self.result.ranks}
+        return f"{ranks[edge.source]} -> {ranks[edge.destination]}: {edge.transport}"
+
+
+def matches(edge: Edge, glob: str) -> bool:
+    return fnmatchcase(edge.kind, glob) or fnmatchcase(edge.transport, glob)

@@ -1,0 +1,114 @@
+"""When to ask the scheduler, and what all witnesses together say of a job.
+
+A finished job's own result files are the first witness and cost the scheduler nothing. While all
+jobs are pending the questions become rarer; the claim file of a job that starts ends that at once.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .launch.flag import visible
+from .submit import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .rundir import PhaseDir
+    from .submit import Backend
+
+FIRST_POLL_S = 0.5
+PENDING_POLL_S = 30.0
+# A shared file system may show a result some seconds after the scheduler knows of the job's end.
+RESULT_GRACE_S = 3.0
+LOST_GRACE_S = 8.0
+# After one node failed the others end within seconds; this long after, the job is ended for them.
+STRAGGLER_S = 30.0
+
+
+@dataclass
+class Watched:
+    """One submitted job, and what is known of it. Times are the controller's monotonic seconds."""
+
+    phase: str
+    job_id: str
+    directory: PhaseDir
+    nodes: int
+    submitted_at: float
+    state: JobState | None = None
+    running: bool = False
+    ended_at: float | None = None
+    forgotten_at: float | None = None
+    failing_at: float | None = None
+    results: set[int] = field(default_factory=set)
+
+    def look(self) -> bool:
+        """Look at the job's own files. True where all nodes have written their results."""
+        if not self.running and any(
+            visible(self.directory.claim(node)) for node in range(self.nodes)
+        ):
+            self.running = True
+        missing = set(range(self.nodes)) - self.results
+        if self.running:
+            self.results |= {n for n in missing if visible(self.directory.node_result(n))}
+        if self.results and self.failing_at is None and visible(self.directory.abort):
+            self.failing_at = time.monotonic()
+        return len(self.results) == self.nodes
+
+    def hear(self, state: JobState) -> None:
+        """Take the scheduler's word."""
+        now = time.monotonic()
+        if state.kind == "unknown":
+            self.forgotten_at = self.forgotten_at or now
+            return
+        self.state, self.forgotten_at = state, None
+        self.running = self.running or state.kind == "running"
+        if state.kind == "ended":
+            self.ended_at = self.ended_at or now
+
+    def over(self) -> bool:
+        """Whether nothing more is to be expected of the job."""
+        if self.look():
+            return True
+        now = time.monotonic()
+        ended = self.ended_at is not None and now - self.ended_at > RESULT_GRACE_S
+        lost = self.forgotten_at is not None and now - self.forgotten_at > LOST_GRACE_S
+        return ended or lost
+
+    def straggling(self) -> bool:
+        return self.failing_at is not None and time.monotonic() - self.failing_at > STRAGGLER_S
+
+    def witness(self) -> JobState | None:
+        """The scheduler's last word; None where it has forgotten the job."""
+        return None if self.forgotten_at is not None else self.state
+
+
+class Poller:
+    """Asks the scheduler once for all jobs, no more often than it must."""
+
+    def __init__(self, backend: Backend, running_s: float) -> None:
+        self._backend = backend
+        self._running_s = running_s
+        self._interval_s = FIRST_POLL_S
+        self._next = 0.0
+
+    def soon(self) -> None:
+        self._interval_s = FIRST_POLL_S
+        self._next = min(self._next, time.monotonic() + FIRST_POLL_S)
+
+    def poll(self, jobs: Iterable[Watched]) -> None:
+        jobs = list(jobs)
+        now = time.monotonic()
+        if not jobs or now < self._next:
+            return
+        states = self._backend.states([job.job_id for job in jobs])
+        for job in jobs:
+            if job.job_id in states:
+                job.hear(states[job.job_id])
+        if any(job.running for job in jobs):
+            self._interval_s = self._running_s
+        else:
+            self._interval_s = min(self._interval_s * 1.5, PENDING_POLL_S)
+        self._next = time.monotonic() + self._interval_s

@@ -1,0 +1,24 @@
+"""Two GPUs under DistributedDataParallel (Gilbreth HPC Training Guide, section 6)."""
+
+import pytest
+
+from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
+from pytest_clustersmoke.result import PhaseResult
+
+
+@pytest.mark.ddp
+@pytest.mark.phase(
+    "ddp_2gpu",
+    script="train_ddp.py",
+    gpus_per_node=2,
+    args={"hidden_size": 2048, "batch_size": 64, "steps": 100},
+)
+class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
+    def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
+        assert phase.fact("engine") == "DistributedDataParallel"
+
+    def test_checkpoint_is_written_once_and_whole(self, phase: PhaseResult) -> None:
+        """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
+        files = phase.checkpoint_files()
+        assert list(files) == ["ddp.pt"]
+        assert files["ddp.pt"] >= 12 * phase.fact("parameters")

@@ -1,0 +1,19 @@
+"""One GPU: CUDA, forward and backward, checkpoint (Gilbreth HPC Training Guide, section 5)."""
+
+import pytest
+
+from pytest_clustersmoke.criteria import Trained
+from pytest_clustersmoke.result import PhaseResult
+
+
+@pytest.mark.phase(
+    "mlp_1gpu",
+    script="train_mlp.py",
+    args={"hidden_size": 1024, "batch_size": 32, "steps": 100},
+)
+class TestMlpOnOneGpu(Trained):
+    def test_checkpoint_holds_model_and_optimizer(self, phase: PhaseResult) -> None:
+        """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
+        files = phase.checkpoint_files()
+        assert list(files) == ["mlp.pt"]
+        assert files["mlp.pt"] >= 12 * phase.fact("parameters")

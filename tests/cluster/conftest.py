@@ -1,0 +1,54 @@
+"""What the tests of cluster.yaml share: a file from a text, its problems, and its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cluster import ClusterFile, Profile, load
+from pytest_clustersmoke.errors import UsageProblems
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Callable[..., ClusterFile]:
+    """Load a text as cluster.yaml, with the given environment."""
+
+    def read(text: str | bytes, **environ: str) -> ClusterFile:
+        path = tmp_path / "cluster.yaml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load(path, environ)
+
+    return read
+
+
+@pytest.fixture
+def profile(loaded: Callable[..., ClusterFile]) -> Callable[..., Profile]:
+    """The profile `one` of a text."""
+    return lambda text, **environ: loaded(text, **environ).profile("one")
+
+
+@pytest.fixture
+def problems(profile: Callable[..., Profile], tmp_path: Path) -> Callable[..., list[str]]:
+    """The problems of a text, or of its profile `one`, without the directory in them."""
+
+    def found(text: str | bytes, **environ: str) -> list[str]:
+        with pytest.raises(UsageProblems) as raised:
+            profile(text, **environ)
+        return [str(each).replace(f"{tmp_path}/", "") for each in raised.value.problems]
+
+    return found
+
+
+@pytest.fixture
+def one_slurm() -> str:
+    """The least that a file with a Slurm profile `one` can hold."""
+    return """\
+clusters:
+  one:
+    backend: slurm
+    shared_dir: /shared
+    hardware: {gpu: A100, gpus_per_node: 2}
+    phases: {ddp_2gpu: }
+"""

@@ -1,0 +1,145 @@
+"""What ships: the profiles of cluster.yaml, its JSON Schema, and its reference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from pytest_clustersmoke.cluster import (
+    STAGE_LIMITS_S,
+    ClusterFile,
+    EnvBlock,
+    EnvSettings,
+    Expectation,
+    Hardware,
+    Limits,
+    PhaseSettings,
+    Profile,
+    Reference,
+    load,
+)
+from pytest_clustersmoke.cluster import json_schema as schema
+
+ROOT = Path(__file__).parents[2]
+LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
+LORA = ("lora_sft_ddp", "lora_sft_2node")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> ClusterFile:
+    return load(ROOT / "cluster.yaml", {})
+
+
+def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
+    """Cron sets next to nothing: each profile still has all its values."""
+    assert shipped.names == ("local", "lab", "gilbreth", "nebius")
+    for name in shipped.names:
+        profile = shipped.profile(name)
+        assert profile.name == name
+        assert profile.shared_dir.is_absolute()
+        assert "$" not in str(profile.shared_dir)
+        assert shipped.description(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "phases"),
+    [("local", LADDER + LORA), ("lab", LADDER + LORA), ("gilbreth", LADDER), ("nebius", LORA)],
+)
+def test_profiles_list_their_phases(
+    shipped: ClusterFile, name: str, phases: tuple[str, ...]
+) -> None:
+    """Small machines run the whole ladder, the documents' clusters what they documented."""
+    assert tuple(shipped.profile(name).phases) == phases
+
+
+def test_account_and_directory_can_be_chosen_from_outside() -> None:
+    """Another account, and another place for local runs, need no other file."""
+    environ = {"CLUSTERSMOKE_ACCOUNT": "mine", "CLUSTERSMOKE_SHARED_DIR": "/there", "USER": "me"}
+    file = load(ROOT / "cluster.yaml", environ)
+    gilbreth = file.profile("gilbreth")
+    assert gilbreth.slurm["account"] == "mine"
+    assert gilbreth.shared_dir == Path("/scratch/gilbreth/me/worldsim/clustersmoke/runs")
+    assert file.profile("local").shared_dir == Path("/there")
+
+
+def test_gilbreth_asks_for_what_the_job_headers_ask_for(shipped: ClusterFile) -> None:
+    """Resources by phase are those of each job's own header."""
+    phases = shipped.profile("gilbreth").phases
+    resources = {name: (p.nodes, p.gpus_per_node, dict(p.slurm)) for name, p in phases.items()}
+    keys = ("qos", "cpus_per_task", "mem", "time")
+    assert resources == {
+        "mlp_1gpu": (1, 1, dict(zip(keys, ("standby", 8, "50G", "00:30:00"), strict=True))),
+        "ddp_2gpu": (1, 2, dict(zip(keys, ("normal", 8, "64G", "00:15:00"), strict=True))),
+        "zero1_2gpu": (1, 2, dict(zip(keys, ("standby", 16, "100G", "00:30:00"), strict=True))),
+        "zero1_4node": (
+            4,
+            2,
+            dict(zip(keys, ("normal", 32, "200G", "01:00:00"), strict=True), exclusive=True),
+        ),
+    }
+
+
+def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFile) -> None:
+    """Module order and the interfaces of several nodes are what its guide calls critical."""
+    profile = shipped.profile("gilbreth")
+    assert profile.setup[:2] == ("module purge", "module load external")
+    assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(profile.env.multi_node.unset)
+    assert profile.env.single_node.set["NCCL_IB_DISABLE"] == "1"
+    assert profile.env.multi_node.set["NCCL_IB_DISABLE"] == "0"
+
+
+def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None:
+    """The guide's decimal GB are the same memory in GiB."""
+    decimal = {"mlp_1gpu": 0.52, "ddp_2gpu": 2.44, "zero1_2gpu": 9.68, "zero1_4node": 7.12}
+    references = shipped.profile("gilbreth").references
+    for phase, gigabytes in decimal.items():
+        memory = references[phase]["peak_memory_gib"]
+        assert memory.value == pytest.approx(gigabytes * 1e9 / 2**30, abs=6e-4)
+        assert (memory.lower, memory.upper) == (None, 0.1)
+
+
+def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
+    """Two nodes talk over TCP on eth0, and the expectation says so."""
+    profile = shipped.profile("nebius")
+    assert profile.env.multi_node.set["NCCL_NET"] == "Socket"
+    assert profile.env.single_node.set == {"NCCL_SOCKET_IFNAME": "^lo,docker0"}
+    assert profile.expect["lora_sft_2node"].inter_node == ("NET/Socket",)
+    assert profile.slurm == {
+        "partition": "gpu", "mem": 0, "cpus_per_task": 64, "time": "01:00:00",
+    }  # fmt: skip
+
+
+def test_the_schema_file_is_what_is_generated() -> None:
+    """Editors see the keys that the package reads."""
+    assert json.loads(schema.SCHEMA_PATH.read_text()) == schema.generate(), (
+        "run python -m pytest_clustersmoke.cluster.json_schema"
+    )
+
+
+def test_the_reference_names_every_key_and_default() -> None:
+    """A key that is not in the reference does not exist for its reader."""
+    text = (ROOT / "docs" / "cluster-yaml.md").read_text()
+    models: tuple[type[BaseModel], ...] = (
+        Profile, Hardware, EnvSettings, EnvBlock, Limits, PhaseSettings, Reference, Expectation,
+    )  # fmt: skip
+    missing = [key for model in models for key in model.model_fields if f"`{key}`" not in text]
+    assert missing == []
+    assert [s for s, limit in STAGE_LIMITS_S.items() if f"`{s}` {limit:g}" not in text] == []
+
+
+def test_reading_profiles_imports_nothing_heavy() -> None:
+    """Profiles are read on a login node, before any run: no torch, numpy or submitit."""
+    code = (
+        "import sys; from pathlib import Path; from pytest_clustersmoke.cluster import load; "
+        "load(Path('cluster.yaml'), {}).profile('gilbreth'); "
+        "print([m for m in ('torch', 'numpy', 'submitit', 'psutil') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,214 @@
+"""Reading YAML: scalars, lines, and files that are no YAML of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.cluster import Profile, load
+from pytest_clustersmoke.cluster.source import Reading, Source, read
+from pytest_clustersmoke.errors import UsageProblems
+
+Problems = Callable[..., list[str]]
+
+
+def source_of(directory: Path, text: str) -> Source:
+    path = directory / "cluster.yaml"
+    path.write_text(text)
+    return read(path, Reading())
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("01:00:00", "01:00:00"),
+        ("1:30", "1:30"),
+        ("007", "007"),
+        ("1_000", "1_000"),
+        ("0x10", "0x10"),
+        ("2024-01-31", "2024-01-31"),
+        ("-12", -12),
+        ("1.5", 1.5),
+        ("5e8", 5e8),
+        (".5", 0.5),
+        (".inf", float("inf")),
+        ("~", None),
+        ("", None),
+        ("null", None),
+        ("-10 %", "-10 %"),
+        ('"12"', "12"),
+        ("!!str 12", "12"),
+        ("[1, a]", (1, "a")),
+        ("<<", "<<"),
+    ],
+)
+def test_scalars_are_what_they_look_like(tmp_path: Path, written: str, value: Any) -> None:
+    """Only true and false are booleans, and text that merely resembles a number stays text."""
+    found = source_of(tmp_path, f"key: {written}\n").values["key"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_lines_are_right_behind_anchors_and_merges(tmp_path: Path) -> None:
+    """A key's line is where it was written, whichever way it came to where it is read."""
+    source = source_of(
+        tmp_path,
+        """\
+x-a: &a
+  inner:
+    key: 1
+  other: 2
+x-b: &b {other: 3, more: 4}
+first:
+  <<: [*a, *b]
+  other: 9
+second: *a
+list:
+  - one
+  - two
+""",
+    )
+    path = source.file
+    assert source.values["first"] == {"inner": {"key": 1}, "other": 9, "more": 4}
+    assert source.where(("first", "inner", "key")) == f"{path}:3"
+    assert source.where(("first", "other")) == f"{path}:8"
+    assert source.where(("first", "more")) == f"{path}:5"
+    assert source.where(("second", "other")) == f"{path}:4"
+    assert source.where(("list", 1)) == f"{path}:12"
+    assert source.where(("second", "absent", "key")) == f"{path}:9"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "cluster.yaml: is empty; expected a mapping with the key `clusters`"),
+        (b"# nothing\n", "cluster.yaml: is empty; expected a mapping with the key `clusters`"),
+        (b"- a\n", "cluster.yaml: is no mapping; expected a mapping with the key `clusters`"),
+        (
+            b"x-a: 1\n",
+            "cluster.yaml: has no `clusters`; expected a mapping with the key `clusters`",
+        ),
+        (
+            b"clusters: 5\n",
+            "cluster.yaml:1: `clusters` lists no profile; expected profiles by their names",
+        ),
+        (b"a: 1\nb: \xff\n", "cluster.yaml:2: byte 0xff is not UTF-8; expected UTF-8 text"),
+        (
+            b"a: 1\nb: \x07\n",
+            "cluster.yaml:2: malformed YAML: control character 0x07; expected valid YAML",
+        ),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused(
+    problems: Problems, content: bytes, expected: str
+) -> None:
+    """What is not even a mapping in UTF-8 is refused in one line that says what it is."""
+    assert problems(content) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", 3, "flow sequence"),
+        ("a: 1\nb: }\n", 2, "node content"),
+        ("a: *nowhere\n", 1, "undefined alias"),
+        ("a: 1\n---\nb: 2\n", 2, "document"),
+    ],
+)
+def test_malformed_yaml_names_the_line(problems: Problems, text: str, line: int, word: str) -> None:
+    """A parser's error is told in one line with the file's line."""
+    (problem,) = problems(text)
+    assert problem.startswith(f"cluster.yaml:{line}: malformed YAML: ")
+    assert word in problem
+    assert "\n" not in problem
+
+
+def test_a_directory_and_an_absent_file_are_refused(tmp_path: Path) -> None:
+    """What cannot be read is a problem, not a traceback."""
+    with pytest.raises(UsageProblems, match="is a directory; expected a YAML file"):
+        load(tmp_path, {})
+    with pytest.raises(UsageProblems, match="cannot be read: No such file or directory"):
+        load(tmp_path / "absent.yaml", {})
+
+
+def test_aliases_that_unfold_without_end_are_refused_quickly(
+    problems: Problems, one_slurm: str
+) -> None:
+    """A few lines of nested aliases cost no memory and no time."""
+    lists = "".join(
+        f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "x-0: &a0 [1]\n"
+        for n in range(12)
+    )
+    merges = "x-m0: &m0 {k0: 1}\n" + "".join(
+        f"x-m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}], k{n}: 1}}\n" for n in range(1, 12)
+    )
+    started = time.perf_counter()
+    for text in (lists, merges):
+        (problem,) = problems(text + one_slurm)
+        assert "its aliases unfold to too many values; expected at most 20000 values" in problem
+    assert time.perf_counter() - started < 5
+
+
+def test_deep_and_endless_nesting_is_refused(problems: Problems, one_slurm: str) -> None:
+    """Nesting beyond reason, and an alias inside what it stands for, are problems."""
+    (deep,) = problems(f"x-a: {'[' * 60}{']' * 60}\n" + one_slurm)
+    assert "cluster.yaml:1: nests too deep" in deep
+    (deeper,) = problems("x-a: " + "[" * 100_000)
+    assert "cluster.yaml:1: nests too deep" in deeper
+    assert "cluster.yaml:1: an alias contains itself; expected values that end" in problems(
+        "x-a: &a [1, *a]\n" + one_slurm
+    )
+
+
+def test_a_file_too_large_is_refused(problems: Problems) -> None:
+    """A file that is no configuration is not read to its end."""
+    (problem,) = problems("#" * (2**20 + 1))
+    assert problem == (
+        "cluster.yaml: is larger than 1048576 bytes; expected a YAML file of profiles"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "x-a: 1\nx-a: 2",
+            "2: the key `x-a` stands twice (first at line 1); expected each key once",
+        ),
+        ("x-a: {1: 2}", "1: the key `1` is no text; expected text, quoted where it looks other"),
+        ("x-a: !!binary aGk=", "1: the tag `!!binary` is not known here; expected plain values"),
+        ("x-a: !!int five", "1: `five` does not fit its tag; expected a plain value without a tag"),
+        ("x-a: {<<: 5}", "1: `<<` merges what is no mapping; expected `<<: *anchor` of a mapping"),
+        (
+            "x-a: &a {b: 1}\nx-b:\n  <<: *a\n  <<: *a",
+            "4: `<<` stands twice (first at line 3); expected one `<<: [*first, *second]`",
+        ),
+    ],
+)
+def test_what_yaml_lets_pass_is_refused(
+    problems: Problems, one_slurm: str, line: str, expected: str
+) -> None:
+    """Keys twice, keys that are no text, and tags are refused with their line."""
+    (problem,) = problems(f"{line}\n{one_slurm}")
+    assert problem.startswith(f"cluster.yaml:{expected}")
+
+
+def test_one_option_in_two_spellings_is_one_key(
+    problems: Problems, one_slurm: str, profile: Callable[..., Profile]
+) -> None:
+    """`cpus-per-task` and `cpus_per_task` are the same option, and may stand once."""
+    text = one_slurm + "    slurm:\n      cpus-per-task: 3\n"
+    read_profile = profile(text)
+    assert read_profile.slurm == {"cpus_per_task": 3}
+    assert read_profile.where("slurm", "cpus-per-task").endswith("cluster.yaml:8")
+    assert problems(text + "      cpus_per_task: 4\n") == [
+        "cluster.yaml:9: the key `cpus_per_task` stands twice (first at line 8); "
+        "expected each key once"
+    ]

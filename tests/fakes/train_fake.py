@@ -1,0 +1,80 @@
+"""A fake rank program: writes the events of a rank that trained, without torch, in no time.
+
+Each option but --steps stages one deviation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import EventWriter
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--fail", action="store_true", help="raise in training")
+parser.add_argument("--leave", action="store_true", help="exit 0 without being done")
+parser.add_argument("--wait-for", type=Path, help="train on only once this file is there")
+parser.add_argument("--loss", default="falls", choices=["falls", "rises", "nan"])
+parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s as written")
+parser.add_argument("--say", default="", help="a fact's text")
+given = parser.parse_args()
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+node_rank = int(os.environ["CLUSTERSMOKE_NODE_RANK"])
+place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+events = EventWriter(place.rank_events(rank))
+process = psutil.Process()
+events.write(
+    "start",
+    rank=rank,
+    local_rank=int(os.environ["LOCAL_RANK"]),
+    node_rank=node_rank,
+    world_size=world,
+    local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+    pid=process.pid,
+    pid_started=process.create_time(),
+    host=socket.gethostname(),
+    node=os.environ["CLUSTERSMOKE_NODE_NAME"],
+    python=sys.version.split()[0],
+    torch="2.2.0",
+    cuda=None,
+    nccl=None,
+    device="cpu",
+    device_name="fake",
+    init="torch",
+)
+events.write("group", backend="gloo", world_size=world, timeout_s=60)
+events.write("barrier", seconds=0.01)
+events.write("fact", values={"argv": sys.argv[1:], "said": given.say})
+events.write("stage", name="train", state="begin")
+if given.fail and rank == 0:
+    events.write("error", type="ValueError", message="staged", traceback="Traceback: staged")
+    raise ValueError("staged")
+if given.leave and rank == 0:
+    raise SystemExit(0)
+while given.wait_for and not given.wait_for.exists():
+    time.sleep(0.02)
+for step in range(1, given.steps + 1):
+    events.write("step", step=step, steps=given.steps)
+losses = {"falls": [2.0, 1.0], "rises": [1.0, 2.0], "nan": [1.0, float("nan")]}[given.loss]
+events.write("losses", mean=losses, local_finite=given.loss != "nan", local_final=losses[-1])
+gradients = {"parameters": 4, "compared": 4, "max_relative_error": 0.0, "tolerance": 1e-5}
+events.write(
+    "gradients", **gradients, worst="w", precision="fp32", synced=True, sensitive=True
+)
+metrics = {"steps_per_s": given.rate, "samples_per_s": given.rate * 8, "peak_memory_gib": 0.5}
+events.write("metrics", values=metrics)
+events.write("stage", name="train", state="end", seconds=0.1)
+output = place.output / "model.pt"
+output.write_bytes(bytes(100))
+events.write("checkpoint", files=[{"name": "model.pt", "bytes": 100}], seconds=0.0)
+events.write("reload", equal=True, tensors=4, mismatched=[], source="model built anew")
+events.write("done", seconds=0.1)

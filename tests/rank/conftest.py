@@ -1,0 +1,91 @@
+"""Ranks for real: torchrun with gloo on CPU, events in a phase directory of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import Events, read_events
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).parent / "programs"
+SMOKE_TESTS = REPOSITORY / "smoke_tests"
+# For a loaded machine; a run takes about 6 s where nothing else goes on.
+RUN_WITHIN_S = 180
+
+
+
+def rank_environment(phase: PhaseDir | None) -> dict[str, str]:
+    """The test's own environment, without what an outer torchrun or launcher may have set."""
+    ours = ("CLUSTERSMOKE_", "TORCHELASTIC_", "MASTER_")
+    gone = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "DS_ACCELERATOR"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in gone}
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), kept.get("PYTHONPATH")]))
+    kept.update(OMP_NUM_THREADS="1", CLUSTERSMOKE_DEVICE="cpu", PYTHONPATH=path)
+    if phase is not None:
+        kept["CLUSTERSMOKE_PHASE_DIR"] = str(phase.root)
+    return kept
+
+
+def torchrun_line(script: Path, ranks: int, args: Sequence[str]) -> list[str]:
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*run, f"--nproc_per_node={ranks}", str(script), *args]
+
+
+class Run:
+    """A finished run of a rank program."""
+
+    def __init__(self, phase: PhaseDir, status: int, output: str) -> None:
+        self.phase = phase
+        self.status = status
+        self.output = output
+
+    def events(self, rank: int = 0) -> Events:
+        return read_events(self.phase.rank_events(rank))
+
+    def only(self, event: str, rank: int = 0) -> dict[str, Any]:
+        found = list(self.events(rank).named(event))
+        assert len(found) == 1, f"{len(found)} {event} events of rank {rank}:\n{self.output}"
+        return found[0]
+
+
+@contextmanager
+def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a session of its own; whatever is left of it at the end is killed."""
+    process = subprocess.Popen(
+        line,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Callable[..., Run]:
+    """Run a script of smoke_tests/ or of programs/ on so many ranks, to its end."""
+
+    def run(script: str, *args: str, ranks: int) -> Run:
+        phase = PhaseDir(tmp_path / "phase")
+        path = next(p for p in (SMOKE_TESTS / script, PROGRAMS / script) if p.exists())
+        with started(torchrun_line(path, ranks, args), rank_environment(phase)) as process:
+            output, _ = process.communicate(timeout=RUN_WITHIN_S)
+        return Run(phase, process.returncode, output)
+
+    return run

@@ -1,0 +1,54 @@
+"""The gradient probe under DDP: healthy, then with its reduction bypassed, left out, and wrong."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_clustersmoke.rank import Rank
+
+
+def main() -> None:
+    with Rank.start() as rank:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 4))
+        ddp = DistributedDataParallel(model)
+        torch.manual_seed(1 + rank.rank)
+        inputs, targets = torch.randn(8, 16), torch.randn(8, 4)
+
+        def loss_of(network: nn.Module) -> torch.Tensor:
+            return nn.functional.mse_loss(network(inputs), targets)
+
+        def unsynced() -> None:
+            with ddp.no_sync():
+                loss_of(ddp).backward()
+
+        def summed() -> None:
+            loss_of(ddp).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad *= rank.world_size
+
+        def one_left_out() -> None:
+            loss_of(ddp).backward()
+            own = torch.autograd.grad(loss_of(model), model[3].bias)[0]
+            model[3].bias.grad = own
+
+        faults = {
+            "none": lambda: loss_of(ddp).backward(),
+            "bypassed": lambda: loss_of(ddp.module).backward(),
+            "no_sync": unsynced,
+            "summed": summed,
+            "one_left_out": one_left_out,
+        }
+        for fault, backward in faults.items():
+            model.zero_grad()
+            synced = rank.verify_gradients(
+                model.named_parameters(), local_loss=lambda: loss_of(model), backward=backward
+            )
+            rank.fact(fault=fault, synced=synced)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A rank that hangs or fails leaves its evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import read_events
+
+from .conftest import PROGRAMS, RUN_WITHIN_S, Run, rank_environment, started, torchrun_line
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + RUN_WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
+
+
+def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
+    """On SIGUSR1 a rank that hangs in a collective, and one that waits elsewhere, say where."""
+    phase = PhaseDir(tmp_path / "phase")
+    line = torchrun_line(PROGRAMS / "hang.py", 2, ())
+    with started(line, rank_environment(phase)):
+        for rank in (0, 1):
+            events = phase.rank_events(rank)
+            wait_for(lambda e=events: read_events(e).last("fact") is not None, "the hang")  # type: ignore[misc]
+        for rank in (0, 1):
+            start = read_events(phase.rank_events(rank)).last("start")
+            assert start is not None
+            os.kill(start["pid"], signal.SIGUSR1)
+        for rank in (0, 1):
+            dump = phase.rank_flight_recorder(rank)
+            wait_for(dump.exists, f"the flight recorder of rank {rank}")
+        stacks = [phase.rank_stack(rank).read_text() for rank in (0, 1)]
+    assert "all_reduce" in stacks[0] and "hang.py" in stacks[0]
+    assert "stay_away" in stacks[1]
+    entries = [json.loads(phase.rank_flight_recorder(r).read_text())["entries"] for r in (0, 1)]
+    ahead, behind = (e[-1] for e in entries)
+    assert ahead["input_sizes"] == [[5]] and not ahead["retired"]
+    assert behind["input_sizes"] == [[3]] and behind["retired"]
+    assert any(frame["filename"].endswith("hang.py") for frame in ahead["frames"])
+
+
+def test_an_exception_is_written_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
+    """A rank that raises writes the error and goes, though its peer waits for it in a collective."""
+    began = time.monotonic()
+    run = torchrun("fail.py", ranks=2)
+    assert run.status != 0 and time.monotonic() - began < 100  # the group's timeout is 300 s
+    error = run.only("error", 1)
+    assert (error["type"], error["message"]) == ("RuntimeError", "this rank has had enough")
+    assert "fail.py" in error["traceback"]
+    assert run.events(1).last("done") is None

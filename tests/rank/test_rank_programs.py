@@ -1,0 +1,124 @@
+"""The rank programs of smoke_tests/, small and for real."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+
+import pytest
+
+from pytest_clustersmoke.telemetry import METRICS
+
+from .conftest import SMOKE_TESTS, Run, rank_environment
+
+SMALL = ("--hidden-size", "64", "--steps", "30", "--learning-rate", "3e-3")
+
+
+def program(name: str) -> ModuleType:
+    """A program as a module; its siblings are found as torchrun finds them, by its folder."""
+    spec = importlib.util.spec_from_file_location(f"program_{name}", SMOKE_TESTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "parameters"),
+    [
+        ("train_mlp", (1024,), 25_175_040),
+        ("train_ddp", (2048,), 100_681_728),
+        ("train_zero", (4096, 6), 805_429_248),
+        ("train_zero", (4096, 8), 1_073_905_664),
+    ],
+)
+def test_full_sizes_have_the_documented_parameters(
+    name: str, sizes: tuple[int, ...], parameters: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At full size each model has as many parameters as its document says; none is allocated."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(SMOKE_TESTS))
+    with torch.device("meta"):
+        model = program(name).build_model(*sizes)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def check_a_healthy_run(run: Run, ranks: int) -> None:
+    """What holds of every healthy run, on every rank."""
+    assert run.status == 0, run.output
+    for rank in range(ranks):
+        events = run.events(rank)
+        assert events.records[-1]["event"] == "done" and not events.unreadable_lines
+        start, group = run.only("start", rank), run.only("group", rank)
+        assert (start["rank"], start["world_size"], start["device"]) == (rank, ranks, "cpu")
+        assert (group["backend"], group["world_size"]) == ("gloo", ranks)
+        assert run.only("barrier", rank)["seconds"] >= 0
+        steps = [record["step"] for record in events.named("step")]
+        assert (steps[0], steps[-1]) == (1, 30) and steps == sorted(set(steps))
+        metrics = run.only("metrics", rank)["values"]
+        assert set(metrics) <= set(METRICS) and all(value > 0 for value in metrics.values())
+        assert len(run.only("step_times", rank)["seconds"]) == 30
+        losses = run.only("losses", rank)
+        assert losses["local_finite"] and losses["mean"] == run.only("losses")["mean"]
+        assert fmean(losses["mean"][-5:]) < 0.5 * fmean(losses["mean"][:5])
+        probe = run.only("gradients", rank)
+        assert probe["synced"] and probe["compared"] == probe["parameters"] > 0
+        assert run.only("reload", rank)["equal"]
+        assert (run.events(rank).last("checkpoint") is not None) == (rank == 0)
+        assert not run.phase.rank_stack(rank).exists()
+
+
+def test_train_mlp_trains_and_reloads(torchrun: Callable[..., Run]) -> None:
+    """One rank trains, its loss falls, its checkpoint comes back equal."""
+    run = torchrun("train_mlp.py", *SMALL, ranks=1)
+    check_a_healthy_run(run, ranks=1)
+    assert [file["name"] for file in run.only("checkpoint")["files"]] == ["mlp.pt"]
+
+
+def test_train_ddp_trains_in_sync(torchrun: Callable[..., Run]) -> None:
+    """Two ranks under DDP train in sync, rank 0 saves, both reload what it saved."""
+    run = torchrun("train_ddp.py", *SMALL, "--batch-size", "16", ranks=2)
+    check_a_healthy_run(run, ranks=2)
+    values = run.only("metrics")["values"]
+    assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 16 * 2)
+    assert run.only("gradients")["sensitive"]
+
+
+def test_train_zero_trains_and_writes_a_share_for_each_rank(torchrun: Callable[..., Run]) -> None:
+    """Two ranks under ZeRO-1 train in bf16; the checkpoint has one optimizer file for each."""
+    run = torchrun("train_zero.py", *SMALL, "--layers", "2", "--bucket-size", "10000", ranks=2)
+    check_a_healthy_run(run, ranks=2)
+    assert "deepspeed_shm_comm" not in run.output  # it would have been compiled
+    names = {file["name"] for file in run.only("checkpoint")["files"]}
+    shares = {f"final/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (0, 1)}
+    assert shares | {"final/mp_rank_00_model_states.pt", "zero_to_fp32.py"} <= names
+    config = json.loads((run.phase.output / "ds_config.json").read_text())
+    assert config["train_batch_size"] == 64
+    facts = run.only("fact", 1)["values"]
+    expected = {"zero_stage": 1, "precision": "bf16", "gradient_clipping": 1.0}
+    expected |= {"parameter_dtypes": ["torch.bfloat16"], "reduce_bucket_size": 10000}
+    expected |= {"optimizer": "AdamW", "fused_adam": False, "train_batch_size": 64}
+    assert expected.items() <= facts.items()
+
+
+def test_a_program_runs_by_hand(tmp_path: Path) -> None:
+    """Plain python, no launcher: it prints what matters and leaves no file behind."""
+    done = subprocess.run(
+        [sys.executable, str(SMOKE_TESTS / "train_mlp.py"), *SMALL],
+        env=rank_environment(None) | {"TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for words in ("rank 0 of 1", "step 30/30", "samples_per_s", "in sync", "reload: 24 tensors"):
+        assert words in done.stdout
+    assert not list(tmp_path.glob("clustersmoke-*"))

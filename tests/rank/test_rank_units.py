@@ -1,0 +1,214 @@
+"""Parts of the rank that need no second process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.rank import StepLog
+from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched
+from pytest_clustersmoke.rank.device import choose_device
+from pytest_clustersmoke.rank.place import Place, find_place
+from pytest_clustersmoke.rank.voice import Voice
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import Events, read_events
+
+
+@pytest.fixture(autouse=True)
+def no_rank_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test's process is no rank, and what a test makes of it is taken back."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith("CLUSTERSMOKE_") or name.endswith("RANK") or "WORLD_SIZE" in name:
+            monkeypatch.delenv(name)
+    yield
+    monkeypatch.undo()
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("CLUSTERSMOKE_PHASE_DIR", str(tmp_path))
+    return find_place()
+
+
+def step_log(place: Place, count: int, **settings: Any) -> StepLog:
+    import torch
+
+    return StepLog(
+        voice=Voice(place),
+        device=torch.device("cpu"),
+        world_size=4,
+        count=count,
+        samples_per_rank=8,
+        **settings,
+    )
+
+
+def events_of(place: Place) -> Events:
+    assert place.phase_dir is not None
+    return read_events(place.phase_dir.rank_events(place.rank))
+
+
+def test_plain_python_is_the_only_rank_of_its_world() -> None:
+    """Without torchrun a program is rank 0 of 1, at a free port of this machine."""
+    place = find_place()
+    assert (place.rank, place.world_size, place.phase_dir) == (0, 1, None)
+    assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"]) > 0
+
+
+def test_the_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's and the launcher's variables say which rank this is."""
+    values = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
+    values |= {"CLUSTERSMOKE_NODE_RANK": "2", "CLUSTERSMOKE_NODE_NAME": "n2", "GROUP_RANK": "7"}
+    values |= {"CLUSTERSMOKE_PHASE_DIR": "/p", "CLUSTERSMOKE_PG_TIMEOUT_S": "30"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    expected = Place(5, 1, 8, 2, 2, "n2", PhaseDir(Path("/p")), "auto", 30.0)
+    assert find_place() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "first"),
+        ("CLUSTERSMOKE_DEVICE", "gpu"),
+        ("CLUSTERSMOKE_PG_TIMEOUT_S", "soon"),
+        ("CLUSTERSMOKE_PG_TIMEOUT_S", "-1"),
+    ],
+)
+def test_a_bad_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that cannot be read is an error with its name and its value."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name}='{value}'.*expected"):
+        find_place()
+
+
+def test_cuda_asked_for_in_vain_says_what_torch_sees(place: Place) -> None:
+    """CLUSTERSMOKE_DEVICE=cuda without a device for this rank is an error that names the build."""
+    import torch
+
+    absent = torch.cuda.device_count()
+    asked = dataclasses.replace(place, device_wish="cuda", local_rank=absent)
+    with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*built for"):
+        choose_device(asked)
+
+
+def test_auto_takes_cpu_where_not_every_local_rank_has_a_gpu(place: Place) -> None:
+    """With fewer GPUs than local ranks all of them use the CPU, so that they meet in one group."""
+    import torch
+
+    crowded = dataclasses.replace(place, local_world_size=torch.cuda.device_count() + 1)
+    assert choose_device(crowded).type == "cpu"
+
+
+def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: Place) -> None:
+    """steps_per_s is all steps over their wall time; samples_per_s counts all ranks' samples."""
+    import torch
+
+    log = step_log(place, 20, tokens_per_rank=100)
+    assert log.warmup == 4
+    log.start()
+    for step in range(20):
+        log.record(torch.tensor(1.0 - step / 20))
+    log.finish()
+    events = events_of(place)
+    values = next(events.named("metrics"))["values"]
+    seconds = next(events.named("step_times"))["seconds"]
+    assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 8 * 4)
+    assert values["tokens_per_s_per_rank"] == pytest.approx(values["steps_per_s"] * 100)
+    assert values["steady_steps_per_s"] == pytest.approx(16 / sum(seconds[4:]))
+    assert values["final_loss"] == pytest.approx(0.05)
+    assert values["step_time_p95_s"] in seconds[4:]
+    assert [record["step"] for record in events.named("step")] == [1, 20]
+    stages = [(record["name"], record["state"]) for record in events.named("stage")]
+    assert stages == [("train", "begin"), ("train", "end")]
+
+
+def test_a_nan_loss_is_kept(place: Place) -> None:
+    """A loss that is not a number is recorded as such and makes the rank's losses not finite."""
+    log = step_log(place, 2)
+    log.start()
+    log.record(1.0)
+    log.record(float("nan"))
+    log.finish()
+    losses = next(events_of(place).named("losses"))
+    assert losses["mean"] == [1.0, "nan"]
+    assert losses["local_finite"] is False and losses["local_final"] == "nan"
+
+
+def test_without_losses_none_are_written(place: Place) -> None:
+    """Steps recorded without a loss give times and no losses."""
+    log = step_log(place, 2)
+    log.start()
+    log.record()
+    log.record()
+    log.finish()
+    events = events_of(place)
+    assert events.last("losses") is None
+    assert "final_loss" not in next(events.named("metrics"))["values"]
+
+
+def test_step_log_refuses_miscounted_steps(place: Place) -> None:
+    """Fewer or more steps than announced are an error, not a wrong rate."""
+    log = step_log(place, 1)
+    log.start()
+    with pytest.raises(RuntimeError, match="0 steps recorded, 1 announced"):
+        log.finish()
+    log.record(1.0)
+    with pytest.raises(RuntimeError, match="more steps recorded"):
+        log.record(1.0)
+    with pytest.raises(ValueError, match="expected fewer"):
+        step_log(place, 3, warmup=3)
+
+
+def test_digests_tell_states_apart_bit_for_bit() -> None:
+    """Equal bits are equal, NaN included; any other dtype, shape, bit, key or value is named."""
+    import torch
+
+    def state(**changes: Any) -> dict[str, Any]:
+        tensors = {"nan": torch.tensor([float("nan"), 0.0]), "half": torch.ones(2, 3).bfloat16()}
+        return tensors | {"groups": [{"lr": 1e-4, "betas": (0.9, 0.999)}], "empty": None} | changes
+
+    original = digest(state())
+    assert not mismatched(original, digest(state()))
+    assert original.tensors == 2
+    changes: dict[str, Any] = {
+        "nan": torch.tensor([float("nan"), -0.0]),
+        "half": torch.ones(2, 3).half(),
+        "empty": 0,
+    }
+    for name, value in changes.items():
+        assert mismatched(original, digest(state(**{name: value}))) == [name]
+    assert mismatched(original, digest(state(half=torch.ones(3, 2).bfloat16()))) == ["half"]
+    groups = [{"lr": 1e-3, "betas": (0.9, 0.999)}]
+    assert mismatched(original, digest(state(groups=groups))) == ["groups[0].lr"]
+    assert "more" in mismatched(original, digest(state(more=torch.ones(1))))
+
+
+def test_digests_do_not_depend_on_addresses() -> None:
+    """Objects are compared by what they hold, also where one holds itself."""
+
+    class Scaler:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+            self.me = self
+
+    one, same, other = (digest({"scaler": Scaler(scale)}) for scale in (1.0, 1.0, 2.0))
+    assert not mismatched(one, same)
+    assert mismatched(one, other) == ["scaler.scale"]
+
+
+def test_files_are_listed_with_bytes(tmp_path: Path) -> None:
+    """Every file below the directory, by its name relative to it."""
+    (tmp_path / "tag").mkdir()
+    (tmp_path / "tag" / "model.pt").write_bytes(b"1234")
+    (tmp_path / "latest").write_bytes(b"tag")
+    expected = [{"name": "latest", "bytes": 3}, {"name": "tag/model.pt", "bytes": 4}]
+    assert list_files(tmp_path) == expected

@@ -1,0 +1,277 @@
+"""train_lora_sft.py under real torchrun: what it measures when all is well, and when it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import read_events
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import MistralConfig, MistralForCausalLM
+
+from smoke_tests import sft_data, sft_model
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "smoke_tests" / "train_lora_sft.py"
+TINY = ["--model", "tiny", "--dataset", "shipped", "--subset-size", "256"]
+QUICK = ["--seq-len", "48", "--learning-rate", "5e-3"]
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: the agents' exit statuses and what the ranks wrote down."""
+
+    statuses: list[int]
+    output: str
+    phase: PhaseDir
+    ranks: list[list[dict[str, Any]]]
+
+    def facts(self, rank: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for record in self.ranks[rank]:
+            if record["event"] == "fact":
+                found |= record["values"]
+        return found
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The one event of that name of every rank that has it, in the order of ranks."""
+        return [record for rank in self.ranks for record in rank if record["event"] == name]
+
+
+def run(
+    directory: Path,
+    arguments: Sequence[str],
+    *,
+    nodes: int = 1,
+    ranks_per_node: int = 2,
+    program: Path = PROGRAM,
+    environment: dict[str, str] | None = None,
+) -> Outcome:
+    """Run the program with one torchrun a node, as the launcher does; nothing is left running."""
+    phase = PhaseDir(directory / "phase")
+    home = directory / "home"
+    for made in (phase.root, home):
+        made.mkdir(parents=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents, logs = [], []
+    for node in range(nodes):
+        logs.append(directory / f"agent.{node}.log")
+        with logs[-1].open("wb") as log:
+            agents.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "torch.distributed.run"),
+                        *(f"--nnodes={nodes}", f"--nproc_per_node={ranks_per_node}"),
+                        *(f"--node_rank={node}", "--master_addr=127.0.0.1"),
+                        *(f"--master_port={port}", str(program), *arguments),
+                    ],
+                    env={
+                        "PATH": os.environ["PATH"],
+                        "HOME": str(home),
+                        "PYTHONPATH": str(ROOT),
+                        "OMP_NUM_THREADS": "1",
+                        "CLUSTERSMOKE_PHASE_DIR": str(phase.root),
+                        "CLUSTERSMOKE_NODE_RANK": str(node),
+                        "CLUSTERSMOKE_DEVICE": "cpu",
+                        "CLUSTERSMOKE_PG_TIMEOUT_S": "60",
+                        **(environment or {}),
+                    },
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=directory,
+                    start_new_session=True,
+                )
+            )
+    try:
+        statuses = [agent.wait(LIMIT_S) for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+    events = [phase.rank_events(rank) for rank in range(nodes * ranks_per_node)]
+    return Outcome(
+        statuses=statuses,
+        output="\n".join(log.read_text(errors="replace") for log in logs),
+        phase=phase,
+        ranks=[read_events(path).records for path in events],
+    )
+
+
+def check_data(outcome: Outcome, examples: int) -> None:
+    """Rank 0 alone tokenised; all ranks read the same, and trained on different rows."""
+    facts = [outcome.facts(rank) for rank in range(len(outcome.ranks))]
+    assert [fact["tokenised_here"] for fact in facts] == [True] + [False] * (len(facts) - 1)
+    assert {fact["tokenised_by"] for fact in facts} == {0}
+    assert {fact["examples"] for fact in facts} == {examples}
+    assert len({fact["dataset_digest"] for fact in facts}) == 1
+    assert len({fact["tokenizer_digest"] for fact in facts}) == 1
+    rows = [row for fact in facts for row in fact["rows_trained_on"]]
+    assert len(rows) == len(set(rows)) == 10 * len(facts)
+
+
+def check_training(outcome: Outcome) -> None:
+    """The fixed loss fell, only adapters changed, to the same on all ranks, which were in sync."""
+    facts = [outcome.facts(rank) for rank in range(len(outcome.ranks))]
+    for fact in facts:
+        assert fact["fixed_loss_after"] < fact["fixed_loss_before"] - 0.2
+        assert fact["base_unchanged"] and fact["adapters_changed"]
+        assert fact["adapter_tensors"] == fact["adapter_tensors_changed"] == 28
+        assert fact["wrapper"] == "DistributedDataParallel"
+    for same in ("fixed_loss_before", "fixed_loss_after", "base_digest", "adapter_digest"):
+        assert len({fact[same] for fact in facts}) == 1, same
+    gradients = outcome.events("gradients")
+    assert [event["synced"] for event in gradients] == [True] * len(facts)
+    assert all(event["sensitive"] and event["compared"] == 28 for event in gradients)
+    assert all(len(event["mean"]) == 10 for event in outcome.events("losses"))
+    assert len(outcome.events("losses")) == len(outcome.events("done")) == len(facts)
+
+
+def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> None:
+    """With no hub, 2 ranks tokenise once, train in sync, save, reload and write their figures."""
+    outcome = run(tmp_path, [*TINY, *QUICK])
+    assert outcome.statuses == [0], outcome.output
+    check_data(outcome, examples=256)
+    check_training(outcome)
+    assert [event["equal"] for event in outcome.events("reload")] == [True, True]
+    facts = outcome.facts(0)
+    assert facts["trainable_parameters"] == 16_384
+    assert facts["trainable_share"] == pytest.approx(16_384 / facts["parameters"])
+    metrics = [event["values"] for event in outcome.events("metrics")]
+    assert all(values["tokens_per_s_per_rank"] > 0 for values in metrics)
+
+    [checkpoint] = outcome.events("checkpoint")
+    saved = {file["name"]: file["bytes"] for file in checkpoint["files"]}
+    assert saved["adapter/adapter_model.safetensors"] > 4 * 16_384
+    written_by = [outcome.facts(rank).get("metrics_written_by") for rank in range(2)]
+    assert written_by == [0, None]
+    written = json.loads((outcome.phase.output / "metrics.json").read_text())
+    assert written["approx_tokens_per_rank"] == 10 * 1 * 48
+    tokens_per_s = written["approx_tokens_per_rank"] / written["wall_time_s"]
+    assert written["tokens_per_s_per_rank"] == pytest.approx(tokens_per_s)
+    assert tokens_per_s == pytest.approx(metrics[0]["tokens_per_s_per_rank"], rel=0.1)
+
+    assert list((tmp_path / "home").rglob("*")) == []
+    entries = {entry.name for entry in tmp_path.iterdir()}
+    assert entries == {"phase", "home", "agent.0.log"}
+
+
+def hub_cache(directory: Path, name: str) -> None:
+    """A small model with its tokenizer, as the hub's cache holds what was downloaded by name."""
+    snapshot = directory / f"models--{name.replace('/', '--')}" / "snapshots" / "0123abcd"
+    texts = [json.loads(line)["output"] for line in sft_data.SHIPPED.read_text().splitlines()]
+    tokenizer = sft_data.train_tokenizer(texts, size=400)
+    tokenizer.save_pretrained(str(snapshot))
+    torch.manual_seed(1)
+    MistralForCausalLM(
+        MistralConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).save_pretrained(str(snapshot))
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(snapshot.name)
+
+
+def test_two_nodes_train_a_model_by_name_with_checkpointing_in_bf16(tmp_path: Path) -> None:
+    """A named model and a data set by its path train over 2 nodes, as they would on a cluster."""
+    hub_cache(tmp_path / "hub", "someone/small")
+    outcome = run(
+        tmp_path,
+        [
+            *("--model", "someone/small", "--dataset", str(sft_data.SHIPPED)),
+            *("--subset-size", "100", "--precision", "bf16", "--gradient-checkpointing"),
+            *QUICK,
+        ],
+        nodes=2,
+        ranks_per_node=1,
+        environment={"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"},
+    )
+    assert outcome.statuses == [0, 0], outcome.output
+    check_data(outcome, examples=100)
+    check_training(outcome)
+    assert [event["equal"] for event in outcome.events("reload")] == [True, True]
+    assert [event["precision"] for event in outcome.events("gradients")] == ["bf16", "bf16"]
+    assert outcome.facts(1)["gradient_checkpointing"] is True
+
+
+def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> None:
+    """Without DDP's reduction the probe fails, and so do equal adapters and the others' reload.
+
+    The loss still falls, only adapters change, and rank 0's checkpoint is whole: these stay green.
+    """
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
+        "import accelerate, train_lora_sft\n"
+        "accelerate.Accelerator.prepare_model = lambda self, model, *_, **__: model\n"
+        "train_lora_sft.main(train_lora_sft.settings())\n"
+    )
+    outcome = run(tmp_path, [*TINY, *QUICK], program=broken)
+    assert outcome.statuses == [0], outcome.output
+    assert [event["synced"] for event in outcome.events("gradients")] == [False, False]
+    assert [event["equal"] for event in outcome.events("reload")] == [True, False]
+    facts = [outcome.facts(rank) for rank in range(2)]
+    assert facts[0]["adapter_digest"] != facts[1]["adapter_digest"]
+    check_data(outcome, examples=256)
+    for fact in facts:
+        assert fact["base_unchanged"] and fact["adapters_changed"]
+        assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
+
+
+def test_data_that_rank_0_cannot_prepare_ends_every_rank_with_the_cause(tmp_path: Path) -> None:
+    """Nobody waits for data that will not come: all ranks end, and name rank 0's error."""
+    outcome = run(tmp_path, [*TINY, *QUICK, "--subset-size", "9999"])
+    assert outcome.statuses == [1]
+    errors = outcome.events("error")
+    assert "expected at least the 9999 of --subset-size" in errors[0]["message"]
+    for error in errors[1:]:  # torchrun may end the other rank before it has said so
+        assert (
+            "rank 0 could not prepare the data: ValueError: --dataset shipped" in error["message"]
+        )
+
+
+def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
+    """LoRA of rank 8 on the seven projections trains 20,971,520 parameters; none is allocated."""
+    with torch.device("meta"):
+        model = sft_model.add_adapters(MistralForCausalLM(MistralConfig()))
+    trainable, parameters = model.get_nb_trainable_parameters()
+    assert (trainable, parameters - trainable) == (20_971_520, 7_241_732_096)
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_checksum_tells_any_change_of_one_element() -> None:
+    """Equal bits give equal sums, whatever the chunks; one changed bit gives another."""
+    cpu = torch.device("cpu")
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+        whole = sft_model.checksum(tensor, cpu)
+        assert sft_model.checksum(tensor.clone(), cpu, chunk=7) == whole
+        for index in (0, 77, 149):
+            changed = tensor.clone()
+            changed.view(-1)[index] = -changed.view(-1)[index]
+            assert sft_model.checksum(changed, cpu) != whole
