@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .launch.torchrun import describe
-from .rundir import RunDir
+from .environment import remarks
+from .launch.torchrun import defaults, describe, launcher_environment
+from .rundir import PhaseDir, RunDir
 from .submit import make_backend
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def print_plan(
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         out.write(f"--- batch script\n{backend.script(phase, run.phase(phase.name))}\n")
         for title, lines in (
-            ("environment of the node", _environment(phase)),
+            ("environment of the node", _environment(phase, profile, run.phase(phase.name))),
             ("torchrun line, on each node", [_torchrun(phase)]),
             ("where each value came from", _sources(phase)),
         ):
@@ -44,13 +45,20 @@ def _torchrun(phase: Phase) -> str:
     return describe(nodes, ranks, str(phase.script), phase.argv())
 
 
-def _environment(phase: Phase) -> Iterator[str]:
+def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:
     for name, one in phase.env_unset.items():
         yield f"unset {name}    # {one.source}"
     for name, one in phase.env_set.items():
         yield f"{name}={one.value}    # {one.source}"
-    if not phase.env_set and not phase.env_unset:
-        yield "nothing is set or unset"
+    ours = launcher_environment(
+        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME"
+    )
+    for name, value in ours.items():
+        yield f"{name}={value}    # the launcher"
+    for name, value in defaults(directory, "$NODE_RANK").items():
+        if name not in phase.env_set:
+            yield f"{name}={value}    # the launcher, where it is not set"
+    yield from remarks(phase)
 
 
 def _sources(phase: Phase) -> Iterator[str]:

@@ -50,13 +50,17 @@ class PhaseClass(pytest.Class):
         return found
 
     @property
+    def line(self) -> int:
+        """The class's first line, its decorators included."""
+        try:
+            return inspect.getsourcelines(self.obj)[1]
+        except (OSError, TypeError):
+            return 1
+
+    @property
     def where(self) -> str:
         """file:line of the class, the file as seen from where pytest was started."""
-        try:
-            line = inspect.getsourcelines(self.obj)[1]
-        except (OSError, TypeError):
-            line = 1
-        return f"{_short(self.path)}:{line}"
+        return f"{_short(self.path)}:{self.line}"
 
 
 class JobItem(pytest.Item):
@@ -73,7 +77,8 @@ class JobItem(pytest.Item):
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        return self.path, None, f"{self.parent.name if self.parent else ''}::job"
+        assert isinstance(self.parent, PhaseClass)
+        return self.path, self.parent.line - 1, f"{self.parent.name}.job"
 
 
 def phase_class(item: pytest.Item) -> PhaseClass | None:

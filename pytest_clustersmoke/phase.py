@@ -227,7 +227,13 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[tuple[str, str,
 def _sourced(
     profile: Profile, path: tuple[str, ...], values: Mapping[str, Any]
 ) -> dict[str, Sourced]:
-    return {key: Sourced(value, profile.where(*path, key)) for key, value in values.items()}
+    """Values of one mapping of the profile; what its file does not hold is the tool's default."""
+
+    def source(key: str) -> str:
+        default = path == ("stage_limits_s",) and not profile.wrote(*path, key)
+        return "default" if default else profile.where(*path, key)
+
+    return {key: Sourced(value, source(key)) for key, value in values.items()}
 
 
 def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:

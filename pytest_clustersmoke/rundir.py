@@ -106,7 +106,7 @@ class PhaseDir:
         return self.root / f"claim.{node_rank}"
 
     def node(self, node_rank: int) -> Path:
-        return self.root / "nodes" / f"{node_rank:04d}"
+        return self.root / "nodes" / f"{node_rank:0>4}"
 
     def node_facts(self, node_rank: int) -> Path:
         return self.node(node_rank) / "facts.json"
@@ -135,11 +135,12 @@ class PhaseDir:
     def rank_flight_recorder(self, rank: int) -> Path:
         return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
 
-    def nccl_logs(self, node_rank: int) -> Path:
-        return self.root / "nccl" / f"{node_rank:04d}"
+    def nccl_logs(self, node_rank: int | str) -> Path:
+        """`node_rank` may be a shell variable, for the dry run."""
+        return self.root / "nccl" / f"{node_rank:0>4}"
 
-    def build(self, node_rank: int) -> Path:
-        return self.root / "build" / f"{node_rank:04d}"
+    def build(self, node_rank: int | str) -> Path:
+        return self.root / "build" / f"{node_rank:0>4}"
 
 
 @dataclass(frozen=True)

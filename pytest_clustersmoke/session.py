@@ -238,12 +238,11 @@ class Session:
 
 
 def _describe(job: Watched) -> str:
+    """The job's state in words, once they say more than that it was submitted."""
+    state = job.state
     if job.running:
-        nodes = job.state.nodes if job.state else ""
-        return f"running as job {job.job_id}" + (f" on {nodes}" if nodes else "")
-    if job.state and job.state.kind == "pending":
-        return f"pending as job {job.job_id}" + (f": {job.state.reason}" if job.state.reason else "")
-    return ""
+        return f"running on {state.nodes}" if state and state.nodes else ""
+    return f"pending: {state.reason}" if state and state.reason else ""
 
 
 def _times(result: Any, state: JobState | None, submitted: float | None) -> dict[str, Any]:

@@ -77,22 +77,20 @@ def deepspeed_config(args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
 
 def read_back(engine: Any) -> dict[str, Any]:
     """What the engine says it does, not what it was asked for."""
-    optimizer = engine.optimizer.optimizer
+    optimizer = type(engine.optimizer.optimizer).__name__
     parameters = list(engine.module.parameters())
     return {
-        "engine": type(engine).__name__,
         "zero_stage": int(engine.zero_optimization_stage()),
         "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
         "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
         "parameters": sum(p.numel() for p in parameters),
-        "optimizer": type(optimizer).__name__,
+        "engine": type(engine).__name__,
         "zero_optimizer": type(engine.optimizer).__name__,
-        "fused_adam": type(optimizer).__name__ == "FusedAdam",
+        "optimizer": optimizer,
+        "fused_adam": optimizer == "FusedAdam",
         "gradient_clipping": float(engine.gradient_clipping()),
         "reduce_bucket_size": int(engine.zero_reduce_bucket_size()),
         "allgather_bucket_size": int(engine.zero_allgather_bucket_size()),
-        "overlap_comm": bool(engine.zero_overlap_comm()),
-        "contiguous_gradients": bool(engine.zero_contiguous_gradients()),
         "train_batch_size": int(engine.train_batch_size()),
         "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
     }
@@ -119,16 +117,13 @@ def main() -> None:
         def build(seed: int) -> Any:
             torch.manual_seed(seed)
             model = build_model(args.hidden_size, args.layers)
-            return deepspeed.initialize(
-                model=model, model_parameters=model.parameters(), config=config
-            )[0]
+            made = {"model": model, "model_parameters": model.parameters(), "config": config}
+            return deepspeed.initialize(**made)[0]
 
         engine = rank.stage("model", lambda: build(args.seed))
         rank.fact(**read_back(engine))
-        width, share = args.hidden_size, args.micro_batch
-        data = rank.stage(
-            "data", lambda: Teacher(width, share, rank.rank, rank.device, torch.bfloat16)
-        )
+        sizes = (args.hidden_size, args.micro_batch)
+        data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
 
         def loss_of(network: Any, index: int) -> torch.Tensor:
             inputs, targets = data.batch(index)  # bf16, as the model
@@ -167,9 +162,8 @@ def main() -> None:
         def reload() -> dict[str, Any]:
             new_engine = build(args.seed + 1)
             path, _ = new_engine.load_checkpoint(output, tag=TAG)
-            if path is None:  # DeepSpeed raises nothing where there is no checkpoint
-                return {}
-            return state_of(new_engine)
+            # DeepSpeed raises nothing where there is no checkpoint: then nothing is equal.
+            return {} if path is None else state_of(new_engine)
 
         rank.verify_reload(before, reload)
 

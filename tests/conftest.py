@@ -1,28 +1,22 @@
-"""What tests of the plugin share: a home of their own, and a small suite on a small cluster.
-
-Local phases run for real, through submitit and our launcher; only torchrun is a fake where a test
-says nothing of it (`fakes/torchrun`), since importing the real one takes seconds.
-"""
+"""What tests of the plugin share: a home of their own, no process left behind, and a small suite."""
 
 from __future__ import annotations
 
-import json
 import os
-import textwrap
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.harness")
+
+from .harness import Suite  # noqa: E402  (after its asserts are known to pytest)
+
 pytest_plugins = ["pytester"]
 
-FAKES = Path(__file__).parent / "fakes"
-TRAIN = FAKES / "train_fake.py"
-FAKE_TORCHRUN = FAKES / "torchrun"
 # What an outer pytest, job or user may have set, and inner runs must not see.
-OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_", "XDG_")
+OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,106 +24,13 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """HOME and the XDG directories lie in a directory of the session's own."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith(OUTER)]:
-            if not name.startswith(("PYTEST_XDIST", "PYTEST_CURRENT", "PYTEST_VERSION")):
-                patch.delenv(name)
+        patch.delenv("CLUSTERSMOKE_SHARED_DIR", raising=False)
         patch.setenv("HOME", str(home))
-        for name in ("CACHE", "CONFIG", "DATA", "STATE", "RUNTIME"):
+        for name in ("CACHE_HOME", "CONFIG_HOME", "DATA_HOME", "STATE_HOME", "RUNTIME_DIR"):
             place = home / name.lower()
             place.mkdir(mode=0o700)
-            patch.setenv(f"XDG_{name}_{'DIR' if name == 'RUNTIME' else 'HOME'}", str(place))
+            patch.setenv(f"XDG_{name}", str(place))
         yield home
-
-
-class Suite:
-    """A directory with a cluster.yaml and phases, in which pytest is run as a user would.
-
-    `phases` maps a name to what its marker says beside the name.
-    """
-
-    def __init__(self, pytester: pytest.Pytester, marker: str) -> None:
-        self.pytester = pytester
-        self.path = pytester.path
-        self.shared = self.path / "shared"
-        self.reports = self.path / "reports"
-        self.marker = marker
-
-    def cluster(self, text: str = "", name: str = "one", **extra: Any) -> None:
-        """Write cluster.yaml with one local profile; `extra` are more of its keys."""
-        if text:
-            self.path.joinpath("cluster.yaml").write_text(textwrap.dedent(text))
-            return
-        profile: dict[str, Any] = {
-            "backend": "local",
-            "shared_dir": str(self.shared),
-            "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
-            "env": {
-                "common": {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), self.marker: "1"}},
-            },
-            "limits": {"poll_s": 0.2},
-            "phases": {"small": None},
-            **extra,
-        }
-        # JSON is YAML; one key a line keeps file:line telling.
-        content = {"clusters": {name: profile}}
-        self.path.joinpath("cluster.yaml").write_text(json.dumps(content, indent=1))
-
-    def phase(
-        self, name: str = "small", body: str = "", base: str = "", file: str = "", **marker: Any
-    ) -> Path:
-        """Add a phase; `body` are the criteria, as source text of the class."""
-        marker.setdefault("script", str(TRAIN))
-        words = ", ".join(f"{key}={value!r}" for key, value in marker.items())
-        title = "".join(word.capitalize() for word in name.split("_"))
-        body = body or "def test_all_done(self, phase):\n    assert phase.ranks_done"
-        lines = [
-            "import pytest",
-            "from pytest_clustersmoke.criteria import *",
-            f'@pytest.mark.phase("{name}", {words})',
-            f"class Test{title}{f'({base})' if base else ''}:",
-            textwrap.indent(textwrap.dedent(body), "    "),
-        ]
-        path = self.path / (file or f"test_{name}.py")
-        path.write_text("\n".join(lines) + "\n")
-        return path
-
-    def run(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
-        """Run pytest here, in this process, on the cluster `one`."""
-        chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_inprocess(*chosen, *map(str, words))
-
-    def run_apart(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
-        """Run pytest in a process of its own."""
-        chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_subprocess(*chosen, *map(str, words), timeout=120)
-
-    def refused(self, *words: str | Path, cluster: str = "one") -> list[str]:
-        """Run into a usage error; returns its lines. Nothing may be left behind by it."""
-        result = self.run(*words, cluster=cluster)
-        output = result.stdout.str() + result.stderr.str()
-        assert result.ret == pytest.ExitCode.USAGE_ERROR, output
-        assert "Traceback" not in output and "INTERNALERROR" not in output, output
-        assert self.runs() == [] and not self.reports.exists()
-        lines = [line.removeprefix("ERROR: ") for line in result.stderr.lines if line]
-        return [line.replace(f"{self.path}/", "") for line in lines]
-
-    def runs(self) -> list[Path]:
-        """What lies in the shared directory."""
-        return sorted(self.shared.iterdir()) if self.shared.is_dir() else []
-
-    @property
-    def report(self) -> Path:
-        return self.reports / "latest"
-
-    def record(self) -> dict[str, Any]:
-        """The newest run's report.json."""
-        record: dict[str, Any] = json.loads((self.report / "report.json").read_text())
-        return record
-
-    def journal(self) -> list[dict[str, Any]]:
-        """The newest run's journal."""
-        lines = (self.report / "journal.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
 
 
 @pytest.fixture
@@ -165,25 +66,7 @@ def suite(
 ) -> Suite:
     """An empty suite with the cluster `one`, which runs the phase `small`; no process is left."""
     for name in [name for name in os.environ if name.startswith(OUTER)]:
-        if not name.startswith("XDG_"):
-            monkeypatch.delenv(name)
+        monkeypatch.delenv(name)
     made = Suite(pytester, leftovers[0])
     made.cluster()
     return made
-
-
-def lines_with(result: pytest.RunResult, text: str) -> list[str]:
-    return [line for line in result.stdout.lines if text in line]
-
-
-def properties(path: Path) -> dict[str, Mapping[str, str]]:
-    """JUnit case (class::name) -> its properties, and its outcome as `result`."""
-    import xml.etree.ElementTree as ElementTree
-
-    cases = {}
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
-        kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-        found["result"] = kinds.pop() if kinds else "passed"
-        cases[f"{case.attrib['classname']}::{case.attrib['name']}"] = found
-    return cases

@@ -227,6 +227,10 @@ class Profile(_Model):
             under = (*under, key_form(under, part) if isinstance(part, str) else part)
         return self._source.where(under)
 
+    def wrote(self, *route: str) -> bool:
+        """Whether the key stands in the file; else its value is the tool's default."""
+        return ("clusters", self._name, *route) in self._source.lines
+
 
 def key_form(route: Route, key: str) -> str:
     """sbatch options and arguments may be written with dashes; underscores are their one form."""

@@ -145,6 +145,9 @@ def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Pla
         gpus_per_node=settings.gpus_per_node,
         slurm_version=_numbers(version),
         accounting_port=site.accounting_port if settings.accounting else None,
+        # All addresses of a node of its own are private. In the host, srun may listen on one only
+        # where that is the one from which nodes call back.
+        daemons_bound=not settings.isolated,
         clients_bound=not settings.isolated and address_of_host() == LOOPBACK,
     )
 
@@ -152,8 +155,8 @@ def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Pla
 def write_files(plan: Plan) -> None:
     """Write the configuration, the key that munge signs with, and the fake devices."""
     files = plan.files
-    write_whole(files.slurm_conf, config.slurm_conf(plan, for_daemons=False))
-    write_whole(files.daemons_conf, config.slurm_conf(plan, for_daemons=True))
+    write_whole(files.slurm_conf, config.slurm_conf(plan, plan.clients_bound))
+    write_whole(plan.daemons_conf, config.slurm_conf(plan, plan.daemons_bound))
     write_whole(files.gres_conf, config.gres_conf(plan))
     write_whole(files.cgroup_conf, config.cgroup_conf(plan))
     if plan.accounting_port is not None:
@@ -175,13 +178,13 @@ def _start_slurm(plan: Plan, site: Site, daemons: Daemons, say: Say) -> None:
     if plan.accounting_port is not None:
         accounting.start_slurmdbd(plan, site.control.enter, daemons)
         say(f"  slurmdbd listens on {plan.control_address}:{plan.accounting_port}")
-    slurmctld = [packages.program("slurmctld"), "-D", "-f", str(files.daemons_conf)]
+    slurmctld = [packages.program("slurmctld"), "-D", "-f", str(plan.daemons_conf)]
     daemons.start("slurmctld", [*site.control.enter, *slurmctld])
     _wait_for_port("slurmctld", plan.control_address, plan.control_port, daemons)
     say(f"  slurmctld listens on {plan.control_address}:{plan.control_port}")
     slurmd = packages.program("slurmd")
     for node, enter in zip(plan.nodes, site.enter, strict=True):
-        command = [*enter, slurmd, "-D", "-N", node.name, "-f", str(files.daemons_conf)]
+        command = [*enter, slurmd, "-D", "-N", node.name, "-f", str(plan.daemons_conf)]
         daemons.start(f"slurmd-{node.name}", command)
     for node in plan.nodes:
         _wait_for_port(f"slurmd-{node.name}", node.address, node.port, daemons)

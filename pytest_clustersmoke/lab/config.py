@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from .paths import LabDir
 
@@ -37,17 +38,24 @@ class Plan:
     gpus_per_node: int
     slurm_version: tuple[int, int]
     accounting_port: int | None = None
-    clients_bound: bool = False
+    # Whether slurmd and srun listen on one address only, as told by the file that each reads.
+    daemons_bound: bool = True
+    clients_bound: bool = True
+
+    @property
+    def daemons_conf(self) -> Path:
+        """The file for the daemons and for what runs in jobs; often the same as for clients."""
+        same = self.daemons_bound == self.clients_bound
+        return self.files.slurm_conf if same else self.files.daemons_conf
 
 
-def slurm_conf(plan: Plan, for_daemons: bool) -> str:
-    """slurm.conf: quick to start, to schedule and to cancel; no daemon listens on all addresses.
+def slurm_conf(plan: Plan, bound: bool) -> str:
+    """slurm.conf: quick to start, to schedule and to cancel.
 
-    Daemons and clients read a file each, which differ in what srun does: bound to the address of
-    the host's name it is reached only where that is 127.0.0.1, from which nodes call back.
+    `bound`: whoever reads it listens only on the address that the host's name resolves to. Else
+    that holds for slurmctld alone, and slurmd and srun listen on every address they see.
     """
-    bound = "NoInAddrAny,NoCtldInAddrAny"
-    listening = bound if for_daemons or plan.clients_bound else "NoCtldInAddrAny"
+    listening = "NoInAddrAny,NoCtldInAddrAny" if bound else "NoCtldInAddrAny"
     files = plan.files
     lines = [
         f"ClusterName={plan.cluster}",

@@ -28,24 +28,23 @@ class Control:
 
 
 def control_here(files: LabDir) -> Control:
-    """127.0.0.1 wherever possible: where the name resolves to it, or root can make it so.
+    """127.0.0.1: as the host's name resolves to it, or as root can make it in a mount namespace.
 
-    Else what the name resolves to, often 127.0.1.1; where it is the address of a network, others
-    there reach the ports, but without the lab's key are refused.
+    Raises LabError where neither holds. Any other address does not do, not even Debian's
+    127.0.1.1: nodes call srun back at 127.0.0.1, and srun in a job would not listen there.
     """
     address = address_of_host()
     if address == LOOPBACK:
-        return Control(address)
+        return Control(LOOPBACK)
     if os.geteuid() == 0 and _can_mount():
         files.hosts.write_text(_hosts_with_loopback(), encoding="utf-8")
         return Control(LOOPBACK, with_hosts(files))
-    if address is None:
-        name = os.uname().nodename
-        raise LabError(
-            f"this host's name, {name}, resolves to no address, and Slurm needs one; add "
-            f"`127.0.1.1 {name}` to /etc/hosts"
-        )
-    return Control(address)
+    name = os.uname().nodename
+    raise LabError(
+        f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, which "
+        "Slurm's daemons here are to listen on; run it as root, who can arrange that for them "
+        f"alone, or put `{LOOPBACK} {name}` first in /etc/hosts"
+    )
 
 
 def address_of_host() -> str | None:

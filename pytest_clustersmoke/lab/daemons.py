@@ -46,7 +46,7 @@ class Daemons:
         self._journal = journal
         self._deadline = time.monotonic() + patience_s
         self._patience_s = patience_s
-        self._environ = clean_environment(files.daemons_conf, token)
+        self._environ = clean_environment(files.slurm_conf, token)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(

@@ -3,8 +3,8 @@
 labs_home()/<name>            the lab's directory, 0700 (or a link to what --dir names)
     journal.jsonl             what was started, in order; written before all else
     lab.json                  the lab, once it is ready
-    slurm.conf, daemons.conf  for clients, and for the daemons
-        gres.conf, cgroup.conf, slurmdbd.conf, munge.key, hosts
+    slurm.conf, gres.conf, cgroup.conf, slurmdbd.conf, munge.key, hosts
+        daemons.conf              slurm.conf as the daemons read it, where that differs
     dev/                      the fake GPUs
     log/<role>.log, .out      each daemon's own log, and what it printed
     spool/                    slurmctld's state, a spool directory for each node, the database
@@ -58,7 +58,7 @@ class LabDir:
 
     @property
     def daemons_conf(self) -> Path:
-        """slurm.conf as the daemons read it."""
+        """slurm.conf as the daemons read it, where that differs."""
         return self.root / "daemons.conf"
 
     @property

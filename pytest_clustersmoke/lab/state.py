@@ -191,7 +191,7 @@ def _by_conf(conf: Path) -> Lab:
     real = Path(os.path.realpath(conf))
     candidates = [*records(), read(real.parent.name, real.parent)]
     for record in candidates:
-        if record.state and Path(os.path.realpath(record.files.slurm_conf)) == real:
+        if record.state and record.files.root == real.parent:
             if record.status in (DOWN, ELSEWHERE):
                 raise LabError(
                     f"SLURM_CONF is {conf}, and that lab is {record.status}; `unset SLURM_CONF`, "

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..rundir import PhaseDir
+
 if TYPE_CHECKING:
     from . import NodeJob
     from .rendezvous import Meeting
@@ -63,27 +65,40 @@ def command(job: NodeJob, meeting: Meeting) -> list[str]:
     ]
 
 
-def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
-    """The environment of the ranks: this process's own, and what tells them where to write."""
-    env = dict(os.environ)
-    logs = job.dir.nccl_logs(job.node_rank)
-    logs.mkdir(parents=True, exist_ok=True)
-    job.dir.output.mkdir(parents=True, exist_ok=True)
-    job.dir.dumps.mkdir(parents=True, exist_ok=True)
-    env |= {
-        "CLUSTERSMOKE_PHASE_DIR": str(job.dir.root),
-        "CLUSTERSMOKE_NODE_RANK": str(job.node_rank),
-        "CLUSTERSMOKE_NODE_NAME": job.node_name,
-        "CLUSTERSMOKE_DEVICE": str(job.spec["device"]),
+def launcher_environment(
+    directory: PhaseDir, device: str, node_rank: int | str, node_name: str
+) -> dict[str, str]:
+    """What the launcher sets for the ranks, whatever the profile says."""
+    return {
+        "CLUSTERSMOKE_PHASE_DIR": str(directory.root),
+        "CLUSTERSMOKE_NODE_RANK": str(node_rank),
+        "CLUSTERSMOKE_NODE_NAME": node_name,
+        "CLUSTERSMOKE_DEVICE": device,
         # One file a process: the lines of two processes in one file tear each other.
         "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_FILE": str(logs / "%h.%p.log"),
+        "NCCL_DEBUG_FILE": str(directory.nccl_logs(node_rank) / "%h.%p.log"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
-    # A directory of its own for this run and node: no stale lock, no race with another run's build.
-    env.setdefault("TORCH_EXTENSIONS_DIR", str(job.dir.build(job.node_rank)))
-    env.setdefault("OMP_NUM_THREADS", "1")
+
+
+def defaults(directory: PhaseDir, node_rank: int | str) -> dict[str, str]:
+    """What the launcher sets where neither the profile nor the node has it.
+
+    The build directory is this run's and node's own: no stale lock, no race with another build.
+    """
+    return {"TORCH_EXTENSIONS_DIR": str(directory.build(node_rank)), "OMP_NUM_THREADS": "1"}
+
+
+def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
+    """The environment of the ranks: this process's own, and what tells them where to write."""
+    env = dict(os.environ)
+    job.dir.nccl_logs(job.node_rank).mkdir(parents=True, exist_ok=True)
+    job.dir.output.mkdir(parents=True, exist_ok=True)
+    job.dir.dumps.mkdir(parents=True, exist_ok=True)
+    env |= launcher_environment(job.dir, str(job.spec["device"]), job.node_rank, job.node_name)
+    for name, value in defaults(job.dir, job.node_rank).items():
+        env.setdefault(name, value)
     if meeting.one_host and job.spec["device"] != "cuda":
         # Virtual nodes of one machine: nothing may listen beyond loopback.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")

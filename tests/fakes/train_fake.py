@@ -67,9 +67,7 @@ for step in range(1, given.steps + 1):
 losses = {"falls": [2.0, 1.0], "rises": [1.0, 2.0], "nan": [1.0, float("nan")]}[given.loss]
 events.write("losses", mean=losses, local_finite=given.loss != "nan", local_final=losses[-1])
 gradients = {"parameters": 4, "compared": 4, "max_relative_error": 0.0, "tolerance": 1e-5}
-events.write(
-    "gradients", **gradients, worst="w", precision="fp32", synced=True, sensitive=True
-)
+events.write("gradients", **gradients, worst="w", precision="fp32", synced=True, sensitive=True)
 metrics = {"steps_per_s": given.rate, "samples_per_s": given.rate * 8, "peak_memory_gib": 0.5}
 events.write("metrics", values=metrics)
 events.write("stage", name="train", state="end", seconds=0.1)

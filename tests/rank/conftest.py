@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_clustersmoke.rundir import PhaseDir
@@ -21,7 +21,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 SMOKE_TESTS = REPOSITORY / "smoke_tests"
 # For a loaded machine; a run takes about 6 s where nothing else goes on.
 RUN_WITHIN_S = 180
-
 
 
 def rank_environment(phase: PhaseDir | None) -> dict[str, str]:
@@ -60,20 +59,23 @@ class Run:
 
 @contextmanager
 def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a session of its own; whatever is left of it at the end is killed."""
+    """A process; what is left of it and of its children at the end is killed."""
     process = subprocess.Popen(
         line,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         yield process
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            # torchrun puts its ranks into sessions of their own, out of reach of killpg.
+            tree = psutil.Process(process.pid)
+            for member in [tree, *tree.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    member.kill()
         process.communicate()
 
 

@@ -132,7 +132,7 @@ def check_training(outcome: Outcome) -> None:
     """The fixed loss fell, only adapters changed, to the same on all ranks, which were in sync."""
     facts = [outcome.facts(rank) for rank in range(len(outcome.ranks))]
     for fact in facts:
-        assert fact["fixed_loss_after"] < fact["fixed_loss_before"] - 0.2
+        assert fact["fixed_loss_after"] < fact["fixed_loss_before"] - 0.1
         assert fact["base_unchanged"] and fact["adapters_changed"]
         assert fact["adapter_tensors"] == fact["adapter_tensors_changed"] == 28
         assert fact["wrapper"] == "DistributedDataParallel"

@@ -1,0 +1,67 @@
+# make smoke        every phase on this machine, through submitit's local executor
+# make test         all tests, those on a real Slurm included where this machine can have one
+# make test-all     those that take longer too: accounting, isolated nodes, every staged fault
+# make test-oldest  the rank side on the oldest torch and DeepSpeed that are supported
+# make lint         ruff and mypy --strict
+# make bench        what a phase costs beyond its own work
+# make soak         the ladder 20 times on the lab
+# TORCH=cuda        with any of them: the default build of torch instead of the CPU build
+
+SHELL := /bin/bash
+VENV ?= .venv
+PYTHON ?= python3
+TORCH ?= cpu
+WORKERS ?= 2
+SOAK ?= 20
+BIN := $(VENV)/bin
+CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
+INSTALLED := $(VENV)/.installed-$(TORCH)
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help install smoke test test-all test-oldest lint format bench soak slurm clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; say which: make PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 2; }
+	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train,dev]'
+	@touch $@
+
+smoke: $(INSTALLED)
+	$(PYTEST) smoke_tests --cluster local
+
+# Debian's packages of Slurm, where this is Debian and we are root; elsewhere the tests say what is
+# left out (and fail with CLUSTERSMOKE_REQUIRE_LAB=1).
+slurm: $(INSTALLED)
+	@$(BIN)/clustersmoke lab install || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
+
+test: slurm
+	$(PYTEST) tests -n $(WORKERS) --dist loadgroup -m 'not slow and not slow_lab'
+
+test-all: slurm
+	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
+	$(PYTEST) tests -n $(WORKERS) --dist loadgroup
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: slurm
+	$(BIN)/python benchmarks/overhead.py
+
+soak: slurm
+	SOAK=$(SOAK) $(PYTEST) tests/soak.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist

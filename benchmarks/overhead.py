@@ -1,0 +1,54 @@
+"""What a phase costs beyond its own work: wall from its submission to its result known, less the
+scheduler's queue wait and torchrun's own wall. Median of five runs of mlp_1gpu, one at a time.
+
+    python benchmarks/overhead.py            on local, and on the lab where one runs
+    python benchmarks/overhead.py --runs 9
+
+The bounds are 3 s on local and 5 s on the lab, on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+BOUNDS_S = {"local": 3.0, "lab": 5.0}
+
+
+def measure(cluster: str) -> float:
+    """One run of the phase; its overhead in seconds."""
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
+        environ = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": folder}
+        command = [sys.executable, "-m", "pytest", "smoke_tests/test_mlp.py", "-q"]
+        command += ["--cluster", cluster, "--cluster-report-dir", f"{folder}/reports"]
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"the run on {cluster} ended with status {done.returncode}:\n{done.stdout}")
+        report = json.loads(Path(folder, "reports/latest/report.json").read_text())
+        return float(report["phases"][0]["overhead_s"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("clusters", nargs="*", default=list(BOUNDS_S))
+    args = parser.parse_args()
+    worst = 0
+    for cluster in args.clusters:
+        found = [measure(cluster) for _ in range(args.runs)]
+        middle, bound = median(found), BOUNDS_S[cluster]
+        listed = " ".join(f"{one:.2f}" for one in found)
+        print(f"{cluster}: median {middle:.2f} s of {listed}; bound {bound:g} s", flush=True)
+        worst |= middle >= bound
+    return int(worst)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""A small suite in a directory of its own, and a real pytest over it, as a process that is watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pytest_clustersmoke.result import PhaseResult, collect
+from pytest_clustersmoke.rundir import RunDir
+from pytest_clustersmoke.telemetry import read_events
+
+PROGRAMS = Path(__file__).parent / "programs"
+SMOKE_TESTS = Path(__file__).resolve().parents[2] / "smoke_tests"
+# For a loaded machine: what is measured is measured from the evidence's own clocks.
+PATIENCE_S = 240.0
+POLL_S = 0.05
+# Sizes that train in no time; the loss still falls by more than the criterion asks for.
+SMALL = {"hidden_size": 32, "batch_size": 8, "steps": 8, "learning_rate": 0.01}
+
+Found = TypeVar("Found")
+
+
+def wait_for(what: str, look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> Found:
+    """What `look` gives once it gives anything; fails naming `what` when patience ends."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        time.sleep(POLL_S)
+    raise AssertionError(f"waited {patience_s:g} s for {what}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A pytest that has ended, and all that its run left behind."""
+
+    status: int
+    output: str
+    suite: Suite
+
+    @property
+    def report(self) -> dict[str, Any]:
+        path = self.suite.path / "reports" / "latest" / "report.json"
+        assert path.exists(), self.output
+        record: dict[str, Any] = json.loads(path.read_text())
+        return record
+
+    def phase(self, name: str) -> dict[str, Any]:
+        """The phase's part of report.json."""
+        found = {one["phase"]: one for one in self.report["phases"]}
+        return dict(found[name])
+
+    def result(self, name: str) -> PhaseResult:
+        """The phase's evidence, as a criterion would see it."""
+        return collect(self.suite.run_dir().phase(name))
+
+    def journal(self, event: str) -> list[dict[str, Any]]:
+        return self.suite.journal(event)
+
+    def finding(self, name: str) -> dict[str, Any]:
+        """The phase's primary finding."""
+        findings = self.phase(name)["findings"]
+        assert findings and findings[0]["primary"], (findings, self.output)
+        return dict(findings[0])
+
+
+class Suite:
+    """A directory with a cluster.yaml and phases, in which pytest is run as a user would."""
+
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path, self.mark = path, mark
+        self.profile: dict[str, Any] = {
+            "backend": "local",
+            "shared_dir": str(path / "shared"),
+            "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
+            "env": {"common": {"set": {"PYTHONPATH": str(SMOKE_TESTS), "OMP_NUM_THREADS": 1}}},
+            "phases": {},
+        }
+        self._classes: list[str] = []
+
+    def phase(self, name: str, program: str | Path, body: str = "", **marker: Any) -> None:
+        """Add a phase; `body` is the class's one more criterion, in place of all of `Trained`."""
+        script = PROGRAMS / program
+        words = ", ".join(f"{key}={value!r}" for key, value in marker.items())
+        self._classes.append(
+            f'@pytest.mark.phase("{name}", script="{script}", {words})\n'
+            f"class Test{name.title().replace('_', '')}{'' if body else '(Trained)'}:\n"
+            f"    {body or 'pass'}\n"
+        )
+        self.profile["phases"].setdefault(name, None)
+
+    def write(self) -> None:
+        clusters = {"clusters": {"here": self.profile}}  # JSON is YAML
+        (self.path / "cluster.yaml").write_text(json.dumps(clusters, indent=1))
+        (self.path / "pytest.ini").write_text("[pytest]\n")
+        head = "import pytest\nfrom pytest_clustersmoke.criteria import Trained\n"
+        (self.path / "test_phases.py").write_text("\n\n".join([head, *self._classes]))
+
+    @contextmanager
+    def started(
+        self, *words: str, environ: Mapping[str, str] | None = None
+    ) -> Iterator[subprocess.Popen[str]]:
+        """pytest over this suite, in a process group of its own, which is gone at the end."""
+        self.write()
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--cluster", "here"]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        with (self.path / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                [*command, *words],
+                cwd=self.path,
+                env={**kept, **(environ or {}), self.mark: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+    def run(self, *words: str, environ: Mapping[str, str] | None = None) -> Outcome:
+        """Run pytest over this suite to its end."""
+        with self.started(*words, environ=environ) as process:
+            process.wait(PATIENCE_S)
+        return self.ended(process)
+
+    def ended(self, process: subprocess.Popen[str]) -> Outcome:
+        assert process.returncode is not None
+        return Outcome(process.returncode, (self.path / "output.txt").read_text(), self)
+
+    # A run while it goes on
+
+    def run_dir(self) -> RunDir:
+        """The directory of the one run there has been."""
+
+        def look() -> Path | None:
+            runs = list((self.path / "shared").glob("*/run.json"))
+            assert len(runs) < 2, runs
+            return runs[0].parent if runs else None
+
+        return RunDir(wait_for("the run's directory", look))
+
+    def journal(self, event: str) -> list[dict[str, Any]]:
+        return list(read_events(self.run_dir().journal).named(event))
+
+    def wait_event(self, path: Path, event: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """The first event of this name in a file of events, once it is there."""
+
+        def look() -> dict[str, Any] | None:
+            return next(read_events(path).named(event), None)
+
+        return wait_for(f"event `{event}` in {path}", look, patience_s)

@@ -1,0 +1,21 @@
+"""train_ddp.py with DDP's reduction left out: every rank trains on its own gradients."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+train_ddp: Any = importlib.import_module("train_ddp")
+
+
+class Unsynced(DistributedDataParallel):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with self.no_sync():  # DDP decides in the forward pass whether the backward reduces
+            return super().forward(*inputs, **named)
+
+
+if __name__ == "__main__":
+    train_ddp.DistributedDataParallel = Unsynced
+    train_ddp.main()

@@ -1,0 +1,27 @@
+"""Rank 1 returns from its program at step 3, in good order and with status 0; rank 0 trains on."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+
+from pytest_clustersmoke.rank import Rank
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    given = parser.parse_args()
+    with Rank.start(timeout_s=60) as rank:
+        for step in rank.steps(given.steps, samples_per_rank=1):
+            if rank.rank == 1 and step.index == 3:
+                return
+            loss = torch.ones(1)
+            dist.all_reduce(loss)
+            step.record(loss=loss)
+
+
+if __name__ == "__main__":
+    main()
