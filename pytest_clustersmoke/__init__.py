@@ -10,7 +10,9 @@ The way of the data, and where each step lives:
     items.py        what pytest collects: phase classes, their jobs, their criteria
     suite.py        the suite of one pytest session; distributed.py: the same under pytest-xdist
     cluster/        cluster.yaml -> checked, frozen profile
+    marker.py       what a phase's marker says
     phase.py        marker + profile -> frozen phase
+    environment.py  what can be said of a node's variables
     dryrun.py       all that would be submitted, and where each value came from
     preflight.py    what can be known to fail before anything is submitted
     session.py      one run: submits all, watches, tells results, cancels what is left
@@ -20,7 +22,8 @@ The way of the data, and where each step lives:
     rank/           in the rank: process group, device, timing, gradient and checkpoint proofs.
                     The only package that touches torch, and only inside functions
     telemetry.py    events as JSON lines; the metrics and their units
-    result.py       all that a criterion sees of a finished phase
+    result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
+    criteria.py     criteria that hold of any phase that trains
     outcome.py      how a job ended, from all witnesses
     transports.py   which NCCL transports the ranks used
     references.py   bounds on metrics

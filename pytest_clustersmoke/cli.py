@@ -57,12 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LabError as error:
         print(f"clustersmoke: {error}", file=sys.stderr)
         return 1 if isinstance(error, LabStartError) else 2
-    except Ended as ended:
-        return 128 + ended.number
     except BrokenPipeError:
         # Whoever read our output has gone (`| head`); Python would complain again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"clustersmoke: {error}", file=sys.stderr)
+        return 1
+    except Ended as ended:
+        return 128 + ended.number
 
 
 def _end(number: int, _: FrameType | None) -> None:

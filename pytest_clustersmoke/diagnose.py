@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from .rundir import PhaseDir
 
 if TYPE_CHECKING:
+    from .evidence import RankResult
     from .outcome import Judgement
-    from .result import PhaseResult, RankResult
+    from .result import PhaseResult
 
 MAX_TEXT = 600
 TAIL_BYTES = 64 * 2**10
@@ -181,7 +182,7 @@ def _rank_errors(result: PhaseResult) -> list[Finding]:
 
 
 def _nodes(result: PhaseResult) -> list[Finding]:
-    """What the nodes' own watch said: stalled, past its limit, nodes that did not see each other."""
+    """What the nodes' own watch said: stalled, past a limit, nodes that never saw each other."""
     names = {
         "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
         "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
@@ -190,7 +191,7 @@ def _nodes(result: PhaseResult) -> list[Finding]:
         "node": ("node-failed", "look at that node"),
         "launcher": ("launcher-failed", "read the node's log in the run directory"),
     }
-    findings = []
+    findings: list[Finding] = []
     for node in result.nodes:
         reason = str(node.result.get("reason", ""))
         if node.ok or reason not in names:

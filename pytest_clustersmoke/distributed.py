@@ -18,9 +18,10 @@ import pytest
 from .cluster import Profile
 from .errors import Problem
 from .items import phase_classes
-from .phase import Marked
+from .marker import Marked
+from .phase import resolve_all
 from .rundir import RunDir, read_json, write_json
-from .suite import Suite, plan
+from .suite import Suite
 
 POLL_S = 0.2
 INPUT = "clustersmoke"
@@ -64,7 +65,9 @@ class ControllerSuite(Suite):
         self.absences = collected["absences"]
         self._problems([Problem(text) for text in collected["problems"]])
         marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
-        self.phases, problems = plan(marked, self.profile, self.config)
+        self.phases, problems = resolve_all(
+            marked, self.profile, self.config.getoption("--cluster-set")
+        )
         self._problems(problems)
         chosen = [name for name in collected["chosen"] if name in self.phases]
         self.tally.scope(self.config, chosen, list(self.phases))

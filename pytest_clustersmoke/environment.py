@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .phase import Phase
 
-# Names that look like NCCL's and that no NCCL reads (its source, 2.3.5 to 2.30.7), with what to use.
+# Names like NCCL's that no NCCL reads (its source, 2.3.5 to 2.30.7), with what to use instead.
 NOT_NCCL = {
     "NCCL_TIMEOUT": "the timeout that counts is that of init_process_group",
     "NCCL_NET_DISABLE": "NCCL_IB_DISABLE turns InfiniBand off, NCCL_NET chooses the network",

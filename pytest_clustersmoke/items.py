@@ -13,7 +13,7 @@ import pytest
 from .errors import Problem
 
 if TYPE_CHECKING:
-    from .phase import Marked
+    from .marker import Marked
 
 SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
 MARKERS = (
@@ -98,7 +98,7 @@ def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
 
 def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], list[Problem]]:
     """Check every phase marker, all problems at once: two phases of one name are one too."""
-    from .phase import read_marker
+    from .marker import read_marker
 
     read: dict[PhaseClass, Marked] = {}
     problems: list[Problem] = []

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import Problem, near
+from .marker import Marked, size_mark
 
 if TYPE_CHECKING:
     from .cluster import EnvBlock, Profile
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "timeout_s")
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
-DEFAULT_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -29,23 +27,6 @@ class Sourced:
 
     value: Any
     source: str
-
-
-@dataclass(frozen=True)
-class Marked:
-    """What `@pytest.mark.phase(...)` says, checked for itself, without any cluster."""
-
-    name: str
-    script: Path
-    nodes: int
-    gpus_per_node: int
-    args: Mapping[str, Any]
-    timeout_s: float
-    where: str
-
-    @property
-    def size_mark(self) -> str:
-        return size_mark(self.nodes, self.gpus_per_node)
 
 
 @dataclass(frozen=True)
@@ -82,74 +63,9 @@ class Phase:
                 continue
             words.append(flag)
             if value is not True:
-                words += [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+                values = value if isinstance(value, list | tuple) else [value]
+                words += [str(one) for one in values]
         return words
-
-
-def size_mark(nodes: int, gpus_per_node: int) -> str:
-    if nodes > 1:
-        return "multinode"
-    return "multigpu" if gpus_per_node > 1 else "singlegpu"
-
-
-def read_marker(args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str) -> (
-    tuple[Marked | None, list[Problem]]
-):
-    """Check one marker. `file` is the test file: `script` is relative to its directory."""
-    problems = [
-        Problem(
-            f"unknown argument `{key}` of the phase marker",
-            where,
-            f"one of {', '.join(MARKER_KEYS)}",
-            near(key, MARKER_KEYS),
-        )
-        for key in kwargs
-        if key not in MARKER_KEYS
-    ]
-    name = args[0] if len(args) == 1 else None
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        problems.append(
-            Problem(
-                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
-                where,
-                "one name of letters, digits, `_`, `.` and `-` first: "
-                '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
-            )
-        )
-    script = kwargs.get("script")
-    if not isinstance(script, str) or not script:
-        problems.append(
-            Problem(
-                f"phase {name!r} has no script",
-                where,
-                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
-            )
-        )
-    for key, minimum in (("nodes", 1), ("gpus_per_node", 1), ("timeout_s", 0)):
-        value = kwargs.get(key, 1)
-        whole = isinstance(value, int) or (key == "timeout_s" and isinstance(value, float))
-        if not whole or isinstance(value, bool) or value < minimum:
-            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, "a number above 0"))
-    if not isinstance(kwargs.get("args", {}), Mapping):
-        problems.append(Problem(f"args of phase {name!r} is no mapping", where, "a dict of options"))
-    if problems:
-        return None, problems
-    assert isinstance(name, str) and isinstance(script, str)
-    path = (file.parent / script).resolve()
-    if not path.is_file():
-        problems.append(
-            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
-        )
-    marked = Marked(
-        name,
-        path,
-        int(kwargs.get("nodes", 1)),
-        int(kwargs.get("gpus_per_node", 1)),
-        dict(kwargs.get("args", {})),
-        float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
-        where,
-    )
-    return marked, problems
 
 
 def parse_setting(text: str) -> tuple[str, str, str, Any]:
@@ -166,7 +82,9 @@ def parse_setting(text: str) -> tuple[str, str, str, Any]:
     phase, key, inner, raw = match.groups()
     accepted = {one.split(".")[0]: one.endswith(".X") for one in SET_KEYS}
     if key not in accepted:
-        hint = near(key, accepted) or f"an option of its program is written {phase}.args.{key}={raw}"
+        hint = (
+            near(key, accepted) or f"an option of its program is written {phase}.args.{key}={raw}"
+        )
         raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
@@ -185,7 +103,9 @@ def parse_setting(text: str) -> tuple[str, str, str, Any]:
     return phase, key, inner or "", value
 
 
-def resolve(marked: Marked, profile: Profile, settings: Iterable[tuple[str, str, str, Any]]) -> Phase:
+def resolve(
+    marked: Marked, profile: Profile, settings: Iterable[tuple[str, str, str, Any]]
+) -> Phase:
     """The phase as `profile` and the `--cluster-set` settings make it."""
     name, chosen = marked.name, profile.phases[marked.name]
     here = ("phases", name)
@@ -203,10 +123,10 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[tuple[str, str,
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = getattr(chosen, key)
         if value is not None:
-            phase = replace(phase, **{key: Sourced(value, profile.where(*here, key))})
+            phase = _changed(phase, key, Sourced(value, profile.where(*here, key)))
     for key in ("args", "slurm", "stage_limits_s"):
         written = _sourced(profile, (*here, key), dict(getattr(chosen, key) or {}))
-        phase = replace(phase, **{key: {**getattr(phase, key), **written}})
+        phase = _changed(phase, key, {**getattr(phase, key), **written})
     settings = list(settings)
     for target, key, inner, value in settings:
         if target == name and key != "env":
@@ -238,9 +158,13 @@ def _sourced(
 
 def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:
     sourced = Sourced(value, "--cluster-set")
-    if not inner:
-        return replace(phase, **{key: sourced})
-    return replace(phase, **{key: {**getattr(phase, key), inner: sourced}})
+    value = {**getattr(phase, key), inner: sourced} if inner else sourced
+    return _changed(phase, key, value)
+
+
+def _changed(phase: Phase, key: str, value: Any) -> Phase:
+    changes: dict[str, Any] = {key: value}
+    return replace(phase, **changes)
 
 
 def _with_env(
@@ -277,7 +201,8 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
             Problem(
                 f"phase `{phase.name}` asks for {wants.value} GPUs a node",
                 wants.source,
-                f"at most {has}, as {profile.name} has ({profile.where('hardware', 'gpus_per_node')})",
+                f"at most {has}, as {profile.name} has "
+                f"({profile.where('hardware', 'gpus_per_node')})",
                 "change the phase's `gpus_per_node`, or take it out of the cluster's `phases`",
             )
         )
@@ -302,3 +227,29 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
                 )
             )
     return problems
+
+
+def resolve_all(
+    marked: Iterable[Marked], profile: Profile, texts: Iterable[str]
+) -> tuple[dict[str, Phase], list[Problem]]:
+    """The phases of `marked` that `profile` lists, by name, and everything wrong with them.
+
+    `texts` are the `--cluster-set` settings as the user wrote them.
+    """
+    problems: list[Problem] = []
+    settings = []
+    for text in texts:
+        try:
+            settings.append(parse_setting(text))
+        except ValueError as error:
+            problems.append(Problem(str(error), "--cluster-set"))
+    listed = {one.name: one for one in marked if one.name in profile.phases}
+    for target, *_ in settings:
+        if target not in listed:
+            what = f"no phase `{target}` is collected and runs on {profile.name}"
+            expected = f"one of {', '.join(listed) or 'none'}"
+            problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
+    phases = {name: resolve(one, profile, settings) for name, one in listed.items()}
+    for phase in phases.values():
+        problems += misfits(phase, profile)
+    return phases, problems

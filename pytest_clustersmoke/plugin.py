@@ -31,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")
     group.addoption("--cluster", metavar="NAME", help="run phases on this cluster of cluster.yaml")
     group.addoption(
-        "--cluster-config", metavar="PATH", help="the clusters' file (default: ROOTDIR/cluster.yaml)"
+        "--cluster-config",
+        metavar="PATH",
+        help="the clusters' file (default: ROOTDIR/cluster.yaml)",
     )
     group.addoption("--cluster-list", action="store_true", help="list the clusters and exit")
     group.addoption(
@@ -48,7 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "env.X or stage_limits_s.X (may be repeated)",
     )
     group.addoption(
-        "--cluster-max-jobs", type=_positive, metavar="N", help="jobs at once (default: the cluster's)"
+        "--cluster-max-jobs",
+        type=_positive,
+        metavar="N",
+        help="jobs at once (default: the cluster's)",
     )
     group.addoption(
         "--cluster-report-dir", metavar="DIR", help="where reports go (default: ROOTDIR/reports)"

@@ -10,17 +10,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from .references import compare
+from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .rundir import PhaseDir, read_json
-from .telemetry import METRICS, Events, number, read_events
+from .telemetry import METRICS, number, read_events
+from .transports import Transports
 
 if TYPE_CHECKING:
     from .cluster import Expectation, Profile, Reference
-    from .transports import Transports
 
 OUTCOMES = (
     "passed",
@@ -31,103 +29,6 @@ OUTCOMES = (
     "cancelled",
     "lost",
 )
-
-
-class Unmeasured(pytest.skip.Exception):
-    """This cannot be judged here. `kind` is what the profile's `require` may ask for: then the
-    verdict is INCONCLUSIVE."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(f"not measured ({kind}): {reason}", _use_item_location=True)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class NodeResult:
-    """One node: its facts, and how its part of the job ended (empty where it never said)."""
-
-    node_rank: int
-    facts: Mapping[str, Any]
-    result: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.facts.get("node") or self.result.get("node") or f"node {self.node_rank}")
-
-    @property
-    def host(self) -> str:
-        return str(self.facts.get("host") or self.result.get("host") or "unknown")
-
-    @property
-    def ok(self) -> bool:
-        return self.result.get("ok") is True
-
-
-@dataclass(frozen=True)
-class RankResult:
-    """One rank: who it was, and the events it wrote."""
-
-    rank: int
-    events: Events
-
-    @cached_property
-    def start(self) -> dict[str, Any]:
-        return self.events.last("start") or {}
-
-    @property
-    def done(self) -> bool:
-        return self.events.last("done") is not None
-
-    @property
-    def node(self) -> str:
-        return str(self.start.get("node", "unknown"))
-
-    @property
-    def host(self) -> str:
-        return str(self.start.get("host", "unknown"))
-
-    @property
-    def local_rank(self) -> int | None:
-        value = self.start.get("local_rank")
-        return value if isinstance(value, int) else None
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} ({self.node})"
-
-    def facts(self) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        for record in self.events.named("fact"):
-            values = record.get("values")
-            merged |= values if isinstance(values, dict) else {}
-        return merged
-
-    def metrics(self) -> dict[str, float]:
-        record = self.events.last("metrics") or {}
-        values = record.get("values")
-        pairs = values.items() if isinstance(values, dict) else ()
-        return {name: value for name, raw in pairs if (value := number(raw)) is not None}
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric of the phase: the worst over ranks, with its unit and the cluster's reference."""
-
-    name: str
-    value: float
-    reference: Reference | None
-
-    @property
-    def unit(self) -> str:
-        return METRICS[self.name].unit
-
-    def check(self) -> None:
-        """Fail where the value is outside the reference; without a reference this is unmeasured."""
-        __tracebackhide__ = True
-        comparison = compare(self.name, self.value, self.reference)
-        if comparison.met is None:
-            raise Unmeasured("references", comparison.text)
-        if not comparison.met:
-            fail(comparison.text)
 
 
 @dataclass(frozen=True)
@@ -166,7 +67,9 @@ class PhaseResult:
     @property
     def backend(self) -> str:
         """The process group's backend, as every rank said: nccl or gloo."""
-        return str(self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks}))
+        return str(
+            self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks})
+        )
 
     @property
     def losses(self) -> list[float]:
@@ -181,7 +84,9 @@ class PhaseResult:
         if name not in METRICS:
             raise KeyError(f"unknown metric {name!r}; known: {', '.join(METRICS)}")
         values = [rank.metrics().get(name, math.nan) for rank in self.ranks]
-        missing = [rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)]
+        missing = [
+            rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)
+        ]
         if missing or not values:
             return Metric(name, math.nan, self.references.get(name))
         worst = min(values) if METRICS[name].higher_is_better else max(values)
@@ -208,7 +113,6 @@ class PhaseResult:
 
     @cached_property
     def transports(self) -> Transports:
-        from .transports import Transports
 
         return Transports(self)
 
@@ -218,7 +122,9 @@ class PhaseResult:
         if backends != {"nccl"}:
             return ", ".join(sorted(backends)) or "unknown"
         try:
-            return ", ".join(self.transports.kinds()) or ("none" if self.world_size == 1 else "unknown")
+            return ", ".join(self.transports.kinds()) or (
+                "none" if self.world_size == 1 else "unknown"
+            )
         except Unmeasured:
             return "unknown"
 
@@ -269,13 +175,9 @@ class PhaseResult:
 
     def versions(self, name: str) -> dict[str, str | None]:
         """Who -> its version of `name`: what each rank imported, what each node has installed."""
-        packages = {
-            "driver": lambda node: ((node.facts.get("gpus") or [{}])[0]).get("driver_version"),
-        }
         if any(name in rank.start for rank in self.ranks):
             return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
-        read = packages.get(name, lambda node: (node.facts.get("packages") or {}).get(name))
-        return {node.name: _text(read(node)) for node in self.nodes}
+        return {node.name: node.version(name) for node in self.nodes}
 
     def steps_done(self) -> dict[int, int]:
         """rank -> how many steps it finished."""
@@ -308,21 +210,22 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def fail(message: str) -> NoReturn:
-    __tracebackhide__ = True
-    raise AssertionError(message)
-
-
 def collect(directory: PhaseDir, profile: Profile | None = None) -> PhaseResult:
     """Read everything a phase's job left behind in its directory."""
-    spec = read_json(directory.spec) or {"phase": directory.root.name, "nodes": 0, "ranks_per_node": 0}
+    spec = read_json(directory.spec) or {
+        "phase": directory.root.name,
+        "nodes": 0,
+        "ranks_per_node": 0,
+    }
     name, world_size = spec["phase"], int(spec["nodes"]) * int(spec["ranks_per_node"])
     return PhaseResult(
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
         nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
-        ranks=tuple(RankResult(rank, read_events(directory.rank_events(rank))) for rank in range(world_size)),
+        ranks=tuple(
+            RankResult(rank, read_events(directory.rank_events(rank))) for rank in range(world_size)
+        ),
         references=dict(profile.references.get(name, {})) if profile else {},
         expect=profile.expect.get(name) if profile else None,
     )

@@ -1,20 +1,20 @@
 """Every file name of a run, in one place, and the two ways files are written.
 
-    <shared_dir>/<run_id>/               0700, ours, or refused
-        run.json, journal.jsonl          what was asked; what was submitted, in order
-        plan/<worker>.json               what each xdist worker collected
-        phases/<phase>/
-            spec.json                    the job, as plain data; written before it is submitted
-            batch.sh, submitit/          the batch script, and what submitit writes
-            setup_failed                 the setup line that failed, where one did
-            claim.<node>                 made with O_EXCL by the node that starts: at most once
-            rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
-            nodes/<node>/                facts.json, events.jsonl, result.json, torchrun.log, logs/
-            ranks/<rank>.jsonl           the rank's own events
-            dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
-            nccl/<node>/HOST.PID.log     NCCL's own words
-            output/                      what the rank program writes (checkpoints)
-            result.json                  the phase's result, as the controller collected it
+<shared_dir>/<run_id>/               0700, ours, or refused
+    run.json, journal.jsonl          what was asked; what was submitted, in order
+    plan/<worker>.json               what each xdist worker collected
+    phases/<phase>/
+        spec.json                    the job, as plain data; written before it is submitted
+        batch.sh, submitit/          the batch script, and what submitit writes
+        setup_failed                 the setup line that failed, where one did
+        claim.<node>                 made with O_EXCL by the node that starts: at most once
+        rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
+        nodes/<node>/                facts.json, events.jsonl, result.json, torchrun.log, logs/
+        ranks/<rank>.jsonl           the rank's own events
+        dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
+        nccl/<node>/HOST.PID.log     NCCL's own words
+        output/                      what the rank program writes (checkpoints)
+        result.json                  the phase's result, as the controller collected it
 """
 
 from __future__ import annotations

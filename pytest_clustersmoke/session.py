@@ -136,7 +136,9 @@ class Session:
 
     def _submit(self, phase: Phase) -> None:
         directory = self.run.phase(phase.name)
-        write_json(directory.spec, make_spec(phase, self.profile, self.run.root.name, directory.root))
+        write_json(
+            directory.spec, make_spec(phase, self.profile, self.run.root.name, directory.root)
+        )
         self._journal.write("intent", phase=phase.name)
         self._submitted_wall[phase.name] = time.time()
         try:
@@ -148,9 +150,7 @@ class Session:
             self._finish(phase.name, judgement, None, "", [finding])
             return
         self._journal.write("submitted", phase=phase.name, job_id=job_id)
-        watched = Watched(
-            phase.name, job_id, directory, int(phase.nodes.value), time.monotonic()
-        )
+        watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
         self._watched[phase.name] = watched
         self._tell(phase.name, f"submitted as job {job_id}")
 
@@ -248,7 +248,7 @@ def _describe(job: Watched) -> str:
 def _times(result: Any, state: JobState | None, submitted: float | None) -> dict[str, Any]:
     """Queue wait and run time, kept apart. The scheduler's own clock wins where it told the start.
 
-    `overhead_s` is the wall from submission to the result known, less queue wait and torchrun's own.
+    `overhead_s` is the wall from submission to the result known, less queue wait and torchrun's.
     """
     claims = [node.result.get("started") for node in result.nodes if node.result.get("started")]
     ends = [node.result.get("ended") for node in result.nodes if node.result.get("ended")]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,8 @@ import pytest
 from .cluster import Profile, find_config, load
 from .errors import Problem, UsageProblems
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
-from .phase import Marked, Phase, absence, misfits, parse_setting, resolve
+from .marker import Marked
+from .phase import Phase, absence, resolve_all
 from .verdict import Tally
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Suite:
         self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
     ) -> None:
         """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
-        phases, found = plan(read.values(), self.profile, self.config)
+        settings = self.config.getoption("--cluster-set")
+        phases, found = resolve_all(read.values(), self.profile, settings)
         problems = [*problems, *found]
         for cls, marked in read.items():
             self._names[cls] = marked.name
@@ -209,8 +210,8 @@ class Suite:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Iterator[Any]:
-        report: pytest.TestReport = yield
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
         kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
         if report.skipped and isinstance(kind, str) and phase_class(item) is not None:
             item.user_properties.append(("unmeasured", kind))
@@ -237,11 +238,11 @@ class Suite:
             }
             self.tally.exitstatus = int(exitstatus)
             session.exitstatus = self.tally.exit_code()
+        else:
+            self._drop_empty_junit()
         yield
         if self.session is not None:
             self._publish()
-        else:
-            self._drop_empty_junit()
         self._release_signals()
 
     def _publish(self) -> None:
@@ -267,9 +268,14 @@ class Suite:
             option.xmlpath = str(self.report_path / "junit.xml")
 
     def _drop_empty_junit(self) -> None:
-        """Nothing ran, so there is no run to report."""
-        if self._junit:
-            shutil.rmtree(self.report_path, ignore_errors=True)
+        """Nothing ran, so there is no run to report: no file is written, none is told of."""
+        from _pytest.junitxml import xml_key
+
+        xml = self.config.stash.get(xml_key, None)
+        if self._junit and xml is not None:
+            xml.logfile = os.devnull  # its own end of the session is under way already
+            del self.config.stash[xml_key]
+            self.config.pluginmanager.unregister(xml)
 
     # Signals
 
@@ -289,34 +295,3 @@ class Suite:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
         self._handlers.clear()
-
-
-def plan(
-    marked: Any, profile: Profile, config: pytest.Config
-) -> tuple[dict[str, Phase], list[Problem]]:
-    """The phases of `marked` that `profile` lists, resolved, and everything wrong with them."""
-    problems: list[Problem] = []
-    settings = []
-    for text in config.getoption("--cluster-set"):
-        try:
-            settings.append(parse_setting(text))
-        except ValueError as error:
-            problems.append(Problem(str(error), "--cluster-set"))
-    listed = [one for one in marked if one.name in profile.phases]
-    names = [one.name for one in listed]
-    for target, *_ in settings:
-        if target not in names:
-            from .errors import near
-
-            problems.append(
-                Problem(
-                    f"no phase `{target}` is collected and runs on {profile.name}",
-                    "--cluster-set",
-                    f"one of {', '.join(names) or 'none'}",
-                    near(target, names),
-                )
-            )
-    phases = {one.name: resolve(one, profile, settings) for one in listed}
-    for phase in phases.values():
-        problems += misfits(phase, profile)
-    return phases, problems

@@ -54,7 +54,7 @@ class EventWriter:
         self._common = common
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write one event with the wall clock (`time`, Unix s) and the monotonic clock (`mono`, s)."""
+        """Write one event with the wall clock (`time`, Unix s) and the monotonic (`mono`, s)."""
         record = {"event": event, "time": time.time(), "mono": time.monotonic()}
         record.update(self._common)
         record.update(fields)
@@ -77,10 +77,7 @@ class Events:
         return (record for record in self.records if record["event"] == event)
 
     def last(self, event: str) -> dict[str, Any] | None:
-        found = None
-        for found in self.named(event):
-            pass
-        return found
+        return next((one for one in reversed(self.records) if one["event"] == event), None)
 
 
 def read_events(path: Path) -> Events:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .result import Unmeasured, fail
+from .evidence import Unmeasured, fail
 
 if TYPE_CHECKING:
     from .result import PhaseResult
@@ -87,7 +87,7 @@ class Transports:
         if edges and sizes != {self._result.world_size}:
             raise Unmeasured(
                 "transports",
-                f"{name} has communicators of {sorted(sizes) or 'unknown'} ranks beside the world's "
+                f"{name} has communicators of {sorted(sizes) or 'unknown'} ranks, the world has "
                 f"{self._result.world_size}: whose edges these are is not known",
             )
         return edges
@@ -131,7 +131,8 @@ class Side:
         where = "inside a node" if self.inside else "between nodes"
         if self.result.backend != "nccl":
             raise Unmeasured(
-                "transports", f"the ranks talked over {self.result.backend}, which has none of NCCL's"
+                "transports",
+                f"the ranks talked over {self.result.backend}, which has none of NCCL's",
             )
         expect = self.result.expect
         globs = (expect.intra_node if self.inside else expect.inter_node) if expect else ()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .launch.flag import visible
+from .rundir import read_json
 from .submit import JobState
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ RESULT_GRACE_S = 3.0
 LOST_GRACE_S = 8.0
 # After one node failed the others end within seconds; this long after, the job is ended for them.
 STRAGGLER_S = 30.0
+# All nodes have told of a failure: this long the scheduler may take to say whether it was its own
+# doing (a lost node, a cancellation), which looks from inside like ranks that lost their peers.
+VERDICT_GRACE_S = 6.0
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Watched:
     ended_at: float | None = None
     forgotten_at: float | None = None
     failing_at: float | None = None
+    told_at: float | None = None
     results: set[int] = field(default_factory=set)
 
     def look(self) -> bool:
@@ -70,12 +75,19 @@ class Watched:
 
     def over(self) -> bool:
         """Whether nothing more is to be expected of the job."""
-        if self.look():
-            return True
         now = time.monotonic()
+        if self.look():
+            self.told_at = self.told_at or now
+            answered = self.ended_at is not None or self.forgotten_at is not None
+            return self.succeeded() or answered or now - self.told_at > VERDICT_GRACE_S
         ended = self.ended_at is not None and now - self.ended_at > RESULT_GRACE_S
         lost = self.forgotten_at is not None and now - self.forgotten_at > LOST_GRACE_S
         return ended or lost
+
+    def succeeded(self) -> bool:
+        """Whether every node has told that it ended well."""
+        found = (read_json(self.directory.node_result(node)) for node in range(self.nodes))
+        return all(result is not None and result.get("ok") is True for result in found)
 
     def straggling(self) -> bool:
         return self.failing_at is not None and time.monotonic() - self.failing_at > STRAGGLER_S
@@ -107,7 +119,9 @@ class Poller:
         for job in jobs:
             if job.job_id in states:
                 job.hear(states[job.job_id])
-        if any(job.running for job in jobs):
+        if any(job.told_at and not job.ended_at for job in jobs):
+            self._interval_s = FIRST_POLL_S
+        elif any(job.running for job in jobs):
             self._interval_s = self._running_s
         else:
             self._interval_s = min(self._interval_s * 1.5, PENDING_POLL_S)

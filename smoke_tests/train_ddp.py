@@ -8,14 +8,18 @@ small:    torchrun --standalone --nproc_per_node=2 smoke_tests/train_ddp.py \\
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from teacher import Teacher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_clustersmoke.rank import Rank
+
+if TYPE_CHECKING:
+    from smoke_tests.teacher import Teacher
+else:  # torchrun puts this file's own folder on the path, and not the one above
+    from teacher import Teacher
 
 
 def parse_args() -> argparse.Namespace:

@@ -7,13 +7,17 @@ or:       python smoke_tests/train_mlp.py --hidden-size 128 --steps 30 --learnin
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from teacher import Teacher
 from torch import nn
 
 from pytest_clustersmoke.rank import Rank
+
+if TYPE_CHECKING:
+    from smoke_tests.teacher import Teacher
+else:  # torchrun puts this file's own folder on the path, and not the one above
+    from teacher import Teacher
 
 
 def parse_args() -> argparse.Namespace:

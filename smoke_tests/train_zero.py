@@ -10,13 +10,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-from teacher import Teacher
 from torch import nn
 
 from pytest_clustersmoke.rank import Rank
+
+if TYPE_CHECKING:
+    from smoke_tests.teacher import Teacher
+else:  # torchrun puts this file's own folder on the path, and not the one above
+    from teacher import Teacher
 
 TAG = "final"
 
@@ -101,11 +106,44 @@ def state_of(engine: Any) -> dict[str, Any]:
     return {"module": engine.module.state_dict(), "optimizer": engine.optimizer.state_dict()}
 
 
+def train(args: argparse.Namespace, rank: Rank, engine: Any) -> None:
+    from deepspeed.utils import safe_get_full_grad
+
+    sizes = (args.hidden_size, args.micro_batch)
+    data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
+
+    def loss_of(network: Any, index: int) -> torch.Tensor:
+        inputs, targets = data.batch(index)  # bf16, as the model
+        return nn.functional.mse_loss(network(inputs).float(), targets.float())
+
+    def gradients(index: int) -> torch.Tensor:
+        """Everything of one update but its last step: `accumulation` micro batches."""
+        for micro in range(args.accumulation):
+            if micro:
+                engine.step()  # between micro batches it only counts
+            loss = loss_of(engine, index)
+            engine.backward(loss)
+        return loss
+
+    rank.verify_gradients(
+        engine.module.named_parameters(),
+        local_loss=lambda: loss_of(engine.module, 0),
+        backward=lambda: gradients(0),
+        applied=safe_get_full_grad,  # what engine.step() is about to clip and apply
+        precision=read_back(engine)["precision"],
+    )
+    engine.step()  # DeepSpeed has no other way to be rid of the gradients
+
+    for step in rank.steps(args.steps, samples_per_rank=args.micro_batch * args.accumulation):
+        loss = gradients(step.index)
+        engine.step()
+        step.record(loss=loss)
+
+
 def main() -> None:
     args = parse_args()
     with Rank.start(init="deepspeed") as rank:
         import deepspeed  # after start, which tells DeepSpeed the device
-        from deepspeed.utils import safe_get_full_grad
 
         config = deepspeed_config(args, rank)
         if rank.is_main:
@@ -122,38 +160,11 @@ def main() -> None:
 
         engine = rank.stage("model", lambda: build(args.seed))
         rank.fact(**read_back(engine))
-        sizes = (args.hidden_size, args.micro_batch)
-        data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
-
-        def loss_of(network: Any, index: int) -> torch.Tensor:
-            inputs, targets = data.batch(index)  # bf16, as the model
-            return nn.functional.mse_loss(network(inputs).float(), targets.float())
-
-        def train(index: int, step: bool = True) -> torch.Tensor:
-            """One update: `accumulation` micro batches; without `step`, all but the update."""
-            for last in [False] * (args.accumulation - 1) + [True]:
-                loss = loss_of(engine, index)
-                engine.backward(loss)
-                if step or not last:
-                    engine.step()
-            return loss
-
-        rank.verify_gradients(
-            engine.module.named_parameters(),
-            local_loss=lambda: loss_of(engine.module, 0),
-            backward=lambda: train(0, step=False),
-            applied=safe_get_full_grad,  # what engine.step() is about to clip and apply
-            precision=read_back(engine)["precision"],
-        )
-        engine.step()  # DeepSpeed has no other way to be rid of the gradients
-
-        samples = args.micro_batch * args.accumulation
-        for step in rank.steps(args.steps, samples_per_rank=samples):
-            step.record(loss=train(step.index))
+        train(args, rank, engine)
 
         # All ranks save: each writes its own share of the optimizer.
         output = str(rank.output_dir)
-        rank.save_checkpoint(lambda: engine.save_checkpoint(output, tag=TAG))
+        rank.save_checkpoint(partial(engine.save_checkpoint, output, tag=TAG))
         before = rank.digest(state_of(engine))
         engine.destroy()
         del engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ pytest_plugins = ["pytester"]
 
 # What an outer pytest, job or user may have set, and inner runs must not see.
 OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
+ENDED_WITHIN_S = 5.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -55,6 +57,10 @@ def leftovers() -> Iterator[tuple[str, Callable[[], list[str]]]]:
         return found
 
     yield marker, running
+    # A job's result is known a moment before its last process has ended.
+    deadline = time.monotonic() + ENDED_WITHIN_S
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert running() == [], "the test left processes running"
 
 

@@ -25,6 +25,8 @@ import pytest_clustersmoke.submit.local
 import pytest_clustersmoke.submit.slurm
 import pytest_clustersmoke.suite  # noqa: F401
 
+# Plugins of the tests' own environment that cost an inner run seconds and say nothing of ours.
+BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")
 FAKES = Path(__file__).parent / "fakes"
 TRAIN = FAKES / "train_fake.py"
 FAKE_TORCHRUN = FAKES / "torchrun"
@@ -85,12 +87,12 @@ class Suite:
     def run(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
         """Run pytest here, in this process, on the cluster `one`."""
         chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_inprocess(*chosen, *map(str, words))
+        return self.pytester.runpytest_inprocess(*BARE, *chosen, *map(str, words))
 
     def run_apart(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
         """Run pytest in a process of its own."""
         chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_subprocess(*chosen, *map(str, words), timeout=120)
+        return self.pytester.runpytest_subprocess(*BARE, *chosen, *map(str, words), timeout=120)
 
     def refused(self, *words: str | Path, cluster: str = "one") -> list[str]:
         """Run into a usage error; returns its lines. Nothing may be left behind by it."""
@@ -105,6 +107,10 @@ class Suite:
     def runs(self) -> list[Path]:
         """What lies in the shared directory."""
         return sorted(self.shared.iterdir()) if self.shared.is_dir() else []
+
+    def published(self) -> list[Path]:
+        """What lies in the report directory."""
+        return sorted(self.reports.iterdir()) if self.reports.is_dir() else []
 
     @property
     def report(self) -> Path:

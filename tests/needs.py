@@ -12,10 +12,7 @@ from pytest_clustersmoke import lab
 
 def need_lab(accounting: bool = False, isolated: bool = False) -> None:
     """Skip where no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 that is a failure."""
-    reason = lab.can_run()
-    missing = [] if reason else lab.missing_packages(accounting, isolated)
-    if missing:
-        reason = f"packages are missing: {' '.join(missing)} (clustersmoke lab install)"
+    reason = lab.can_run(accounting, isolated)
     if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB"):
         pytest.fail(f"a real Slurm must be had here: {reason}", pytrace=False)
     if reason:

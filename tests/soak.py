@@ -13,6 +13,6 @@ __all__ = ["lab_dir"]
 
 
 @pytest.mark.parametrize("turn", range(int(os.environ.get("SOAK", "20"))))
-def test_a_healthy_lab_stays_fit(lab_dir: Path, turn: int) -> None:  # noqa: F811
+def test_a_healthy_lab_stays_fit(lab_dir: Path, turn: int) -> None:
     """Nothing is staged, so nothing fails and nothing is found."""
     check(on_lab(lab_dir))

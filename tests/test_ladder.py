@@ -90,10 +90,13 @@ def lab_dir(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def on_lab(folder: Path, *words: str, **settings: bool) -> dict[str, Any]:
+def on_lab(
+    folder: Path, *words: str, accounting: bool = False, isolated: bool = False
+) -> dict[str, Any]:
     """Run the suite on a lab of its own."""
-    need_lab(**settings)
-    running = lab.up(lab.LabSettings(name=f"ladder-{os.getpid()}", **settings))
+    need_lab(accounting, isolated)
+    name = f"ladder-{os.getpid()}"
+    running = lab.up(lab.LabSettings(name=name, accounting=accounting, isolated=isolated))
     try:
         return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
     finally:

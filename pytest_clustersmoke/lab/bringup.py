@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
+import pwd
 import re
 import secrets
 import subprocess
@@ -17,7 +17,7 @@ from ..rundir import write_whole
 from . import accounting, config, packages, state, teardown
 from .claim import claim
 from .config import NodePlan, Plan
-from .control import LOOPBACK, Control, address_of_host, control_here, with_hosts
+from .control import LOOPBACK, Control, address_of_host, control_here, why_not_here, with_hosts
 from .daemons import Daemons, munged_command, node_states
 from .isolation import Isolation, can_isolate
 from .model import Lab, LabError, LabSettings, LabStartError, check_settings
@@ -52,7 +52,7 @@ def can_run(accounting: bool = False, isolated: bool = False) -> str | None:
             f"{', '.join(missing)} not installed; `clustersmoke lab install{words}` as root on "
             "Debian or Ubuntu installs what a lab needs"
         )
-    return can_isolate() if isolated else None
+    return can_isolate() if isolated else why_not_here()
 
 
 def bring_up(settings: LabSettings, say: Say) -> Lab:
@@ -136,7 +136,7 @@ def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Pla
     return Plan(
         files=files,
         cluster=re.sub(r"\W", "_", settings.name),
-        user=getpass.getuser(),
+        user=_user(),
         control_host=os.uname().nodename.partition(".")[0],
         control_address=site.control.address,
         control_port=site.control_port,
@@ -159,6 +159,7 @@ def write_files(plan: Plan) -> None:
     write_whole(plan.daemons_conf, config.slurm_conf(plan, plan.daemons_bound))
     write_whole(files.gres_conf, config.gres_conf(plan))
     write_whole(files.cgroup_conf, config.cgroup_conf(plan))
+    write_whole(files.plugstack_conf, "")
     if plan.accounting_port is not None:
         write_whole(files.slurmdbd_conf, config.slurmdbd_conf(plan))
     files.munge_key.touch(mode=0o600)
@@ -209,6 +210,17 @@ def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
 
     first = plan.nodes[0].name
     daemons.wait(f"slurmd-{first}", all_idle, "register")
+
+
+def _user() -> str:
+    """Who we are, whatever USER says: daemons compare it with the process's owner."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise LabError(
+            f"user {os.geteuid()} has no name on this machine, and Slurm needs one; add a line for "
+            "it to /etc/passwd"
+        ) from None
 
 
 def _version() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
@@ -21,6 +22,13 @@ def claim(settings: LabSettings, say: Say) -> Path:
     """Make the lab's directory, which nobody else then can, and open its journal; the path."""
     home = paths.labs_home()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two that claim a name at once must not take each other's half-made directory for a rest.
+    with (home.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _claim(settings, home, say)
+
+
+def _claim(settings: LabSettings, home: Path, say: Say) -> Path:
     entry = home / settings.name
     if entry.exists() or entry.is_symlink():
         _clear(settings.name, entry, say)

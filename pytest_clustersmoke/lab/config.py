@@ -73,7 +73,8 @@ def slurm_conf(plan: Plan, bound: bool) -> str:
         f"SlurmdPidFile={files.run}/slurmd.%n.pid",
         f"SlurmctldLogFile={files.log('slurmctld')}",
         f"SlurmdLogFile={files.logs}/slurmd-%n.log",
-        "PlugStackConfig=/dev/null",
+        # Not the system's own, whose plugins are for another cluster.
+        f"PlugStackConfig={files.plugstack_conf}",
         "MailProg=/bin/true",
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",

@@ -30,17 +30,28 @@ class Control:
 def control_here(files: LabDir) -> Control:
     """127.0.0.1: as the host's name resolves to it, or as root can make it in a mount namespace.
 
-    Raises LabError where neither holds. Any other address does not do, not even Debian's
-    127.0.1.1: nodes call srun back at 127.0.0.1, and srun in a job would not listen there.
+    Raises LabError where neither holds.
+    """
+    if address_of_host() == LOOPBACK:
+        return Control(LOOPBACK)
+    reason = why_not_here()
+    if reason:
+        raise LabError(reason)
+    files.hosts.write_text(_hosts_with_loopback(), encoding="utf-8")
+    return Control(LOOPBACK, with_hosts(files))
+
+
+def why_not_here() -> str | None:
+    """Why the daemons cannot listen on 127.0.0.1; None where they can.
+
+    Any other address does not do, not even Debian's 127.0.1.1: nodes call srun back at
+    127.0.0.1, and an srun in a job would not listen there.
     """
     address = address_of_host()
-    if address == LOOPBACK:
-        return Control(LOOPBACK)
-    if os.geteuid() == 0 and _can_mount():
-        files.hosts.write_text(_hosts_with_loopback(), encoding="utf-8")
-        return Control(LOOPBACK, with_hosts(files))
+    if address == LOOPBACK or (os.geteuid() == 0 and _can_mount()):
+        return None
     name = os.uname().nodename
-    raise LabError(
+    return (
         f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, which "
         "Slurm's daemons here are to listen on; run it as root, who can arrange that for them "
         f"alone, or put `{LOOPBACK} {name}` first in /etc/hosts"

@@ -3,7 +3,8 @@
 labs_home()/<name>            the lab's directory, 0700 (or a link to what --dir names)
     journal.jsonl             what was started, in order; written before all else
     lab.json                  the lab, once it is ready
-    slurm.conf, gres.conf, cgroup.conf, slurmdbd.conf, munge.key, hosts
+    slurm.conf, gres.conf, cgroup.conf, plugstack.conf, slurmdbd.conf,
+        munge.key, hosts
         daemons.conf              slurm.conf as the daemons read it, where that differs
     dev/                      the fake GPUs
     log/<role>.log, .out      each daemon's own log, and what it printed
@@ -64,6 +65,10 @@ class LabDir:
     @property
     def gres_conf(self) -> Path:
         return self.root / "gres.conf"
+
+    @property
+    def plugstack_conf(self) -> Path:
+        return self.root / "plugstack.conf"
 
     @property
     def cgroup_conf(self) -> Path:

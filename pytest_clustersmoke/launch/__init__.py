@@ -1,13 +1,13 @@
 """On the node: environment, facts, rendezvous, torchrun, the watch over its ranks.
 
-    run_node       what submitit ships: one call a node, plain data in and out
-    facts.py       what the node is, without importing torch
-    flag.py        the flag that ends a phase on every node
-    rendezvous.py  the nodes see each other; node 0 publishes an address and a free port
-    torchrun.py    torchrun's command line and the environment of its ranks
-    supervise.py   torchrun from start to end; dumps of its ranks before they are ended
-    progress.py    what each rank says; a rank that dies, fails or stands still
-    processes.py   process trees, ended by pid and start time
+run_node       what submitit ships: one call a node, plain data in and out
+facts.py       what the node is, without importing torch
+flag.py        the flag that ends a phase on every node
+rendezvous.py  the nodes see each other; node 0 publishes an address and a free port
+torchrun.py    torchrun's command line and the environment of its ranks
+supervise.py   torchrun from start to end; dumps of its ranks before they are ended
+progress.py    what each rank says; a rank that dies, fails or stands still
+processes.py   process trees, ended by pid and start time
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def _run(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     write_json(job.dir.node_facts(job.node_rank), facts.gather(job.node_rank, job.node_name))
     events.write("facts")
     meeting = rendezvous.meet(job, limit_s=float(spec["stage_limits_s"]["init"]))
-    events.write("rendezvous", address=meeting.address, port=meeting.port, one_host=meeting.one_host)
+    events.write(
+        "rendezvous", address=meeting.address, port=meeting.port, one_host=meeting.one_host
+    )
     command = torchrun.command(job, meeting)
     environment = torchrun.rank_environment(job, meeting)
     return supervise.run(job, command, environment, events)

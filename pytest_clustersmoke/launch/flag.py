@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..rundir import PhaseDir
     from . import NodeJob
 
 
@@ -25,12 +26,16 @@ class Aborted(Exception):
 
 def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) -> None:
     """Raise the flag that ends the phase on every node; the first to raise it is the one kept."""
-    flag = {"node_rank": job.node_rank, "node": job.node_name, "time": time.time()}
-    flag |= {"reason": reason, "why": why, "rank": rank}
-    draft = job.dir.root / f".abort.{job.node_rank}.{os.getpid()}"
+    raise_flag(job.dir, job.node_rank, job.node_name, {"reason": reason, "why": why, "rank": rank})
+
+
+def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, Any]) -> None:
+    """Raise the flag for a node, which may be gone and cannot do so itself."""
+    flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
+    draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
     try:
         draft.write_text(json.dumps(flag) + "\n")
-        os.link(draft, job.dir.abort)  # atomic, and fails where the flag is up already
+        os.link(draft, directory.abort)  # atomic, and fails where the flag is up already
     except FileExistsError:
         pass
     finally:
@@ -40,7 +45,7 @@ def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) ->
 def visible(path: Path) -> bool:
     """Whether a file is there. Listing its directory first makes NFS forget that it was not."""
     try:
-        os.listdir(path.parent)
+        next(path.parent.iterdir(), None)
     except OSError:
         return False
     return path.exists()

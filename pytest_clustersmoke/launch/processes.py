@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Iterable
@@ -11,6 +12,8 @@ import psutil
 
 # create_time() is computed from the boot time; two readings of one process differ by less.
 SAME_START_S = 2.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be loaded
 
 
 def alive(pid: int, started: float | None = None) -> bool:
@@ -48,6 +51,12 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Proc
         with contextlib.suppress(psutil.Error):
             process.kill()
     return psutil.wait_procs(left, timeout=1.0)[1]
+
+
+def end_with_parent() -> None:
+    """Called in a child before its exec: it gets TERM when its parent ends, by KILL too, so that a
+    launcher that was killed leaves no torchrun behind (which then ends its ranks)."""
+    PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def send(pid: int, started: float | None, signum: signal.Signals) -> None:

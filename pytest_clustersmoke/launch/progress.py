@@ -115,15 +115,14 @@ class RankWatch:
         still_s, limit_s = time.monotonic() - rank.moved, self._limit_s(rank)
         if still_s <= limit_s:
             return None
-        where = f"stage {rank.stage}" + (f", step {rank.step} of {rank.steps}" if rank.steps else "")
+        where = f"stage {rank.stage}" + (
+            f", step {rank.step} of {rank.steps}" if rank.steps else ""
+        )
         why = f"rank {rank.rank} has not moved for {still_s:.0f} s in {where} (limit {limit_s:g} s)"
         return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
 
     def _limit_s(self, rank: _Rank) -> float:
-        if rank.stage == "train":
-            key = "train_step" if rank.step else "first_step"
-        else:
-            key = rank.stage
+        key = ("train_step" if rank.step else "first_step") if rank.stage == "train" else rank.stage
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def live(self) -> list[tuple[int, int, float]]:

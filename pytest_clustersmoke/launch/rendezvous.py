@@ -67,8 +67,8 @@ def _wait(job: NodeJob, paths: list[Path], deadline: float, what: str) -> None:
         if time.monotonic() > deadline:
             names = ", ".join(str(path.relative_to(job.dir.root)) for path in missing)
             raise NodeFailed(
-                f"{job.node_name} ({socket.gethostname()}) waited for {what} and never saw {names}: "
-                f"those nodes did not start, or {job.dir.root} is not shared with them"
+                f"{job.node_name} ({socket.gethostname()}) waited for {what} and never saw "
+                f"{names}: those nodes did not start, or {job.dir.root} is not shared with them"
             )
         time.sleep(POLL_S)
 

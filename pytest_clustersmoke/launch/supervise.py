@@ -36,7 +36,12 @@ def run(
     started = time.monotonic()
     with job.dir.torchrun_log(job.node_rank).open("ab") as log:
         agent = subprocess.Popen(
-            command, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=processes.end_with_parent,
         )
     events.write("torchrun_start", command=command, pid=agent.pid)
     watch = RankWatch(job)
@@ -44,10 +49,10 @@ def run(
         trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
         result = _judge(agent, watch, trouble)
-        if trouble is not None:
-            events.write("trouble", **trouble.as_fields())
-            if trouble.reason != "aborted":
-                raise_abort(job, trouble.reason, trouble.why, trouble.rank)
+        if not result["ok"]:
+            events.write("trouble", **{key: result[key] for key in result if key != "ok"})
+            if result["reason"] != "aborted":
+                raise_abort(job, result["reason"], result["why"], result["rank"])
             _dump(job, watch, events)
             watch.read()
             events.write("ranks", states=watch.states())
@@ -98,15 +103,17 @@ def _judge(
 def _dump(job: NodeJob, watch: RankWatch, events: EventWriter) -> None:
     """Ask every live rank for its stacks and flight recorder, and wait until they are written."""
     asked = watch.live()
-    for rank, pid, started in asked:
+    for _, pid, started in asked:
         processes.send(pid, started, signal.SIGUSR1)
     deadline = time.monotonic() + OWN_DUMPS_S
     waiting = {rank for rank, _, _ in asked}
     while waiting and time.monotonic() < deadline:
-        waiting = {rank for rank in waiting if not _dumped(job.dir, rank)}
+        alive = {rank for rank, _, _ in watch.live()}  # a rank that fails is on its way out
+        waiting = {rank for rank in waiting & alive if not _dumped(job.dir, rank)}
         time.sleep(TICK_S / 2)
     job.dir.dumped(job.node_rank).touch()
-    events.write("dumped", ranks=[rank for rank, _, _ in asked], incomplete=sorted(waiting))
+    incomplete = [rank for rank, _, _ in asked if not _dumped(job.dir, rank)]
+    events.write("dumped", ranks=[rank for rank, _, _ in asked], incomplete=incomplete)
 
 
 def _dumped(phase: PhaseDir, rank: int) -> bool:

@@ -36,8 +36,12 @@ def describe(nodes: int, ranks_per_node: int, script: str, argv: Iterable[str]) 
     meeting = (
         ["--standalone"]
         if nodes == 1
-        else [f"--nnodes={nodes}", "--node-rank=$NODE_RANK"]
-        + ["--master-addr=$MASTER_ADDR", "--master-port=$MASTER_PORT"]
+        else [
+            f"--nnodes={nodes}",
+            "--node-rank=$NODE_RANK",
+            "--master-addr=$MASTER_ADDR",
+            "--master-port=$MASTER_PORT",
+        ]
     )
     words = [*meeting, f"--nproc-per-node={ranks_per_node}", shlex.quote(script)]
     return " ".join(["torchrun", *words, *(shlex.quote(word) for word in argv)])

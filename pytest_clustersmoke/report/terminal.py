@@ -1,4 +1,4 @@
-"""What the terminal shows: a failed job with its findings, and at the end one table, one verdict."""
+"""What the terminal shows: a failed job's findings, and at the end one table and the verdict."""
 
 from __future__ import annotations
 

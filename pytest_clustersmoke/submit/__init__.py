@@ -1,9 +1,9 @@
-"""Phases become jobs: submitit ships `launch.run_node` with plain data, to Slurm or to this machine.
+"""Phases become jobs: submitit ships `launch.run_node`, to Slurm or to this machine.
 
-    slurm.py      one job of N one-task nodes, through sbatch and srun
-    local.py      N virtual nodes on this machine, each in a session of its own
-    script.py     the batch script's parts that both share: environment set-up, strict set-up lines
-    scheduler.py  the scheduler's commands, in sessions of their own and without an outer job's words
+slurm.py      one job of N one-task nodes, through sbatch and srun
+local.py      N virtual nodes on this machine, each in a session of its own
+script.py     the batch script's parts that both share: environment set-up, strict set-up lines
+scheduler.py  the scheduler's commands, in sessions of their own and without an outer job's words
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Backend(Protocol):
 
 
 def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
-    """The backend of this profile. `environ` is the user's environment (with the lab's SLURM_CONF)."""
+    """The backend of this profile. `environ`: the user's environment, with the lab's SLURM_CONF."""
     if profile.backend == "slurm":
         from .slurm import SlurmBackend
 

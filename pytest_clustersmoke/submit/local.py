@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from submitit.local.local import LocalExecutor, LocalJob
 
-from ..launch import processes, run_node
+from ..launch import flag, processes, run_node
 from ..rundir import PhaseDir, write_whole
 from ..telemetry import read_events
 from . import JobState, Refused, scheduler, script
@@ -85,11 +85,12 @@ class LocalBackend:
     def _state(self, job: _Job) -> JobState:
         codes = [node.process.poll() for node in job.nodes]
         names = f"local[0-{len(codes) - 1}]" if len(codes) > 1 else "local0"
-        times = {"submitted": job.submitted, "started": job.submitted}
+        at = job.submitted
         if any(code is None for code in codes):
-            return JobState("running", "RUNNING", "", names, **times)
+            _end_with_the_first(job, codes)
+            return JobState("running", "RUNNING", "", names, at, at)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
-        return JobState("ended", raw, "", names, **times, detail={"exit_codes": codes})
+        return JobState("ended", raw, "", names, at, at, {"exit_codes": codes})
 
     def cancel(self, job_ids: Iterable[str]) -> None:
         """End the virtual nodes and every rank of theirs, wherever it has moved to."""
@@ -127,13 +128,11 @@ class LocalBackend:
         return ",".join(gpus[:1]) if per_node == 1 else ""
 
 
-class _VirtualNode(LocalExecutor):  # type: ignore[misc]
+class _VirtualNode(LocalExecutor):
     """submitit's local executor, with the batch script in a session and process group of its own:
     a Ctrl-C at the terminal must not end it behind our back."""
 
-    def __init__(
-        self, directory: PhaseDir, environ: Mapping[str, str], python: str | None
-    ) -> None:
+    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str | None) -> None:
         self._directory = directory
         self._environ = environ
         self.process: subprocess.Popen[bytes] | None = None
@@ -155,6 +154,16 @@ class _VirtualNode(LocalExecutor):  # type: ignore[misc]
                 start_new_session=True,
             )
         return LocalJob(folder=self.folder, job_id=job_id, tasks=[0])
+
+
+def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
+    """What `srun --kill-on-bad-exit` does: a node that failed without a word ends the others."""
+    for node_rank, code in enumerate(codes):
+        if code and not job.directory.node_result(node_rank).exists():
+            why = f"the node's launcher ended with status {code} and left no result"
+            cause = {"reason": "launcher", "why": why, "rank": None}
+            flag.raise_flag(job.directory, node_rank, f"local{node_rank}", cause)
+            return
 
 
 def _ranks(job: _Job) -> list[Any]:

@@ -25,9 +25,7 @@ SACCT_FIELDS = "JobIDRaw,State,Reason,NodeList,Submit,Start"
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for the scheduler's commands and for jobs."""
     return {
-        name: value
-        for name, value in environ.items()
-        if name in KEPT or not OUTER_JOB.match(name)
+        name: value for name, value in environ.items() if name in KEPT or not OUTER_JOB.match(name)
     }
 
 
@@ -48,7 +46,7 @@ def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedP
 
 
 class Witnesses:
-    """Asks Slurm about jobs: squeue for all at once, then for what it forgot sacct, then scontrol."""
+    """Asks Slurm about jobs: squeue for all at once; for what it forgot sacct, then scontrol."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 def environment(phase: Phase) -> list[str]:
     """The profile's variables; the node sets them again, since they may not survive srun."""
     lines = [f"unset {name}" for name in phase.env_unset]
-    lines += [
-        f"export {name}={shlex.quote(str(one.value))}" for name, one in phase.env_set.items()
-    ]
+    lines += [f"export {name}={shlex.quote(str(one.value))}" for name, one in phase.env_set.items()]
     return lines
 
 

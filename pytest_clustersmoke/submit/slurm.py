@@ -62,8 +62,7 @@ class SlurmBackend:
             comment=f"clustersmoke run={run_id} phase={phase.name}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=script.strict_setup(self._profile.setup, directory)
-            + script.environment(phase),
+            setup=script.strict_setup(self._profile.setup, directory) + script.environment(phase),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
@@ -75,13 +74,11 @@ class SlurmBackend:
         return executor
 
 
-class _Sbatch(SlurmExecutor):  # type: ignore[misc]
+class _Sbatch(SlurmExecutor):
     """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
     it asks for no early signal, and sbatch runs in a session and an environment of ours."""
 
-    def __init__(
-        self, directory: PhaseDir, environ: Mapping[str, str], python: str | None
-    ) -> None:
+    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str | None) -> None:
         self._directory = directory
         self._environ = environ
         super().__init__(directory.submitit, python=python or shlex.quote(sys.executable))

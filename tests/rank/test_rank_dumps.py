@@ -48,7 +48,7 @@ def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
 
 
 def test_an_exception_is_written_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
-    """A rank that raises writes the error and goes, though its peer waits for it in a collective."""
+    """A rank that raises writes the error and goes, though its peer waits in a collective."""
     began = time.monotonic()
     run = torchrun("fail.py", ranks=2)
     assert run.status != 0 and time.monotonic() - began < 100  # the group's timeout is 300 s

@@ -32,8 +32,8 @@ def main() -> None:
 
         def one_left_out() -> None:
             loss_of(ddp).backward()
-            own = torch.autograd.grad(loss_of(model), model[3].bias)[0]
-            model[3].bias.grad = own
+            bias = model.get_parameter("3.bias")
+            bias.grad = torch.autograd.grad(loss_of(model), bias)[0]
 
         faults = {
             "none": lambda: loss_of(ddp).backward(),

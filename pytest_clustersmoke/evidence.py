@@ -1,0 +1,131 @@
+"""What one node and one rank wrote down; a metric beside its reference; the words of a check.
+
+Every file read here was written by a job, so its content is hostile text: a value of the wrong kind
+counts as missing, and what is missing is never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from _pytest.outcomes import Skipped  # pytest.skip.Exception, by the name that type checkers know
+
+from .references import compare
+from .telemetry import METRICS, Events, number
+
+if TYPE_CHECKING:
+    from .cluster import Reference
+
+
+class Unmeasured(Skipped):
+    """This cannot be judged here. `kind` is what the profile's `require` may ask for: then the
+    verdict is INCONCLUSIVE."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(f"not measured ({kind}): {reason}", _use_item_location=True)
+        self.kind = kind
+
+
+def fail(message: str) -> NoReturn:
+    __tracebackhide__ = True
+    raise AssertionError(message)
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One node: its facts, and how its part of the job ended (empty where it never said)."""
+
+    node_rank: int
+    facts: Mapping[str, Any]
+    result: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.facts.get("node") or self.result.get("node") or f"node {self.node_rank}")
+
+    @property
+    def host(self) -> str:
+        return str(self.facts.get("host") or self.result.get("host") or "unknown")
+
+    @property
+    def ok(self) -> bool:
+        return self.result.get("ok") is True
+
+    def version(self, name: str) -> str | None:
+        """The version of a package, or of the GPUs' `driver`, on this node."""
+        if name == "driver":
+            gpus = self.facts.get("gpus") or [{}]
+            value = gpus[0].get("driver_version")
+        else:
+            value = (self.facts.get("packages") or {}).get(name)
+        return None if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """One rank: who it was, and the events it wrote."""
+
+    rank: int
+    events: Events
+
+    @cached_property
+    def start(self) -> dict[str, Any]:
+        return self.events.last("start") or {}
+
+    @property
+    def done(self) -> bool:
+        return self.events.last("done") is not None
+
+    @property
+    def node(self) -> str:
+        return str(self.start.get("node", "unknown"))
+
+    @property
+    def host(self) -> str:
+        return str(self.start.get("host", "unknown"))
+
+    @property
+    def local_rank(self) -> int | None:
+        value = self.start.get("local_rank")
+        return value if isinstance(value, int) else None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.node})"
+
+    def facts(self) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for record in self.events.named("fact"):
+            values = record.get("values")
+            merged |= values if isinstance(values, dict) else {}
+        return merged
+
+    def metrics(self) -> dict[str, float]:
+        record = self.events.last("metrics") or {}
+        values = record.get("values")
+        pairs = values.items() if isinstance(values, dict) else ()
+        return {name: value for name, raw in pairs if (value := number(raw)) is not None}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the phase: the worst over ranks, with its unit and the cluster's reference."""
+
+    name: str
+    value: float
+    reference: Reference | None
+
+    @property
+    def unit(self) -> str:
+        return METRICS[self.name].unit
+
+    def check(self) -> None:
+        """Fail where the value is outside the reference; without a reference this is unmeasured."""
+        __tracebackhide__ = True
+        comparison = compare(self.name, self.value, self.reference)
+        if comparison.met is None:
+            raise Unmeasured("references", comparison.text)
+        if not comparison.met:
+            fail(comparison.text)

@@ -1,0 +1,102 @@
+"""What `@pytest.mark.phase(...)` says, checked for itself, without any cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import Problem, near
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "timeout_s")
+DEFAULT_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Marked:
+    """One phase marker that was found right."""
+
+    name: str
+    script: Path
+    nodes: int
+    gpus_per_node: int
+    args: Mapping[str, Any]
+    timeout_s: float
+    where: str
+
+    @property
+    def size_mark(self) -> str:
+        return size_mark(self.nodes, self.gpus_per_node)
+
+
+def size_mark(nodes: int, gpus_per_node: int) -> str:
+    if nodes > 1:
+        return "multinode"
+    return "multigpu" if gpus_per_node > 1 else "singlegpu"
+
+
+def read_marker(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
+) -> tuple[Marked | None, list[Problem]]:
+    """Check one marker. `file` is the test file: `script` is relative to its directory."""
+    problems = [
+        Problem(
+            f"unknown argument `{key}` of the phase marker",
+            where,
+            f"one of {', '.join(MARKER_KEYS)}",
+            near(key, MARKER_KEYS),
+        )
+        for key in kwargs
+        if key not in MARKER_KEYS
+    ]
+    name = args[0] if len(args) == 1 else None
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problems.append(
+            Problem(
+                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
+                where,
+                "one name of letters, digits, `_`, `.` and `-` first: "
+                '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
+            )
+        )
+    script = kwargs.get("script")
+    if not isinstance(script, str) or not script:
+        problems.append(
+            Problem(
+                f"phase {name!r} has no script",
+                where,
+                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
+            )
+        )
+    for key, minimum in (("nodes", 1), ("gpus_per_node", 1), ("timeout_s", 0)):
+        value = kwargs.get(key, 1)
+        whole = isinstance(value, int) or (key == "timeout_s" and isinstance(value, float))
+        if not whole or isinstance(value, bool) or value < minimum:
+            problems.append(
+                Problem(f"{key}={value!r} of phase {name!r}", where, "a number above 0")
+            )
+    if not isinstance(kwargs.get("args", {}), Mapping):
+        problems.append(
+            Problem(f"args of phase {name!r} is no mapping", where, "a dict of options")
+        )
+    if problems:
+        return None, problems
+    assert isinstance(name, str) and isinstance(script, str)
+    path = (file.parent / script).resolve()
+    if not path.is_file():
+        problems.append(
+            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
+        )
+    marked = Marked(
+        name,
+        path,
+        int(kwargs.get("nodes", 1)),
+        int(kwargs.get("gpus_per_node", 1)),
+        dict(kwargs.get("args", {})),
+        float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
+        where,
+    )
+    return marked, problems

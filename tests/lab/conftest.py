@@ -1,0 +1,104 @@
+"""Labs for the tests of `pytest_clustersmoke.lab`: each test has a home of its own for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import state, teardown
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "lab: needs a real Slurm on this machine")
+    config.addinivalue_line("markers", "slow_lab: a lab with accounting or isolated nodes")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The state home of this test's labs, short and not below /tmp; all of them end with it."""
+    path = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    try:
+        yield path
+    finally:
+        for record in state.records():
+            if record.here:
+                teardown.end_lab(record)
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def need() -> Callable[..., None]:
+    """Skip where the machine cannot have such a lab; fail where it is required to."""
+
+    def check(accounting: bool = False, isolated: bool = False) -> None:
+        reason = lab.can_run(accounting, isolated)
+        if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB") == "1":
+            pytest.fail(f"a lab is required, but none can run here: {reason}", pytrace=False)
+        if reason:
+            pytest.skip(f"no lab can run here: {reason}")
+
+    return check
+
+
+@pytest.fixture
+def start(need: Callable[..., None]) -> Callable[..., lab.Lab]:
+    """Start a lab of two nodes, or as asked."""
+
+    def start_lab(
+        name: str = "t",
+        nodes: int = 2,
+        accounting: bool = False,
+        isolated: bool = False,
+        directory: Path | None = None,
+    ) -> lab.Lab:
+        need(accounting, isolated)
+        settings = lab.LabSettings(
+            name=name,
+            nodes=nodes,
+            accounting=accounting,
+            isolated=isolated,
+            directory=directory,
+        )
+        return lab.up(settings)
+
+    return start_lab
+
+
+@pytest.fixture
+def command(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command in the test's home; `lab` is the lab its SLURM_CONF names."""
+
+    def run(*words: str, lab: lab.Lab | None = None) -> subprocess.CompletedProcess[str]:
+        environ = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
+        if lab is not None:
+            environ["SLURM_CONF"] = str(lab.slurm_conf)
+        return subprocess.run(
+            words, env=environ, cwd=home, capture_output=True, text=True, timeout=60
+        )
+
+    return run
+
+
+@pytest.fixture
+def clustersmoke(
+    command: Callable[..., subprocess.CompletedProcess[str]],
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the `clustersmoke` command."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return command(sys.executable, "-m", "pytest_clustersmoke.cli", *words)
+
+    return run

@@ -1,0 +1,185 @@
+"""The configuration texts, ports, paths and packages of a lab; no Slurm is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import socket
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.lab import LabError, LabSettings, config, packages, paths, ports
+from pytest_clustersmoke.lab.isolation import NETWORKS, chosen_network
+from pytest_clustersmoke.lab.model import check_settings
+
+FILES = paths.LabDir(Path("/lab"), Path("/lab/run"))
+PLAN = config.Plan(
+    files=FILES,
+    cluster="t",
+    user="root",
+    control_host="host",
+    control_address="127.0.0.1",
+    control_port=20000,
+    nodes=tuple(config.NodePlan(f"node{i}", "host", "127.0.0.1", 20001 + i) for i in range(2)),
+    cpus_per_node=8,
+    gpus_per_node=2,
+    slurm_version=(22, 5),
+)
+
+
+def settings_of(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if not line.startswith(("NodeName", "Partition"))]
+    names = [line.partition("=")[0] for line in lines]
+    assert len(names) == len(set(names)), "a setting is given twice"
+    return dict(line.partition("=")[::2] for line in lines)
+
+
+def test_daemons_listen_on_one_address_only() -> None:
+    """slurm.conf for a plain lab keeps every daemon from listening on all addresses."""
+    text = config.slurm_conf(PLAN, bound=True)
+    words = settings_of(text)["CommunicationParameters"].split(",")
+    assert set(words) == {"NoInAddrAny", "NoCtldInAddrAny"}
+    assert "SlurmctldHost=host(127.0.0.1)" in text
+    assert text.count("NodeAddr=127.0.0.1") == 2
+
+
+def test_partitions_preempt_by_tier() -> None:
+    """`main` is the default partition, and jobs of `high` requeue its jobs."""
+    text = config.slurm_conf(PLAN, bound=True)
+    settings = settings_of(text)
+    assert settings["PreemptType"] == "preempt/partition_prio"
+    assert settings["PreemptMode"] == "REQUEUE"
+    assert "PartitionName=main Nodes=node0,node1 Default=YES PriorityTier=1 " in text
+    assert "PartitionName=high Nodes=node0,node1 Default=NO PriorityTier=10 " in text
+
+
+def test_without_gpus_no_gres_is_named() -> None:
+    """A lab of nodes without GPUs names no gres anywhere."""
+    plan = dataclasses.replace(PLAN, gpus_per_node=0)
+    assert "gres" not in config.slurm_conf(plan, bound=True).lower()
+    assert "Name=gpu" not in config.gres_conf(plan)
+
+
+def test_accounting_enforces() -> None:
+    """With accounting, unknown accounts and QOS are refused; without it nothing is stored."""
+    without = settings_of(config.slurm_conf(PLAN, bound=True))
+    assert without["AccountingStorageType"] == "accounting_storage/none"
+    plan = dataclasses.replace(PLAN, accounting_port=20009)
+    settings = settings_of(config.slurm_conf(plan, bound=True))
+    assert settings["AccountingStorageEnforce"] == "associations,limits,qos"
+    assert settings["AccountingStoragePort"] == "20009"
+    assert settings_of(config.slurmdbd_conf(plan))["DbdPort"] == "20009"
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin"), [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((25, 5), "disabled")]
+)
+def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugin: str) -> None:
+    """cgroup.conf says so in the words of the version that reads it."""
+    plan = dataclasses.replace(PLAN, slurm_version=version)
+    assert f"CgroupPlugin={plugin}\n" in config.cgroup_conf(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node0", ["node0"]),
+        ("gpu[0-2,7]", ["gpu0", "gpu1", "gpu2", "gpu7"]),
+        ("a[08-10],b", ["a08", "a09", "a10", "b"]),
+    ],
+)
+def test_node_lists_expand(text: str, names: list[str]) -> None:
+    """Slurm's short form of a node list names these nodes."""
+    assert config.expand(text) == names
+
+
+def test_settings_are_refused_all_at_once() -> None:
+    """Everything that is wrong with the settings is told in one go, each with its option."""
+    with pytest.raises(UsageProblems) as refused:
+        check_settings(LabSettings(name="A b", nodes=0, gpus_per_node=17, directory=Path("/a b/c")))
+    where = [problem.where for problem in refused.value.problems]
+    assert where == ["--name", "--nodes", "--gpus-per-node", "--dir"]
+
+
+def test_reserved_ports_are_for_us_alone() -> None:
+    """While reserved, another reservation gets other ports, and a daemon can bind ours."""
+    with ports.reserved("127.0.0.1", 3) as ours, ports.reserved("127.0.0.1", 3) as theirs:
+        assert len(set(ours) | set(theirs)) == 6
+        with socket.socket() as daemon:
+            daemon.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            daemon.bind(("127.0.0.1", ours[0]))
+            daemon.listen()
+            assert ports.listening("127.0.0.1", ours[0])
+        assert not ports.listening("127.0.0.1", theirs[0])
+
+
+def test_a_network_in_use_is_not_chosen() -> None:
+    """Two labs choose different networks, and neither one that the host has a route to."""
+    free = [ipaddress.IPv4Network("10.77.4.0/24"), ipaddress.IPv4Network("10.77.9.0/24")]
+    used = [net for net in NETWORKS.subnets(new_prefix=24) if net not in free]
+    with chosen_network(used) as one, chosen_network(used) as other:
+        assert {one, other} == set(free)
+        with pytest.raises(LabError, match="no free network"), chosen_network(used):
+            pass
+
+
+def test_sockets_go_to_a_short_directory_where_the_path_is_long(tmp_path: Path) -> None:
+    """A short path keeps its sockets; a long one gets a directory in which they fit."""
+    assert paths.choose_run(Path("/short")) == Path("/short/run")
+    run = paths.choose_run(tmp_path / ("x" * 100))
+    try:
+        assert len(str(run / paths.LONGEST_SOCKET)) <= paths.SOCKET_BYTES
+        assert run.stat().st_mode & 0o777 == 0o700
+    finally:
+        run.rmdir()
+
+
+def test_no_room_for_sockets_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no short directory can be had, the message names the path and the option."""
+    monkeypatch.setattr(paths, "_made_for_us", lambda path: False)
+    with pytest.raises(LabError, match=r"too many for the sockets .* --dir"):
+        paths.choose_run(tmp_path / ("x" * 100))
+
+
+def test_packages_are_those_that_lack_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing is told by package, and only for the kind of lab that is wanted."""
+    monkeypatch.setattr(packages, "which", lambda name: None if name != "sbatch" else "/bin/sbatch")
+    assert packages.missing_packages(False, False) == ["slurmctld", "slurmd", "munge"]
+    assert packages.missing_packages(True, True)[3:] == [
+        "slurmdbd",
+        "mariadb-server",
+        "iproute2",
+        "util-linux",
+    ]
+
+
+def test_installing_says_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """apt-get runs with the packages asked for, and is said aloud; its failure is shown."""
+    apt = tmp_path / "apt-get"
+    apt.write_text('#!/bin/sh\necho "$RUNLEVEL $@" >> $0.log\necho no such thing\nexit $STATUS\n')
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(packages, "is_debian", lambda: True)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    said: list[str] = []
+    monkeypatch.setenv("STATUS", "0")
+    packages.install(["munge"], said.append)
+    last = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
+    assert last == "1 install -y --no-install-recommends munge"
+    assert "RUNLEVEL=1 apt-get install -y --no-install-recommends munge" in said[-1]
+    monkeypatch.setenv("STATUS", "100")
+    with pytest.raises(LabError, match="no such thing"):
+        packages.install(["munge"], said.append)
+
+
+def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the message names the packages that the administrator has to install."""
+    monkeypatch.setattr(packages, "is_debian", lambda: False)
+    with pytest.raises(LabError, match="on Debian; have munge installed"):
+        packages.install(["munge"], print)
+    monkeypatch.setattr(packages, "is_debian", lambda: True)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="only root"):
+        packages.install(["munge"], print)

@@ -1,0 +1,179 @@
+"""A real Slurm of two nodes, brought up, used, and ended without a trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import paths, processes, state
+
+pytestmark = pytest.mark.lab
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., lab.Lab]
+
+SCRIPT = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=2 --cpus-per-task=4 --mem=100G --exclusive
+#SBATCH --time=5 --no-requeue --comment=a:b --signal=USR2@90 --output=job.out
+srun --cpus-per-task=4 bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLURM_CPUS_PER_TASK'
+"""
+
+
+def processes_under(path: Path) -> list[str]:
+    """Every process that names a path in its command, its environment or its directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            place = str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if os.fsencode(path) in words or place.startswith(str(path)):
+            found.append(words.replace(b"\0", b" ").decode(errors="replace")[:200])
+    return found
+
+
+def wait_for_job(command: Run, one: lab.Lab, job: str, wanted: str) -> str:
+    """Wait until a job is in a state."""
+    deadline = time.monotonic() + 20
+    seen = ""
+    while time.monotonic() < deadline:
+        seen = command("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", lab=one).stdout.strip()
+        if seen == wanted:
+            return seen
+        time.sleep(0.05)
+    return seen
+
+
+def submit(command: Run, one: lab.Lab, *words: str) -> str:
+    answer = command("sbatch", "--parsable", *words, lab=one)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def test_a_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path) -> None:
+    """A batch job's srun runs once on each node, with two GPUs and the CPUs asked for."""
+    one = start()
+    (home / "job.sh").write_text(SCRIPT)
+    job = submit(command, one, "job.sh")
+    assert wait_for_job(command, one, job, "COMPLETED") == "COMPLETED"
+    lines = sorted((home / "job.out").read_text().splitlines())
+    assert lines == ["node0 0,1 4", "node1 0,1 4"]
+    refused = command("sbatch", "--gpus-per-node=3", "--wrap=true", lab=one)
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) -> None:
+    """A job of `high` takes the nodes of one of `main`, which waits again; scancel ends it."""
+    one = start()
+    words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=exec sleep 600")
+    low = submit(command, one, *words)
+    assert wait_for_job(command, one, low, "RUNNING") == "RUNNING"
+    high = submit(command, one, "--partition=high", *words)
+    assert wait_for_job(command, one, high, "RUNNING") == "RUNNING"
+    assert wait_for_job(command, one, low, "PENDING") == "PENDING"
+    began = time.monotonic()
+    command("scancel", high, lab=one)
+    assert wait_for_job(command, one, high, "CANCELLED") == "CANCELLED"
+    assert time.monotonic() - began < 5
+
+
+def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home: Path) -> None:
+    """After `down` with a job running no process, socket directory, mount or file is left."""
+    one = start()
+    record = state.running()[0]
+    # One that left its job's session, so that only its environment tells whose it is.
+    job = submit(command, one, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
+    assert wait_for_job(command, one, job, "RUNNING") == "RUNNING"
+    assert processes_under(home)
+    ended = clustersmoke("lab", "down")
+    assert (ended.returncode, ended.stderr) == (0, "lab t: ended\n")
+    assert processes_under(home) == []
+    assert not any(process.alive for process in record.daemons)
+    assert list(paths.labs_home().iterdir()) == []
+    assert not record.files.run.exists()
+    assert str(home) not in Path("/proc/mounts").read_text()
+
+
+def test_two_labs_do_not_clash(start: Start, clustersmoke: Run, command: Run) -> None:
+    """Two labs run side by side; a job of one is not the other's, and `down` ends one only."""
+    one, two = start("one"), start("two")
+    job = submit(command, two, "--output=/dev/null", "--wrap=true")
+    assert wait_for_job(command, two, job, "COMPLETED") == "COMPLETED"
+    assert command("squeue", "-h", "-t", "all", lab=one).stdout == ""
+    which = clustersmoke("lab", "env")
+    assert (which.returncode, which.stdout) == (2, "")
+    assert "2 labs are running (one, two)" in which.stderr
+    assert clustersmoke("lab", "down").returncode == 2
+    assert clustersmoke("lab", "down", "--name", "one").returncode == 0
+    assert command("sinfo", "-h", lab=two).returncode == 0
+    assert clustersmoke("lab", "env").stdout == f"export SLURM_CONF={two.slurm_conf}\n"
+
+
+def test_nothing_listens_beyond_loopback(start: Start) -> None:
+    """Every TCP port that a daemon of the lab listens on is one of 127.0.0.1."""
+    start()
+    inodes = set()
+    for process in state.running()[0].daemons:
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                listening.append(words[1].partition(":")[0])
+    assert len(listening) == 3
+    assert set(listening) == {"0100007F"}
+
+
+def test_a_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
+    """A second lab of the name is refused with what to do; the first goes on."""
+    start()
+    again = clustersmoke("lab", "up", "--name", "t")
+    assert again.returncode == 2
+    assert "lab t is up already; end it with `clustersmoke lab down --name t`" in again.stderr
+    assert clustersmoke("lab", "status").returncode == 0
+
+
+def test_status_tells_which_daemon_has_died(start: Start, clustersmoke: Run) -> None:
+    """With a slurmd killed the lab is partly up, and status names the daemon."""
+    start()
+    victim = [each for each in state.running()[0].daemons if each.role == "slurmd-node1"]
+    assert processes.end(victim, 5.0) == []
+    status = clustersmoke("lab", "status")
+    assert status.returncode == 1
+    assert "t: partly up" in status.stdout
+    assert "slurmd-node1" in status.stdout
+
+
+def test_a_directory_of_the_users_own(start: Start, clustersmoke: Run, home: Path) -> None:
+    """With --dir all files are there, `down` removes it, and one with content is refused."""
+    mine = home / "mine"
+    one = start(directory=mine)
+    assert one.slurm_conf == mine / "slurm.conf"
+    assert lab.find({}).slurm_conf == one.slurm_conf
+    assert clustersmoke("lab", "down").returncode == 0
+    assert not mine.exists()
+    mine.mkdir()
+    (mine / "precious").touch()
+    with pytest.raises(lab.LabError, match="an empty directory"):
+        start(directory=mine)
+    assert (mine / "precious").exists()
+    assert clustersmoke("lab", "status").stdout.startswith("no labs")
+
+
+def test_a_long_path_gets_short_sockets(start: Start, home: Path) -> None:
+    """A lab below a path too long for sockets starts, and its socket directory goes with it."""
+    start(directory=home / ("long" * 25))
+    record = state.running()[0]
+    assert record.files.run.parent != record.files.root
+    lab.down("t")
+    assert not record.files.run.exists()

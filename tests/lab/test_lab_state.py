@@ -1,0 +1,208 @@
+"""What a lab's journal tells, and which lab is meant; no Slurm is needed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import paths, processes, state
+from pytest_clustersmoke.lab.processes import Process
+
+Made = Callable[..., state.Record]
+
+
+Alive = Callable[..., Process]
+
+
+@pytest.fixture
+def alive() -> Iterator[Alive]:
+    """A process that runs, in a role; it may be ended."""
+    child = subprocess.Popen(["sleep", "600"])
+    started = processes.start_time(child.pid)
+    assert started is not None
+
+    def process(role: str = "munged") -> Process:
+        return Process(role, child.pid, started)
+
+    yield process
+    child.kill()
+    child.wait()
+
+
+def dead(role: str = "munged") -> Process:
+    """Our own pid, but of a process that started at another time."""
+    return Process(role, os.getpid(), 1)
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Write a lab's directory as `up` would, with these processes."""
+
+    def made(name: str, *started: Process, ready: bool = True) -> state.Record:
+        root = paths.labs_home() / name
+        root.mkdir(parents=True)
+        journal = state.Journal(paths.journal_of(root))
+        journal.open(name, f"token-of-{name}", root / "run")
+        for process in started:
+            journal.started(process)
+        if ready:
+            files = paths.LabDir(root, root / "run")
+            one = lab.Lab(name, files.slurm_conf, ("node0",), 2, False, False)
+            state.write_state(state.read(name, root), one, "22.05.8")
+        return state.read(name, root)
+
+    return made
+
+
+def test_status_follows_the_processes(make: Made, alive: Alive) -> None:
+    """All alive is up, some partly, none down; a pid used again counts as dead."""
+    assert make("up", alive()).status == "up"
+    assert make("partly", alive(), dead()).status == "partly up"
+    assert make("down", dead()).status == "down"
+    assert make("half", alive(), ready=False).status == "partly up"
+    assert make("starting", alive("starter"), ready=False).status == "starting"
+
+
+def test_another_boot_or_host_is_not_ours(
+    make: Made, alive: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pids of before a boot mean nothing; a lab of another host is left alone."""
+    record = make("t", alive())
+    with monkeypatch.context() as patch:
+        patch.setattr(state, "boot_id", lambda: "another")
+        assert record.status == "down"
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert record.status == "on another host"
+    with pytest.raises(lab.LabError, match="end it there"):
+        lab.down("t")
+
+
+def test_a_cut_journal_is_read_as_far_as_it_goes(make: Made, alive: Alive) -> None:
+    """A last line that was cut short by a kill loses nothing before it."""
+    record = make("t", alive(), ready=False)
+    with record.files.journal.open("a") as stream:
+        stream.write('{"process": {"role": "slu')
+    assert state.read("t", record.files.root).processes == (alive(),)
+
+
+def test_none_running_says_how_to_start_one() -> None:
+    """With no lab the error names the command that starts one."""
+    with pytest.raises(lab.LabError, match="clustersmoke lab up"):
+        lab.find({})
+
+
+def test_the_only_one_is_found(make: Made, alive: Alive) -> None:
+    """The one that runs is meant, whatever dead ones lie beside it."""
+    make("old", dead())
+    make("new", alive())
+    assert lab.find({}).name == "new"
+    assert [each.name for each in lab.running()] == ["new"]
+
+
+def test_two_running_have_to_be_told_apart(make: Made, alive: Alive) -> None:
+    """With two the error lists both and says how to choose."""
+    make("a", alive())
+    record = make("b", alive())
+    with pytest.raises(lab.LabError) as error:
+        lab.find({})
+    assert "2 labs are running (a, b)" in str(error.value)
+    assert 'eval "$(clustersmoke lab env --name a)"' in str(error.value)
+    assert lab.find({"SLURM_CONF": str(record.files.slurm_conf)}).name == "b"
+
+
+def test_a_dead_lab_in_slurm_conf_is_refused(make: Made) -> None:
+    """SLURM_CONF of a lab that has ended is an error that says so."""
+    record = make("t", dead())
+    with pytest.raises(lab.LabError, match="that lab is down"):
+        lab.find({"SLURM_CONF": str(record.files.slurm_conf)})
+
+
+def test_a_foreign_slurm_is_wrapped(tmp_path: Path) -> None:
+    """SLURM_CONF of another Slurm gives its nodes, its GPUs and its accounting."""
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(
+        "AccountingStorageType=accounting_storage/slurmdbd\n"
+        "NodeName=DEFAULT CPUs=4\n"
+        "NodeName=gpu[01-02] CPUs=64 \\\n  Gres=gpu:a100:4(S:0-1),nvme:1\n"
+        "nodename=login Gres=gpu:2\n"
+    )
+    found = lab.find({"SLURM_CONF": str(conf)})
+    assert found.nodes == ("gpu01", "gpu02", "login")
+    assert (found.gpus_per_node, found.accounting, found.isolated) == (2, True, False)
+    with pytest.raises(lab.LabError, match="cannot be read"):
+        lab.find({"SLURM_CONF": str(tmp_path / "none")})
+
+
+def test_a_directory_that_is_no_labs_is_not_removed(home: Path) -> None:
+    """`down` refuses to remove a directory that has no journal of a lab."""
+    precious = paths.labs_home() / "t" / "precious"
+    precious.parent.mkdir(parents=True)
+    precious.touch()
+    with pytest.raises(lab.LabError, match="by hand"):
+        lab.down("t")
+    assert precious.exists()
+    precious.unlink()
+
+
+def test_only_processes_of_the_lab_are_found() -> None:
+    """A process with the token, its children, and a job's process are; a user's shell is not."""
+    conf = Path("/x/slurm.conf")
+    token = f"token-{os.getpid()}"
+    child = "import subprocess; subprocess.run(['sleep', '60'])"
+    variables = (
+        {processes.TOKEN_VARIABLE: token},
+        {"SLURM_CONF": str(conf), "SLURMD_NODENAME": "node0", "MARK": token},
+        {"SLURM_CONF": str(conf)},
+    )
+    started = [subprocess.Popen([sys.executable, "-c", child], env=each) for each in variables]
+    try:
+        found: set[int] = set()
+        while not {started[0].pid, started[1].pid} < found or len(found) < 4:
+            found = {process.pid for process in processes.of_lab(token, [conf])}
+        assert len(found) == 4
+        assert started[2].pid not in found
+        assert processes.end(processes.of_lab(token, [conf]), 5.0) == []
+        assert started[2].poll() is None
+    finally:
+        tree = processes.parents()
+        for each in started:
+            for pid in (pid for pid, parent in tree.items() if parent == each.pid):
+                os.kill(pid, 9)
+            each.kill()
+            each.wait()
+
+
+def test_a_name_is_claimed_by_one_only(home: Path) -> None:
+    """Of several that claim a name at once one gets it, and the others are told who has it."""
+    code = (
+        "import sys, time\n"
+        "from pytest_clustersmoke.lab import LabError, LabSettings\n"
+        "from pytest_clustersmoke.lab.claim import claim\n"
+        "try:\n"
+        "    claim(LabSettings(name='t'), print)\n"
+        "    print('got it', flush=True)\n"
+        "    sys.stdin.read()\n"
+        "except LabError as error:\n"
+        "    print(error, flush=True)\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    said = sorted(each.stdout.readline() for each in started if each.stdout)
+    for each in started:
+        each.communicate()
+    assert said[0] == "got it\n"
+    assert all("lab t is starting already" in line for line in said[1:])
