@@ -7,11 +7,13 @@ died comes before a rank whose connection broke, for that one is its victim.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .rundir import PhaseDir
+from . import suspects
+from .rundir import PhaseDir, read_json
 
 if TYPE_CHECKING:
     from .evidence import RankResult
@@ -27,6 +29,15 @@ ECHO = re.compile(
     re.I,
 )
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
+# What a node gives as its reason -> finding, and what to do.
+NODE_REASONS = {
+    "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
+    "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
+    "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
+    "torchrun": ("torchrun-failed", "read the node's torchrun.log and its ranks' stderr"),
+    "node": ("node-failed", "look at that node"),
+    "launcher": ("launcher-failed", "read the node's log in the run directory"),
+}
 NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
 
 
@@ -67,7 +78,9 @@ def refused(words: str, script: Path) -> Finding:
 
 def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     """The findings of a phase that did not pass, the first cause first."""
-    for look in (_setup, _launcher, _rank_deaths, _rank_errors, _nodes):
+    # What the scheduler or we did to a job is no fault of its ranks, whatever they say of it.
+    looks = LOOKS if judgement.outcome in ("failed", "lost") else ()
+    for look in looks:
         findings = look(result)
         if findings:
             return findings
@@ -155,11 +168,30 @@ def _rank_deaths(result: PhaseResult) -> list[Finding]:
     return findings
 
 
+def _early_leavers(result: PhaseResult) -> list[Finding]:
+    """Ranks that were done too early, where all that the others say is that they lost a peer."""
+    errors = {rank.rank: rank.events.last("error") for rank in result.ranks}
+    victims = [rank for rank in result.ranks if (error := errors[rank.rank]) and _is_echo(error)]
+    if not victims or any(error and not _is_echo(error) for error in errors.values()):
+        return []
+    return [
+        Finding(
+            "rank-left-early",
+            f"{rank} was done while {victims[0]} was still in stage {_position(victims[0])[0]}",
+            "find out why the program left its Rank early on that rank",
+            evidence=(Evidence(str(rank.events.path), len(rank.events.records), "its last event"),),
+            hosts=(rank.node,),
+            ranks=(rank.rank,),
+        )
+        for rank in suspects.left_before(result, victims)
+    ]
+
+
 def _rank_errors(result: PhaseResult) -> list[Finding]:
     errors = [(rank, rank.events.last("error")) for rank in result.ranks]
     known = sorted(
         ((rank, error) for rank, error in errors if error is not None),
-        key=lambda pair: (bool(ECHO.search(str(pair[1].get("message")))), pair[1]["time"]),
+        key=lambda pair: (_is_echo(pair[1]), pair[1]["time"]),
     )
     return [
         Finding(
@@ -181,22 +213,40 @@ def _rank_errors(result: PhaseResult) -> list[Finding]:
     ]
 
 
+def _is_echo(error: Mapping[str, Any]) -> bool:
+    return bool(ECHO.search(str(error.get("message"))))
+
+
+def _hang(result: PhaseResult) -> list[Finding]:
+    """Ranks that the others waited for, where a rank stood still past its stage's limit."""
+    why = [str(n.result.get("why")) for n in result.nodes if n.result.get("reason") == "stalled"]
+    absent = suspects.absent_from_collective(result) if why else []
+    findings = []
+    for index, rank in enumerate(absent):
+        stack = suspects.stack_line(result.directory, rank.rank)
+        path = str(result.directory.rank_stack(rank.rank))
+        findings.append(
+            Finding(
+                "hang",
+                f"{rank} never came to a collective that the other ranks wait in; {why[0]}",
+                "read the stacks in dumps/ of the run directory, that of this rank first",
+                primary=not index,
+                evidence=(Evidence(path, *stack),) if stack else (),
+                hosts=(rank.node,),
+                ranks=(rank.rank,),
+            )
+        )
+    return findings
+
+
 def _nodes(result: PhaseResult) -> list[Finding]:
     """What the nodes' own watch said: stalled, past a limit, nodes that never saw each other."""
-    names = {
-        "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
-        "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
-        "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
-        "torchrun": ("torchrun-failed", "read the node's torchrun.log and its ranks' stderr"),
-        "node": ("node-failed", "look at that node"),
-        "launcher": ("launcher-failed", "read the node's log in the run directory"),
-    }
     findings: list[Finding] = []
     for node in result.nodes:
         reason = str(node.result.get("reason", ""))
-        if node.ok or reason not in names:
+        if node.ok or reason not in NODE_REASONS:
             continue
-        identity, fix = names[reason]
+        identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
         log = result.directory.torchrun_log(node.node_rank)
         tail = _tail_evidence(log) or _rank_stderr(result.directory, node.node_rank)
@@ -215,6 +265,30 @@ def _nodes(result: PhaseResult) -> list[Finding]:
             )
         )
     return findings
+
+
+def _flag(result: PhaseResult) -> list[Finding]:
+    """The flag that was raised for a node which left no words of its own."""
+    flag = read_json(result.directory.abort) or {}
+    reason, node = str(flag.get("reason")), str(flag.get("node"))
+    if reason not in NODE_REASONS:
+        return []
+    identity, fix = NODE_REASONS[reason]
+    evidence = Evidence(str(result.directory.abort), 1, reason)
+    return [Finding(identity, f"{node}: {flag.get('why')}", fix, True, (evidence,), (node,))]
+
+
+# In the order of how much each explains.
+LOOKS = (
+    _setup,
+    _launcher,
+    _rank_deaths,
+    _early_leavers,
+    _rank_errors,
+    _hang,
+    _nodes,
+    _flag,
+)
 
 
 def _node_events(result: PhaseResult, rank: RankResult) -> list[dict[str, Any]]:

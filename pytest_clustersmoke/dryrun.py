@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     from .phase import Phase, Sourced
 
 
-def print_plan(
-    phases: Iterable[Phase], profile: Profile, run_id: str, absences: Iterable[str]
-) -> None:
+def print_plan(phases: Iterable[Phase], profile: Profile, run_id: str) -> None:
     """Print each phase's batch script, environment, torchrun line and sources to stdout."""
     backend = make_backend(profile, os.environ)
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
     out.write(f"\ncluster {profile.name}: nothing is submitted\n")
-    for line in absences:
-        out.write(f"{line}\n")
     for phase in phases:
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         out.write(f"--- batch script\n{backend.script(phase, run.phase(phase.name))}\n")

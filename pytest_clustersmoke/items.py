@@ -119,6 +119,7 @@ def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked],
                 )
             )
         places.setdefault(marked.name, where)
+        cls.extra_keyword_matches.add(marked.name)  # so that `-k` finds a phase by its name
         read[cls] = marked
     return read, problems
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import Problem, near
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "timeout_s")
 DEFAULT_TIMEOUT_S = 3600.0
 
@@ -58,7 +58,7 @@ def read_marker(
             Problem(
                 f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
                 where,
-                "one name of letters, digits, `_`, `.` and `-` first: "
+                "one name of letters, digits, `_` and `-` first: "
                 '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
             )
         )

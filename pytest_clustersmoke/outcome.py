@@ -38,12 +38,31 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         return Judgement("never_ran", ours)
     if ours:
         return Judgement("cancelled", ours)
+    by_scheduler = _scheduler_ended(state, started) if state else None
+    if by_scheduler:
+        return by_scheduler
     said = _own_words(result)
-    if said and not said.startswith("terminated"):
+    if said:
         return Judgement("failed", said)
     if state is None or state.kind == "unknown":
         return Judgement("lost", "the scheduler has forgotten the job and it left no result")
-    words = state.raw + (f" ({state.reason})" if state.reason else "")
+    words = _words(state)
+    if result.directory.setup_failed.exists():
+        return Judgement("failed", "a setup line failed")
+    if not started:
+        return Judgement("failed", f"the job ended as {words} before our launcher began")
+    silent = [node.name for node in result.nodes if not node.result]
+    what = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
+    return Judgement("failed", f"the job ended as {words}, and {what}")
+
+
+def _scheduler_ended(state: JobState, started: bool) -> Judgement | None:
+    """What the scheduler itself did to the job; None where the job ended of its own accord.
+
+    It comes before the nodes' own words: a job that is ended from outside looks from inside like
+    ranks that died or lost their peers.
+    """
+    words = _words(state)
     if state.raw in CLUSTER_STATES:
         return Judgement("cluster_failed", f"the scheduler says {words}")
     if state.raw == "PREEMPTED":
@@ -53,21 +72,22 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         return Judgement("cancelled", f"somebody cancelled the job {how} ({words})")
     if state.raw == "TIMEOUT":
         return Judgement("failed", "the scheduler ended the job at its time limit")
-    if state.raw in ("DEADLINE",) and not started:
+    if state.raw == "DEADLINE" and not started:
         return Judgement("never_ran", f"the scheduler says {words}")
-    if result.directory.setup_failed.exists():
-        return Judgement("failed", "a setup line failed")
-    if not started:
-        return Judgement("failed", f"the job ended as {words} before our launcher began")
-    return Judgement("failed", f"the job ended as {words} and a node left no result")
+    return None
+
+
+def _words(state: JobState) -> str:
+    return state.raw + (f" ({state.reason})" if state.reason else "")
 
 
 def _own_words(result: PhaseResult) -> str:
-    """The first failing node's own reason, the one that is no echo of another's."""
+    """The first failing node's own reason, the one that is no echo of another's; empty where the
+    nodes only say that they were terminated."""
     failed = [node for node in result.nodes if node.result and not node.ok]
-    first = [node for node in failed if node.result.get("reason") not in ("aborted", "terminated")]
-    for node in first or failed:
-        reason, why = node.result.get("reason", ""), node.result.get("why", "")
-        prefix = "terminated: " if reason == "terminated" else ""
-        return f"{prefix}{node.name}: {why}"
+    told = [node for node in failed if node.result.get("reason") != "terminated"]
+    first = [node for node in told if node.result.get("reason") != "aborted"]
+    for node in first or told:
+        why = str(node.result.get("why", ""))
+        return f"{node.name}: {why}" if first else why  # the flag names its node itself
     return ""

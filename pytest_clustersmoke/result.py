@@ -179,6 +179,17 @@ class PhaseResult:
             return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
         return {node.name: node.version(name) for node in self.nodes}
 
+    def stage_seconds(self) -> dict[str, float]:
+        """Stage -> seconds on the slowest rank; compilation is a stage of its own."""
+        longest: dict[str, float] = {}
+        for rank in self.ranks:
+            for record in rank.events.named("stage"):
+                seconds = number(record.get("seconds"))
+                if record.get("state") == "end" and seconds is not None:
+                    name = str(record.get("name"))
+                    longest[name] = max(longest.get(name, 0.0), seconds)
+        return longest
+
     def steps_done(self) -> dict[int, int]:
         """rank -> how many steps it finished."""
         return {rank: int(record.get("step", 0)) for rank, record in self.events("step").items()}

@@ -7,7 +7,6 @@ Ctrl-C in the main thread cuts a submission in half. What it learns is written t
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import diagnose
+from .launch.flag import visible
 from .outcome import Judgement, judge
 from .result import collect
 from .rundir import RunDir, write_json
@@ -129,10 +129,11 @@ class Session:
         """On this machine the cap follows cores or GPUs, so that ranks do not thrash."""
         if len(self._watched) >= self.profile.limits.max_jobs:
             return False
-        if self.profile.backend == "slurm" or not self._watched:
+        most = self._backend.ranks_at_once
+        if most is None or not self._watched:
             return True
         busy = sum(self.phases[name].world_size for name in self._watched)
-        return busy + phase.world_size <= len(os.sched_getaffinity(0))
+        return busy + phase.world_size <= most
 
     def _submit(self, phase: Phase) -> None:
         directory = self.run.phase(phase.name)
@@ -173,6 +174,8 @@ class Session:
         result = collect(job.directory)
         judgement = judge(result, job.witness(), ours)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
+        if judgement.outcome == "failed":  # a node's own words may be those of a victim
+            judgement = Judgement("failed", findings[0].cause)
         self._finish(job.phase, judgement, job.state, job.job_id, findings)
 
     def _finish(
@@ -207,6 +210,7 @@ class Session:
     def _cancel_all(self) -> None:
         """One call ends every job of the run; then the scheduler's word on each, for a while."""
         jobs = list(self._watched.values())
+        failed = {job.phase for job in jobs if visible(job.directory.abort)}
         self._backend.cancel([job.job_id for job in jobs])
         self._journal.write("cancelled", jobs=[job.job_id for job in jobs])
         deadline = time.monotonic() + CANCEL_CONFIRM_S
@@ -217,7 +221,7 @@ class Session:
                     job.hear(states[job.job_id])
             time.sleep(TICK_S)
         for job in jobs:
-            self._settle(job, "" if job.look() else "the run was interrupted")
+            self._settle(job, "" if job.phase in failed else "the run was interrupted")
         while self._waiting:
             phase = self._waiting.pop(0)
             judgement = Judgement("cancelled", "the run was interrupted before it was submitted")

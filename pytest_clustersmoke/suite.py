@@ -128,7 +128,7 @@ class Suite:
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
-            print_plan(phases, self.profile, self.run_id, self.absences)
+            print_plan(phases, self.profile, self.run_id)
             session.items.clear()  # nothing runs, and nothing is reported as if it had
             return (yield)
         if phases and not self._plans_only and not session.testsfailed:
@@ -283,6 +283,8 @@ class Suite:
         """SIGINT and SIGTERM cancel from the handler: pytest's own way out comes later."""
 
         def handle(signum: int, frame: Any) -> None:
+            for one in self._handlers:  # once is enough: the end is bounded from here on
+                signal.signal(one, signal.SIG_IGN)
             if self.session is not None:
                 self.session.cancel()
             raise KeyboardInterrupt

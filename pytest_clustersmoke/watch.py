@@ -113,15 +113,17 @@ class Poller:
     def poll(self, jobs: Iterable[Watched]) -> None:
         jobs = list(jobs)
         now = time.monotonic()
+        if any(job.told_at and not job.ended_at for job in jobs):
+            self.soon()
+        elif any(job.running for job in jobs):  # a claim may have told so first
+            self._next = min(self._next, now + self._running_s)
         if not jobs or now < self._next:
             return
         states = self._backend.states([job.job_id for job in jobs])
         for job in jobs:
             if job.job_id in states:
                 job.hear(states[job.job_id])
-        if any(job.told_at and not job.ended_at for job in jobs):
-            self._interval_s = FIRST_POLL_S
-        elif any(job.running for job in jobs):
+        if any(job.running for job in jobs):
             self._interval_s = self._running_s
         else:
             self._interval_s = min(self._interval_s * 1.5, PENDING_POLL_S)

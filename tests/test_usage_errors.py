@@ -125,7 +125,7 @@ def test_a_marker_without_a_name(suite: Suite) -> None:
     path.write_text("import pytest\n@pytest.mark.phase(script='x.py')\nclass TestX:\n    pass\n")
     assert suite.refused() == [
         "test_bad.py:2: the phase marker has no usable name: nothing; expected one name of "
-        "letters, digits, `_`, `.` and `-` first: "
+        "letters, digits, `_` and `-` first: "
         '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")'
     ]
 

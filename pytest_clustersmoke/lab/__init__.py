@@ -8,11 +8,13 @@ ports       free ports that stay free until their daemon has them
 processes   pids with start times; what belongs to a lab
 state       the journal and state of each lab; which one is meant
 claim       taking a name and a directory
+control     the address that daemons listen on
 daemons     starting daemons and waiting for them
 accounting  the database, slurmdbd, accounts
 isolation   namespaces and the virtual network
 bringup     all of that, in order
 teardown    the end of all of that
+command     `clustersmoke lab`
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from .model import Lab as Lab
 from .model import LabError as LabError
 from .model import LabSettings as LabSettings
 from .model import LabStartError as LabStartError
-from .packages import missing_packages as missing_packages
 
 __all__ = [
     "Lab",
@@ -49,6 +50,13 @@ def can_run(accounting: bool = False, isolated: bool = False) -> str | None:
     from . import bringup
 
     return bringup.can_run(accounting, isolated)
+
+
+def missing_packages(accounting: bool, isolated: bool) -> list[str]:
+    """The Debian packages that such a lab needs and this machine lacks."""
+    from . import packages
+
+    return packages.missing_packages(accounting, isolated)
 
 
 def up(settings: LabSettings, say: Callable[[str], None] = _silent) -> Lab:

@@ -58,7 +58,7 @@ def run(
             events.write("ranks", states=watch.states())
     finally:
         _end(agent, watch)
-    if not result["ok"] and result["reason"] != "aborted":
+    if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
     return result | {"torchrun_s": seconds, "returncode": agent.returncode}

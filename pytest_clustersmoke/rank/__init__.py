@@ -11,6 +11,7 @@
 | `place.py` | which rank this is, from the environment |
 | `device.py` | which device it uses, and what that is |
 | `group.py` | the process group: opened with a timeout, first barrier |
+| `deepspeed_cpu.py` | what DeepSpeed must not do on CPU ranks |
 | `voice.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
 | `gradients.py` | are gradients the mean over all ranks? |

@@ -7,14 +7,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from . import deepspeed_cpu
+
 if TYPE_CHECKING:
     import torch
 
 INITS = ("torch", "deepspeed", "trainer")
 FLIGHT_RECORDER_ENTRIES = "2000"
-# DeepSpeed compiles this op for CPU ranks when it opens the group: half a minute of C++ that needs
-# ninja and g++, and that waits for ever on the lock of a build that was killed. gloo does its work.
-SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 def backend_of(device: torch.device) -> str:
@@ -29,8 +28,7 @@ def prepare(init: str, device: torch.device) -> None:
     if _torch_version() < (2, 9):
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
     if init == "deepspeed" and device.type == "cpu":
-        # Unset, DeepSpeed guesses with a warning; where GPUs exist it would guess them.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        deepspeed_cpu.choose()
 
 
 def _torch_version() -> tuple[int, ...]:
@@ -47,11 +45,10 @@ def open_group(init: str, device: torch.device, timeout_s: float) -> None:
     if init == "torch":
         dist.init_process_group(backend_of(device), timeout=timeout)
         return
+    if device.type == "cpu":
+        deepspeed_cpu.load()
     import deepspeed
 
-    if device.type == "cpu":
-        # DeepSpeed's own table of what it may compile here.
-        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
     deepspeed.init_distributed(
         dist_backend=backend_of(device), timeout=timeout, auto_mpi_discovery=False, verbose=False
     )

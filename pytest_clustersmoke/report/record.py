@@ -56,6 +56,7 @@ def phase_record(result: PhaseResult, suite: Suite) -> dict[str, Any]:
         ],
         "transport": result.transport_summary(),
         "metrics": metrics,
+        "stage_seconds": result.stage_seconds(),
         "criteria": suite.tally.criteria.get(result.name, {}),
         "not_measured": sorted(suite.tally.unmeasured.get(result.name, set())),
     }

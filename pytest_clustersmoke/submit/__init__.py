@@ -44,7 +44,13 @@ class JobState:
 
 
 class Backend(Protocol):
-    """Where jobs run. Calls come from one thread."""
+    """Where jobs run. Calls come from one thread.
+
+    `ranks_at_once`: how many ranks may run at the same time without thrashing; None where the
+    scheduler sees to that.
+    """
+
+    ranks_at_once: int | None
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         """Start the job whose spec lies in `directory`; returns its id. Raises Refused."""

@@ -55,6 +55,8 @@ class LocalBackend:
         self._environ = scheduler.clean_environ(environ)
         self._jobs: dict[str, _Job] = {}
         self._gpus = _visible_gpus(environ) if profile.hardware.device != "cpu" else []
+        # One phase always runs; a second one where every rank has a GPU, or a core, of its own.
+        self.ranks_at_once: int | None = len(self._gpus) or len(os.sched_getaffinity(0))
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         count = phase.nodes.value

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class SlurmBackend:
     """Jobs through sbatch; states by one squeue for all; one scancel for all."""
 
+    ranks_at_once: int | None = None
+
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
         self._environ = scheduler.clean_environ(environ)
@@ -47,7 +49,9 @@ class SlurmBackend:
     def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
         executor = _Sbatch(directory, self._environ, self._profile.python)
         options: dict[str, Any] = {
-            key: one.value for key, one in phase.slurm.items() if one.value not in (None, False)
+            key: one.value
+            for key, one in phase.slurm.items()
+            if one.value is not None and one.value is not False  # --mem=0 is a value
         }
         cpus = options.pop("cpus_per_task", None)
         srun_args = ["--export=ALL", "--kill-on-bad-exit=1"]

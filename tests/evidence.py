@@ -1,0 +1,97 @@
+"""What a job leaves behind, written by hand: for tests of everything that reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.cluster import Profile, load
+from pytest_clustersmoke.phase import Marked, Phase, resolve
+from pytest_clustersmoke.result import PhaseResult, collect
+from pytest_clustersmoke.rundir import PhaseDir, write_json
+from pytest_clustersmoke.telemetry import EventWriter
+
+
+def make_profile(folder: Path, **keys: Any) -> Profile:
+    """The profile `one`, local unless `keys` say otherwise, from a file in `folder`."""
+    values: dict[str, Any] = {
+        "backend": "local",
+        "shared_dir": str(folder / "shared"),
+        "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 8},
+        "phases": {"small": None},
+        **keys,
+    }
+    path = folder / "cluster.yaml"
+    path.write_text(json.dumps({"clusters": {"one": values}}, indent=1))
+    return load(path, {}).profile("one")
+
+
+def make_phase(profile: Profile, name: str = "small", settings: Any = (), **marker: Any) -> Phase:
+    """A phase as the profile makes it of a marker."""
+    values: dict[str, Any] = {
+        "script": Path("/suite/train.py"),
+        "nodes": 1,
+        "gpus_per_node": 1,
+        "args": {},
+        "timeout_s": 60.0,
+        "where": "test_x.py:1",
+        **marker,
+    }
+    return resolve(Marked(name, **values), profile, settings)
+
+
+class Evidence:
+    """One phase's directory, filled piece by piece."""
+
+    def __init__(self, folder: Path, nodes: int = 1, ranks_per_node: int = 1) -> None:
+        self.dir = PhaseDir(folder / "small")
+        self.nodes, self.per_node = nodes, ranks_per_node
+        spec = {"phase": "small", "nodes": nodes, "ranks_per_node": ranks_per_node, "args": {}}
+        write_json(self.dir.spec, spec)
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.per_node
+
+    def started(self, backend: str = "gloo") -> Evidence:
+        """Every rank has started and joined the process group."""
+        for rank in range(self.world):
+            node = rank // self.per_node
+            self.rank(
+                rank,
+                ("start", {"rank": rank, "node_rank": node, "node": f"n{node}", "host": "h"}),
+                ("group", {"backend": backend, "world_size": self.world}),
+            )
+        return self
+
+    def rank(self, rank: int, *events: tuple[str, Mapping[str, Any]]) -> Evidence:
+        writer = EventWriter(self.dir.rank_events(rank))
+        for event, fields in events:
+            writer.write(event, **fields)
+        writer.close()
+        return self
+
+    def each(self, event: str, **fields: Any) -> Evidence:
+        """One event of every rank."""
+        for rank in range(self.world):
+            self.rank(rank, (event, fields))
+        return self
+
+    def node(self, node: int, **result: Any) -> Evidence:
+        """One node has claimed the job and written its result."""
+        self.dir.claim(node).touch()
+        write_json(self.dir.node_facts(node), {"node": f"n{node}", "host": "h"})
+        write_json(self.dir.node_result(node), {"node": f"n{node}", **result})
+        return self
+
+    def done(self) -> Evidence:
+        """All is well."""
+        self.started().each("done", seconds=1.0)
+        for node in range(self.nodes):
+            self.node(node, ok=True, started=100.0, ended=110.0, torchrun_s=9.0)
+        return self
+
+    def result(self, profile: Profile | None = None) -> PhaseResult:
+        return collect(self.dir, profile)

@@ -1,0 +1,46 @@
+"""The phase marker, checked for itself; the words of its errors are in test_usage_errors.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.marker import Marked, read_marker
+from pytest_clustersmoke.phase import parse_setting
+
+
+def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:
+    kwargs.setdefault("script", Path(__file__).name)
+    marked, problems = read_marker(args, kwargs, Path(__file__), "here.py:1")
+    return marked, list(map(str, problems))
+
+
+def test_defaults() -> None:
+    """One node, one GPU, no arguments, an hour; the script lies beside the test file."""
+    marked, problems = read("small")
+    assert problems == []
+    assert marked == Marked("small", Path(__file__), 1, 1, {}, 3600.0, "here.py:1")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "../a", "a%j", "a\n", "a.b", "x" * 65, 7])
+def test_names_that_cannot_be_a_directory_or_a_job(name: object) -> None:
+    """A name is a directory, a job's name and a key of cluster.yaml: others are refused."""
+    marked, problems = read(name)
+    assert marked is None and "has no usable name" in problems[0]
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True))
+def test_every_name_can_be_set_on_the_command_line(name: str) -> None:
+    """What the marker accepts as a name, --cluster-set can name."""
+    assert read(name)[1] == []
+    assert parse_setting(f"{name}.nodes=2") == (name, "nodes", "", 2)
+
+
+def test_all_mistakes_of_a_marker_at_once() -> None:
+    """Name, script, counts, arguments and unknown keys: each is told."""
+    _, problems = read(script=None, nodes=0, gpus_per_node=1.5, timeout_s="x", args=[1], gpu=2)
+    assert len(problems) == 7
