@@ -148,8 +148,7 @@ def _rank_deaths(result: PhaseResult) -> list[Finding]:
             state.get("rank") == rank.rank and state.get("alive") is False
             for record in node
             if record["event"] == "ranks"
-            for state in record.get("states", [])
-            if isinstance(state, dict)
+            for state in _dicts(record.get("states"))
         ):
             continue
         stage, step = _position(rank)
@@ -303,7 +302,13 @@ def _node_events(result: PhaseResult, rank: RankResult) -> list[dict[str, Any]]:
 def _position(rank: RankResult) -> tuple[str, int]:
     stage, step = rank.events.last("stage") or {}, rank.events.last("step") or {}
     inside = stage.get("name") == "train" and stage.get("state") == "begin"
-    return str(stage.get("name", "init")), int(step.get("step", 0)) if inside else 0
+    done = step.get("step")
+    return str(stage.get("name", "init")), done if inside and isinstance(done, int) else 0
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """The objects of a list that a job wrote; whatever else it wrote there counts as missing."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _logs(directory: PhaseDir) -> list[Path]:

@@ -38,6 +38,10 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         return Judgement("never_ran", ours)
     if ours:
         return Judgement("cancelled", ours)
+    requeued = result.directory.started_again.exists() or (state and state.kind == "pending")
+    if started and requeued:
+        why = "the scheduler requeued the job after it had started; a phase runs at most once"
+        return Judgement("preempted", why)
     by_scheduler = _scheduler_ended(state, started) if state else None
     if by_scheduler:
         return by_scheduler

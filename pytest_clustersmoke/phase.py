@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
 
+# Phase, key, the name inside the key (empty where it has none), value.
+Setting = tuple[str, str, str, Any]
+
+
 @dataclass(frozen=True)
 class Sourced:
     """A value and where it was written."""
@@ -68,12 +72,12 @@ class Phase:
         return words
 
 
-def parse_setting(text: str) -> tuple[str, str, str, Any]:
+def parse_setting(text: str) -> Setting:
     """`PHASE.KEY=VALUE` -> (phase, key, name inside the key, value), the value read as YAML.
 
     Raises ValueError with the accepted form.
     """
-    import yaml
+    from .cluster.source import read_value
 
     match = re.fullmatch(r"([A-Za-z0-9_-]+)\.([a-z_]+)(?:\.([^=]+))?=(.*)", text, re.DOTALL)
     form = f"PHASE.KEY=VALUE with KEY one of {', '.join(SET_KEYS)}"
@@ -89,8 +93,8 @@ def parse_setting(text: str) -> tuple[str, str, str, Any]:
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
     try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
+        value = read_value(raw)
+    except ValueError as error:
         raise ValueError(f"the value of {text!r} is no YAML value") from error
     if key in ("nodes", "gpus_per_node") and (type(value) is not int or value < 1):
         raise ValueError(f"{key} in {text!r}; expected a whole number of at least 1")
@@ -100,12 +104,32 @@ def parse_setting(text: str) -> tuple[str, str, str, Any]:
         raise ValueError(f"{key} in {text!r}; expected seconds, a number above 0")
     if key == "env":
         value = raw
+    if key in ("args", "slurm"):
+        inner = inner.replace("-", "_")  # as in the file: one form for `hidden-size`
     return phase, key, inner or "", value
 
 
-def resolve(
-    marked: Marked, profile: Profile, settings: Iterable[tuple[str, str, str, Any]]
-) -> Phase:
+def _setting_faults(setting: Setting, profile: Profile) -> list[Problem]:
+    """What the file's own checks say of a setting, as if it stood in the file."""
+    from .cluster import checks
+
+    target, key, inner, value = setting
+    if not inner:
+        return []
+    section = {"set": {inner: value}} if key == "env" else {inner: value}
+    raw = {"backend": profile.backend, "phases": {target: {key: section}}}
+    return [
+        Problem(
+            fault.what.replace("{at}", f"{target}.{key}"),
+            "--cluster-set",
+            fault.expected,
+            fault.todo,
+        )
+        for fault in checks.check(raw, lambda text: False)
+    ]
+
+
+def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
     """The phase as `profile` and the `--cluster-set` settings make it."""
     name, chosen = marked.name, profile.phases[marked.name]
     here = ("phases", name)
@@ -141,6 +165,8 @@ def resolve(
     for target, key, inner, value in settings:
         if target == name and key == "env":
             phase = _override(phase, "env_set", inner, value)
+            kept = {name: one for name, one in phase.env_unset.items() if name != inner}
+            phase = replace(phase, env_unset=kept)
     return phase
 
 
@@ -249,6 +275,8 @@ def resolve_all(
             what = f"no phase `{target}` is collected and runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
+    for setting in settings:
+        problems += _setting_faults(setting, profile)
     phases = {name: resolve(one, profile, settings) for name, one in listed.items()}
     for phase in phases.values():
         problems += misfits(phase, profile)

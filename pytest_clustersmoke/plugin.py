@@ -24,8 +24,6 @@ from .items import (
 if TYPE_CHECKING:
     from .result import PhaseResult
 
-EXIT_INCONCLUSIVE = 6
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import Problem, UsageProblems
@@ -17,9 +19,13 @@ SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 
 
 def prepare(
-    profile: Profile, phases: Iterable[Phase], run_id: str, environ: Mapping[str, str]
+    profile: Profile,
+    phases: Iterable[Phase],
+    run_id: str,
+    report_dir: Path,
+    environ: Mapping[str, str],
 ) -> tuple[RunDir, Backend]:
-    """Check the way to the cluster and make the run's directory.
+    """Check the way to the cluster and to the reports, and make the run's directory.
 
     Raises UsageProblems with all that is wrong; nothing was submitted then.
     """
@@ -27,6 +33,7 @@ def prepare(
 
     environ, problems = scheduler_environ(profile, environ)
     problems += _directories(profile)
+    problems += _reports(report_dir)
     for phase in phases:
         problems += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
     if problems:
@@ -76,3 +83,18 @@ def _directories(profile: Profile) -> list[Problem]:
                 )
             )
     return problems
+
+
+def _reports(report_dir: Path) -> list[Problem]:
+    """Whether the report can be written when the run is over; nothing is made here yet."""
+    there = next(path for path in (report_dir, *report_dir.parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    what = "cannot be written" if there.is_dir() else "is no directory"
+    return [
+        Problem(
+            f"the reports would go to {report_dir}, but {there} {what}",
+            "--cluster-report-dir",
+            "a directory that this user can write",
+        )
+    ]

@@ -192,7 +192,8 @@ class PhaseResult:
 
     def steps_done(self) -> dict[int, int]:
         """rank -> how many steps it finished."""
-        return {rank: int(record.get("step", 0)) for rank, record in self.events("step").items()}
+        said = {rank: record.get("step") for rank, record in self.events("step").items()}
+        return {rank: step if type(step) is int else 0 for rank, step in said.items()}
 
     def _all_ranks(self, records: Mapping[int, Any], what: str) -> None:
         __tracebackhide__ = True

@@ -8,6 +8,7 @@
         batch.sh, submitit/          the batch script, and what submitit writes
         setup_failed                 the setup line that failed, where one did
         claim.<node>                 made with O_EXCL by the node that starts: at most once
+        started_again                what a later start wrote, which found the claim and ended
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, events.jsonl, result.json, torchrun.log, logs/
         ranks/<rank>.jsonl           the rank's own events
@@ -101,6 +102,10 @@ class PhaseDir:
     @property
     def dumps(self) -> Path:
         return self.root / "dumps"
+
+    @property
+    def started_again(self) -> Path:
+        return self.root / "started_again"
 
     def claim(self, node_rank: int) -> Path:
         return self.root / f"claim.{node_rank}"

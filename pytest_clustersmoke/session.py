@@ -171,6 +171,9 @@ class Session:
                 self._tell(name, _describe(job))
 
     def _settle(self, job: Watched, ours: str) -> None:
+        pending = job.state is not None and job.state.kind == "pending"
+        if pending and job.results and not job.succeeded():
+            self._backend.cancel([job.job_id])  # requeued: it would run a second time
         result = collect(job.directory)
         judgement = judge(result, job.witness(), ours)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)

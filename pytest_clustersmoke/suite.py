@@ -141,7 +141,7 @@ class Suite:
         from .session import Session as JobSession
 
         try:
-            run, backend = prepare(self.profile, phases, self.run_id, os.environ)
+            run, backend = prepare(self.profile, phases, self.run_id, self.report_dir, os.environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = run

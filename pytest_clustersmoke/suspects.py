@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .rundir import PhaseDir, read_json
 
 if TYPE_CHECKING:
-    from .result import PhaseResult, RankResult
+    from .evidence import RankResult
+    from .result import PhaseResult
 
 DEFAULT_GROUP = "0"
 

@@ -58,7 +58,7 @@ class EventWriter:
         record = {"event": event, "time": time.time(), "mono": time.monotonic()}
         record.update(self._common)
         record.update(fields)
-        line = json.dumps(_plain(record), allow_nan=False, default=str) + "\n"
+        line = json.dumps(plain(record), allow_nan=False, default=str) + "\n"
         os.write(self._fd, line.encode())
 
     def close(self) -> None:
@@ -111,14 +111,14 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return record
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN: a number that is not finite is written as its name, and read as a string."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return value
 
 
@@ -127,5 +127,8 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # an int without end is nothing that was measured
+            return None
     return float(value) if value in ("nan", "inf", "-inf") else None

@@ -8,6 +8,7 @@ events, never by arithmetic. What cannot be placed is not measured, and not meas
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -147,6 +148,22 @@ class Side:
                 fail(f"{self._say(edge)}, forbidden by {', '.join(forbidden)}: {edge.where}")
             if globs and not any(matches(edge, glob) for glob in globs):
                 fail(f"{self._say(edge)}, expected {' or '.join(globs)}: {edge.where}")
+        silent = self._silent(edges)
+        if silent:
+            raise Unmeasured("transports", f"NCCL logged no connection {where} of {silent}")
+
+    def _silent(self, edges: Iterable[Edge]) -> str:
+        """A rank, or a node, that must have talked on this side and of which no edge is known."""
+        place = {rank.rank: rank.start.get("node_rank") for rank in self.result.ranks}
+        seen = {rank for edge in edges for rank in (edge.source, edge.destination)}
+        crowds = Counter(place.values())
+        for rank in self.result.ranks:
+            node = place[rank.rank]
+            heard = rank.rank in seen if self.inside else node in {place[one] for one in seen}
+            must = crowds[node] > 1 if self.inside else len(crowds) > 1
+            if node is None or (must and not heard):
+                return str(rank)
+        return ""
 
     def _say(self, edge: Edge) -> str:
         ranks = {rank.rank: str(rank) for rank in self.result.ranks}

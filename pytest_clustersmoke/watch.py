@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIRST_POLL_S = 0.5
 PENDING_POLL_S = 30.0
 # A shared file system may show a result some seconds after the scheduler knows of the job's end.
-RESULT_GRACE_S = 3.0
+RESULT_GRACE_S = 2.5
 LOST_GRACE_S = 8.0
 # After one node failed the others end within seconds; this long after, the job is ended for them.
 STRAGGLER_S = 30.0

@@ -8,6 +8,7 @@ small:    torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py \\
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 from functools import partial
@@ -155,8 +156,11 @@ def main() -> None:
         def build(seed: int) -> Any:
             torch.manual_seed(seed)
             model = build_model(args.hidden_size, args.layers)
-            made = {"model": model, "model_parameters": model.parameters(), "config": config}
-            return deepspeed.initialize(**made)[0]
+            return deepspeed.initialize(
+                model=model,
+                model_parameters=model.parameters(),
+                config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
+            )[0]
 
         engine = rank.stage("model", lambda: build(args.seed))
         rank.fact(**read_back(engine))

@@ -1,4 +1,4 @@
-"""What tests of the plugin share: a home of their own, no process left behind, and a small suite."""
+"""What tests of the plugin share: a home of their own, no process left behind, a small suite."""
 
 from __future__ import annotations
 

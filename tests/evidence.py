@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.cluster import Profile, load
-from pytest_clustersmoke.phase import Marked, Phase, resolve
+from pytest_clustersmoke.marker import Marked
+from pytest_clustersmoke.phase import Phase, resolve
 from pytest_clustersmoke.result import PhaseResult, collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from pytest_clustersmoke.telemetry import EventWriter

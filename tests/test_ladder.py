@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,10 +84,7 @@ def test_every_phase_passes_on_this_machine(tmp_path: Path) -> None:
 @pytest.fixture
 def lab_dir(tmp_path: Path) -> Iterator[Path]:
     """A directory that isolated nodes see too: their /tmp is their own."""
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix=".clustersmoke-test-", dir=Path.home()))
+    folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
 
@@ -95,8 +94,13 @@ def on_lab(
 ) -> dict[str, Any]:
     """Run the suite on a lab of its own."""
     need_lab(accounting, isolated)
-    name = f"ladder-{os.getpid()}"
-    running = lab.up(lab.LabSettings(name=name, accounting=accounting, isolated=isolated))
+    settings = lab.LabSettings(
+        name=f"ladder-{os.getpid()}",
+        accounting=accounting,
+        isolated=isolated,
+        directory=folder / "lab",
+    )
+    running = lab.up(settings)
     try:
         return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
     finally:

@@ -26,7 +26,8 @@ def test_a_variable_that_is_not_set_keeps_no_other_cluster_from_the_list(suite: 
     """One cluster whose variables only its own users set does not hide the others."""
     suite.cluster("""\
         clusters:
-          here: {backend: local, shared_dir: /a, hardware: {gpu: any, gpus_per_node: 1}, phases: {a: }}
+          here: {backend: local, shared_dir: /a,
+            hardware: {gpu: any, gpus_per_node: 1}, phases: {a: }}
           there: {backend: local, shared_dir: $NOBODY_SETS_THIS/a,
             hardware: {gpu: any, gpus_per_node: 1}, phases: {b: }}
         """)

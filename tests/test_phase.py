@@ -136,12 +136,16 @@ def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
         ("a.args.list=[1, 2]", ("a", "args", "list", [1, 2])),
         ("a.args.x=b=c", ("a", "args", "x", "b=c")),
         ("a.args.x=", ("a", "args", "x", None)),
+        ("a.args.rate=1e-3", ("a", "args", "rate", 0.001)),
+        ("a.args.hidden-size=8", ("a", "args", "hidden_size", 8)),
+        ("a.slurm.time=01:00:00", ("a", "slurm", "time", "01:00:00")),
+        ("a.args.word=yes", ("a", "args", "word", "yes")),
         ("a.env.X=true", ("a", "env", "X", "true")),
         ("a.stage_limits_s.init=0.5", ("a", "stage_limits_s", "init", 0.5)),
     ],
 )
 def test_settings_are_read(text: str, parsed: object) -> None:
-    """PHASE.KEY=VALUE; values are YAML but for variables, which are text."""
+    """PHASE.KEY=VALUE; values are read as in cluster.yaml, and variables as text."""
     assert parse_setting(text) == parsed
 
 

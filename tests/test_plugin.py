@@ -146,7 +146,7 @@ def test_the_fixture_belongs_to_phases(suite: Suite) -> None:
 
 
 def test_a_run_of_two_nodes_and_its_report(suite: Suite) -> None:
-    """Two virtual nodes with a rank each: every rank is placed, and JUnit carries the properties."""
+    """Two virtual nodes of one rank: every rank is placed, and JUnit carries the properties."""
     suite.phase(
         nodes=2,
         body="""

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,7 +141,7 @@ def test_an_unknown_argument_of_the_marker(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("nodes", 0), ("gpus_per_node", "2"), ("nodes", True), ("timeout_s", -1)]
 )
-def test_a_marker_with_an_impossible_number(suite: Suite, key: str, value: object) -> None:
+def test_a_marker_with_an_impossible_number(suite: Suite, key: str, value: Any) -> None:
     """Counts and seconds that cannot be are refused."""
     suite.phase(**{key: value})
     assert suite.refused() == [
@@ -282,6 +282,29 @@ def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "slurm.partitoin=a",
+            "unknown key `partitoin` in small.slurm; expected an option of sbatch",
+        ),
+        ("slurm.partitoin=a", "did you mean `partition`?"),
+        ("slurm.time=soon", "small.slurm.time is `soon`; expected minutes, or [days-]hours"),
+        ("slurm.signal=TERM", "`signal` in small.slurm belongs to the tool; take it out"),
+        ("stage_limits_s.trian=3", "unknown stage `trian` in small.stage_limits_s"),
+        ("env.RANK=3", "`RANK` in small.env belongs to the tool"),
+        ("env.A B=3", "`A B` in small.env is no name of a variable"),
+    ],
+)
+def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: str) -> None:
+    """What cluster.yaml may not say, --cluster-set may not say either."""
+    suite.cluster(SLURM.format(shared=suite.shared))
+    suite.phase()
+    (line,) = suite.refused("--cluster-set", f"small.{setting}")
+    assert line.startswith("--cluster-set: ") and words in line
+
+
+@pytest.mark.parametrize(
     "words",
     [("--cluster-dry-run",), ("--cluster-set", "small.nodes=2"), ("--cluster-max-jobs", "2")],
 )
@@ -341,7 +364,8 @@ def test_a_usage_error_in_a_process_of_its_own(suite: Suite) -> None:
     suite.phase(script="gone.py")
     result = suite.run_apart()
     assert result.ret == 4
-    assert [line for line in result.errlines if line][0].startswith("ERROR: test_small.py:3: the")
+    first = next(line for line in result.errlines if line)
+    assert first.startswith("ERROR: test_small.py:3: the")
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
@@ -355,5 +379,4 @@ def test_problem_says_what_where_expected_and_todo() -> None:
 @pytest.mark.parametrize(("word", "hint"), [("node", "did you mean `nodes`?"), ("quite else", "")])
 def test_near(word: str, hint: str) -> None:
     """A close word is hinted at, a far one is not."""
-    known: Callable[[], list[str]] = lambda: ["nodes", "args"]  # noqa: E731
-    assert near(word, known()) == hint
+    assert near(word, ["nodes", "args"]) == hint

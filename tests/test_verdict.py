@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.plugin import EXIT_INCONCLUSIVE
 from pytest_clustersmoke.result import OUTCOMES
-from pytest_clustersmoke.verdict import FIT, INCONCLUSIVE, UNFIT, Tally
+from pytest_clustersmoke.verdict import EXIT_INCONCLUSIVE, FIT, INCONCLUSIVE, UNFIT, Tally
 
 
 def report(

@@ -123,6 +123,15 @@ def read(path: Path, reading: Reading) -> Source:
     return source
 
 
+def read_value(text: str) -> Any:
+    """One value as it could stand in the file; raises ValueError where the text is none."""
+    try:
+        _check_depth(text)
+        return yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, _TooLargeError) as error:
+        raise ValueError(str(error)) from None
+
+
 def _text(path: Path, file: str) -> str:
     try:
         with path.open("rb") as stream:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..rundir import PhaseDir, read_json, write_json
+from ..rundir import PhaseDir, read_json, write_json, write_whole
 from ..telemetry import EventWriter
 from .flag import Aborted, NodeFailed, raise_abort
 
@@ -148,6 +148,7 @@ def _claim(job: NodeJob) -> None:
         with job.dir.claim(job.node_rank).open("x") as stream:
             stream.write(f"{job.node_name} {os.getpid()} {_job_id()} {time.time()}\n")
     except FileExistsError:
+        write_whole(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
         raise NodeFailed(
             f"phase {job.spec['phase']} was started once already on node rank {job.node_rank} "
             "(a requeue?); it runs at most once"

@@ -30,7 +30,7 @@ def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) ->
 
 
 def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, Any]) -> None:
-    """Raise the flag for a node, which may be gone and cannot do so itself."""
+    """Raise the flag for a node. `gone` in the cause is a node that can write nothing any more."""
     flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
     draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
     try:

@@ -130,7 +130,8 @@ def _has_content(path: Path) -> bool:
 def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
     """The scheduler ends all nodes once one task fails; so give the others time to write first."""
     deadline = time.monotonic() + limit_s
-    others = [node for node in range(job.nodes) if node != job.node_rank]
+    silent = {job.node_rank, (read_json(job.dir.abort) or {}).get("gone")}
+    others = [node for node in range(job.nodes) if node not in silent]
     while others and time.monotonic() < deadline:
         others = [
             node

@@ -1,7 +1,4 @@
-"""DeepSpeed on CPU ranks, as gloo needs it: nothing compiled, and 0.14.0 without Intel's extensions.
-
-On CUDA ranks DeepSpeed is left as it is.
-"""
+"""DeepSpeed on CPU ranks: nothing is compiled, and 0.14.0 runs without Intel's extensions."""
 
 from __future__ import annotations
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 INITS = ("torch", "deepspeed", "trainer")
 FLIGHT_RECORDER_ENTRIES = "2000"
+# A thread of gloo lets go of a collective's tensors a moment after the collective has ended, and
+# needs Python's lock for it. The group's destructor waits for the thread with the lock in hand: seen
+# with torch 2.2, where a rank that ended right after a collective hung in one of five runs.
+GLOO_LETS_GO_S = 0.2
 
 
 def backend_of(device: torch.device) -> str:
@@ -83,4 +87,6 @@ def close_group() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
+        if dist.get_backend() == "gloo":
+            time.sleep(GLOO_LETS_GO_S)
         dist.destroy_process_group()

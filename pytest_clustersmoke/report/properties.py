@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from ..result import PhaseResult
 
 Property = tuple[str, object]
+VERSIONS = ("python", "torch", "cuda", "nccl")
 
 
 def of_phase(result: PhaseResult) -> list[Property]:
-    """phase, job_id, nodes, outcome, queue_s, run_s, and each metric by its name."""
+    """phase, job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions."""
     job = result.job
     properties: list[Property] = [
         ("phase", result.name),
@@ -23,5 +24,7 @@ def of_phase(result: PhaseResult) -> list[Property]:
         value = job.get(name)
         properties.append((name, "" if value is None else round(float(value), 3)))
     properties += sorted(result.metrics().items())
+    start = result.ranks[0].start if result.ranks else {}
+    properties += [(name, start[name]) for name in VERSIONS if start.get(name)]
     properties.append(("transport", result.transport_summary()))
     return properties

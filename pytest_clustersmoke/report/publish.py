@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..rundir import write_json
+from ..telemetry import plain
 from .record import make_record
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def publish(suite: Suite) -> Path:
     assert suite.run is not None
     target = suite.report_path
     target.mkdir(parents=True, exist_ok=True)
-    write_json(target / "report.json", make_record(suite), mode=0o644)
+    write_json(target / "report.json", plain(make_record(suite)), mode=0o644)
     for name in suite.tally.chosen:
         _copy(suite.run.phase(name).root, target / "phases" / name)
         if suite.tally.outcomes.get(name) == "passed":

@@ -163,7 +163,7 @@ def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
     for node_rank, code in enumerate(codes):
         if code and not job.directory.node_result(node_rank).exists():
             why = f"the node's launcher ended with status {code} and left no result"
-            cause = {"reason": "launcher", "why": why, "rank": None}
+            cause = {"reason": "launcher", "why": why, "rank": None, "gone": node_rank}
             flag.raise_flag(job.directory, node_rank, f"local{node_rank}", cause)
             return
 
@@ -172,9 +172,10 @@ def _ranks(job: _Job) -> list[Any]:
     """The rank processes of a job that still run: torchrun starts each in its own session."""
     found = []
     for rank in range(job.world_size):
-        start = read_events(job.directory.rank_events(rank)).last("start")
-        if start is not None:
-            found.append(processes.find(int(start["pid"]), float(start["pid_started"])))
+        start = read_events(job.directory.rank_events(rank)).last("start") or {}
+        pid, started = start.get("pid"), start.get("pid_started")
+        if isinstance(pid, int) and isinstance(started, float):
+            found.append(processes.find(pid, started))
     return [process for process in found if process is not None]
 
 

@@ -1,4 +1,4 @@
-"""A small suite in a directory of its own, and a real pytest over it, as a process that is watched."""
+"""A small suite in a directory of its own, and a real pytest over it as a process to be watched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,11 @@ PATIENCE_S = 240.0
 POLL_S = 0.05
 # Sizes that train in no time; the loss still falls by more than the criterion asks for.
 SMALL = {"hidden_size": 32, "batch_size": 8, "steps": 8, "learning_rate": 0.01}
+
+# The one criterion of a phase that trains nothing.
+DONE = "def test_done(self, phase): assert phase.ranks_done == phase.world_size"
+# Plugins of the tests' environment that cost an inner run time and say nothing of ours.
+BARE = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio")
 
 Found = TypeVar("Found")
 
@@ -87,6 +92,25 @@ class Suite:
             "phases": {},
         }
         self._classes: list[str] = []
+        self._slurm: dict[str, str] = {}
+
+    def use_slurm(self, slurm_conf: Path) -> None:
+        """Have the suite's cluster be this Slurm, as the profile `lab` has it."""
+        self._slurm = {"SLURM_CONF": str(slurm_conf)}
+        self.profile |= {
+            "backend": "slurm",
+            "hardware": {"gpu": "fake", "device": "cpu", "gpus_per_node": 2},
+            "slurm": {"partition": "main", "cpus_per_task": 2, "time": 10},
+            "limits": {"max_jobs": 8, "poll_s": 1},
+        }
+
+    def slurm(self, *command: str) -> str:
+        """What a command of that Slurm says."""
+        answer = subprocess.run(
+            command, env={**os.environ, **self._slurm}, capture_output=True, text=True, timeout=60
+        )
+        assert answer.returncode == 0, (command, answer.stderr)
+        return answer.stdout
 
     def phase(self, name: str, program: str | Path, body: str = "", **marker: Any) -> None:
         """Add a phase; `body` is the class's one more criterion, in place of all of `Trained`."""
@@ -107,18 +131,16 @@ class Suite:
         (self.path / "test_phases.py").write_text("\n\n".join([head, *self._classes]))
 
     @contextmanager
-    def started(
-        self, *words: str, environ: Mapping[str, str] | None = None
-    ) -> Iterator[subprocess.Popen[str]]:
+    def started(self, *words: str) -> Iterator[subprocess.Popen[str]]:
         """pytest over this suite, in a process group of its own, which is gone at the end."""
         self.write()
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--cluster", "here"]
+        command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "here"]
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         with (self.path / "output.txt").open("w") as output:
             process = subprocess.Popen(
                 [*command, *words],
                 cwd=self.path,
-                env={**kept, **(environ or {}), self.mark: "1"},
+                env={**kept, **self._slurm, self.mark: "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -136,9 +158,9 @@ class Suite:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def run(self, *words: str, environ: Mapping[str, str] | None = None) -> Outcome:
+    def run(self, *words: str) -> Outcome:
         """Run pytest over this suite to its end."""
-        with self.started(*words, environ=environ) as process:
+        with self.started(*words) as process:
             process.wait(PATIENCE_S)
         return self.ended(process)
 
@@ -157,6 +179,11 @@ class Suite:
             return runs[0].parent if runs else None
 
         return RunDir(wait_for("the run's directory", look))
+
+    @staticmethod
+    def now() -> float:
+        """The clock by which events are stamped."""
+        return time.time()
 
     def journal(self, event: str) -> list[dict[str, Any]]:
         return list(read_events(self.run_dir().journal).named(event))

@@ -1,4 +1,4 @@
-"""Broken rank programs, run for real on this machine: each fails what it breaks, and nothing else."""
+"""Broken rank programs, run for real on this machine: each fails what it breaks, nothing else."""
 
 from __future__ import annotations
 

@@ -14,13 +14,9 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import state, teardown
+from tests.needs import need_lab
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "lab: needs a real Slurm on this machine")
-    config.addinivalue_line("markers", "slow_lab: a lab with accounting or isolated nodes")
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +39,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def need() -> Callable[..., None]:
     """Skip where the machine cannot have such a lab; fail where it is required to."""
 
-    def check(accounting: bool = False, isolated: bool = False) -> None:
-        reason = lab.can_run(accounting, isolated)
-        if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB") == "1":
-            pytest.fail(f"a lab is required, but none can run here: {reason}", pytrace=False)
-        if reason:
-            pytest.skip(f"no lab can run here: {reason}")
-
-    return check
+    return need_lab
 
 
 @pytest.fixture

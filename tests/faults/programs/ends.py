@@ -1,6 +1,6 @@
 """train_ddp.py in which one rank ends, or stops, in the middle of training.
 
-    --how exits-0 | exits-3 | killed | raises | hangs    --at-rank R    --at-step S (from 0)
+--how exits-0 | exits-3 | killed | raises | hangs    --at-rank R    --at-step S (from 0)
 """
 
 from __future__ import annotations

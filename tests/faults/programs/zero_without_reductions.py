@@ -1,5 +1,8 @@
-"""train_zero.py with DeepSpeed's reductions removed. Its all-gather still makes the parameters equal
-on all ranks, so nothing but a look at the gradients themselves can tell."""
+"""train_zero.py with DeepSpeed's reductions removed.
+
+Its all-gather still makes the parameters equal on all ranks, so that nothing but a look at the
+gradients themselves can tell.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Also a reload in which the optimizer's state is left out.
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +56,9 @@ def main() -> None:
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
             return deepspeed.initialize(
-                model=model, model_parameters=model.parameters(), config=config
+                model=model,
+                model_parameters=model.parameters(),
+                config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
             )[0]
 
         engine = build(0)

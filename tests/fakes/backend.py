@@ -1,0 +1,49 @@
+"""A fake backend: jobs are what a test says they are; every call is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytest_clustersmoke.phase import Phase
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.submit import JobState, Refused
+
+
+class FakeBackend:
+    """Jobs are pending until a test says otherwise."""
+
+    def __init__(self, ranks_at_once: int | None = None) -> None:
+        self.ranks_at_once = ranks_at_once
+        self.calls: list[tuple[str, ...]] = []
+        self.jobs: dict[str, JobState] = {}
+        self.directories: dict[str, PhaseDir] = {}
+        self.refusals: dict[str, str] = {}
+        self.broken: Exception | None = None
+        self.on_cancel = JobState("ended", "CANCELLED")
+
+    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+        self.calls.append(("submit", phase.name))
+        if phase.name in self.refusals:
+            raise Refused(self.refusals[phase.name])
+        self.directories[phase.name] = directory
+        self.jobs[phase.name] = JobState("pending", "PENDING", "Priority")
+        return phase.name
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        wanted = list(job_ids)
+        self.calls.append(("states", *wanted))
+        if self.broken:
+            raise self.broken
+        return {job: self.jobs[job] for job in wanted if job in self.jobs}
+
+    def cancel(self, job_ids: Iterable[str]) -> None:
+        wanted = list(job_ids)
+        self.calls.append(("cancel", *wanted))
+        for job in wanted:
+            self.jobs[job] = self.on_cancel
+
+    def script(self, phase: Phase, directory: PhaseDir) -> str:
+        return "#!/bin/bash\n"
+
+    def named(self, call: str) -> list[tuple[str, ...]]:
+        return [one[1:] for one in self.calls if one[0] == call]

@@ -1,0 +1,72 @@
+"""A rank without torch, quick to start: it writes a rank's events and trains nothing.
+
+--seconds S    how long it stays in training     --die-rank R    that rank kills itself in training
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import EventWriter
+
+MARK_EVERY_S = 0.2
+
+
+def numbers() -> dict[str, int]:
+    """The variables of torchrun and of the launcher, as a rank's `start` names them."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    found = {name.lower(): int(os.environ[name]) for name in names}
+    return found | {"node_rank": int(os.environ["CLUSTERSMOKE_NODE_RANK"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--die-rank", type=int)
+    given = parser.parse_args()
+    place, who, me = (
+        PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"])),
+        numbers(),
+        psutil.Process(),
+    )
+    rank = who["rank"]
+    # What `Rank` would write when the launcher asks for dumps: stacks, and no collectives.
+    stacks = place.rank_stack(rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks)
+    place.rank_flight_recorder(rank).write_text('{"entries": []}')
+    events = EventWriter(place.rank_events(rank))
+    events.write(
+        "start",
+        **who,
+        pid=me.pid,
+        pid_started=me.create_time(),
+        host=socket.gethostname(),
+        node=os.environ["CLUSTERSMOKE_NODE_NAME"],
+        device="cpu",
+        python=sys.version.split()[0],
+    )
+    events.write("stage", name="train", state="begin")
+    ends = time.monotonic() + given.seconds
+    step = 0
+    while step == 0 or time.monotonic() < ends:
+        step += 1
+        events.write("step", step=step, steps=0)
+        if rank == given.die_rank and step == 3:
+            os.kill(me.pid, signal.SIGKILL)
+        time.sleep(min(MARK_EVERY_S, given.seconds))
+    events.write("stage", name="train", state="end", seconds=given.seconds)
+    events.write("done", seconds=given.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""A real Slurm that refuses, cancels, loses nodes and requeues: each is told apart, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import Lab
+from pytest_clustersmoke.telemetry import read_events
+
+from ..needs import need_lab
+from .harness import DONE, Outcome, Suite, wait_for
+
+pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("faults_lab")]
+
+LONG = {"seconds": 600}
+SEEN_WITHIN_S = 5.0
+QUEUE_WAIT_S = 25
+# From a task's end with an error to Slurm's own knowledge of it, through srun.
+SLURM_LEARNS_S = 1.5
+
+
+def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -> None:
+    """sbatch's own words are shown; nothing failed, but not all was measured: exit status 6."""
+    for name in ("refused", "good"):
+        on_lab.phase(name, "idle.py", DONE)
+    outcome = on_lab.run("--cluster-set", "refused.slurm.partition=nope")
+    assert outcome.status == 6, outcome.output
+    assert outcome.report["verdict"] == "INCONCLUSIVE"
+    assert outcome.phase("refused")["outcome"] == "never_ran"
+    finding = outcome.finding("refused")
+    assert finding["id"] == "submission-refused"
+    words = "invalid partition specified: nope"
+    assert words in finding["cause"] and words in outcome.output
+    assert outcome.phase("good")["outcome"] == "passed"
+    assert set(outcome.phase("good")["criteria"].values()) == {"passed"}
+    assert [one["phase"] for one in outcome.journal("submitted")] == ["good"]
+
+
+def test_setup_line_that_fails_is_named(on_lab: Suite) -> None:
+    """The line and its status are the finding; nothing of ours ran."""
+    on_lab.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
+    on_lab.phase("small", "idle.py", DONE)
+    outcome = on_lab.run()
+    assert outcome.status == 1, outcome.output
+    finding = outcome.finding("small")
+    assert finding["id"] == "setup-line-failed"
+    assert "`ls /nowhere-at-all`" in finding["cause"] and "status 2" in finding["cause"]
+    assert "/nowhere-at-all" in finding["evidence"][-1]["text"]
+    assert not outcome.result("small").directory.claim(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("python", "identity", "words"),
+    [
+        ("/usr/bin/python3", "package-missing-on-node", "submitit"),
+        ("/nowhere/bin/python3", "python-missing-on-node", "/nowhere/bin/python3"),
+    ],
+)
+def test_interpreter_without_the_package_is_named(
+    python: str, identity: str, words: str, on_lab: Suite
+) -> None:
+    """The finding says what the node's interpreter lacks, or that there is none."""
+    on_lab.profile["python"] = python
+    on_lab.phase("small", "idle.py", DONE)
+    outcome = on_lab.run()
+    assert outcome.status == 1, outcome.output
+    finding = outcome.finding("small")
+    assert finding["id"] == identity, finding
+    assert words in finding["cause"]
+
+
+def ended_state(suite: Suite, job: str) -> str:
+    """The job's state in Slurm, once it is one that lasts."""
+
+    def look() -> str | None:
+        state = suite.slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
+        return state if state not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING") else None
+
+    return wait_for(f"the end of job {job}", look)
+
+
+class Running:
+    """A phase on the lab that is being run, and what may be done to it."""
+
+    def __init__(self, suite: Suite, name: str, nodes: int = 1) -> None:
+        self.suite, self.name, self.nodes = suite, name, nodes
+        suite.phase(name, "idle.py", DONE, nodes=nodes, args=LONG)
+        self.struck = 0.0
+
+    def wait(self) -> None:
+        """Until every rank trains."""
+        phase = self.suite.run_dir().phase(self.name)
+        for rank in range(self.nodes):
+            self.suite.wait_event(phase.rank_events(rank), "step")
+
+    @property
+    def job(self) -> str:
+        jobs = {one["phase"]: one["job_id"] for one in self.suite.journal("submitted")}
+        return str(jobs[self.name])
+
+    def strike(self, act: Callable[[], object]) -> None:
+        self.struck = time.time()
+        act()
+
+    def pid(self, event: str, node: int) -> int:
+        phase = self.suite.run_dir().phase(self.name)
+        return int(self.suite.wait_event(phase.node_events(node), event)["pid"])
+
+    def node_name(self, node: int) -> str:
+        phase = self.suite.run_dir().phase(self.name)
+        return str(self.suite.wait_event(phase.node_events(node), "claim")["node"])
+
+    def seen_s(self) -> float:
+        """From what was done to it to its result known."""
+        ended = {one["phase"]: one["time"] for one in self.suite.journal("ended")}
+        return float(ended[self.name]) - self.struck
+
+
+@pytest.fixture(scope="module")
+def struck(
+    tmp_path_factory: pytest.TempPathFactory, faults_lab: Lab
+) -> Iterator[tuple[Outcome, dict[str, Running]]]:
+    """One run of phases that all train at once, each of which something is then done to."""
+    suite = Suite(tmp_path_factory.mktemp("struck"), f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}")
+    suite.use_slurm(faults_lab.slurm_conf)
+    suite.profile["limits"] |= {"queue_wait_s": QUEUE_WAIT_S}
+    suite.profile["phases"]["waits"] = {"slurm": {"begin": "now+1hour"}}
+    suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}  # takes no other with it
+    suite.phase("waits", "idle.py", DONE)
+    one = {name: Running(suite, name) for name in ("scancelled", "requeued")}
+    two = {name: Running(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")}
+    phases = one | two
+    with suite.started() as process:
+        for phase in phases.values():
+            phase.wait()
+        by_slurm(suite, phases)
+        lost = phases["node_lost"]
+        down = lost.node_name(1)
+        state = ("state=down", "reason=staged")
+        lost.strike(lambda: suite.slurm("scontrol", "update", f"nodename={down}", *state))
+        process.wait(180)
+        bring_back(suite, down)
+    yield suite.ended(process), phases
+
+
+def bring_back(suite: Suite, node: str) -> None:
+    """Have the node idle again; one that has registered meanwhile is, and refuses to resume."""
+
+    def idle() -> bool:
+        if suite.slurm("sinfo", "-h", "-n", node, "-o", "%T").split()[0] == "idle":
+            return True
+        with contextlib.suppress(AssertionError):
+            suite.slurm("scontrol", "update", f"nodename={node}", "state=resume")
+        return False
+
+    wait_for(f"{node} to be idle", idle)
+
+
+def by_slurm(suite: Suite, phases: dict[str, Running]) -> None:
+    """Cancel one job by hand, kill one's launcher on a node, requeue one."""
+    job = phases["scancelled"].job
+    phases["scancelled"].strike(lambda: suite.slurm("scancel", job))
+    pid = phases["launcher_killed"].pid("claim", node=1)
+    phases["launcher_killed"].strike(lambda: os.kill(pid, signal.SIGKILL))
+    again = phases["requeued"]
+    suite.slurm("scontrol", "update", f"jobid={again.job}", "requeue=1")
+    again.strike(lambda: suite.slurm("scontrol", "requeue", again.job))
+
+
+Struck = tuple[Outcome, dict[str, Running]]
+
+
+def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -> None:
+    """Its outcome is `cancelled`, seen within 5 s, whatever its ranks said as they were ended."""
+    outcome, phases = struck
+    phase = outcome.phase("scancelled")
+    assert (phase["outcome"], phase["scheduler_state"]) == ("cancelled", "CANCELLED")
+    assert outcome.finding("scancelled")["id"] == "job-cancelled"
+    assert phases["scancelled"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+
+
+def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
+    """NODE_FAIL makes it `cluster_failed`, though nodes and ranks were only terminated."""
+    outcome, phases = struck
+    phase = outcome.phase("node_lost")
+    assert (phase["outcome"], phase["scheduler_state"]) == ("cluster_failed", "NODE_FAIL")
+    assert outcome.finding("node_lost")["id"] == "job-cluster-failed"
+    assert phases["node_lost"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+
+
+def test_job_whose_launcher_is_killed_fails_naming_the_node(struck: Struck) -> None:
+    """srun ends the other node; the job failed, and the node without a result is named."""
+    outcome, phases = struck
+    running = phases["launcher_killed"]
+    phase = outcome.phase("launcher_killed")
+    assert (phase["outcome"], phase["scheduler_state"]) == ("failed", "FAILED")
+    assert phases["launcher_killed"].node_name(1) in phase["reason"], phase["reason"]
+    assert running.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+
+
+def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) -> None:
+    """A phase runs at most once: it is not waited for again."""
+    outcome, phases = struck
+    phase = outcome.phase("requeued")
+    assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
+    assert ended_state(outcome.suite, phases["requeued"].job) == "CANCELLED"
+
+
+def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite) -> None:
+    """pytest has been killed, and Slurm starts the job a second time: it fails at once, and the
+    ranks do not train again."""
+    phase = Running(on_lab, "small")
+    with on_lab.started() as process:
+        phase.wait()
+        process.kill()
+    directory = on_lab.run_dir().phase("small")
+    on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
+    on_lab.slurm("scontrol", "requeue", phase.job)
+
+    def started_again() -> bool:
+        with contextlib.suppress(AssertionError):  # not while the first start is completing
+            on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
+        return directory.started_again.exists()
+
+    wait_for("the second start", started_again)
+    assert ended_state(on_lab, phase.job) == "FAILED"
+    assert phase.job in directory.started_again.read_text()
+    assert len(list(read_events(directory.rank_events(0)).named("start"))) == 1
+
+
+def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
+    struck: Struck,
+) -> None:
+    """Beyond `queue_wait_s` it is cancelled, with the limit named."""
+    outcome, _ = struck
+    phase = outcome.phase("waits")
+    assert phase["outcome"] == "never_ran"
+    assert f"did not start within {QUEUE_WAIT_S} s" in phase["reason"]
+    assert outcome.suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
+
+
+def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: Struck) -> None:
+    """UNFIT beats INCONCLUSIVE, and no process of the run is left on any node."""
+    outcome, _ = struck
+    assert outcome.status == 1, outcome.output
+    assert outcome.report["verdict"] == "UNFIT"
+    mark = outcome.suite.mark.encode()
+
+    def left() -> list[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark in entry.read_bytes():
+                    found.append(entry.parent.name)
+            except OSError:
+                continue
+        return found
+
+    wait_for("the end of every process of the run", lambda: not left(), 10)
+
+
+@pytest.mark.slow_lab
+def test_with_accounting_a_dead_job_is_seen_within_five_seconds_too(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """A launcher is killed on a lab with slurmdbd, whose sacct lags behind."""
+    need_lab(accounting=True)
+    name = f"faults-acct-{os.getpid()}"
+    running_lab = lab.up(lab.LabSettings(name=name, nodes=2, accounting=True))
+    try:
+        suite = Suite(tmp_path, leftovers[0])
+        suite.use_slurm(running_lab.slurm_conf)
+        phase = Running(suite, "launcher_killed", nodes=2)
+        with suite.started() as process:
+            phase.wait()
+            pid = phase.pid("claim", node=1)
+            phase.strike(lambda: os.kill(pid, signal.SIGKILL))
+            process.wait(60)
+        outcome = suite.ended(process)
+        assert outcome.status == 1, outcome.output
+        found: dict[str, Any] = outcome.phase("launcher_killed")
+        assert (found["outcome"], found["scheduler_state"]) == ("failed", "FAILED")
+        assert phase.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    finally:
+        lab.down(name)

@@ -1,0 +1,151 @@
+"""Findings: the first cause first, each with its evidence and the next step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose import Finding, diagnose, refused
+from pytest_clustersmoke.outcome import Judgement
+from pytest_clustersmoke.telemetry import EventWriter
+
+from .evidence import Evidence
+
+
+def findings(evidence: Evidence, outcome: str = "failed") -> list[Finding]:
+    found = diagnose(evidence.result(), Judgement(outcome, "the reason"))
+    assert found and found[0].primary
+    for one in found:
+        assert one.cause and one.fix
+    return found
+
+
+def error(message: str = "boom", **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "error", {"type": "ValueError", "message": message, "traceback": "tb", **fields}
+
+
+def test_a_setup_line_that_failed(tmp_path: Path) -> None:
+    """The line and its status are the cause."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.setup_failed.write_text("1\tmodule load cuda\n")
+    (found,) = findings(evidence)
+    assert found.id == "setup-line-failed"
+    assert found.cause == "the setup line `module load cuda` failed with status 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "identity"),
+    [
+        ("ModuleNotFoundError: No module named 'pytest_clustersmoke'", "package-missing-on-node"),
+        ("/opt/python: Error: No module named 'submitit'", "package-missing-on-node"),
+        ("batch.sh: line 9: python: command not found", "python-missing-on-node"),
+        ("srun: /gone/bin/python3: No such file or directory", "python-missing-on-node"),
+    ],
+)
+def test_an_interpreter_without_the_package(tmp_path: Path, line: str, identity: str) -> None:
+    """The node's own words in the job's log are found, with file and line."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.submitit.mkdir()
+    log = evidence.dir.submitit / "7_0_log.err"
+    log.write_text(f"noise\n{line}\n")
+    (found,) = findings(evidence)
+    assert found.id == identity
+    assert (found.evidence[0].file, found.evidence[0].line) == (str(log), 2)
+
+
+def test_the_error_of_a_rank(tmp_path: Path) -> None:
+    """Who failed, of what, and where its traceback stands."""
+    evidence = Evidence(tmp_path, 1, 2).started().rank(1, error())
+    (found,) = findings(evidence)
+    assert found.id == "rank-error" and found.cause == "rank 1 (n0) failed: ValueError: boom"
+    assert found.ranks == (1,) and found.hosts == ("n0",)
+    assert found.evidence[0].file.endswith("ranks/00001.jsonl")
+    assert (Path(found.evidence[0].file).read_text().splitlines())[found.evidence[0].line - 1]
+    assert (
+        "boom" in Path(found.evidence[0].file).read_text().splitlines()[found.evidence[0].line - 1]
+    )
+
+
+def test_an_echo_comes_after_its_cause(tmp_path: Path) -> None:
+    """A rank whose connection broke is the victim, though it spoke first."""
+    evidence = Evidence(tmp_path, 1, 2).started()
+    evidence.rank(0, error("Connection closed by peer [127.0.0.1]:1"))
+    evidence.rank(1, error("CUDA out of memory"))
+    first, second = findings(evidence)
+    assert first.ranks == (1,) and second.ranks == (0,) and not second.primary
+
+
+def test_a_rank_that_died_without_a_word(tmp_path: Path) -> None:
+    """The dead rank comes before the ranks that lost it."""
+    evidence = Evidence(tmp_path, 1, 2).started()
+    evidence.rank(0, ("stage", {"name": "train", "state": "begin"}), ("step", {"step": 7}))
+    evidence.rank(1, error("Connection reset by peer"))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False}, {"rank": 1, "alive": False}])
+    writer.close()
+    found = findings(evidence)[0]
+    assert found.id == "rank-died" and found.ranks == (0,)
+    assert "in stage train at step 7" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("reason", "identity"),
+    [
+        ("timeout", "time-limit"),
+        ("stalled", "hang"),
+        ("rank_ended_early", "rank-left-early"),
+        ("torchrun", "torchrun-failed"),
+        ("node", "node-failed"),
+        ("launcher", "launcher-failed"),
+    ],
+)
+def test_what_the_node_saw(tmp_path: Path, reason: str, identity: str) -> None:
+    """The node's own reason becomes the finding, with its words."""
+    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="so it was")
+    found = findings(evidence)[0]
+    assert found.id == identity and found.cause == "n0: so it was"
+
+
+@pytest.mark.parametrize(
+    "outcome", ["failed", "lost", "cluster_failed", "preempted", "cancelled", "never_ran"]
+)
+def test_no_evidence_is_told_as_such(tmp_path: Path, outcome: str) -> None:
+    """Without any evidence the finding is the outcome itself, with what to do."""
+    (found,) = findings(Evidence(tmp_path), outcome)
+    assert found.id == f"job-{outcome.replace('_', '-')}" and found.cause == "the reason"
+
+
+@pytest.mark.parametrize("outcome", ["cluster_failed", "preempted", "cancelled"])
+def test_what_was_done_to_a_job_is_no_fault_of_its_ranks(tmp_path: Path, outcome: str) -> None:
+    """Ranks of a job that was ended from outside look as if they had failed."""
+    evidence = Evidence(tmp_path).started().rank(0, error())
+    assert findings(evidence, outcome)[0].id == f"job-{outcome.replace('_', '-')}"
+
+
+def test_a_refusal_has_the_schedulers_words() -> None:
+    """sbatch's words, whole up to a bound, and the script it refused."""
+    found = refused("Invalid account " + "x" * 1000, Path("/run/batch.sh"))
+    assert "Invalid account" in found.cause and found.evidence[0].file == "/run/batch.sh"
+
+
+@pytest.mark.parametrize("states", [None, 7, "x", [7], [{"rank": "x"}], {}])
+def test_hostile_node_events(tmp_path: Path, states: object) -> None:
+    """Events of another kind are passed over."""
+    evidence = Evidence(tmp_path).started().node(0, ok=False, reason="torchrun", why="x")
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=states)
+    writer.close()
+    assert findings(evidence)[0].id == "torchrun-failed"
+
+
+@pytest.mark.parametrize("step", [None, "x", [1], {}])
+def test_hostile_steps(tmp_path: Path, step: object) -> None:
+    """A step of another kind does not keep a dead rank from being told."""
+    evidence = Evidence(tmp_path).started()
+    evidence.rank(0, ("stage", {"name": "train", "state": "begin"}), ("step", {"step": step}))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False}])
+    writer.close()
+    assert findings(evidence)[0].id == "rank-died"

@@ -1,0 +1,152 @@
+"""Which module may import which: one way, no cycles, and nothing heavy on the controller."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = REPOSITORY / "pytest_clustersmoke"
+HEAVY = {"torch", "numpy", "deepspeed", "transformers", "peft", "datasets", "accelerate"}
+LATE = {"pydantic", "submitit", "psutil", "yaml"}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements that run when the module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from at_import(node)
+
+
+def imported(name: str) -> set[str]:
+    """The modules that `name` imports when it is imported, ours and others'."""
+    path, found = MODULES[name], set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in at_import(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            continue
+        base = node.module or ""
+        if node.level:
+            parts = package.split(".")
+            base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [base])])
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            found.add(full if full in MODULES else base)
+    return found
+
+
+def ours(name: str) -> set[str]:
+    return {one for one in imported(name) if one in MODULES} - {name}
+
+
+def test_imports_have_no_cycles() -> None:
+    """No module imports, however far, a module that imports it."""
+    # A package's own __init__ may gather its modules, which may name their package's types.
+    graph = {name: ours(name) for name in MODULES}
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+    for package in packages:
+        inside = {name for name in MODULES if name.startswith(f"{package}.")}
+        gathered = graph[package] & inside
+        for name in gathered:
+            graph[name] = graph[name] - {package}
+    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [
+        ("errors", ""),
+        ("telemetry", ""),
+        ("references", "session suite plugin report submit watch"),
+        ("rundir", "session suite plugin report submit watch cluster"),
+        ("cluster", "session suite plugin report submit watch phase result"),
+        ("phase", "session suite plugin report submit watch result"),
+        ("result", "session suite plugin report submit watch diagnose outcome"),
+        ("launch", "session suite plugin report submit watch result cluster phase"),
+        ("rank", "session suite plugin report submit watch result cluster phase launch"),
+        ("submit", "session suite plugin report"),
+        ("session", "suite plugin report"),
+        ("report", "plugin session"),
+    ],
+)
+def test_imports_go_one_way(lower: str, upper: str) -> None:
+    """A module never imports what stands above it in the way of the data."""
+    mine = [n for n in MODULES if n.split(".")[1:2] == [lower]]
+    above = upper.split() or [n.split(".")[1] for n in MODULES if n.count(".") == 1]
+    for name in mine:
+        reached = {one.split(".")[1] for one in ours(name) if "." in one} - {lower}
+        assert not reached & (set(above) - ({"errors"} if not upper else set())), name
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_nothing_heavy_is_imported_with_a_module(name: str) -> None:
+    """No module of the package, those of the ranks included, imports torch and its like early."""
+    assert not {one.split(".")[0] for one in imported(name)} & HEAVY
+
+
+@pytest.mark.parametrize("name", ["plugin", "items", "errors", "verdict"])
+def test_what_every_pytest_loads_is_light(name: str) -> None:
+    """What is loaded without --cluster pulls in no third-party package but pytest."""
+    early, todo = set(), [f"pytest_clustersmoke.{name}"]
+    while todo:
+        module = todo.pop()
+        if module in early:
+            continue
+        early.add(module)
+        todo += list(ours(module))
+    outside = {one.split(".")[0] for module in early for one in imported(module)}
+    assert not outside & (HEAVY | LATE)
+
+
+def loaded(*words: str) -> set[str]:
+    """The top-level modules that pytest has loaded after collecting with these words."""
+    code = (
+        "import sys, pytest; status = pytest.main(sys.argv[1:]); "
+        "print('LOADED', int(status), *sorted({n.split('.')[0] for n in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--collect-only", "-q", "-p", "no:cacheprovider", *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    _, status, *names = line.split()
+    assert status == "0", done.stdout
+    return set(names)
+
+
+def test_collection_on_a_cluster_loads_nothing_heavy() -> None:
+    """`pytest --collect-only --cluster local smoke_tests` has no torch, no numpy, no submitit."""
+    names = loaded("--cluster", "local", "smoke_tests")
+    assert "pytest_clustersmoke" in names
+    assert not names & (HEAVY | {"submitit", "psutil", "cloudpickle"})
+
+
+def test_collection_without_a_cluster_loads_nothing_late() -> None:
+    """Without --cluster not even YAML and pydantic are loaded."""
+    assert not loaded("smoke_tests") & (HEAVY | LATE)

@@ -1,0 +1,169 @@
+"""reports/<run_id>/: what is kept, for whom, and how long; hostile text in the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.report.terminal import printable
+
+from .harness import Suite, properties
+
+
+def test_a_report_is_whole(suite: Suite) -> None:
+    """Record, JUnit, journal, batch script and evidence lie in reports/<run_id>/."""
+    suite.phase(args={"steps": 3})
+    suite.run()
+    record = suite.record()
+    assert record["schema"] == 1 and record["cluster"] == "one" and record["verdict"] == "FIT"
+    (phase,) = record["phases"]
+    assert phase["phase"] == "small" and phase["outcome"] == "passed" and phase["world_size"] == 1
+    assert phase["metrics"]["steps_per_s"]["unit"] == "steps/s"
+    assert phase["nodes"][0]["node"] == "local0" and phase["queue_s"] is not None
+    assert phase["criteria"] == {"job": "passed", "test_all_done": "passed"}
+    kept = {
+        str(path.relative_to(suite.report.resolve())) for path in suite.report.resolve().rglob("*")
+    }
+    assert {
+        "report.json",
+        "junit.xml",
+        "journal.jsonl",
+        "phases/small/batch.sh",
+        "phases/small/spec.json",
+        "phases/small/result.json",
+        "phases/small/ranks/00000.jsonl",
+        "phases/small/nodes/0000/torchrun.log",
+    } <= kept
+    assert not [name for name in kept if name.endswith(".pkl") or "output" in name]
+
+
+def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
+    """A passed phase's output is deleted, a failed one's is kept for who looks into it."""
+    suite.cluster(phases=dict.fromkeys(["good", "bad"]))
+    suite.phase("good")
+    suite.phase("bad", args={"leave": True})
+    suite.run()
+    (run,) = suite.runs()
+    assert not (run / "phases" / "good" / "output").exists()
+    assert (run / "phases" / "bad" / "output").exists()
+
+
+def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
+    """Below reports/ everything is readable by others; the run's directory is 0700."""
+    old = os.umask(0o022)
+    try:
+        suite.phase()
+        suite.run()
+    finally:
+        os.umask(old)
+    for path in [suite.report.resolve(), *suite.report.resolve().rglob("*")]:
+        wanted = 0o005 if path.is_dir() else 0o004
+        assert path.stat().st_mode & wanted == wanted, path
+    (run,) = suite.runs()
+    assert run.stat().st_mode & 0o077 == 0
+
+
+def test_latest_points_to_the_newest_and_old_runs_go(suite: Suite) -> None:
+    """The newest limits.keep_runs runs are kept; what is not ours in the directory stays."""
+    suite.cluster(limits={"poll_s": 0.2, "keep_runs": 2})
+    suite.phase()
+    suite.reports.mkdir()
+    (suite.reports / "README.md").write_text("mine")
+    (suite.reports / "mine").mkdir()
+    ids = []
+    for _ in range(3):
+        suite.run()
+        ids.append(suite.record()["run_id"])
+        assert suite.report.is_symlink() and suite.report.readlink() == Path(ids[-1])
+    names = {path.name for path in suite.reports.iterdir()}
+    assert names == {"README.md", "mine", "latest", *ids[1:]}
+    assert {path.name for path in suite.runs()} == set(ids[1:])
+
+
+def test_reports_go_where_the_user_says(suite: Suite) -> None:
+    """--cluster-report-dir takes the whole report, JUnit included."""
+    suite.phase()
+    suite.run("--cluster-report-dir", "elsewhere")
+    assert (suite.path / "elsewhere" / "latest" / "junit.xml").is_file()
+    assert not suite.reports.exists()
+
+
+@pytest.mark.parametrize("rate", ["inf", "nan"])
+def test_a_rate_that_is_no_number_is_reported(suite: Suite, rate: str) -> None:
+    """A metric that is infinite or NaN breaks no report, and meets no reference."""
+    suite.phase(
+        args={"rate": rate},
+        body=("def test_rate(self, phase): phase.metric('steps_per_s').check()"),
+    )
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1 and "INTERNALERROR" not in result.stdout.str()
+    json.loads(
+        (suite.report / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert properties(suite.report / "junit.xml")
+
+
+def test_hostile_text_does_not_reach_the_terminal(suite: Suite) -> None:
+    """Control characters of a rank's words are shown as what they are not."""
+    program = suite.path / "train_hostile.py"
+    program.write_text(HOSTILE)
+    suite.phase(script="train_hostile.py")
+    result = suite.run()
+    text = result.stdout.str() + result.stderr.str()
+    assert "staged" in text and "\x1b" not in text and "\x07" not in text
+    assert result.ret == 1
+
+
+HOSTILE = r"""
+import os, time
+from pathlib import Path
+import psutil
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import EventWriter
+events = EventWriter(PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"])).rank_events(0))
+me = psutil.Process()
+bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
+events.write("start", rank=0, local_rank=0, node_rank=0, pid=me.pid, pid_started=me.create_time(),
+             node=bad, host=bad)
+events.write("group", backend=bad, world_size=1)
+events.write("error", type=bad, message=bad, traceback=bad)
+raise SystemExit(bad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\tü", "plain\n\tü"),
+        ("\x1b[31mred", "\ufffd[31mred"),
+        ("a\rb", "a\ufffdb"),
+        ("\x00\x07\x9b", "\ufffd" * 3),
+        ("\u202eevil", "\ufffdevil"),
+    ],
+)
+def test_printable(text: str, shown: str) -> None:
+    """Control and direction characters become the replacement character."""
+    assert printable(text) == shown
+
+
+def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
+    """A report directory below a file is a usage error before anything is submitted."""
+    suite.path.joinpath("file").write_text("")
+    suite.phase()
+    assert suite.refused("--cluster-report-dir", "file/reports") == [
+        "--cluster-report-dir: the reports would go to file/reports, but file is no directory; "
+        "expected a directory that this user can write"
+    ]
+
+
+def test_text_of_a_job_in_junit_is_valid_xml(suite: Suite) -> None:
+    """Control characters of a failed job do not break junit.xml."""
+    Path(suite.path / "train_hostile.py").write_text(HOSTILE)
+    suite.phase(script="train_hostile.py")
+    suite.run()
+    cases = properties(suite.report / "junit.xml")
+    assert cases["test_small.TestSmall::job"]["result"] == "failure"

@@ -1,0 +1,122 @@
+"""A run's directory: ours, private, written whole; and paths that sbatch would misread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.rundir import (
+    PhaseDir,
+    check_path,
+    create_run,
+    read_json,
+    write_json,
+    write_whole,
+)
+
+
+def test_a_run_is_private(tmp_path: Path) -> None:
+    """The run's directory is 0700, and ours, whatever the umask is."""
+    old = os.umask(0)
+    try:
+        run = create_run(tmp_path / "a" / "b", "r")
+    finally:
+        os.umask(old)
+    assert run.root.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_run_directory_that_is_there_is_refused(tmp_path: Path) -> None:
+    """A directory of the run's name is not ours, even where we could write it."""
+    tmp_path.joinpath("r").mkdir()
+    with pytest.raises(UsageProblems, match=r"r cannot be made \(File exists\)"):
+        create_run(tmp_path, "r")
+
+
+def test_a_link_in_the_run_directorys_place_is_refused(tmp_path: Path) -> None:
+    """A symbolic link to elsewhere, dangling or not, is not followed."""
+    tmp_path.joinpath("elsewhere").mkdir()
+    tmp_path.joinpath("r").symlink_to("elsewhere")
+    tmp_path.joinpath("s").symlink_to("nowhere")
+    for name in ("r", "s"):
+        with pytest.raises(UsageProblems, match="cannot be made"):
+            create_run(tmp_path, name)
+    assert list(tmp_path.joinpath("elsewhere").iterdir()) == []
+
+
+def test_a_run_directory_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory whose owner is another user is refused."""
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(UsageProblems, match="is not ours"):
+        create_run(tmp_path, "r")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A write that fails leaves the old content, and no draft beside it."""
+    path = tmp_path / "f.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "\ud800")
+    assert read_json(path) == {"a": 1}
+    assert [one.name for one in tmp_path.iterdir()] == ["f.json"]
+
+
+def test_files_have_their_mode_from_the_start(tmp_path: Path) -> None:
+    """0600 unless said otherwise."""
+    write_json(tmp_path / "a", {})
+    write_json(tmp_path / "b", {}, mode=0o644)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"null"])
+def test_what_is_no_json_object_is_none(tmp_path: Path, content: bytes) -> None:
+    """Torn and hostile files are as good as absent."""
+    tmp_path.joinpath("f").write_bytes(content)
+    assert read_json(tmp_path / "f") is None
+    assert read_json(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "bad"),
+    [
+        ("/a/b", ""),
+        ("/a b/ü", ""),
+        ("/a%j", "a `%`"),
+        ("/a\nb", "a newline"),
+        ("/a\rb", "a carriage return"),
+        ("/%\n", "a `%` and a newline"),
+    ],
+)
+def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
+    """Each of the characters is named; other paths are fine."""
+    found = [str(one) for one in check_path(Path(path), "here", "move it")]
+    assert found == (
+        [
+            f"here: the path {path!r} holds {bad}, which sbatch would misread; "
+            "expected a path without it; move it"
+        ]
+        if bad
+        else []
+    )
+
+
+def test_every_path_lies_in_the_phase_directory() -> None:
+    """No two files of a phase share a path, and none lies outside."""
+    phase = PhaseDir(Path("/run/phases/p"))
+    names = [name for name, value in vars(PhaseDir).items() if isinstance(value, property)]
+    paths = [getattr(phase, name) for name in names]
+    paths += [
+        method(phase, 0)
+        for name, method in vars(PhaseDir).items()
+        if callable(method) and not name.startswith("_")
+    ]
+    assert len(set(paths)) == len(paths) > 15
+    assert all(path.is_relative_to(phase.root) for path in paths)

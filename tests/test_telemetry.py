@@ -1,0 +1,151 @@
+"""Events: what is written is read back; what is no event is counted and never raised."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.telemetry import METRICS, EventWriter, number, read_events
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def test_an_event_is_read_back(tmp_path: Path) -> None:
+    """Fields, common fields and both clocks come back as they were written."""
+    writer = EventWriter(tmp_path / "deep" / "e.jsonl", rank=3)
+    writer.write("step", step=1, loss=0.5)
+    writer.close()
+    (record,) = read_events(tmp_path / "deep" / "e.jsonl").records
+    assert (record["event"], record["rank"], record["step"], record["loss"]) == ("step", 3, 1, 0.5)
+    assert record["time"] > 1e9 and record["mono"] > 0
+
+
+def test_an_event_is_on_disk_when_write_returns(tmp_path: Path) -> None:
+    """A process that is killed right after has left its event."""
+    child = os.fork()
+    if not child:
+        EventWriter(tmp_path / "e").write("last")
+        os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    assert read_events(tmp_path / "e").last("last")
+
+
+def test_events_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """The file is 0600."""
+    EventWriter(tmp_path / "e").write("x")
+    assert (tmp_path / "e").stat().st_mode & 0o777 == 0o600
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
+@given(PLAIN)
+def test_whatever_is_written_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
+    """Any plain value makes one line that is strict JSON."""
+    path = tmp_path / "e"
+    path.unlink(missing_ok=True)
+    writer = EventWriter(path)
+    writer.write("x", value=value)
+    writer.close()
+    (line,) = path.read_text().split("\n")[:-1]
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert len(read_events(path).records) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"no json",
+        b"[1]",
+        b"null",
+        b'"text"',
+        b'{"event": 1, "time": 1, "mono": 1}',
+        b'{"event": "x"}',
+        b'{"event": "x", "time": "now", "mono": 1}',
+        b'{"event": "x", "time": true, "mono": 1}',
+        b'{"event": "x", "time": 1, "mono"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"event": "x", "time": 1, "mono": ' + b"9" * 5000 + b"}",
+    ],
+    ids=lambda line: repr(line[:12]),
+)
+def test_a_line_that_is_no_event_is_counted(tmp_path: Path, line: bytes) -> None:
+    """Torn, foreign or hostile lines cost one count; the events around them are read."""
+    good = b'{"event": "x", "time": 1, "mono": 2}\n'
+    path = tmp_path / "e"
+    path.write_bytes(good + line + b"\n" + good)
+    events = read_events(path)
+    assert len(events.records) == 2 and events.unreadable_lines == 1
+
+
+@given(st.binary(max_size=300))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
+def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
+    """No content of a file makes reading it fail."""
+    path = tmp_path / "e"
+    path.write_bytes(content)
+    read_events(path)
+
+
+def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
+    """Absent files and directories in a file's place give nothing."""
+    assert read_events(tmp_path / "none").records == []
+    assert read_events(tmp_path).records == []
+
+
+def test_last_is_the_newest(tmp_path: Path) -> None:
+    """Of several events of one name the last one written counts."""
+    writer = EventWriter(tmp_path / "e")
+    for step in (1, 2):
+        writer.write("step", step=step)
+    last = read_events(tmp_path / "e").last("step")
+    assert last is not None and last["step"] == 2
+    assert read_events(tmp_path / "e").last("done") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        ("inf", math.inf),
+        ("-inf", -math.inf),
+        (True, None),
+        ("1", None),
+        (None, None),
+        ([1], None),
+        ({}, None),
+        pytest.param(10**400, None, id="huge"),
+    ],
+)
+def test_numbers(value: Any, read: float | None) -> None:
+    """What is no number is None; infinities are numbers written as words."""
+    assert number(value) == read
+
+
+def test_nan_is_a_number_that_is_none() -> None:
+    """NaN survives the way as NaN, so that a criterion sees it."""
+    assert math.isnan(number("nan") or 0.0) and math.isnan(number(math.nan) or 0.0)
+
+
+def test_every_metric_has_a_unit_and_a_meaning() -> None:
+    """Units as the design names them; each metric is explained."""
+    assert all(kind.unit and kind.meaning for kind in METRICS.values())
+    assert (
+        METRICS["peak_memory_gib"].unit == "GiB" and not METRICS["peak_memory_gib"].higher_is_better
+    )
