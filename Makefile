@@ -1,7 +1,8 @@
 # make smoke        every phase on this machine, through submitit's local executor
 # make test         all tests, those on a real Slurm included where this machine can have one
 # make test-all     those that take longer too: accounting, isolated nodes, every staged fault
-# make test-oldest  the rank side on the oldest torch and DeepSpeed that are supported
+# make test-oldest  the ladder and the rank side's tests on the oldest versions that are supported
+#                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        what a phase costs beyond its own work
 # make soak         the ladder 20 times on the lab
@@ -9,6 +10,7 @@
 
 SHELL := /bin/bash
 VENV ?= .venv
+OLDEST ?= .venv-oldest
 PYTHON ?= python3
 TORCH ?= cpu
 WORKERS ?= 2
@@ -21,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 .PHONY: help install smoke test test-all test-oldest lint format bench soak slurm clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 install: $(INSTALLED)
 
@@ -48,6 +50,22 @@ test-all: slurm
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(PYTEST) tests -n $(WORKERS) --dist loadgroup
 
+# On CPU, though torch 2.2 comes as its CUDA build, the only one on PyPI;
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves most of the 3 GB.
+# setuptools: DeepSpeed 0.14 imports distutils, which Python 3.12 has from there alone.
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || \
+	  { echo "torch 2.2 needs Python 3.10 to 3.12; say which: make PYTHON=python3.11" >&2; exit 2; }
+	@$(PYTHON) -m venv $(OLDEST) || \
+	  { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 2; }
+	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
+	  -e '.[train,dev]' setuptools
+	@touch $@
+
+test-oldest: $(OLDEST)/.installed
+	CUDA_VISIBLE_DEVICES= $(OLDEST)/bin/python -m pytest smoke_tests --cluster local
+	$(OLDEST)/bin/python -m pytest tests/rank tests/smoke -n $(WORKERS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,4 +82,4 @@ soak: slurm
 	SOAK=$(SOAK) $(PYTEST) tests/soak.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache build dist

@@ -24,10 +24,11 @@ The way of the data, and where each step lives:
     telemetry.py    events as JSON lines; the metrics and their units
     result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
     criteria.py     criteria that hold of any phase that trains
-    outcome.py      how a job ended, from all witnesses
+    outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used
     references.py   bounds on metrics
-    diagnose.py     evidence of a failure -> findings
+    diagnose.py     evidence of a failure -> findings (findings.py); suspects.py: which rank the
+                    others waited for
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         JUnit properties, report.json, the terminal's table
     rundir.py       every file name of a run

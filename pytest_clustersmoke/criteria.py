@@ -22,6 +22,8 @@ from .result import PhaseResult
 # several are averaged: a tenth of all, at least five.
 LOSS_FALL = 0.05
 LOSS_STEPS = 5
+# Values of `hardware.gpu` that name no model.
+ANY_GPU = ("any", "fake", "none", None)
 VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
 
 
@@ -49,6 +51,10 @@ class Started:
         if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
             assert kinds == {"cuda"}
             assert len(set(devices)) == phase.world_size, f"a device is shared: {devices}"
+        wanted = phase.spec.get("gpu")
+        if kinds == {"cuda"} and wanted not in ANY_GPU:
+            models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
+            assert set(models.values()) == {wanted}, f"expected {wanted}: {models}"
 
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseResult) -> None:
         """All ranks run the same versions, and those of the cluster's `expect`."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import suspects
+from .findings import MAX_TEXT, Evidence, Finding, job_logs, last_line, numbered_lines
 from .rundir import PhaseDir, read_json
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .outcome import Judgement
     from .result import PhaseResult
 
-MAX_TEXT = 600
-TAIL_BYTES = 64 * 2**10
 # What a rank says when another rank went away: an echo, not a cause.
 ECHO = re.compile(
     r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
@@ -39,32 +37,6 @@ NODE_REASONS = {
     "launcher": ("launcher-failed", "read the node's log in the run directory"),
 }
 NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """One line that shows it."""
-
-    file: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A cause with its evidence and the next step."""
-
-    id: str
-    cause: str
-    fix: str
-    primary: bool = True
-    evidence: tuple[Evidence, ...] = ()
-    hosts: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    detail: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def refused(words: str, script: Path) -> Finding:
@@ -115,8 +87,8 @@ def _launcher(result: PhaseResult) -> list[Finding]:
     """The interpreter on the node did not get as far as our launcher."""
     if any(result.directory.claim(node.node_rank).exists() for node in result.nodes):
         return []
-    for path in _logs(result.directory):
-        for number, line in _lines(path):
+    for path in job_logs(result.directory):
+        for number, line in numbered_lines(path):
             package, python = NO_PACKAGE.search(line), NO_PYTHON.search(line)
             if not package and not python:
                 continue
@@ -169,9 +141,9 @@ def _rank_deaths(result: PhaseResult) -> list[Finding]:
 
 def _early_leavers(result: PhaseResult) -> list[Finding]:
     """Ranks that were done too early, where all that the others say is that they lost a peer."""
-    errors = {rank.rank: rank.events.last("error") for rank in result.ranks}
-    victims = [rank for rank in result.ranks if (error := errors[rank.rank]) and _is_echo(error)]
-    if not victims or any(error and not _is_echo(error) for error in errors.values()):
+    errors = _errors(result)
+    victims = [rank for rank, _ in errors]
+    if not victims or not all(_is_echo(error) for _, error in errors):
         return []
     return [
         Finding(
@@ -187,11 +159,7 @@ def _early_leavers(result: PhaseResult) -> list[Finding]:
 
 
 def _rank_errors(result: PhaseResult) -> list[Finding]:
-    errors = [(rank, rank.events.last("error")) for rank in result.ranks]
-    known = sorted(
-        ((rank, error) for rank, error in errors if error is not None),
-        key=lambda pair: (_is_echo(pair[1]), pair[1]["time"]),
-    )
+    known = sorted(_errors(result), key=lambda pair: (_is_echo(pair[1]), pair[1]["time"]))
     return [
         Finding(
             "rank-error",
@@ -210,6 +178,14 @@ def _rank_errors(result: PhaseResult) -> list[Finding]:
         )
         for index, (rank, error) in enumerate(known)
     ]
+
+
+def _errors(result: PhaseResult) -> list[tuple[RankResult, dict[str, Any]]]:
+    """Each rank's exception. Where a node's watch ended the phase for a reason of its own (a hang),
+    what ranks then say of lost peers is only that end."""
+    ended = (read_json(result.directory.abort) or {}).get("reason") in NODE_REASONS
+    said = [(rank, rank.events.last("error")) for rank in result.ranks]
+    return [(rank, error) for rank, error in said if error and not (ended and _is_echo(error))]
 
 
 def _is_echo(error: Mapping[str, Any]) -> bool:
@@ -248,7 +224,7 @@ def _nodes(result: PhaseResult) -> list[Finding]:
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
         log = result.directory.torchrun_log(node.node_rank)
-        tail = _tail_evidence(log) or _rank_stderr(result.directory, node.node_rank)
+        tail = last_line(log) or _rank_stderr(result.directory, node.node_rank)
         findings.append(
             Finding(
                 identity,
@@ -311,22 +287,9 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _logs(directory: PhaseDir) -> list[Path]:
-    return sorted(path for path in directory.submitit.glob("*_log.*") if path.is_file())
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    try:
-        with path.open("rb") as stream:
-            text = stream.read(TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return []
-    return list(enumerate(text.splitlines(), 1))
-
-
 def _log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
-    for path in _logs(directory):
-        found = _tail_evidence(path)
+    for path in job_logs(directory):
+        found = last_line(path)
         if found and path.suffix == ".err":
             return found
     return ()
@@ -334,13 +297,7 @@ def _log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
     for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
-        found = _tail_evidence(path)
+        found = last_line(path)
         if found:
             return found
     return ()
-
-
-def _tail_evidence(path: Path) -> tuple[Evidence, ...]:
-    """The last line of a log that says something."""
-    said = [(number, line) for number, line in _lines(path) if line.strip()]
-    return tuple(Evidence(str(path), number, line[:MAX_TEXT]) for number, line in said[-1:])

@@ -8,6 +8,8 @@ worker learns of a result from the phase's `result.json`, which the controller w
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,8 @@ class ControllerSuite(Suite):
         super().__init__(config, profile)
         if config.getoption("--cluster-dry-run"):  # one plan, printed once
             config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
-        self._exchange = profile.shared_dir / f".{self.run_id}.plan"
+        # Workers are on this machine; the shared directory may be unusable, which is told later.
+        self._exchange = Path(tempfile.mkdtemp(prefix="clustersmoke-xdist-"))
         self._submitted = False
 
     @pytest.hookimpl(optionalhook=True)
@@ -65,14 +68,11 @@ class ControllerSuite(Suite):
         self.absences = collected["absences"]
         self._problems([Problem(text) for text in collected["problems"]])
         marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
-        self.phases, problems = resolve_all(
-            marked, self.profile, self.config.getoption("--cluster-set")
-        )
-        self._problems(problems)
-        chosen = [name for name in collected["chosen"] if name in self.phases]
-        self.tally.scope(self.config, chosen, list(self.phases))
+        self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
+        chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
+        self.tally.scope(self.config, chosen, self.profile)
         if chosen and not self._plans_only:
-            self.start([self.phases[name] for name in chosen])
+            self.start(chosen)
             assert self.run is not None
             write_json(self._exchange / "run.json", {"root": str(self.run.root)})
 
@@ -86,9 +86,7 @@ class ControllerSuite(Suite):
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         write_json(self._exchange / "over.json", {"exitstatus": int(exitstatus)})
         yield from super().pytest_sessionfinish(session, exitstatus)
-        for path in self._exchange.glob("*"):
-            path.unlink(missing_ok=True)
-        self._exchange.rmdir()
+        shutil.rmtree(self._exchange, ignore_errors=True)
 
 
 class WorkerSuite(Suite):

@@ -7,7 +7,7 @@ counts as missing, and what is missing is never a pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -56,11 +56,11 @@ class NodeResult:
 
     def version(self, name: str) -> str | None:
         """The version of a package, or of the GPUs' `driver`, on this node."""
+        gpus, held = self.facts.get("gpus"), self.facts.get("packages")
         if name == "driver":
-            gpus = self.facts.get("gpus") or [{}]
-            value = gpus[0].get("driver_version")
-        else:
-            value = (self.facts.get("packages") or {}).get(name)
+            held = gpus[0] if isinstance(gpus, list) and gpus else None
+            name = "driver_version"
+        value = held.get(name) if isinstance(held, dict) else None
         return None if value is None else str(value)
 
 
@@ -116,6 +116,7 @@ class Metric:
     name: str
     value: float
     reference: Reference | None
+    judged: set[str] = field(default_factory=set)
 
     @property
     def unit(self) -> str:
@@ -127,5 +128,6 @@ class Metric:
         comparison = compare(self.name, self.value, self.reference)
         if comparison.met is None:
             raise Unmeasured("references", comparison.text)
+        self.judged.add("references")
         if not comparison.met:
             fail(comparison.text)

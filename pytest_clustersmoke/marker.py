@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,29 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
     return "multigpu" if gpus_per_node > 1 else "singlegpu"
 
 
+def _argument_problems(args: Any, phase: str, where: str) -> list[Problem]:
+    """Arguments go to the nodes as JSON and to the program as words."""
+    if not isinstance(args, Mapping):
+        return [Problem(f"args of {phase} is no mapping", where, "a dict of options")]
+    return [
+        Problem(
+            f"args[{name!r}]={value!r} of {phase}",
+            where,
+            "a name, and text, a finite number, true, false, None, or a list of such",
+        )
+        for name, value in args.items()
+        if not isinstance(name, str) or not _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) and not isinstance(one, list | tuple) for one in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
 def read_marker(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
 ) -> tuple[Marked | None, list[Problem]]:
@@ -71,17 +95,13 @@ def read_marker(
                 'script="PROGRAM.py", a program that torchrun can run, beside the test file',
             )
         )
-    for key, minimum in (("nodes", 1), ("gpus_per_node", 1), ("timeout_s", 0)):
+    for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = kwargs.get(key, 1)
-        whole = isinstance(value, int) or (key == "timeout_s" and isinstance(value, float))
-        if not whole or isinstance(value, bool) or value < minimum:
-            problems.append(
-                Problem(f"{key}={value!r} of phase {name!r}", where, "a number above 0")
-            )
-    if not isinstance(kwargs.get("args", {}), Mapping):
-        problems.append(
-            Problem(f"args of phase {name!r} is no mapping", where, "a dict of options")
-        )
+        kinds = (int, float) if key == "timeout_s" else (int,)
+        if type(value) not in kinds or not math.isfinite(value) or value <= 0:
+            expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
+            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, expected))
+    problems += _argument_problems(kwargs.get("args", {}), f"phase {name!r}", where)
     if problems:
         return None, problems
     assert isinstance(name, str) and isinstance(script, str)

@@ -39,20 +39,20 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     if ours:
         return Judgement("cancelled", ours)
     requeued = result.directory.started_again.exists() or (state and state.kind == "pending")
-    if started and requeued:
+    said = _own_words(result)
+    if started and requeued and not said:
         why = "the scheduler requeued the job after it had started; a phase runs at most once"
         return Judgement("preempted", why)
     by_scheduler = _scheduler_ended(state, started) if state else None
     if by_scheduler:
         return by_scheduler
-    said = _own_words(result)
     if said:
         return Judgement("failed", said)
+    if result.directory.setup_failed.exists():
+        return Judgement("failed", "a setup line failed")
     if state is None or state.kind == "unknown":
         return Judgement("lost", "the scheduler has forgotten the job and it left no result")
     words = _words(state)
-    if result.directory.setup_failed.exists():
-        return Judgement("failed", "a setup line failed")
     if not started:
         return Judgement("failed", f"the job ended as {words} before our launcher began")
     silent = [node.name for node in result.nodes if not node.result]

@@ -6,6 +6,7 @@ the place it came from, for the dry run and for errors.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -99,7 +100,7 @@ def parse_setting(text: str) -> Setting:
     if key in ("nodes", "gpus_per_node") and (type(value) is not int or value < 1):
         raise ValueError(f"{key} in {text!r}; expected a whole number of at least 1")
     if key in ("timeout_s", "stage_limits_s") and (
-        isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+        type(value) not in (int, float) or not math.isfinite(value) or value <= 0
     ):
         raise ValueError(f"{key} in {text!r}; expected seconds, a number above 0")
     if key == "env":

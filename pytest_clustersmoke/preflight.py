@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 
 
-def prepare(
-    profile: Profile,
-    phases: Iterable[Phase],
-    run_id: str,
-    report_dir: Path,
-    environ: Mapping[str, str],
-) -> tuple[RunDir, Backend]:
-    """Check the way to the cluster and to the reports, and make the run's directory.
+def problems(
+    profile: Profile, phases: Iterable[Phase], report_dir: Path, environ: Mapping[str, str]
+) -> list[Problem]:
+    """What is wrong with the way to the cluster, the run's directory, and the reports."""
+    found = scheduler_environ(profile, environ)[1]
+    found += check_path(profile.shared_dir, profile.where("shared_dir"), "choose another")
+    found += _writable(profile.shared_dir, "the run directory", profile.where("shared_dir"))
+    found += _writable(report_dir, "the reports", "--cluster-report-dir")
+    for phase in phases:
+        found += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
+    return found
 
-    Raises UsageProblems with all that is wrong; nothing was submitted then.
-    """
+
+def prepare(profile: Profile, run_id: str, environ: Mapping[str, str]) -> tuple[RunDir, Backend]:
+    """Make the run's directory and the way to the cluster. Raises UsageProblems."""
     from .submit import make_backend
 
-    environ, problems = scheduler_environ(profile, environ)
-    problems += _directories(profile)
-    problems += _reports(report_dir)
-    for phase in phases:
-        problems += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
-    if problems:
-        raise UsageProblems(problems)
+    environ, found = scheduler_environ(profile, environ)
+    if found:
+        raise UsageProblems(found)
     run = create_run(profile.shared_dir, run_id)
     write_json(run.run, {"schema": 1, "run_id": run_id, "cluster": profile.name})
     return run, make_backend(profile, environ)
@@ -69,32 +69,16 @@ def scheduler_environ(
     return {**environ, "SLURM_CONF": str(lab.slurm_conf)}, []
 
 
-def _directories(profile: Profile) -> list[Problem]:
-    where = profile.where("shared_dir")
-    problems = check_path(profile.shared_dir, where, "choose another `shared_dir`")
-    for local in profile.node_local:
-        if profile.shared_dir.is_relative_to(local):
-            problems.append(
-                Problem(
-                    f"shared_dir {profile.shared_dir} lies under {local}, which every node has "
-                    "for itself",
-                    where,
-                    "a directory that all nodes share",
-                )
-            )
-    return problems
-
-
-def _reports(report_dir: Path) -> list[Problem]:
-    """Whether the report can be written when the run is over; nothing is made here yet."""
-    there = next(path for path in (report_dir, *report_dir.parents) if path.exists())
+def _writable(directory: Path, what: str, where: str) -> list[Problem]:
+    """Whether files can be made there when they are needed; nothing is made here yet."""
+    there = next(path for path in (directory, *directory.parents) if path.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
-    what = "cannot be written" if there.is_dir() else "is no directory"
+    why = "cannot be written" if there.is_dir() else "is no directory"
     return [
         Problem(
-            f"the reports would go to {report_dir}, but {there} {what}",
-            "--cluster-report-dir",
+            f"{what} would go to {directory}, but {there} {why}",
+            where,
             "a directory that this user can write",
         )
     ]

@@ -42,6 +42,9 @@ class PhaseResult:
     ranks: tuple[RankResult, ...]
     references: Mapping[str, Reference] = field(default_factory=dict)
     expect: Expectation | None = None
+    # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
+    # was not measured.
+    judged: set[str] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -88,9 +91,9 @@ class PhaseResult:
             rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)
         ]
         if missing or not values:
-            return Metric(name, math.nan, self.references.get(name))
+            return Metric(name, math.nan, self.references.get(name), self.judged)
         worst = min(values) if METRICS[name].higher_is_better else max(values)
-        return Metric(name, worst, self.references.get(name))
+        return Metric(name, worst, self.references.get(name), self.judged)
 
     def metrics(self) -> dict[str, float]:
         """Every metric that all ranks wrote."""

@@ -2,7 +2,6 @@
 
 <shared_dir>/<run_id>/               0700, ours, or refused
     run.json, journal.jsonl          what was asked; what was submitted, in order
-    plan/<worker>.json               what each xdist worker collected
     phases/<phase>/
         spec.json                    the job, as plain data; written before it is submitted
         batch.sh, submitit/          the batch script, and what submitit writes
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import tempfile
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from typing import Any
 from .errors import Problem, UsageProblems
 
 MAX_JSON_BYTES = 64 * 2**20
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
@@ -161,9 +162,6 @@ class RunDir:
     @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
-
-    def plan(self, worker: str) -> Path:
-        return self.root / "plan" / f"{worker}.json"
 
     def phase(self, name: str) -> PhaseDir:
         return PhaseDir(self.root / "phases" / name)

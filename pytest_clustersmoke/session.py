@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import diagnose
+from .findings import Finding
 from .launch.flag import visible
 from .outcome import Judgement, judge
 from .result import collect
 from .rundir import RunDir, write_json
 from .submit import Backend, JobState, Refused, make_spec
 from .telemetry import EventWriter
+from .timing import job_times
 from .watch import Poller, Watched
 
 if TYPE_CHECKING:
@@ -60,6 +62,9 @@ class Session:
         self._progress: list[Progress] = []
         self._outcomes: dict[str, Judgement] = {}
         self._stop = threading.Event()
+        self._submitting: Phase | None = None
+        self._ending = threading.Lock()
+        self._ended_ids: set[str] = set()
         self._error: BaseException | None = None
         self._journal = EventWriter(run.journal)
         self._thread = threading.Thread(target=self._work, name="clustersmoke-watch", daemon=True)
@@ -72,14 +77,11 @@ class Session:
 
         Raises WatchFailed, from its cause, where the watching thread could not go on.
         """
-        told = 0
         while True:
             with self._changed:
-                if len(self._progress) == told and phase not in self._outcomes:
+                if not self._progress and phase not in self._outcomes:
                     self._changed.wait(timeout=TICK_S)
-                fresh, told = self._progress[told:], len(self._progress)
-                self._progress[:told] = []
-                told = 0
+                fresh, self._progress = self._progress, []
                 known = phase in self._outcomes
                 error = self._error
             for progress in fresh:
@@ -95,14 +97,32 @@ class Session:
             return dict(self._outcomes)
 
     def cancel(self) -> None:
-        """Have every job ended; returns at once, so that a signal handler may call it."""
-        self._stop.set()
+        """Have every job ended; returns at once, so that a signal handler may call it.
 
-    def close(self) -> None:
-        """Cancel what is left and wait, for a bounded time, until the scheduler has taken it."""
+        A thread of its own does it: the watching one may be waiting for a slow scheduler.
+        """
+        if not self._stop.is_set():
+            self._stop.set()
+            threading.Thread(target=self._end_jobs, name="clustersmoke-cancel", daemon=True).start()
+
+    def close(self) -> list[str]:
+        """Cancel what is left and wait, for a bounded time, until the scheduler has taken it.
+
+        Returns the phases whose submission the scheduler has not answered: their jobs may yet
+        appear in its queue.
+        """
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
+        if not self._thread.is_alive():
+            self._journal.write("closed")
+            return []
+        self._end_jobs()
+        unanswered = self._submitting
+        if unanswered is None:
+            return []
+        self._backend.cancel_named(unanswered, self.run.phase(unanswered.name))
+        return [unanswered.name]
 
     def _work(self) -> None:
         try:
@@ -142,9 +162,11 @@ class Session:
         )
         self._journal.write("intent", phase=phase.name)
         self._submitted_wall[phase.name] = time.time()
+        self._submitting = phase
         try:
             job_id = self._backend.submit(phase, directory)
         except Refused as refusal:
+            self._submitting = None
             self._journal.write("refused", phase=phase.name, words=str(refusal))
             finding = diagnose.refused(str(refusal), directory.batch_script)
             judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
@@ -153,6 +175,7 @@ class Session:
         self._journal.write("submitted", phase=phase.name, job_id=job_id)
         watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
         self._watched[phase.name] = watched
+        self._submitting = None
         self._tell(phase.name, f"submitted as job {job_id}")
 
     def _look(self) -> None:
@@ -162,7 +185,6 @@ class Session:
                 continue
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
-                self._backend.cancel([job.job_id])
                 self._settle(job, f"queue: the job did not start within {limit:g} s")
             elif job.straggling():
                 self._backend.cancel([job.job_id])
@@ -172,8 +194,8 @@ class Session:
 
     def _settle(self, job: Watched, ours: str) -> None:
         pending = job.state is not None and job.state.kind == "pending"
-        if pending and job.results and not job.succeeded():
-            self._backend.cancel([job.job_id])  # requeued: it would run a second time
+        if pending and job.job_id not in self._ended_ids and not job.succeeded():
+            self._backend.cancel([job.job_id])  # nobody waits for it any more; it may be requeued
         result = collect(job.directory)
         judgement = judge(result, job.witness(), ours)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
@@ -187,7 +209,7 @@ class Session:
         judgement: Judgement,
         state: JobState | None,
         job_id: str,
-        findings: list[diagnose.Finding],
+        findings: list[Finding],
     ) -> None:
         self._watched.pop(name, None)
         directory = self.run.phase(name)
@@ -199,7 +221,7 @@ class Session:
             "reason": judgement.reason,
             "scheduler_state": state.raw if state else "",
             "scheduler_nodes": state.nodes if state else "",
-            **_times(collect(directory), state, self._submitted_wall.get(name)),
+            **job_times(collect(directory), state, self._submitted_wall.get(name)),
             "findings": [finding.as_dict() for finding in findings],
         }
         write_json(directory.result, record)
@@ -214,14 +236,14 @@ class Session:
         """One call ends every job of the run; then the scheduler's word on each, for a while."""
         jobs = list(self._watched.values())
         failed = {job.phase for job in jobs if visible(job.directory.abort)}
-        self._backend.cancel([job.job_id for job in jobs])
-        self._journal.write("cancelled", jobs=[job.job_id for job in jobs])
+        self._end_jobs()
         deadline = time.monotonic() + CANCEL_CONFIRM_S
         while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
             states = self._backend.states([job.job_id for job in jobs])
             for job in jobs:
                 if job.job_id in states:
                     job.hear(states[job.job_id])
+            self._end_jobs()  # again where the scheduler did not take it
             time.sleep(TICK_S)
         for job in jobs:
             self._settle(job, "" if job.phase in failed else "the run was interrupted")
@@ -230,9 +252,17 @@ class Session:
             judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
             self._finish(phase.name, judgement, None, "", [])
 
+    def _end_jobs(self) -> None:
+        """End the jobs that were not ended yet, with one call; from whichever thread is first."""
+        with self._ending:
+            jobs = {job.job_id for job in list(self._watched.values())} - self._ended_ids
+            if jobs and self._backend.cancel(sorted(jobs)):
+                self._ended_ids |= jobs
+                self._journal.write("cancelled", jobs=sorted(jobs))
+
     def _cancel_quietly(self) -> None:
         try:
-            self._backend.cancel([job.job_id for job in self._watched.values()])
+            self._end_jobs()
         except Exception as error:
             self._journal.write("cancel_failed", why=str(error))
 
@@ -250,33 +280,3 @@ def _describe(job: Watched) -> str:
     if job.running:
         return f"running on {state.nodes}" if state and state.nodes else ""
     return f"pending: {state.reason}" if state and state.reason else ""
-
-
-def _times(result: Any, state: JobState | None, submitted: float | None) -> dict[str, Any]:
-    """Queue wait and run time, kept apart. The scheduler's own clock wins where it told the start.
-
-    `overhead_s` is the wall from submission to the result known, less queue wait and torchrun's.
-    """
-    claims = [node.result.get("started") for node in result.nodes if node.result.get("started")]
-    ends = [node.result.get("ended") for node in result.nodes if node.result.get("ended")]
-    torchrun = [node.result.get("torchrun_s") or 0.0 for node in result.nodes]
-    now = time.time()
-    started = min(claims) if claims else None
-    begun = state.started if state and state.started and started is None else started
-    ended = max(ends) if ends else now
-    asked = state.submitted if state and state.submitted and state.started else submitted
-    left = state.started if state and state.started and asked is not None else begun
-    queue_s = max(0.0, left - asked) if left is not None and asked is not None else None
-    return {
-        "submitted": submitted,
-        "started": begun,
-        "ended": ended if begun is not None else None,
-        "queue_s": queue_s,
-        "run_s": max(0.0, ended - begun) if begun is not None else None,
-        "torchrun_s": max(torchrun, default=0.0) or None,
-        "overhead_s": (
-            max(0.0, now - submitted - (queue_s or 0.0) - max(torchrun))
-            if submitted is not None and claims
-            else None
-        ),
-    }

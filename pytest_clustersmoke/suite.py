@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from . import preflight
 from .cluster import Profile, find_config, load
 from .errors import Problem, UsageProblems
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
@@ -47,7 +48,7 @@ def register(config: pytest.Config, name: str) -> None:
         from .distributed import WorkerSuite
 
         suite = WorkerSuite(config, profile)
-    elif config.pluginmanager.hasplugin("xdist") and config.getoption("numprocesses", None):
+    elif getattr(config.option, "tx", None):  # xdist's workers, by -n or --tx
         from .distributed import ControllerSuite
 
         suite = ControllerSuite(config, profile)
@@ -95,6 +96,10 @@ class Suite:
             absence(marked, self.profile) for marked in read.values() if marked.name not in phases
         ]
         self.phases = phases
+        if not self._plans_only:
+            problems += preflight.problems(
+                self.profile, phases.values(), self.report_dir, os.environ
+            )
         self._problems(problems)
         here = [item for item in items if self._runs(item)]
         self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
@@ -124,7 +129,7 @@ class Suite:
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         chosen = [self._names[cls] for cls in phase_classes(session.items)]
         phases = [self.phases[name] for name in chosen]
-        self.tally.scope(self.config, chosen, list(self.phases))
+        self.tally.scope(self.config, phases, self.profile)
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
@@ -137,11 +142,10 @@ class Suite:
 
     def start(self, phases: list[Phase]) -> None:
         """Check what can be known before, then submit. Raises UsageError with all problems."""
-        from .preflight import prepare
         from .session import Session as JobSession
 
         try:
-            run, backend = prepare(self.profile, phases, self.run_id, self.report_dir, os.environ)
+            run, backend = preflight.prepare(self.profile, self.run_id, os.environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = run
@@ -212,8 +216,12 @@ class Suite:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
+        cls = phase_class(item)
+        result = self._results.get(self._names.get(cls, "")) if cls else None
+        if result is not None and result.judged and report.when == "call":
+            report.user_properties.append(("judged", ",".join(sorted(result.judged))))
         kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
-        if report.skipped and isinstance(kind, str) and phase_class(item) is not None:
+        if report.skipped and isinstance(kind, str) and cls is not None:
             item.user_properties.append(("unmeasured", kind))
             report.user_properties.append(("unmeasured", kind))
             assert call.excinfo is not None
@@ -232,7 +240,10 @@ class Suite:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is not None:
-            self.session.close()
+            for name in self.session.close():
+                self.absences.append(
+                    f"{name}: the scheduler has not answered its submission; look into the queue"
+                )
             self.tally.outcomes = {
                 name: judged.outcome for name, judged in self.session.outcomes.items()
             }
@@ -242,18 +253,28 @@ class Suite:
             self._drop_empty_junit()
         yield
         if self.session is not None:
-            self._publish()
-        self._release_signals()
+            try:
+                self._publish(session)
+            finally:
+                self._release_signals()
 
-    def _publish(self) -> None:
+    def _publish(self, session: pytest.Session) -> None:
         """Write the report, then end the terminal's output with the verdict."""
-        from .report import publish
+        from .report import make_record, publish
         from .report.terminal import write_summary
 
-        publish(self)
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        record = make_record(self)
+        try:
+            publish(self, record)
+        except OSError as error:  # a full disk, say: the verdict is told all the same
+            lost = f"the report cannot be written to {self.report_path}: {error}"
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        else:
+            lost = ""
         if reporter is not None:
-            write_summary(reporter, self)
+            write_summary(reporter, record, lost or f"report: {self.report_path}")
 
     # junit.xml of the run's own, unless the user asked for one elsewhere
 

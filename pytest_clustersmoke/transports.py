@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from .evidence import Unmeasured, fail
 
 if TYPE_CHECKING:
+    from .cluster import Expectation
     from .result import PhaseResult
 
 MAX_LINE = 4096
@@ -27,8 +28,11 @@ EDGE = re.compile(
     r"NCCL INFO (?:Ring|Channel) \d+(?:/\d+)? : (\d+)\[[0-9a-f]+\] -> (\d+)\[[0-9a-f]+\]"
     r"(?: \[(?:send|receive)\])? via (\S.*)"
 )
+# `NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:<0>` names the devices by number.
+DEVICES = re.compile(r"NCCL INFO NET/IB : Using (.*)")
+DEVICE = re.compile(r"\[(\d+)\]([^\s:]+):\d+/")
 COMMUNICATOR = re.compile(r"NCCL INFO .*comm 0x[0-9a-f]+ rank \d+ nranks (\d+) .*Init COMPLETE")
-NET_NAME = re.compile(r"NET/(.+?)/\d+(?:\(\d+\))?((?:/GDRDMA)?)(?:\(PCI\))?(?:/Shared)?$")
+NET_NAME = re.compile(r"NET/(.+?)/(\d+)(?:\(\d+\))?((?:/GDRDMA)?)(?:\(PCI\))?(?:/Shared)?$")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Edge:
     destination: int
     transport: str
     where: str
+    hca: str | None = None  # the RDMA device by name, where the log tells
 
     @property
     def kind(self) -> str:
@@ -51,8 +56,19 @@ def kind(transport: str) -> str:
         return "SHM"
     net = NET_NAME.match(transport)
     if net:
-        return f"NET/{net.group(1)}{net.group(2)}"
+        return f"NET/{net.group(1)}{net.group(3)}"
     return "/".join(transport.split("/")[:2])
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a log, numbered from 1; Unmeasured where it is no file that can be read."""
+    try:
+        if not path.is_file():  # a FIFO of that name would be waited on for ever
+            raise Unmeasured("transports", f"{path} is no file")
+        with path.open(errors="replace") as stream:
+            yield from enumerate(iter(lambda: stream.readline(MAX_LINE), ""), 1)
+    except OSError as error:
+        raise Unmeasured("transports", f"{path} cannot be read: {error}") from error
 
 
 class Transports:
@@ -64,27 +80,31 @@ class Transports:
     @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """Every edge of world communicators, once; Unmeasured where the logs do not tell."""
-        found: dict[tuple[int, int, str], Edge] = {}
+        found: dict[tuple[int, int, str, str | None], Edge] = {}
         for node in self._result.nodes:
             folder = self._result.directory.nccl_logs(node.node_rank)
             for path in sorted(folder.glob("*.log")):
                 for edge in self._read(path):
-                    found.setdefault((edge.source, edge.destination, edge.transport), edge)
+                    key = (edge.source, edge.destination, edge.transport, edge.hca)
+                    found.setdefault(key, edge)
         return tuple(found.values())
 
     def _read(self, path: Path) -> Iterable[Edge]:
-        edges, sizes = [], set()
+        edges: list[Edge] = []
+        sizes: set[int] = set()
+        devices: dict[str, str] = {}
         name = path.relative_to(self._result.directory.root)
-        with path.open(errors="replace") as stream:
-            for number, line in enumerate(iter(lambda: stream.readline(MAX_LINE), ""), 1):
-                size = COMMUNICATOR.search(line)
-                if size:
-                    sizes.add(int(size.group(1)))
-                match = EDGE.search(line)
-                if match:
-                    source, destination, transport = match.groups()
-                    where = f"{name}:{number}"
-                    edges.append(Edge(int(source), int(destination), transport.strip(), where))
+        for number, line in _lines(path):
+            if size := COMMUNICATOR.search(line):
+                sizes.add(int(size.group(1)))
+            elif listed := DEVICES.search(line):
+                devices = dict(DEVICE.findall(listed.group(1)))
+            elif match := EDGE.search(line):
+                source, destination, transport = match.groups()
+                net = NET_NAME.match(transport.strip())
+                hca = devices.get(net.group(2)) if net else None
+                where = f"{name}:{number}"
+                edges.append(Edge(int(source), int(destination), transport.strip(), where, hca))
         if edges and sizes != {self._result.world_size}:
             raise Unmeasured(
                 "transports",
@@ -148,9 +168,24 @@ class Side:
                 fail(f"{self._say(edge)}, forbidden by {', '.join(forbidden)}: {edge.where}")
             if globs and not any(matches(edge, glob) for glob in globs):
                 fail(f"{self._say(edge)}, expected {' or '.join(globs)}: {edge.where}")
+        if expect and not self.inside:
+            self._check_rdma(edges, expect)
         silent = self._silent(edges)
         if silent:
             raise Unmeasured("transports", f"NCCL logged no connection {where} of {silent}")
+        self.result.judged.add("transports")
+
+    def _check_rdma(self, edges: Iterable[Edge], expect: Expectation) -> None:
+        """GPUDirect RDMA and the RDMA device of each edge between nodes, where they matter."""
+        __tracebackhide__ = True
+        for edge in edges:
+            direct = edge.kind.endswith("/GDRDMA")
+            if expect.gpudirect != "any" and direct is not (expect.gpudirect == "required"):
+                fail(f"{self._say(edge)}, GPUDirect RDMA is {expect.gpudirect}: {edge.where}")
+            if expect.hca and edge.hca is None:
+                raise Unmeasured("transports", f"the RDMA device of {edge.where} is not known")
+            if expect.hca and not fnmatchcase(str(edge.hca), expect.hca):
+                fail(f"{self._say(edge)} by {edge.hca}, expected {expect.hca}: {edge.where}")
 
     def _silent(self, edges: Iterable[Edge]) -> str:
         """A rank, or a node, that must have talked on this side and of which no edge is known."""

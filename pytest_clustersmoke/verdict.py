@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from .cluster import Profile
+    from .phase import Phase
 
 EXIT_INCONCLUSIVE = 6  # beside pytest's own 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
@@ -27,16 +31,26 @@ class Tally:
     interrupted: bool = False
     exitstatus: int = 0
     chosen: list[str] = field(default_factory=list)
+    multi_rank: set[str] = field(default_factory=set)
+    all_criteria: bool = True
+    judged: dict[str, set[str]] = field(default_factory=dict)
     all_phases: list[str] = field(default_factory=list)
     selection: str = ""
     criteria: dict[str, dict[str, str]] = field(default_factory=dict)
     unmeasured: dict[str, set[str]] = field(default_factory=dict)
     other_failures: int = 0
 
-    def scope(self, config: pytest.Config, chosen: list[str], everything: list[str]) -> None:
-        self.chosen, self.all_phases = chosen, everything
-        words = [config.getoption("markexpr", ""), config.getoption("keyword", "")]
+    def scope(self, config: pytest.Config, chosen: Iterable[Phase], profile: Profile) -> None:
+        """What was selected of all that the cluster runs; a verdict must name it."""
+        phases = list(chosen)
+        self.chosen, self.all_phases = [phase.name for phase in phases], list(profile.phases)
+        self.multi_rank = {phase.name for phase in phases if phase.world_size > 1}
+        nodes = [word for word in config.args if "::" in word]
+        self.all_criteria = not (nodes or config.getoption("keyword", ""))
+        words = [config.getoption("markexpr", ""), config.getoption("keyword", ""), *nodes]
         self.selection = " and ".join(word for word in words if word)
+        if not self.selection and len(self.chosen) < len(self.all_phases):
+            self.selection = ", ".join(self.chosen)
 
     def hear(self, report: pytest.TestReport) -> None:
         """Take one report; a criterion's result is its worst part."""
@@ -55,6 +69,8 @@ class Tally:
             if properties.get("unmeasured"):
                 kinds = self.unmeasured.setdefault(str(phase), set())
                 kinds.add(str(properties["unmeasured"]))
+        if properties.get("judged"):
+            self.judged.setdefault(str(phase), set()).update(str(properties["judged"]).split(","))
         elif report.when == "call":
             results.setdefault(name, "passed")
 
@@ -69,7 +85,22 @@ class Tally:
         reasons += [f"{phase}: no result" for phase in self.chosen if phase not in self.outcomes]
         for phase, kinds in self.unmeasured.items():
             reasons += [f"{phase}: {kind} not measured" for kind in sorted(kinds & required)]
-        return reasons
+        return reasons + self._unjudged(required)
+
+    def _unjudged(self, required: set[str]) -> list[str]:
+        """Required kinds of which no criterion said anything at all. Ranks that are alone have no
+        transports; where criteria were selected singly, those that are missing were not asked."""
+        if not self.all_criteria:
+            return []
+        passed = [phase for phase in self.chosen if self.outcomes.get(phase) == "passed"]
+        return [
+            f"{phase}: no criterion judged {kind}"
+            for phase in passed
+            for kind in sorted(required)
+            if (kind != "transports" or phase in self.multi_rank)
+            and kind not in self.judged.get(phase, set()) | self.unmeasured.get(phase, set())
+            and not any(result == "failed" for result in self.criteria.get(phase, {}).values())
+        ]
 
     def failed(self) -> list[str]:
         """What failed, in words."""

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from .submit import Backend
 
 FIRST_POLL_S = 0.5
-PENDING_POLL_S = 30.0
+PENDING_POLL_S = 15.0
 # A shared file system may show a result some seconds after the scheduler knows of the job's end.
-RESULT_GRACE_S = 2.5
+RESULT_GRACE_S = 1.5
+# NFS caches attributes for up to a minute.
+COMPLETED_GRACE_S = 60.0
 LOST_GRACE_S = 8.0
 # After one node failed the others end within seconds; this long after, the job is ended for them.
 STRAGGLER_S = 30.0
@@ -51,16 +53,19 @@ class Watched:
 
     def look(self) -> bool:
         """Look at the job's own files. True where all nodes have written their results."""
-        if not self.running and any(
-            visible(self.directory.claim(node)) for node in range(self.nodes)
-        ):
-            self.running = True
+        self.running = self.running or self._has_begun()
         missing = set(range(self.nodes)) - self.results
         if self.running:
             self.results |= {n for n in missing if visible(self.directory.node_result(n))}
         if self.results and self.failing_at is None and visible(self.directory.abort):
             self.failing_at = time.monotonic()
         return len(self.results) == self.nodes
+
+    def _has_begun(self) -> bool:
+        """Whether the job left a trace: a claim, or, where it ended before that, its logs."""
+        if any(visible(self.directory.claim(node)) for node in range(self.nodes)):
+            return True
+        return any(self.directory.submitit.glob("*_log.*"))
 
     def hear(self, state: JobState) -> None:
         """Take the scheduler's word."""
@@ -80,7 +85,10 @@ class Watched:
             self.told_at = self.told_at or now
             answered = self.ended_at is not None or self.forgotten_at is not None
             return self.succeeded() or answered or now - self.told_at > VERDICT_GRACE_S
-        ended = self.ended_at is not None and now - self.ended_at > RESULT_GRACE_S
+        # Completed says that every node's task wrote its result before it ended with 0.
+        well = self.state is not None and self.state.raw == "COMPLETED"
+        grace_s = COMPLETED_GRACE_S if well else RESULT_GRACE_S
+        ended = self.ended_at is not None and now - self.ended_at > grace_s
         lost = self.forgotten_at is not None and now - self.forgotten_at > LOST_GRACE_S
         return ended or lost
 

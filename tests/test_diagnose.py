@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose import Finding, diagnose, refused
+from pytest_clustersmoke.diagnose import diagnose, refused
+from pytest_clustersmoke.findings import Finding, last_line
 from pytest_clustersmoke.outcome import Judgement
+from pytest_clustersmoke.rundir import write_json
 from pytest_clustersmoke.telemetry import EventWriter
 
 from .evidence import Evidence
@@ -149,3 +151,43 @@ def test_hostile_steps(tmp_path: Path, step: object) -> None:
     writer.write("ranks", states=[{"rank": 0, "alive": False}])
     writer.close()
     assert findings(evidence)[0].id == "rank-died"
+
+
+ECHO = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def test_what_ranks_say_as_a_hang_is_ended_is_no_cause(tmp_path: Path) -> None:
+    """A rank that lost its peer to our own ending of it is not named for that."""
+    evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
+    why = {"reason": "stalled", "why": "rank 0 has not moved", "rank": 0}
+    write_json(evidence.dir.abort, {"node": "n0", **why})
+    write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", **why})
+    (found,) = findings(evidence)
+    assert (found.id, found.ranks) == ("hang", (0,))
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "cluster_failed", "preempted"])
+def test_what_ranks_say_as_the_scheduler_ends_them_is_no_cause(
+    outcome: str, tmp_path: Path
+) -> None:
+    """The scheduler's doing is the finding, whatever ranks said of it."""
+    evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
+    (found,) = findings(evidence, outcome)
+    assert found.id == f"job-{outcome}".replace("_", "-")
+
+
+def test_a_node_that_left_no_word_is_named_by_the_flag(tmp_path: Path) -> None:
+    """The flag was raised for it, and the other nodes only say that they saw it."""
+    evidence = Evidence(tmp_path, 2, 1).started()
+    write_json(evidence.dir.abort, {"node": "n1", "reason": "launcher", "why": "it ended"})
+    write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", "reason": "aborted"})
+    (found,) = findings(evidence)
+    assert (found.id, found.hosts, found.cause) == ("launcher-failed", ("n1",), "n1: it ended")
+
+
+def test_the_last_line_of_a_long_log_is_the_last(tmp_path: Path) -> None:
+    """However long the log is, and whether or not the line is ended."""
+    log = tmp_path / "x.log"
+    log.write_text("noise\n" * 50_000 + "the cause\n\n  \n")
+    (found,) = last_line(log)
+    assert (found.line, found.text) == (50_001, "the cause")

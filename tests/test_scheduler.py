@@ -86,7 +86,7 @@ def test_no_jobs_no_question(slurm: FakeSlurm, witnesses: scheduler.Witnesses) -
         ("NODE_FAIL", "ended"),
         ("PREEMPTED", "ended"),
         ("OUT_OF_MEMORY", "ended"),
-        ("A_STATE_OF_TOMORROW", "ended"),
+        ("A_STATE_OF_TOMORROW", "running"),
     ],
 )
 def test_kinds_of_states(

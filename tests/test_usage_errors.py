@@ -42,8 +42,8 @@ def test_no_file_of_clusters(suite: Suite) -> None:
     """Without cluster.yaml the error says where it was looked for and what to do."""
     suite.path.joinpath("cluster.yaml").unlink()
     assert suite.refused() == [
-        f"no cluster.yaml in {suite.path}; expected a file of profiles there; write one with "
-        "`clustersmoke init`, or name one with --cluster-config"
+        f"no cluster.yaml in {suite.path}; expected a file of profiles there; write one "
+        "(docs/cluster-yaml.md), or name one with --cluster-config"
     ]
     assert suite.refused("--cluster-config", "mine.yaml") == [
         "--cluster-config: no such file: mine.yaml; expected a file of profiles"
@@ -139,13 +139,22 @@ def test_an_unknown_argument_of_the_marker(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("nodes", 0), ("gpus_per_node", "2"), ("nodes", True), ("timeout_s", -1)]
+    ("key", "value", "expected"),
+    [
+        ("nodes", 0, "a whole number above 0"),
+        ("gpus_per_node", "2", "a whole number above 0"),
+        ("nodes", True, "a whole number above 0"),
+        ("timeout_s", -1, "seconds above 0"),
+        ("timeout_s", 0, "seconds above 0"),
+    ],
 )
-def test_a_marker_with_an_impossible_number(suite: Suite, key: str, value: Any) -> None:
+def test_a_marker_with_an_impossible_number(
+    suite: Suite, key: str, value: Any, expected: str
+) -> None:
     """Counts and seconds that cannot be are refused."""
     suite.phase(**{key: value})
     assert suite.refused() == [
-        f"test_small.py:3: {key}={value!r} of phase 'small'; expected a number above 0"
+        f"test_small.py:3: {key}={value!r} of phase 'small'; expected {expected}"
     ]
 
 
@@ -227,11 +236,8 @@ def test_a_run_directory_that_cannot_be_made(suite: Suite) -> None:
     suite.cluster(shared_dir=str(suite.path / "file" / "runs"))
     suite.phase()
     (line,) = suite.refused()
-    assert line.startswith("shared_dir: the run directory file/runs/")
-    assert line.endswith(
-        "cannot be made (Not a directory); expected a directory that this user can write; "
-        "set `shared_dir` of this cluster to one"
-    )
+    assert line.startswith("cluster.yaml:5: the run directory would go to file/runs, but file is ")
+    assert line.endswith("no directory; expected a directory that this user can write")
 
 
 @pytest.mark.parametrize(("char", "words"), [("%", "a `%`"), ("\n", "a newline")])

@@ -39,7 +39,7 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
                 Problem(
                     f"no {CONFIG_NAME} in {rootdir}",
                     expected="a file of profiles there",
-                    todo="write one with `clustersmoke init`, or name one with --cluster-config",
+                    todo="write one (docs/cluster-yaml.md), or name one with --cluster-config",
                 )
             ]
         )

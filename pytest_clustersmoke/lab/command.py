@@ -21,7 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "lab",
         help="a real Slurm on this machine, with fake GPUs",
         description="A real Slurm on this machine: a controller, nodes with fake GPUs, two "
-        "partitions. It listens on loopback only and ends without a trace.",
+        "partitions. It listens on loopback (isolated nodes: on a network of their own) and ends "
+        "without a trace.",
     )
     actions = lab.add_subparsers(metavar="ACTION", required=True)
     _add_up(actions)

@@ -107,7 +107,10 @@ class _Result:
     def write(self, started: float, events: EventWriter) -> None:
         job = self._job
         if not self._value["ok"] and self._value["reason"] != "aborted":
-            raise_abort(job, self._value["reason"], self._value.get("why", ""))
+            try:
+                raise_abort(job, self._value["reason"], self._value.get("why", ""))
+            except OSError as error:  # the result matters more; the scheduler ends the other nodes
+                self._value["flag"] = f"the flag that ends the other nodes was not raised: {error}"
         self._value |= {
             "node_rank": job.node_rank,
             "node": job.node_name,

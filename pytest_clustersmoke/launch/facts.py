@@ -88,18 +88,30 @@ def _gpus() -> list[dict[str, str]] | None:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
-    try:
-        listing = subprocess.run(
-            [tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    listing = _output([tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
+    if listing is None:
         return None
     rows = [line.split(",") for line in listing.splitlines() if line.strip()]
     return [dict(zip(GPU_FIELDS, (cell.strip() for cell in row), strict=False)) for row in rows]
+
+
+def _output(command: list[str]) -> str | None:
+    """What a command says; None where it fails or is not done in time.
+
+    A tool of a sick driver can sleep so that no signal ends it: it is killed, but not waited for.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
+        )
+    except OSError:
+        return None
+    try:
+        output, _ = process.communicate(timeout=NVIDIA_SMI_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
+    return output if process.returncode == 0 else None
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -30,16 +31,24 @@ def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) ->
 
 
 def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, Any]) -> None:
-    """Raise the flag for a node. `gone` in the cause is a node that can write nothing any more."""
+    """Raise the flag for a node. `gone` in the cause is a node that can write nothing any more.
+
+    Raises OSError where its words cannot be written; even then it is up, if a file can be made.
+    """
     flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
+    text = json.dumps(flag) + "\n"
     draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
     try:
-        draft.write_text(json.dumps(flag) + "\n")
-        os.link(draft, directory.abort)  # atomic, and fails where the flag is up already
+        draft.write_text(text)
+        os.link(draft, directory.abort)  # whole at once, and fails where the flag is up already
     except FileExistsError:
         pass
+    except OSError:  # no hard links on this file system, or a full disk
+        with contextlib.suppress(FileExistsError), directory.abort.open("x") as stream:
+            stream.write(text)
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def visible(path: Path) -> bool:

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import psutil
 
 # create_time() is computed from the boot time; two readings of one process differ by less.
 SAME_START_S = 2.0
+KILLED_WITHIN_S = 1.0
+POLL_S = 0.02
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
 PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be loaded
+
+
+def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
+    """The pid and start time in a rank's event `start`; None where they can be no process's."""
+    pid, started = start.get("pid"), start.get("pid_started")
+    if type(pid) is not int or pid <= 0:  # True is an int, and no pid
+        return None
+    if not isinstance(started, float) or not math.isfinite(started):
+        return None
+    return pid, started
 
 
 def alive(pid: int, started: float | None = None) -> bool:
@@ -27,8 +43,16 @@ def find(pid: int, started: float | None = None) -> psutil.Process | None:
         if started is not None and abs(process.create_time() - started) > SAME_START_S:
             return None
         return None if process.status() == psutil.STATUS_ZOMBIE else process
-    except psutil.Error:
+    except (psutil.Error, ValueError):  # a pid below 1 is a ValueError to psutil
         return None
+
+
+def running(process: psutil.Process) -> bool:
+    """Whether it still runs: a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -40,17 +64,47 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
+def adopt_orphans() -> None:
+    """From now on a descendant that loses its parent becomes this process's child, not init's:
+    what it starts stays known, whoever of them ends first."""
+    PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> list[psutil.Process]:
+    """This process's own children, adopted ones included."""
+    return psutil.Process().children()
+
+
+def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
+    """All that descends from this process and still runs, but for the children `besides` and what
+    descends from them."""
+    ours = [child for child in children() if child not in besides]
+    return {process for child in ours for process in tree(child.pid) if running(process)}
+
+
 def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Process]:
-    """TERM, then after `grace_s` KILL. Returns what is still there (in uninterruptible sleep)."""
-    processes = list(processes)
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    _, left = psutil.wait_procs(processes, timeout=grace_s)
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    return psutil.wait_procs(left, timeout=1.0)[1]
+    """TERM, then after `grace_s` KILL. Returns what is still there (in uninterruptible sleep).
+
+    Nothing is reaped: an exit status is for whoever started the process, and there only once.
+    """
+    left = list(processes)
+    for stop, within_s in (
+        (psutil.Process.terminate, grace_s),
+        (psutil.Process.kill, KILLED_WITHIN_S),
+    ):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                stop(process)
+        left = _left(left, within_s)
+    return left
+
+
+def _left(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Which of these have not ended by themselves within this time."""
+    deadline = time.monotonic() + within_s
+    while (left := [one for one in processes if running(one)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
 
 
 def end_with_parent() -> None:

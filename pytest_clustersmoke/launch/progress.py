@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Stages without a limit of their own (data, probe, reload) get the most patient one.
 DEFAULT_LIMIT_S = 600.0
+# From a rank's last word to its process's end; destructors of a device or a communicator can hang.
+EXIT_LIMIT_S = 60.0
 # A process that has ended may have said more in its last instant than was read before.
 READ_AGAIN_S = 0.3
 
@@ -73,7 +75,7 @@ class RankWatch:
         for line in lines:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
                 _take(rank, record)
@@ -111,7 +113,7 @@ class RankWatch:
 
     def _stall(self, rank: _Rank) -> Trouble | None:
         if rank.done:
-            return None
+            return self._exit_stall(rank)
         still_s, limit_s = time.monotonic() - rank.moved, self._limit_s(rank)
         if still_s <= limit_s:
             return None
@@ -120,6 +122,16 @@ class RankWatch:
         )
         why = f"rank {rank.rank} has not moved for {still_s:.0f} s in {where} (limit {limit_s:g} s)"
         return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
+
+    def _exit_stall(self, rank: _Rank) -> Trouble | None:
+        still_s = time.monotonic() - rank.moved
+        if still_s <= EXIT_LIMIT_S or not processes.alive(rank.pid, rank.pid_started):
+            return None
+        why = (
+            f"rank {rank.rank} (pid {rank.pid}) was done {still_s:.0f} s ago and still hangs in "
+            f"interpreter exit (limit {EXIT_LIMIT_S:g} s)"
+        )
+        return Trouble("stalled", why, rank.rank, {"stage": "exit", "step": 0})
 
     def _limit_s(self, rank: _Rank) -> float:
         key = ("train_step" if rank.step else "first_step") if rank.stage == "train" else rank.stage
@@ -154,13 +166,16 @@ class RankWatch:
 
 
 def _take(rank: _Rank, record: dict[str, Any]) -> None:
+    """Note what an event says; one that is not as it should be says nothing."""
     event = record.get("event")
     if event == "start":
-        rank.pid, rank.pid_started = int(record["pid"]), float(record["pid_started"])
+        rank.pid, rank.pid_started = processes.identity(record) or (rank.pid, rank.pid_started)
     elif event == "stage":
         rank.stage, rank.step, rank.steps = str(record.get("name")), 0, 0
     elif event == "step":
-        rank.step, rank.steps = int(record.get("step", 0)), int(record.get("steps", 0))
+        step, steps = record.get("step"), record.get("steps")
+        if type(step) is int and type(steps) is int and step > 0:  # a bool is an int elsewhere
+            rank.step, rank.steps = step, steps
     elif event == "error":
         rank.error = record
     elif event == "done":

@@ -37,40 +37,52 @@ def meet(job: NodeJob, limit_s: float) -> Meeting:
     if job.nodes == 1:
         return Meeting(LOOPBACK, 0, True)
     deadline = time.monotonic() + limit_s
-    facts = _all_facts(job, deadline)
+    paths = [job.dir.node_facts(node) for node in range(job.nodes)]
+    facts = _wait(job, paths, deadline, "the facts of the other nodes")
     path = job.dir.rendezvous
     if job.node_rank == 0:
-        one_host = len({(one["boot_id"], one["network_namespace"]) for one in facts}) == 1
+        one_host = _on_one_host(facts)
         address = LOOPBACK if one_host else _own_address(job.node_name, facts[0])
-        published: dict[str, Any] = {
-            "address": address,
-            "port": free_port(address),
-            "one_host": one_host,
-        }
-        write_json(path, published)
-    _wait(job, [path], deadline, "node 0's rendezvous file")
-    published = read_json(path) or {}
-    return Meeting(str(published["address"]), int(published["port"]), bool(published["one_host"]))
+        write_json(path, {"address": address, "port": free_port(address), "one_host": one_host})
+    (published,) = _wait(job, [path], deadline, "node 0's rendezvous file")
+    match published:
+        case {"address": str(address), "port": int(port), "one_host": bool(one_host)}:
+            return Meeting(address, port, one_host)
+    raise NodeFailed(
+        f"{path} was expected to hold node 0's address, port and one_host; it holds {published}: "
+        "do all nodes run the same version of pytest-clustersmoke?"
+    )
 
 
-def _all_facts(job: NodeJob, deadline: float) -> list[dict[str, Any]]:
-    paths = [job.dir.node_facts(node) for node in range(job.nodes)]
-    _wait(job, paths, deadline, "the facts of the other nodes")
-    return [read_json(path) or {} for path in paths]
+def _on_one_host(facts: list[dict[str, Any]]) -> bool:
+    """Whether all nodes say that they share a kernel and a network stack; unknown is not shared."""
+    stacks = [(one.get("boot_id"), one.get("network_namespace")) for one in facts]
+    return None not in stacks[0] and all(stack == stacks[0] for stack in stacks)
 
 
-def _wait(job: NodeJob, paths: list[Path], deadline: float, what: str) -> None:
-    missing = paths
-    while missing := [path for path in missing if not visible(path)]:
+def _wait(job: NodeJob, paths: list[Path], deadline: float, what: str) -> list[dict[str, Any]]:
+    """What these files hold, once all can be read here: one may be visible before its content is,
+    or go stale between the two looks."""
+    found: dict[Path, dict[str, Any]] = {}
+    while missing := _unread(paths, found):
         if visible(job.dir.abort):
             raise Aborted(read_json(job.dir.abort) or {})
         if time.monotonic() > deadline:
             names = ", ".join(str(path.relative_to(job.dir.root)) for path in missing)
             raise NodeFailed(
-                f"{job.node_name} ({socket.gethostname()}) waited for {what} and never saw "
+                f"{job.node_name} ({socket.gethostname()}) waited for {what} and never could read "
                 f"{names}: those nodes did not start, or {job.dir.root} is not shared with them"
             )
         time.sleep(POLL_S)
+    return [found[path] for path in paths]
+
+
+def _unread(paths: list[Path], found: dict[Path, dict[str, Any]]) -> list[Path]:
+    """Add to `found` what can be read now; returns what still cannot."""
+    for path in paths:
+        if path not in found and visible(path) and (content := read_json(path)) is not None:
+            found[path] = content
+    return [path for path in paths if path not in found]
 
 
 def _own_address(node_name: str, facts: dict[str, Any]) -> str:

@@ -7,12 +7,15 @@ recorder), and only then ends them.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from ..rundir import PhaseDir, read_json
 from ..telemetry import EventWriter
@@ -26,7 +29,11 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 FLAG_POLL_S = 0.5  # every node sees the flag within a second; the file system is shared, so no more
 OWN_DUMPS_S = 4.0  # a stack takes milliseconds; a flight recorder of 2,000 entries a second or two
-END_GRACE_S = 1.0
+# From TERM to KILL. Where torchrun still lives, the phase is cut short: the dumps are taken, and a
+# controller that cancels waits for little longer than this. What outlived torchrun gets more.
+CUT_SHORT_GRACE_S = 0.2
+OUTLIVED_GRACE_S = 1.0
+REAP_S = 5.0  # torchrun has been killed; what is still there then sleeps uninterruptibly
 
 
 def run(
@@ -34,6 +41,8 @@ def run(
 ) -> dict[str, Any]:
     """Run torchrun to its end, or end it. Returns the node's result as plain data."""
     started = time.monotonic()
+    processes.adopt_orphans()
+    others = processes.children()
     with job.dir.torchrun_log(job.node_rank).open("ab") as log:
         agent = subprocess.Popen(
             command,
@@ -43,9 +52,9 @@ def run(
             stderr=log,
             preexec_fn=processes.end_with_parent,
         )
-    events.write("torchrun_start", command=command, pid=agent.pid)
     watch = RankWatch(job)
     try:
+        events.write("torchrun_start", command=command, pid=agent.pid)
         trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
         result = _judge(agent, watch, trouble)
@@ -57,7 +66,7 @@ def run(
             watch.read()
             events.write("ranks", states=watch.states())
     finally:
-        _end(agent, watch)
+        _end(agent, watch, others)
     if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
@@ -143,13 +152,21 @@ def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
         time.sleep(TICK_S)
 
 
-def _end(agent: subprocess.Popen[bytes], watch: RankWatch) -> None:
-    """End torchrun and every rank: torchrun puts its ranks into sessions of their own."""
-    group = processes.tree(agent.pid) if agent.poll() is None else []
-    strays = (processes.find(pid, started) for _, pid, started in watch.live())
-    known = {process.pid for process in group}
-    group += [process for process in strays if process and process.pid not in known]
-    for process in group:
-        known |= {child.pid for child in processes.tree(process.pid)}
-    processes.end(group, END_GRACE_S if agent.poll() is not None else 0.2)
-    agent.wait(timeout=30)
+def _end(
+    agent: subprocess.Popen[bytes], watch: RankWatch, others: Collection[psutil.Process]
+) -> None:
+    """End torchrun and all that it and its ranks have started, whatever session it moved to; not
+    the `others`, which were here before."""
+    grace_s = CUT_SHORT_GRACE_S if agent.poll() is None else OUTLIVED_GRACE_S
+    tried: set[psutil.Process] = set()
+    # Again, for what was started meanwhile, or came to us when its parent ended.
+    while group := (processes.descendants(besides=others) | _ranks(watch)) - tried:
+        processes.end(group, grace_s)
+        tried |= group
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        agent.wait(timeout=REAP_S)
+
+
+def _ranks(watch: RankWatch) -> set[psutil.Process]:
+    """The live ranks and all below them, wherever they belong now."""
+    return {one for _, pid, _ in watch.live() for one in processes.tree(pid)}

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..rundir import PhaseDir
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 # torchrun looks at its ranks this often. Our own watch is quicker, so that it can take dumps of
 # the other ranks before torchrun ends them; the cost is up to this much at the end of a good run.
 MONITOR_INTERVAL_S = 0.5
+# What a login shell or a set-up line may have left, and must not reach the ranks: a build directory
+# shared with others can hold a stale lock, at which a compile waits for ever.
+NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR",)
+# Levels of NCCL_DEBUG from which the transports can be read; NCCL takes them in any case.
+TELLING_LEVELS = ("INFO", "TRACE")
 
 
 def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> None:
@@ -25,7 +31,7 @@ def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> Non
 
     The interpreter's own directory goes first on PATH: DeepSpeed looks for ninja there.
     """
-    for name in to_unset:
+    for name in (*NEVER_INHERITED, *to_unset):
         os.environ.pop(name, None)
     os.environ.update(to_set)
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
@@ -70,16 +76,22 @@ def command(job: NodeJob, meeting: Meeting) -> list[str]:
 
 
 def launcher_environment(
-    directory: PhaseDir, device: str, node_rank: int | str, node_name: str
+    directory: PhaseDir,
+    device: str,
+    node_rank: int | str,
+    node_name: str,
+    profile: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """What the launcher sets for the ranks, whatever the profile says."""
+    """What the launcher sets for the ranks, whatever the variables of the `profile` say (but for
+    a level of NCCL_DEBUG that tells enough)."""
+    level = profile.get("NCCL_DEBUG", "")
     return {
         "CLUSTERSMOKE_PHASE_DIR": str(directory.root),
         "CLUSTERSMOKE_NODE_RANK": str(node_rank),
         "CLUSTERSMOKE_NODE_NAME": node_name,
         "CLUSTERSMOKE_DEVICE": device,
         # One file a process: the lines of two processes in one file tear each other.
-        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG": level if level.upper() in TELLING_LEVELS else "INFO",
         "NCCL_DEBUG_FILE": str(directory.nccl_logs(node_rank) / "%h.%p.log"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -87,7 +99,8 @@ def launcher_environment(
 
 
 def defaults(directory: PhaseDir, node_rank: int | str) -> dict[str, str]:
-    """What the launcher sets where neither the profile nor the node has it.
+    """What the launcher sets where neither the profile nor the node has it (the node's build
+    directory counts for nothing: NEVER_INHERITED).
 
     The build directory is this run's and node's own: no stale lock, no race with another build.
     """
@@ -100,7 +113,9 @@ def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
     job.dir.nccl_logs(job.node_rank).mkdir(parents=True, exist_ok=True)
     job.dir.output.mkdir(parents=True, exist_ok=True)
     job.dir.dumps.mkdir(parents=True, exist_ok=True)
-    env |= launcher_environment(job.dir, str(job.spec["device"]), job.node_rank, job.node_name)
+    env |= launcher_environment(
+        job.dir, str(job.spec["device"]), job.node_rank, job.node_name, job.spec["env_set"]
+    )
     for name, value in defaults(job.dir, job.node_rank).items():
         env.setdefault(name, value)
     if meeting.one_host and job.spec["device"] != "cuda":

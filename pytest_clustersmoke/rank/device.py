@@ -64,10 +64,18 @@ def start_facts(place: Place, device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        "cudnn": _cudnn_version() if on_cuda else None,
         "nccl": _nccl_version(),
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_cuda else _cpu_name(),
     }
+
+
+def _cudnn_version() -> str | None:
+    import torch
+
+    version = torch.backends.cudnn.version()
+    return None if version is None else str(version)
 
 
 def _nccl_version() -> str | None:

@@ -81,7 +81,10 @@ def flight_recorder_json() -> str | None:
     for name in ("_dump_fr_trace", "_dump_nccl_trace"):
         dump: Any = getattr(c10d, name, None)
         if dump is not None:
-            return json.dumps(pickle.loads(dump()), default=str)
+            found = pickle.loads(dump())
+            # torch 2.2 gives the bare entries: none under gloo.
+            record = {"entries": found} if isinstance(found, list) else found
+            return json.dumps(record, default=str) if found else None
     return None
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 INITS = ("torch", "deepspeed", "trainer")
 FLIGHT_RECORDER_ENTRIES = "2000"
 # A thread of gloo lets go of a collective's tensors a moment after the collective has ended, and
-# needs Python's lock for it. The group's destructor waits for the thread with the lock in hand: seen
-# with torch 2.2, where a rank that ended right after a collective hung in one of five runs.
+# needs Python's lock for it; the group's destructor holds that lock and waits for the thread. With
+# torch 2.2 one in five ranks that ended right after a collective hung so.
 GLOO_LETS_GO_S = 0.2
 
 

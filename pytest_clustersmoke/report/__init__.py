@@ -7,5 +7,6 @@ publish.py     reports/<run_id>/: the record, the scripts, the evidence worth ke
 """
 
 from .publish import publish
+from .record import make_record
 
-__all__ = ["publish"]
+__all__ = ["make_record", "publish"]

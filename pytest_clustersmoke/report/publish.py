@@ -6,12 +6,12 @@ import contextlib
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..rundir import write_json
-from ..telemetry import plain
-from .record import make_record
+from ..rundir import RUN_ID, write_json
+from ..telemetry import plain, read_events
 
 if TYPE_CHECKING:
     from ..suite import Suite
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 32 * 2**20
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
+# A run whose controller was killed never closes its journal; after a month it is over.
+ABANDONED_S = 30 * 24 * 3600
 
 
-def publish(suite: Suite) -> Path:
-    """Write the run's report; returns its directory."""
+def publish(suite: Suite, record: dict[str, Any]) -> None:
+    """Write the run's report. Raises OSError where it cannot be written."""
     assert suite.run is not None
     target = suite.report_path
     target.mkdir(parents=True, exist_ok=True)
-    write_json(target / "report.json", plain(make_record(suite)), mode=0o644)
+    write_json(target / "report.json", plain(record), mode=0o644)
     for name in suite.tally.chosen:
         _copy(suite.run.phase(name).root, target / "phases" / name)
         if suite.tally.outcomes.get(name) == "passed":
@@ -34,9 +36,8 @@ def publish(suite: Suite) -> Path:
     shutil.copyfile(suite.run.journal, target / "journal.jsonl")
     _point(suite.report_dir / "latest", target.name)
     keep = suite.profile.limits.keep_runs
-    _prune(suite.report_dir, keep, "report.json")
-    _prune(suite.profile.shared_dir, keep, "run.json")
-    return target
+    _prune(suite.report_dir, keep)
+    _prune(suite.profile.shared_dir, keep)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -46,10 +47,11 @@ def _copy(source: Path, target: Path) -> None:
         here.mkdir(parents=True, exist_ok=True)
         for name in files:
             path = Path(folder) / name
-            info = path.lstat()
-            wanted = stat.S_ISREG(info.st_mode) and info.st_size <= MAX_FILE_BYTES
-            if wanted and path.suffix != ".pkl" and not name.startswith("."):
-                shutil.copyfile(path, here / name)
+            if path.suffix != ".pkl" and not name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # an interrupted job tidies up still
+                    info = path.lstat()
+                    if stat.S_ISREG(info.st_mode) and info.st_size <= MAX_FILE_BYTES:
+                        shutil.copyfile(path, here / name)
 
 
 def _point(link: Path, target: str) -> None:
@@ -60,11 +62,22 @@ def _point(link: Path, target: str) -> None:
     draft.replace(link)
 
 
-def _prune(directory: Path, keep: int, witness: str) -> None:
-    """Delete the oldest runs beyond `keep`; only directories that hold our own `witness` file."""
-    runs = [path.parent for path in directory.glob(f"*/{witness}") if not path.parent.is_symlink()]
-    ours = [run for run in runs if run.lstat().st_uid == os.getuid()]
-    ours.sort(key=lambda run: (run / witness).stat().st_mtime)
-    for run in ours[:-keep] if len(ours) > keep else []:
+def _prune(directory: Path, keep: int) -> None:
+    """Delete the oldest runs beyond `keep`: only directories that are ours by name, owner and
+    journal, and whose run is over."""
+    runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
+    ours = sorted(path for path in runs if _is_over(path))  # a run's name begins with its time
+    for run in ours[:-keep]:
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
+
+
+def _is_over(run: Path) -> bool:
+    try:
+        if run.is_symlink() or run.lstat().st_uid != os.getuid():
+            return False
+        old = time.time() - run.lstat().st_mtime > ABANDONED_S
+    except OSError:
+        return False
+    journal = read_events(run / "journal.jsonl")
+    return journal.last("closed") is not None or (old and bool(journal.records))

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..references import show
 from ..verdict import FIT, UNFIT
-from .record import make_record
 
 if TYPE_CHECKING:
     from ..result import PhaseResult
-    from ..suite import Suite
 
 COLUMNS = ("phase", "outcome", "nodes", "queue s", "run s", "steps/s", "rate", "GiB", "transport")
 NUMBERS = {"queue s", "run s", "steps/s", "rate", "GiB"}
@@ -35,9 +33,8 @@ def job_failure(result: PhaseResult) -> str:
     return printable("\n".join(lines))
 
 
-def write_summary(reporter: Any, suite: Suite) -> None:
-    """The table over all phases and the verdict, last."""
-    record = make_record(suite)
+def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None:
+    """The table over all phases and the verdict, last. `report` says where the report lies."""
     reporter.section(f"cluster {record['cluster']}, run {record['run_id']}", sep="-")
     rows = [[*COLUMNS, "reference"]] + [_row(phase) for phase in record["phases"]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
@@ -50,7 +47,7 @@ def write_summary(reporter: Any, suite: Suite) -> None:
         reporter.write_line(printable("  ".join([*cells, row[-1]]).rstrip()), red=failed)
     for line in record["absent_phases"]:
         reporter.write_line(line)
-    reporter.write_line(f"report: {suite.report_path}")
+    reporter.write_line(report)
     verdict = record["verdict"]
     colour = {"green": verdict == FIT, "red": verdict == UNFIT, "yellow": True}
     first = next(name for name, wanted in colour.items() if wanted)

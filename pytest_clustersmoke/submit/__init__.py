@@ -9,7 +9,7 @@ scheduler.py  the scheduler's commands, in sessions of their own and without an 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,7 +40,6 @@ class JobState:
     nodes: str = ""
     submitted: float | None = None
     started: float | None = None
-    detail: dict[str, Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -59,8 +58,12 @@ class Backend(Protocol):
         """The states of these jobs in one question to the scheduler; a job may be missing when the
         scheduler did not answer at all (which says nothing about the job)."""
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """End these jobs with one call; returns when the scheduler has taken it."""
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        """End these jobs with one call; whether the scheduler has taken it. Unlike the other calls
+        this one may come from another thread, while one of them waits for the scheduler."""
+
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        """End a job whose id is not known, since its submission has not been answered yet."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         """The exact batch script, for the dry run and for the report."""
@@ -93,6 +96,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "env_set": {name: str(one.value) for name, one in phase.env_set.items()},
         "env_unset": list(phase.env_unset),
         "device": profile.hardware.device,
+        "gpu": profile.hardware.gpu,
         "stage_limits_s": {name: one.value for name, one in phase.stage_limits_s.items()},
         "timeout_s": phase.timeout_s.value,
         "dump_wait_s": profile.limits.dump_wait_s,

@@ -44,7 +44,11 @@ class _Job:
     directory: PhaseDir
     world_size: int
     submitted: float
+    gpus: list[str]
     cancelled: bool = False
+
+    def running(self) -> bool:
+        return any(node.process.poll() is None for node in self.nodes)
 
 
 class LocalBackend:
@@ -56,18 +60,18 @@ class LocalBackend:
         self._jobs: dict[str, _Job] = {}
         self._gpus = _visible_gpus(environ) if profile.hardware.device != "cpu" else []
         # One phase always runs; a second one where every rank has a GPU, or a core, of its own.
-        self.ranks_at_once: int | None = len(self._gpus) or len(os.sched_getaffinity(0))
+        self.ranks_at_once: int | None = len(self._gpus) or cores()
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         count = phase.nodes.value
         write_whole(directory.batch_script, self.script(phase, directory))
-        job = _Job([], directory, phase.world_size, time.time())
+        job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
         job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
         self._jobs[job_id] = job
         try:
             for node_rank in range(count):
                 environ = self._environ | {
-                    "CUDA_VISIBLE_DEVICES": self._devices(phase, node_rank),
+                    "CUDA_VISIBLE_DEVICES": _devices(phase, node_rank, job.gpus),
                     "SUBMITIT_EXECUTOR": "local",
                     "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
                 }
@@ -92,9 +96,9 @@ class LocalBackend:
             _end_with_the_first(job, codes)
             return JobState("running", "RUNNING", "", names, at, at)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
-        return JobState("ended", raw, "", names, at, at, {"exit_codes": codes})
+        return JobState("ended", raw, "", names, at, at)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, job_ids: Iterable[str]) -> bool:
         """End the virtual nodes and every rank of theirs, wherever it has moved to."""
         jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
         running = [node for job in jobs for node in job.nodes if node.process.poll() is None]
@@ -109,6 +113,10 @@ class LocalBackend:
         for job in jobs:
             trees += _ranks(job)
         processes.end(trees, 0.0)
+        return True
+
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        """Nothing to do: a virtual node is known as soon as it is started."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         python = self._profile.python or shlex.quote(sys.executable)
@@ -122,12 +130,14 @@ class LocalBackend:
         ]
         return "\n".join(lines) + "\n"
 
-    def _devices(self, phase: Phase, node_rank: int) -> str:
-        """The GPUs of a virtual node: a slice of this machine's, or all share the one there is."""
-        per_node, gpus = phase.gpus_per_node.value, self._gpus
-        if len(gpus) >= phase.world_size:
-            return ",".join(gpus[node_rank * per_node : (node_rank + 1) * per_node])
-        return ",".join(gpus[:1]) if per_node == 1 else ""
+    def _free_gpus(self) -> list[str]:
+        busy = {
+            gpu
+            for job in self._jobs.values()
+            if job.running()
+            for gpu in job.gpus[: job.world_size]
+        }
+        return [gpu for gpu in self._gpus if gpu not in busy]
 
 
 class _VirtualNode(LocalExecutor):
@@ -158,6 +168,24 @@ class _VirtualNode(LocalExecutor):
         return LocalJob(folder=self.folder, job_id=job_id, tasks=[0])
 
 
+def _devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:
+    """The GPUs of a virtual node: a slice of those that are free, or all share the one there is."""
+    per_node = phase.gpus_per_node.value
+    if len(gpus) >= phase.world_size:
+        return ",".join(gpus[node_rank * per_node : (node_rank + 1) * per_node])
+    return ",".join(gpus[:1]) if per_node == 1 else ""
+
+
+def cores() -> int:
+    """The cores this process may use: those it may run on, and no more than its cgroup's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # cgroup v1, or no quota (`max`)
+        return allowed
+
+
 def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
     """What `srun --kill-on-bad-exit` does: a node that failed without a word ends the others."""
     for node_rank, code in enumerate(codes):
@@ -173,9 +201,9 @@ def _ranks(job: _Job) -> list[Any]:
     found = []
     for rank in range(job.world_size):
         start = read_events(job.directory.rank_events(rank)).last("start") or {}
-        pid, started = start.get("pid"), start.get("pid_started")
-        if isinstance(pid, int) and isinstance(started, float):
-            found.append(processes.find(pid, started))
+        identity = processes.identity(start)
+        if identity is not None:
+            found.append(processes.find(*identity))
     return [process for process in found if process is not None]
 
 

@@ -12,11 +12,27 @@ from . import JobState
 
 COMMAND_TIMEOUT_S = 60.0
 # Variables by which an enclosing job would change what ours asks for.
-OUTER_JOB = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|PMI|PMIX|SUBMITIT)_")
+OUTER_JOB = re.compile(
+    r"(SLURM|SLURMD|SBATCH|SRUN|SALLOC|SCANCEL|SQUEUE|SACCT|SCONTROL|PMI|PMIX|SUBMITIT)_"
+)
 KEPT = {"SLURM_CONF"}
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "SUSPENDED", "STOPPED", "RESIZING"}
+# Any word that is in neither set is that of a job which is still there.
+ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "LAUNCH_FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "RECONFIG_FAIL",
+    "REVOKED",
+    "TIMEOUT",
+}
 
 SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S"
 SACCT_FIELDS = "JobIDRaw,State,Reason,NodeList,Submit,Start"
@@ -60,7 +76,9 @@ class Witnesses:
             states = self._squeue(wanted)
             forgotten = [job for job in wanted if job not in states]
             if forgotten and self._accounting:
-                states |= self._sacct(forgotten)
+                told = self._sacct(forgotten)
+                # A job whose end the database never heard of "runs" there for ever.
+                states |= {job: state for job, state in told.items() if state.kind == "ended"}
             for job in [job for job in forgotten if job not in states]:
                 states[job] = self._scontrol(job)
         except (OSError, subprocess.TimeoutExpired, _NoAnswer):
@@ -112,12 +130,11 @@ def _state(fields: list[str]) -> JobState:
     raw, reason, nodes, submitted, started = fields
     # sacct says "CANCELLED by 1000" and marks truncated states with a "+".
     word = (raw.split() or [""])[0].rstrip("+")
-    kind = "pending" if word in PENDING else "running" if word in RUNNING else "ended"
+    kind = "pending" if word in PENDING else "ended" if word in ENDED else "running"
     reason = "" if reason in ("None", "(null)") else reason
     nodes = "" if nodes in ("(null)", "None assigned") else nodes
     start = _seconds(started) if kind != "pending" else None
-    detail = {"estimated_start": _seconds(started)} if kind == "pending" else {}
-    return JobState(kind, word, reason, nodes, _seconds(submitted), start, detail)
+    return JobState(kind, word, reason, nodes, _seconds(submitted), start)
 
 
 def _seconds(text: str) -> float | None:

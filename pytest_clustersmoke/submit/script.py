@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..rundir import PhaseDir
@@ -26,12 +28,29 @@ def strict_setup(lines: Sequence[str], directory: PhaseDir) -> list[str]:
     """
     if not lines:
         return []
-    failed = shlex.quote(str(directory.setup_failed))
-    return [
+    named = all(is_complete(line) for line in lines)
+    script = [
         "[ -r /etc/profile ] && . /etc/profile",
-        f"""trap 'printf "%s\\t%s\\n" "$?" "$BASH_COMMAND" > {failed}' EXIT""",
+        f"clustersmoke_failed={shlex.quote(str(directory.setup_failed))} clustersmoke_line=",
+        # $BASH_COMMAND alone would name the last command inside `module`, which is a function.
+        """trap 'printf "%s\\t%s\\n" "$?" "${clustersmoke_line:-$BASH_COMMAND}" """
+        """> "$clustersmoke_failed"' EXIT""",
         "set -e",
-        *lines,
-        "set +e",
-        "trap - EXIT",
     ]
+    for line in lines:
+        script += [f"clustersmoke_line={shlex.quote(line)}"] if named else []
+        script.append(line)
+    return [*script, "set +e", "trap - EXIT"]
+
+
+@lru_cache
+def is_complete(line: str) -> bool:
+    """Whether a line is whole by itself: between the parts of an `if` or of a here-document no
+    other line may be put."""
+    if "<<" in line:
+        return False
+    try:
+        checked = subprocess.run(["bash", "-n", "-c", line], capture_output=True, check=False)
+    except OSError:
+        return False
+    return checked.returncode == 0

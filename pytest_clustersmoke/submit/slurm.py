@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,10 +38,18 @@ class SlurmBackend:
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return self._witnesses.ask(job_ids)
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel(self, job_ids: Iterable[str]) -> bool:
         jobs = list(job_ids)
-        if jobs:
-            scheduler.run(["scancel", *jobs], self._environ)
+        return not jobs or self._scancel(jobs)
+
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        self._scancel([f"--name={job_name(phase, directory)}"])
+
+    def _scancel(self, words: list[str]) -> bool:
+        try:
+            return scheduler.run(["scancel", *words], self._environ).returncode == 0
+        except (OSError, subprocess.TimeoutExpired):
+            return False
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
@@ -62,7 +71,7 @@ class SlurmBackend:
             options["gpus_per_node"] = phase.gpus_per_node.value
         run_id = directory.root.parent.parent.name
         executor.update_parameters(
-            job_name=f"clustersmoke-{run_id}-{phase.name}",
+            job_name=job_name(phase, directory),
             comment=f"clustersmoke run={run_id} phase={phase.name}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
@@ -76,6 +85,11 @@ class SlurmBackend:
             },
         )
         return executor
+
+
+def job_name(phase: Phase, directory: PhaseDir) -> str:
+    """Run and phase, so that squeue alone finds any job of ours."""
+    return f"clustersmoke-{directory.root.parent.parent.name}-{phase.name}"
 
 
 class _Sbatch(SlurmExecutor):
@@ -104,6 +118,8 @@ class _Sbatch(SlurmExecutor):
         write_whole(path, self._make_submission_file_text(command, ""))
         try:
             answer = scheduler.run(["sbatch", "--parsable", str(path)], self._environ)
+        except subprocess.TimeoutExpired as error:
+            return self._taken_all_the_same(error)
         except OSError as error:
             raise Refused(f"sbatch cannot be run: {error}") from error
         if answer.returncode != 0:
@@ -112,5 +128,21 @@ class _Sbatch(SlurmExecutor):
         job_id = answer.stdout.strip().split(";")[0]
         if not job_id.isdigit():
             raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is no job id")
+        return self._job(job_id)
+
+    def _taken_all_the_same(self, silence: subprocess.TimeoutExpired) -> SlurmJob[Any]:
+        """sbatch did not answer in time, but the job may be in the queue: it is known by its name.
+        Without this it would run with nobody to watch or cancel it."""
+        name = str(self.parameters["job_name"])
+        try:
+            answer = scheduler.run(["squeue", "-h", "-o", "%i", "-n", name], self._environ)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Refused(f"{silence}; and squeue does not answer either") from error
+        found = answer.stdout.split()
+        if len(found) != 1 or not found[0].isdigit():
+            raise Refused(f"{silence}; no job of the name {name} is in the queue") from silence
+        return self._job(found[0])
+
+    def _job(self, job_id: str) -> SlurmJob[Any]:
         tasks = list(range(self._num_tasks()))
         return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)

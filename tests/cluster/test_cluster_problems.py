@@ -379,8 +379,8 @@ def test_the_file_is_found_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UsageProblems) as raised:
         find_config(tmp_path, None)
     assert str(raised.value) == (
-        f"no cluster.yaml in {tmp_path}; expected a file of profiles there; write one with "
-        "`clustersmoke init`, or name one with --cluster-config"
+        f"no cluster.yaml in {tmp_path}; expected a file of profiles there; write one "
+        "(docs/cluster-yaml.md), or name one with --cluster-config"
     )
     (tmp_path / "cluster.yaml").write_text(BASE)
     assert find_config(tmp_path, None) == tmp_path / "cluster.yaml"

@@ -36,11 +36,15 @@ class FakeBackend:
             raise self.broken
         return {job: self.jobs[job] for job in wanted if job in self.jobs}
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        self.calls.append(("cancel_named", phase.name))
+
+    def cancel(self, job_ids: Iterable[str]) -> bool:
         wanted = list(job_ids)
         self.calls.append(("cancel", *wanted))
         for job in wanted:
             self.jobs[job] = self.on_cancel
+        return True
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         return "#!/bin/bash\n"

@@ -169,7 +169,9 @@ def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> 
     assert written["tokens_per_s_per_rank"] == pytest.approx(tokens_per_s)
     assert tokens_per_s == pytest.approx(metrics[0]["tokens_per_s_per_rank"], rel=0.1)
 
-    assert list((tmp_path / "home").rglob("*")) == []
+    # transformers 4 notes the version of its cache when it is imported.
+    kept = {file.name for file in (tmp_path / "home").rglob("*") if file.is_file()}
+    assert kept <= {"version.txt"}
     entries = {entry.name for entry in tmp_path.iterdir()}
     assert entries == {"phase", "home", "agent.0.log"}
 

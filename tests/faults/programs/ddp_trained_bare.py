@@ -18,7 +18,8 @@ class OnceWrapped(DistributedDataParallel):
         if self.probed:
             return self.module(*inputs, **named)
         self.probed = True
-        return super().forward(*inputs, **named)
+        whole: Any = super().forward
+        return whole(*inputs, **named)
 
 
 if __name__ == "__main__":

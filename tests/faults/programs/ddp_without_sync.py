@@ -13,7 +13,8 @@ train_ddp: Any = importlib.import_module("train_ddp")
 class Unsynced(DistributedDataParallel):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         with self.no_sync():  # DDP decides in the forward pass whether the backward reduces
-            return super().forward(*inputs, **named)
+            whole: Any = super().forward
+            return whole(*inputs, **named)
 
 
 if __name__ == "__main__":

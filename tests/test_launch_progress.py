@@ -1,0 +1,92 @@
+"""What the launcher makes of its ranks' events: progress, death, standstill; and hostile lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.launch import processes, progress
+from pytest_clustersmoke.launch.progress import RankWatch
+
+from .launched import make_job
+
+THIS = {"event": "start", "pid": os.getpid(), "pid_started": processes.started_at(os.getpid())}
+TRAIN = {"event": "stage", "name": "train", "state": "begin"}
+HOSTILE = [
+    '{"event": "start"}',
+    '{"event": "start", "pid": 0, "pid_started": 1.0}',
+    '{"event": "start", "pid": -1, "pid_started": 1.0}',
+    '{"event": "start", "pid": true, "pid_started": 1.0}',
+    '{"event": "start", "pid": "7", "pid_started": 1.0}',
+    '{"event": "start", "pid": 1e999, "pid_started": 1.0}',
+    '{"event": "start", "pid": [], "pid_started": {}}',
+    '{"event": "start", "pid": 7, "pid_started": NaN}',
+    '{"event": "start", "pid": 7, "pid_started": Infinity}',
+    '{"event": "start", "pid": 7, "pid_started": null}',
+    '{"event": "step", "step": NaN, "steps": 3}',
+    '{"event": "step", "step": 1e999, "steps": 3}',
+    '{"event": "step", "step": "x", "steps": 3}',
+    '{"event": "step", "step": 2, "steps": null}',
+    '{"event": "step", "step": -2, "steps": 3}',
+    '{"event": "step"}',
+    '{"event": []}',
+    '{"event": {"event": "done"}}',
+    "[" * 100_000,
+    "1" * 5_000,
+    "null",
+    "\x00\xff",
+]
+
+
+def say(folder: Path, *records: Any) -> RankWatch:
+    """A watch over one rank that has said this; texts are lines as they stand."""
+    job = make_job(folder)
+    lines = [one if isinstance(one, str) else json.dumps(one) for one in records]
+    text = "".join(line + "\n" for line in lines)
+    job.dir.rank_events(0).write_bytes(text.encode("latin-1"))
+    watch = RankWatch(job)
+    watch.read()
+    return watch
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=lambda line: line[:60])
+def test_a_line_that_is_no_event_says_nothing(tmp_path: Path, line: str) -> None:
+    """What a hostile line claims is ignored; the events around it count."""
+    watch = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3}, line)
+    assert watch.trouble() is None
+    assert watch.live() == [(0, THIS["pid"], THIS["pid_started"])]
+    (state,) = watch.states()
+    assert (state["stage"], state["step"], state["done"]) == ("train", 1, False)
+
+
+def test_a_rank_without_a_known_process_is_neither_alive_nor_dead(tmp_path: Path) -> None:
+    """A start that names no process leaves the rank to its stage's limit."""
+    watch = say(tmp_path, HOSTILE[0], TRAIN)
+    assert watch.live() == [] and watch.trouble() is None
+    assert watch.states()[0]["started"] is False
+
+
+def test_a_rank_that_hangs_in_interpreter_exit_has_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is still there past the limit after `done` is trouble, and told as that."""
+    watch = say(tmp_path, THIS, TRAIN, {"event": "done"})
+    assert watch.trouble() is None
+    monkeypatch.setattr(progress, "EXIT_LIMIT_S", -1.0)
+    trouble = watch.trouble()
+    assert trouble is not None
+    assert (trouble.reason, trouble.rank) == ("stalled", 0)
+    assert "still hangs in interpreter exit" in trouble.why
+
+
+def test_a_rank_that_has_ended_after_done_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the other ranks take: it is done and gone."""
+    monkeypatch.setattr(progress, "EXIT_LIMIT_S", -1.0)
+    ended = {**THIS, "pid_started": 1.0}  # the pid is somebody else's by now
+    assert say(tmp_path, ended, {"event": "done"}).trouble() is None
