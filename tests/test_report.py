@@ -167,3 +167,38 @@ def test_text_of_a_job_in_junit_is_valid_xml(suite: Suite) -> None:
     suite.run()
     cases = properties(suite.report / "junit.xml")
     assert cases["test_small.TestSmall::job"]["result"] == "failure"
+
+
+def test_pruning_leaves_what_is_no_run_of_ours(suite: Suite) -> None:
+    """A directory with another name, or a run that is not over, stays, however old it is."""
+    suite.cluster(limits={"poll_s": 0.2, "keep_runs": 1})
+    reports = suite.report.parent
+    foreign, open_run = reports / "mine", reports / "20200101-000000-abcdef"
+    for folder in (foreign, open_run):
+        folder.mkdir(parents=True)
+        (folder / "report.json").write_text("{}")
+        (folder / "journal.jsonl").write_text('{"event": "intent", "time": 1, "mono": 1}\n')
+    suite.phase()
+    suite.run()
+    suite.run()
+    assert foreign.exists() and open_run.exists()
+    assert len([path for path in reports.iterdir() if path.is_dir()]) == 4  # and latest
+
+
+def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
+    """The verdict is told all the same, in one line, and the exit status is not FIT's."""
+    latest = suite.report.parent / "latest"
+    (latest / "in_the_way").mkdir(parents=True)
+    suite.phase()
+    result = suite.run()
+    assert result.ret == 3
+    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_scope_is_named_where_less_was_chosen(suite: Suite) -> None:
+    """A path or a node id narrows the verdict to what it names."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    path = suite.phase("one_a")
+    suite.phase("one_b")
+    assert "FIT for one_a: 1 of 2 phases" in suite.run(path).stdout.str()

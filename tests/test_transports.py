@@ -173,3 +173,49 @@ def test_a_summary_in_a_few_words(ring: Logs, tmp_path: Path) -> None:
     assert ring.result().transport_summary() == "NET/IB/GDRDMA, P2P/CUMEM"
     (tmp_path / "other").mkdir()
     assert Logs(tmp_path / "other", backend="gloo").result().transport_summary() == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("direct", "inter", "met"),
+    [
+        ("required", "NET/IB/0/GDRDMA", True),
+        ("required", "NET/IB/0", False),
+        ("forbidden", "NET/IB/0/GDRDMA", False),
+        ("forbidden", "NET/IB/0", True),
+        ("any", "NET/IB/0", True),
+    ],
+)
+def test_gpudirect_is_as_expected(tmp_path: Path, direct: str, inter: str, met: bool) -> None:
+    """`gpudirect` holds for every edge between nodes."""
+    logs = Logs(tmp_path, 2)
+    logs.log(0, edge(0, 1, "P2P/CUMEM"), edge(1, 2, inter))
+    logs.log(1, edge(2, 3, "P2P/CUMEM"), edge(3, 0, inter))
+    result = logs.result(inter_node=["NET/*"], gpudirect=direct)
+    if met:
+        result.transports.inter_node.check()
+        assert result.judged == {"transports"}
+    else:
+        with pytest.raises(AssertionError, match=f"GPUDirect RDMA is {direct}"):
+            result.transports.inter_node.check()
+
+
+def test_the_rdma_device_is_as_expected(tmp_path: Path) -> None:
+    """`hca` is compared with the name that each log gives to the device's number; a device whose
+    name no log gives is not measured."""
+    using = "h:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]{}:1/RoCE [RO]; OOB ib0:1<0>"
+    logs = Logs(tmp_path, 2)
+    logs.log(0, using.format("mlx5_7"), edge(0, 1, "P2P/CUMEM"), edge(1, 2, "NET/IB/0"))
+    logs.log(1, using.format("bnxt_1"), edge(2, 3, "P2P/CUMEM"), edge(3, 0, "NET/IB/1"))
+    with pytest.raises(AssertionError, match="by bnxt_1, expected mlx5_"):
+        logs.result(inter_node=["NET/IB*"], hca="mlx5_*").transports.inter_node.check()
+    logs.result(inter_node=["NET/IB*"], hca="*").transports.inter_node.check()
+    logs.log(1, edge(3, 0, "NET/IB/5"))
+    with pytest.raises(Unmeasured, match="RDMA device"):
+        logs.result(inter_node=["NET/IB*"], hca="*").transports.inter_node.check()
+
+
+def test_a_log_that_is_no_file(ring: Logs) -> None:
+    """A directory in the place of a log is not measured, and nothing is waited for."""
+    (ring.evidence.dir.nccl_logs(0) / "odd.log").mkdir()
+    with pytest.raises(Unmeasured, match="is no file"):
+        ring.result(inter_node=["NET/*"]).transports.inter_node.check()

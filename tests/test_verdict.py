@@ -147,3 +147,18 @@ def test_fit_is_never_said_of_anything_but_all_passed(
     made = tally(*reports, **outcomes)
     if made.verdict() == FIT:
         assert outcomes and set(outcomes.values()) == {"passed"} and "failed" not in criteria
+
+
+def test_a_required_kind_that_no_criterion_judged() -> None:
+    """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
+    the phase has one rank and so no transports."""
+    made = tally(report(phase="a"), require=["transports"], a="passed")
+    assert made.verdict() == FIT  # one rank
+    made.multi_rank = {"a"}
+    assert made.verdict() == INCONCLUSIVE
+    assert made.missing() == ["a: no criterion judged transports"]
+    made.all_criteria = False
+    assert made.verdict() == FIT
+    made.all_criteria = True
+    made.hear(report("test_b", phase="a", judged="transports"))
+    assert made.verdict() == FIT

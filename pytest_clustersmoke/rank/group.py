@@ -16,7 +16,7 @@ INITS = ("torch", "deepspeed", "trainer")
 FLIGHT_RECORDER_ENTRIES = "2000"
 # A thread of gloo lets go of a collective's tensors a moment after the collective has ended, and
 # needs Python's lock for it; the group's destructor holds that lock and waits for the thread. With
-# torch 2.2 one in five ranks that ended right after a collective hung so.
+# torch 2.2, ranks that ended right after a collective hung so, again and again.
 GLOO_LETS_GO_S = 0.2
 
 
