@@ -19,6 +19,8 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
 INSTALLED := $(VENV)/.installed-$(TORCH)
 PYTEST := $(BIN)/python -m pytest
+# A file's tests stay on one worker, which shares what they start.
+TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install smoke test test-all test-oldest lint format bench soak slurm clean
 
@@ -44,11 +46,11 @@ slurm: $(INSTALLED)
 	@$(BIN)/clustersmoke lab install || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
 test: slurm
-	$(PYTEST) tests -n $(WORKERS) --dist loadgroup -m 'not slow and not slow_lab'
+	$(TESTS) -m 'not slow and not slow_lab'
 
 test-all: slurm
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
-	$(PYTEST) tests -n $(WORKERS) --dist loadgroup
+	$(TESTS)
 
 # On CPU, though torch 2.2 comes as its CUDA build, the only one on PyPI;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves most of the 3 GB.

@@ -46,14 +46,15 @@ def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterato
         yield f"unset {name}    # {one.source}"
     for name, one in phase.env_set.items():
         yield f"{name}={one.value}    # {one.source}"
+    asked = {name: str(one.value) for name, one in phase.env_set.items()}
     ours = launcher_environment(
-        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME"
+        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME", asked
     )
     for name, value in ours.items():
         yield f"{name}={value}    # the launcher"
     for name, value in defaults(directory, "$NODE_RANK").items():
         if name not in phase.env_set:
-            yield f"{name}={value}    # the launcher, where it is not set"
+            yield f"{name}={value}    # the launcher, unless it is set"
     yield from remarks(phase)
 
 

@@ -73,7 +73,6 @@ def cases(folder: Path) -> dict[str, tuple[str, frozenset[str]]]:
     return found
 
 
-@pytest.mark.xdist_group("ladder")
 def test_every_phase_passes_on_this_machine(tmp_path: Path) -> None:
     """The whole ladder is FIT on local, and each case carries its phase's properties."""
     check(run_ladder(tmp_path, "local"))
@@ -108,7 +107,6 @@ def on_lab(
 
 
 @pytest.mark.lab
-@pytest.mark.xdist_group("ladder")
 def test_every_phase_passes_on_slurm(lab_dir: Path) -> None:
     """The whole ladder is FIT on a real Slurm without accounting."""
     report = on_lab(lab_dir)
@@ -117,14 +115,12 @@ def test_every_phase_passes_on_slurm(lab_dir: Path) -> None:
 
 
 @pytest.mark.slow_lab
-@pytest.mark.xdist_group("ladder")
 def test_every_phase_passes_on_slurm_with_accounting(lab_dir: Path) -> None:
     """The whole ladder is FIT on a Slurm that enforces accounts and QOS."""
     check(on_lab(lab_dir, accounting=True))
 
 
 @pytest.mark.slow_lab
-@pytest.mark.xdist_group("ladder")
 def test_every_phase_passes_on_isolated_nodes(lab_dir: Path) -> None:
     """The whole ladder is FIT where nodes have names, addresses and /tmp of their own."""
     report = on_lab(lab_dir, isolated=True)
@@ -138,7 +134,6 @@ def test_every_phase_passes_on_isolated_nodes(lab_dir: Path) -> None:
 
 
 @pytest.mark.slow_lab
-@pytest.mark.xdist_group("ladder")
 def test_xdist_gives_the_same_cases_on_slurm(lab_dir: Path) -> None:
     """With -n 4: the same cases, outcomes and properties, and one submission a phase."""
     check(on_lab(lab_dir, "-n", "4"))

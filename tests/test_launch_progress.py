@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,21 @@ def test_a_rank_that_has_ended_after_done_is_no_trouble(
     monkeypatch.setattr(progress, "EXIT_LIMIT_S", -1.0)
     ended = {**THIS, "pid_started": 1.0}  # the pid is somebody else's by now
     assert say(tmp_path, ended, {"event": "done"}).trouble() is None
+
+
+def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks that have ended, the one that ended first is the one that died, and is named."""
+    monkeypatch.setattr(progress, "READ_AGAIN_S", 0.0)
+    job = make_job(tmp_path, ranks_per_node=2)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as cat:
+        for rank, (pid, started) in enumerate([(cat.pid, processes.started_at(cat.pid)), (1, 1.0)]):
+            start = {"event": "start", "pid": pid, "pid_started": started}
+            job.dir.rank_events(rank).write_text(json.dumps(start) + "\n")
+        watch = RankWatch(job)
+        watch.read()
+        trouble = watch.trouble()
+    assert trouble is not None and (trouble.reason, trouble.rank) == ("rank_died", 1)
+    assert [state["alive"] for state in watch.states()] == [True, False]
+    assert [rank for rank, _, _ in watch.live()] == []

@@ -84,6 +84,7 @@ class RankWatch:
 
     def trouble(self) -> Trouble | None:
         """The first thing that is wrong, in the order of how much it explains."""
+        self._note_ends()
         for look in (self._error, self._death, self._stall):
             for rank in self._ranks:
                 found = look(rank)
@@ -94,6 +95,14 @@ class RankWatch:
             return Trouble("timeout", f"the phase ran past its limit of {limit:g} s", None)
         return None
 
+    def _note_ends(self) -> None:
+        now = time.monotonic()  # one for all: within one look nobody can say who was first
+        for rank in self._ranks:
+            if rank.done or not rank.pid or rank.gone_since:
+                continue
+            if not processes.alive(rank.pid, rank.pid_started):
+                rank.gone_since = now
+
     def _error(self, rank: _Rank) -> Trouble | None:
         if rank.error is None:
             return None
@@ -101,11 +110,9 @@ class RankWatch:
         return Trouble("rank_error", f"rank {rank.rank}: {what}"[:2000], rank.rank)
 
     def _death(self, rank: _Rank) -> Trouble | None:
-        if rank.done or not rank.pid or processes.alive(rank.pid, rank.pid_started):
+        if rank.done or not rank.gone_since:
             return None
-        now = time.monotonic()
-        rank.gone_since = rank.gone_since or now
-        if now - rank.gone_since < READ_AGAIN_S:
+        if time.monotonic() - rank.gone_since < READ_AGAIN_S:
             return None
         where = f"in stage {rank.stage}" + (f" at step {rank.step}" if rank.step else "")
         why = f"rank {rank.rank} (pid {rank.pid}) ended {where} without finishing"
@@ -146,12 +153,18 @@ class RankWatch:
         ]
 
     def states(self) -> list[dict[str, Any]]:
-        """Each rank as it is now: for the diagnosis, which looks at all nodes at once."""
+        """Each rank as it is now: for the diagnosis, which looks at all nodes at once.
+
+        Where a rank has ended, torchrun ends the others within half a second: they count as alive.
+        """
         live = {rank for rank, _, _ in self.live()}
+        ends = [rank.gone_since for rank in self._ranks if rank.gone_since and not rank.done]
+        first = min(ends, default=0.0)
         return [
             {
                 "rank": rank.rank,
-                "alive": rank.rank in live,
+                "alive": rank.rank in live
+                or (bool(rank.pid) and not rank.done and rank.gone_since != first),
                 "started": bool(rank.pid),
                 "done": rank.done,
                 "failed": rank.error is not None,

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..rundir import PhaseDir
@@ -80,7 +79,7 @@ def launcher_environment(
     device: str,
     node_rank: int | str,
     node_name: str,
-    profile: Mapping[str, str] = MappingProxyType({}),
+    profile: Mapping[str, str],
 ) -> dict[str, str]:
     """What the launcher sets for the ranks, whatever the variables of the `profile` say (but for
     a level of NCCL_DEBUG that tells enough)."""

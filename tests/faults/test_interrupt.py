@@ -111,7 +111,6 @@ def counting(directory: Path, command: str) -> Path:
 
 
 @pytest.mark.lab
-@pytest.mark.xdist_group("faults_lab")
 @pytest.mark.parametrize("words", [(), WORKERS], ids=["plain", "xdist"])
 def test_interrupt_cancels_all_jobs_of_a_real_slurm_with_one_scancel(
     words: tuple[str, ...],

@@ -19,7 +19,7 @@ from pytest_clustersmoke.telemetry import read_events
 from ..needs import need_lab
 from .harness import DONE, Outcome, Suite, wait_for
 
-pytestmark = [pytest.mark.lab, pytest.mark.xdist_group("faults_lab")]
+pytestmark = pytest.mark.lab
 
 LONG = {"seconds": 600}
 SEEN_WITHIN_S = 5.0
