@@ -131,7 +131,7 @@ def _rank_deaths(result: PhaseResult) -> list[Finding]:
                 f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without "
                 "an exception and without being done: killed by a signal, or it left early",
                 "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)",
-                evidence=(Evidence(str(path), len(rank.events.records), "its last event"),),
+                evidence=(Evidence(str(path), rank.events.lines[-1], "its last event"),),
                 hosts=(rank.node,),
                 ranks=(rank.rank,),
             )
@@ -150,7 +150,7 @@ def _early_leavers(result: PhaseResult) -> list[Finding]:
             "rank-left-early",
             f"{rank} was done while {victims[0]} was still in stage {_position(victims[0])[0]}",
             "find out why the program left its Rank early on that rank",
-            evidence=(Evidence(str(rank.events.path), len(rank.events.records), "its last event"),),
+            evidence=(Evidence(str(rank.events.path), rank.events.lines[-1], "its last event"),),
             hosts=(rank.node,),
             ranks=(rank.rank,),
         )
@@ -169,7 +169,7 @@ def _rank_errors(result: PhaseResult) -> list[Finding]:
             evidence=(
                 Evidence(
                     str(rank.events.path),
-                    1 + rank.events.records.index(error),
+                    rank.events.line_of(error),
                     str(error.get("traceback", ""))[-MAX_TEXT:],
                 ),
             ),
@@ -224,7 +224,7 @@ def _nodes(result: PhaseResult) -> list[Finding]:
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
         log = result.directory.torchrun_log(node.node_rank)
-        tail = last_line(log) or _rank_stderr(result.directory, node.node_rank)
+        tail = _rank_stderr(result.directory, node.node_rank) or last_line(log)
         findings.append(
             Finding(
                 identity,

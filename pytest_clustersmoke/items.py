@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
 
 from .errors import Problem
 
@@ -34,6 +35,17 @@ HOW_TO_CHOOSE = (
 
 class JobFailed(Exception):
     """The phase's job did not pass; the text is its outcome and findings."""
+
+
+class _Told(TerminalRepr):
+    """A failed job's findings; where one line must do (summary, JUnit's message) the first."""
+
+    def __init__(self, text: str, path: str, line: int) -> None:
+        self._text = text
+        self.reprcrash = ReprFileLocation(path, line, text.splitlines()[0])
+
+    def toterminal(self, tw: Any) -> None:
+        tw.line(self._text)
 
 
 class PhaseClass(pytest.Class):
@@ -73,7 +85,8 @@ class JobItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, JobFailed):
-            return str(excinfo.value)
+            path, line, _ = self.reportinfo()
+            return _Told(str(excinfo.value), str(path), (line or 0) + 1)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

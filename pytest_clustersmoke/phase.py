@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
 
+# What a job needs to take dumps, end its ranks and write its results, with a margin.
+LAST_WORDS_S = 60.0
 # Phase, key, the name inside the key (empty where it has none), value.
 Setting = tuple[str, str, str, Any]
 
@@ -168,7 +170,20 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
             phase = _override(phase, "env_set", inner, value)
             kept = {name: one for name, one in phase.env_unset.items() if name != inner}
             phase = replace(phase, env_unset=kept)
-    return phase
+    return _within_job(phase)
+
+
+def _within_job(phase: Phase) -> Phase:
+    """Our own limit comes before the scheduler's, which would kill the evidence with the job."""
+    from .cluster.sbatch import seconds
+
+    if "time" not in phase.slurm:
+        return phase
+    limit_s = seconds(phase.slurm["time"].value) - LAST_WORDS_S
+    if limit_s <= LAST_WORDS_S or phase.timeout_s.value <= limit_s:
+        return phase
+    source = f"{LAST_WORDS_S:g} s less than slurm.time ({phase.slurm['time'].source})"
+    return replace(phase, timeout_s=Sourced(limit_s, source))
 
 
 def _sourced(
@@ -276,9 +291,12 @@ def resolve_all(
             what = f"no phase `{target}` is collected and runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
+    sound = []
     for setting in settings:
-        problems += _setting_faults(setting, profile)
-    phases = {name: resolve(one, profile, settings) for name, one in listed.items()}
+        faults = _setting_faults(setting, profile)
+        problems += faults
+        sound += [] if faults else [setting]
+    phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
     for phase in phases.values():
         problems += misfits(phase, profile)
     return phases, problems

@@ -71,6 +71,7 @@ class Events:
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)  # of each record, numbered from 1
     unreadable_lines: int = 0
 
     def named(self, event: str) -> Iterator[dict[str, Any]]:
@@ -78,6 +79,12 @@ class Events:
 
     def last(self, event: str) -> dict[str, Any] | None:
         return next((one for one in reversed(self.records) if one["event"] == event), None)
+
+    def line_of(self, record: dict[str, Any]) -> int:
+        """The line of one of `records`."""
+        return next(
+            line for one, line in zip(self.records, self.lines, strict=True) if one is record
+        )
 
 
 def read_events(path: Path) -> Events:
@@ -93,6 +100,7 @@ def read_events(path: Path) -> Events:
                     events.unreadable_lines += 1
                 else:
                     events.records.append(record)
+                    events.lines.append(len(events.records) + events.unreadable_lines)
     except OSError:
         pass
     return events

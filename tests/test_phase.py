@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.cluster import sbatch
 from pytest_clustersmoke.marker import read_marker, size_mark
 from pytest_clustersmoke.phase import Sourced, absence, misfits, parse_setting
 
@@ -170,3 +171,28 @@ def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
     """Hardware that suffices and a script that all nodes see: nothing to say."""
     profile = make_profile(tmp_path, node_local=["/elsewhere"])
     assert misfits(make_phase(profile, gpus_per_node=8), profile) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (10, 600),
+        ("90", 5400),
+        ("2:30", 150),
+        ("01:00:00", 3600),
+        ("1-2", 93600),
+        ("1-02:30", 95400),
+        ("1-02:30:10", 95410),
+        ("UNLIMITED", float("inf")),
+    ],
+)
+def test_time_limits_as_sbatch_reads_them(text: Any, seconds: float) -> None:
+    """Every form of man sbatch, in seconds."""
+    assert sbatch.seconds(text) == seconds
+
+
+def test_our_limit_comes_before_the_schedulers(tmp_path: Path) -> None:
+    """A phase's own limit leaves a minute to take dumps before the job's time is over."""
+    profile = make_profile(tmp_path, backend="slurm", phases={"small": {"slurm": {"time": 30}}})
+    phase = make_phase(profile, timeout_s=3600.0)
+    assert phase.timeout_s.value == 1740 and "slurm.time" in phase.timeout_s.source

@@ -137,3 +137,20 @@ def asks_for_gpus(key: str, value: str | int | bool) -> bool:
     return key == "gres" and any(
         part.split("/")[-1].split(":")[0] == "gpu" for part in str(value).split(",")
     )
+
+
+def seconds(limit: str | int) -> float:
+    """A time limit as sbatch reads it: "minutes", "minutes:seconds", "hours:minutes:seconds",
+    "days-hours", "days-hours:minutes", "days-hours:minutes:seconds" (man sbatch, --time)."""
+    text = str(limit)
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return float("inf")
+    days, dash, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # from the hours down
+        hours, minutes, secs = (*parts, 0, 0)[:3]
+        return float(((int(days) * 24 + hours) * 60 + minutes) * 60 + secs)
+    if len(parts) == 1:
+        return 60.0 * parts[0]
+    hours, minutes, secs = (0, *parts)[-3:]
+    return float((hours * 60 + minutes) * 60 + secs)

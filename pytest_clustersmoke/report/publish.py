@@ -66,18 +66,20 @@ def _prune(directory: Path, keep: int) -> None:
     """Delete the oldest runs beyond `keep`: only directories that are ours by name, owner and
     journal, and whose run is over."""
     runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
-    ours = sorted(path for path in runs if _is_over(path))  # a run's name begins with its time
-    for run in ours[:-keep]:
+    begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
+    for _, run in begun[:-keep]:
         with contextlib.suppress(OSError):
             shutil.rmtree(run)
 
 
-def _is_over(run: Path) -> bool:
+def _began(run: Path) -> float | None:
+    """When a run of ours that is over began, by its journal; None where it is none."""
     try:
         if run.is_symlink() or run.lstat().st_uid != os.getuid():
-            return False
+            return None
         old = time.time() - run.lstat().st_mtime > ABANDONED_S
     except OSError:
-        return False
+        return None
     journal = read_events(run / "journal.jsonl")
-    return journal.last("closed") is not None or (old and bool(journal.records))
+    over = journal.last("closed") is not None or old
+    return float(journal.records[0]["time"]) if over and journal.records else None
