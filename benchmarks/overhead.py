@@ -22,8 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 BOUNDS_S = {"local": 3.0, "lab": 5.0}
 
 
-def measure(cluster: str) -> float:
-    """One run of the phase; its overhead in seconds."""
+def measure(cluster: str) -> tuple[float, float]:
+    """One run of the phase; its overhead in seconds, without and with the queue wait.
+
+    Slurm tells times in whole seconds, so the first may be wrong by one; the second is exact.
+    """
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         environ = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": folder}
         command = [sys.executable, "-m", "pytest", "smoke_tests/test_mlp.py", "-q"]
@@ -32,7 +35,8 @@ def measure(cluster: str) -> float:
         if done.returncode != 0:
             sys.exit(f"the run on {cluster} ended with status {done.returncode}:\n{done.stdout}")
         report = json.loads(Path(folder, "reports/latest/report.json").read_text())
-        return float(report["phases"][0]["overhead_s"])
+        phase = report["phases"][0]
+        return phase["overhead_s"], phase["overhead_s"] + phase["queue_s"]
 
 
 def main() -> int:
@@ -43,10 +47,12 @@ def main() -> int:
     worst = 0
     for cluster in args.clusters:
         found = [measure(cluster) for _ in range(args.runs)]
-        middle, bound = median(found), BOUNDS_S[cluster]
-        listed = " ".join(f"{one:.2f}" for one in found)
-        print(f"{cluster}: median {middle:.2f} s of {listed}; bound {bound:g} s", flush=True)
-        worst |= middle >= bound
+        bound = BOUNDS_S[cluster]
+        for index, what in enumerate(("overhead", "with the queue wait")):
+            values = [one[index] for one in found]
+            listed = " ".join(f"{one:.2f}" for one in values)
+            print(f"{cluster}: {what}: median {median(values):.2f} s of {listed}", flush=True)
+        worst |= median(one for one, _ in found) >= bound
     return int(worst)
 
 

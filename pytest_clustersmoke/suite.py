@@ -12,7 +12,7 @@ import secrets
 import signal
 import time
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +37,11 @@ def register(config: pytest.Config, name: str) -> None:
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load(path, os.environ).profile(name)
-    except UsageProblems as problems:
-        raise pytest.UsageError(str(problems)) from None
+    except UsageProblems as found:
+        if getattr(config.option, "tx", None):
+            raise pytest.UsageError(str(found)) from None
+        config.pluginmanager.register(Unusable(found.problems), "clustersmoke-suite")
+        return
     jobs = config.getoption("--cluster-max-jobs")
     if jobs:
         limits = profile.limits.model_copy(update={"max_jobs": jobs})
@@ -55,6 +58,20 @@ def register(config: pytest.Config, name: str) -> None:
     else:
         suite = Suite(config, profile)
     config.pluginmanager.register(suite, "clustersmoke-suite")
+
+
+class Unusable:
+    """In the place of a suite where cluster.yaml cannot be used: what is wrong with the phases'
+    markers is told with it, all at once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self._problems = list(problems)
+
+    def read(self, read: object, problems: list[Problem], items: object) -> None:
+        raise pytest.UsageError("\n".join(map(str, [*self._problems, *problems])))
+
+    def header(self) -> list[str]:
+        return []
 
 
 class Suite:

@@ -218,6 +218,47 @@ def test_an_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
     assert outcomes == {"a": "passed", "b": "cancelled", "c": "cancelled", "d": "cancelled"}
 
 
+def test_an_interruption_does_not_wait_for_a_slow_scheduler(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the watching thread waits for an answer, the jobs are cancelled all the same."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(job_ids: object) -> dict[str, JobState]:
+        asked.set()
+        answer.wait(WITHIN_S)
+        return {}
+
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    monkeypatch.setattr(run.backend, "states", slow)
+    assert asked.wait(WITHIN_S)
+    session.cancel()
+    until(lambda: run.backend.named("cancel"))
+    assert session.close() == [] and run.backend.named("cancel") == [("a",)]
+    answer.set()
+
+
+def test_a_submission_that_is_not_answered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interruption while sbatch hangs ends the job by its name, and names the phase."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(phase: Phase, directory: PhaseDir) -> str:
+        asked.set()
+        answer.wait(WITHIN_S)
+        return "a"
+
+    monkeypatch.setattr(run.backend, "submit", slow)
+    session = run.start("a")
+    assert asked.wait(WITHIN_S)
+    session.cancel()
+    assert session.close() == ["a"]
+    assert run.backend.named("cancel_named") == [("a",)]
+    answer.set()
+
+
 def test_an_interruption_before_submission(run: Run) -> None:
     """A phase that was still waiting for room is cancelled, and its result says so."""
     session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})

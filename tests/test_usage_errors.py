@@ -386,3 +386,11 @@ def test_problem_says_what_where_expected_and_todo() -> None:
 def test_near(word: str, hint: str) -> None:
     """A close word is hinted at, a far one is not."""
     assert near(word, ["nodes", "args"]) == hint
+
+
+def test_the_file_and_the_markers_are_told_together(suite: Suite) -> None:
+    """What is wrong with cluster.yaml does not hide what is wrong with a marker."""
+    suite.cluster(shard_dir="x")
+    suite.phase(gpus_per_nod=2)
+    first, second = suite.refused()
+    assert "unknown key `shard_dir`" in first and "unknown argument `gpus_per_nod`" in second
