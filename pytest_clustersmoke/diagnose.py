@@ -223,12 +223,15 @@ def _nodes(result: PhaseResult) -> list[Finding]:
             continue
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
-        log = result.directory.torchrun_log(node.node_rank)
-        tail = _rank_stderr(result.directory, node.node_rank) or last_line(log)
+        said = _rank_stderr(result.directory, node.node_rank)
+        tail = said or last_line(result.directory.torchrun_log(node.node_rank))
+        why = str(node.result.get("why"))
+        if reason == "torchrun" and said:  # a rank ended before it could write an event
+            why += f"; a rank's last words: {said[0].text}"
         findings.append(
             Finding(
                 identity,
-                f"{node.name}: {node.result.get('why')}",
+                f"{node.name}: {why}",
                 fix,
                 primary=not findings,
                 evidence=(

@@ -31,7 +31,7 @@ OUTCOMES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PhaseResult:
     """A finished phase. Attributes are what its job wrote down; checks raise AssertionError."""
 
@@ -45,6 +45,9 @@ class PhaseResult:
     # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
     # was not measured.
     judged: set[str] = field(default_factory=set)
+
+    def __repr__(self) -> str:
+        return f"<phase {self.name}: {self.outcome}>"  # pytest prints it above a failed check
 
     @property
     def name(self) -> str:
