@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .environment import remarks
 from .launch.torchrun import defaults, describe, launcher_environment
 from .rundir import PhaseDir, RunDir
-from .submit import make_backend
+from .submit import make_backend, make_spec
 
 if TYPE_CHECKING:
     from .cluster import Profile
@@ -24,11 +24,12 @@ def print_plan(phases: Iterable[Phase], profile: Profile, run_id: str) -> None:
     out = sys.stdout
     out.write(f"\ncluster {profile.name}: nothing is submitted\n")
     for phase in phases:
+        directory = run.phase(phase.name)
         out.write(f"\n=== {phase.name} ({phase.where})\n")
-        out.write(f"--- batch script\n{backend.script(phase, run.phase(phase.name))}\n")
+        out.write(f"--- batch script\n{backend.script(phase, directory)}\n")
         for title, lines in (
-            ("environment of the node", _environment(phase, profile, run.phase(phase.name))),
-            ("torchrun line, on each node", [_torchrun(phase)]),
+            ("environment of the node", _environment(phase, profile, directory)),
+            ("torchrun line, on each node", [_torchrun(phase, profile, directory)]),
             ("where each value came from", _sources(phase)),
         ):
             out.write(f"--- {title}\n")
@@ -36,9 +37,9 @@ def print_plan(phases: Iterable[Phase], profile: Profile, run_id: str) -> None:
     out.flush()
 
 
-def _torchrun(phase: Phase) -> str:
-    nodes, ranks = phase.nodes.value, phase.gpus_per_node.value
-    return describe(nodes, ranks, str(phase.script), phase.argv())
+def _torchrun(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
+    run_id = directory.root.parent.parent.name
+    return describe(make_spec(phase, profile, run_id, directory.root), directory)
 
 
 def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:

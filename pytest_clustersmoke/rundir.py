@@ -111,7 +111,8 @@ class PhaseDir:
     def claim(self, node_rank: int) -> Path:
         return self.root / f"claim.{node_rank}"
 
-    def node(self, node_rank: int) -> Path:
+    def node(self, node_rank: int | str) -> Path:
+        """`node_rank` may be a shell variable, here and below, for the dry run."""
         return self.root / "nodes" / f"{node_rank:0>4}"
 
     def node_facts(self, node_rank: int) -> Path:
@@ -126,7 +127,7 @@ class PhaseDir:
     def torchrun_log(self, node_rank: int) -> Path:
         return self.node(node_rank) / "torchrun.log"
 
-    def rank_logs(self, node_rank: int) -> Path:
+    def rank_logs(self, node_rank: int | str) -> Path:
         return self.node(node_rank) / "logs"
 
     def dumped(self, node_rank: int) -> Path:
@@ -142,7 +143,6 @@ class PhaseDir:
         return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
 
     def nccl_logs(self, node_rank: int | str) -> Path:
-        """`node_rank` may be a shell variable, for the dry run."""
         return self.root / "nccl" / f"{node_rank:0>4}"
 
     def build(self, node_rank: int | str) -> Path:

@@ -39,7 +39,8 @@ def test_the_plan_of_a_local_phase(suite: Suite) -> None:
         "--- environment of the node",
         f"{suite.marker}=1    # cluster.yaml:*",
         "--- torchrun line, on each node",
-        f"torchrun --standalone --nproc-per-node=1 {TRAIN} --steps 4",
+        "torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 1 *",
+        f"--redirects 3 {TRAIN} --steps 4",
         "--- where each value came from",
         "nodes *1    # test_small.py:3",
         "args.steps *4    # test_small.py:3",
@@ -101,7 +102,7 @@ def test_the_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPa
         "unset NCCL_SOCKET_IFNAME",
     ):
         assert line in result.outlines, line
-    (torchrun,) = lines_with(result, "torchrun --nnodes=4")
+    (torchrun,) = lines_with(result, "torchrun --nnodes 4 --node-rank $NODE_RANK")
     words = shlex.split(torchrun)
     assert words[words.index("--hidden-size") + 1] == "4096"
     assert words[words.index("--layers") + 1] == "8"

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..rundir import PhaseDir
 
@@ -36,41 +36,48 @@ def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> Non
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
 
 
-def describe(nodes: int, ranks_per_node: int, script: str, argv: Iterable[str]) -> str:
+def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
     """The torchrun line of a phase for people, with what only the node knows as shell variables."""
-    meeting = (
-        ["--standalone"]
-        if nodes == 1
-        else [
-            f"--nnodes={nodes}",
-            "--node-rank=$NODE_RANK",
-            "--master-addr=$MASTER_ADDR",
-            "--master-port=$MASTER_PORT",
-        ]
-    )
-    words = [*meeting, f"--nproc-per-node={ranks_per_node}", shlex.quote(script)]
-    return " ".join(["torchrun", *words, *(shlex.quote(word) for word in argv)])
+    names = Agent("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    # `@` needs no quotes, and `$` would be quoted away.
+    words = arguments(spec, directory, Agent(*(f"@{name}@" for name in names)))
+    line = shlex.join(["torchrun", *words])
+    for name in names:
+        line = line.replace(f"@{name}@", f"${name}")
+    return line
 
 
 def command(job: NodeJob, meeting: Meeting) -> list[str]:
     """The exact command of this node's torchrun agent."""
-    if job.nodes == 1:
+    node = Agent(str(job.node_rank), meeting.address, str(meeting.port))
+    run = [sys.executable, "-m", "torch.distributed.run"]
+    return [*run, *arguments(job.spec, job.dir, node)]
+
+
+class Agent(NamedTuple):
+    """What differs between the agents of a job, as torchrun's words."""
+
+    node_rank: str
+    master_addr: str
+    master_port: str
+
+
+def arguments(spec: Mapping[str, Any], directory: PhaseDir, node: Agent) -> list[str]:
+    """torchrun's arguments for the job of `spec`."""
+    if spec["nodes"] == 1:
         where = ["--standalone", "--local-addr", "127.0.0.1"]
     else:
-        where = ["--nnodes", str(job.nodes), "--node-rank", str(job.node_rank)]
-        where += ["--master-addr", meeting.address, "--master-port", str(meeting.port)]
+        where = ["--nnodes", str(spec["nodes"]), "--node-rank", node.node_rank]
+        where += ["--master-addr", node.master_addr, "--master-port", node.master_port]
     return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
         *where,
-        *("--nproc-per-node", str(job.local_ranks)),
+        *("--nproc-per-node", str(spec["ranks_per_node"])),
         *("--max-restarts", "0"),
         *("--monitor-interval", str(MONITOR_INTERVAL_S)),
-        *("--log-dir", str(job.dir.rank_logs(job.node_rank))),
+        *("--log-dir", str(directory.rank_logs(node.node_rank))),
         *("--redirects", "3"),
-        str(job.spec["script"]),
-        *job.spec["argv"],
+        str(spec["script"]),
+        *spec["argv"],
     ]
 
 
