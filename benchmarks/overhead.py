@@ -1,7 +1,7 @@
 """What a phase costs beyond its own work: wall from its submission to its result known, less the
 scheduler's queue wait and torchrun's own wall. Median of five runs of mlp_1gpu, one at a time.
 
-    python benchmarks/overhead.py            on local, and on the lab where one runs
+    python benchmarks/overhead.py            on local, and on a lab that it starts and ends
     python benchmarks/overhead.py --runs 9
 
 The bounds are 3 s on local and 5 s on the lab, on an idle machine.
@@ -15,8 +15,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+
+from pytest_clustersmoke import lab
 
 ROOT = Path(__file__).resolve().parent.parent
 BOUNDS_S = {"local": 3.0, "lab": 5.0}
@@ -39,6 +43,21 @@ def measure(cluster: str) -> tuple[float, float]:
         return phase["overhead_s"], phase["overhead_s"] + phase["queue_s"]
 
 
+@contextmanager
+def ready(cluster: str) -> Iterator[str]:
+    """Have the cluster there; gives the reason where it cannot be had, else nothing."""
+    reason = lab.can_run() if cluster == "lab" else None
+    if cluster != "lab" or reason:
+        yield reason or ""
+        return
+    running = lab.up(lab.LabSettings(name=f"bench-{os.getpid()}"))
+    os.environ["SLURM_CONF"] = str(running.slurm_conf)
+    try:
+        yield ""
+    finally:
+        lab.down(running.name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--runs", type=int, default=5)
@@ -46,7 +65,11 @@ def main() -> int:
     args = parser.parse_args()
     worst = 0
     for cluster in args.clusters:
-        found = [measure(cluster) for _ in range(args.runs)]
+        with ready(cluster) as reason:
+            if reason:
+                print(f"{cluster}: left out: {reason}", flush=True)
+                continue
+            found = [measure(cluster) for _ in range(args.runs)]
         bound = BOUNDS_S[cluster]
         for index, what in enumerate(("overhead", "with the queue wait")):
             values = [one[index] for one in found]
