@@ -99,7 +99,9 @@ def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
     """No content of a file makes reading it fail."""
     path = tmp_path / "e"
     path.write_bytes(content)
-    read_events(path)
+    events = read_events(path)
+    lines = content.removesuffix(b"\n").count(b"\n") + bool(content)
+    assert len(events.records) + events.unreadable_lines == lines
 
 
 def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
