@@ -7,6 +7,7 @@ Ctrl-C in the main thread cuts a submission in half. What it learns is written t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -27,10 +28,13 @@ from .watch import Poller, Watched
 if TYPE_CHECKING:
     from .cluster import Profile
     from .phase import Phase
+    from .result import PhaseResult
 
 TICK_S = 0.2
 CLOSE_S = 4.0
 CANCEL_CONFIRM_S = 2.5
+# How long the end may wait for a scheduler that has not answered yet; its command goes on alone.
+LAST_CALL_S = 0.3
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Session:
         """
         if not self._stop.is_set():
             self._stop.set()
-            threading.Thread(target=self._end_jobs, name="clustersmoke-cancel", daemon=True).start()
+            _aside(self._cancel_quietly)
 
     def close(self) -> list[str]:
         """Cancel what is left and wait, for a bounded time, until the scheduler has taken it.
@@ -115,14 +119,16 @@ class Session:
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_S)
         if not self._thread.is_alive():
-            self._journal.write("closed")
+            with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+                self._journal.write("closed")
             return []
-        self._end_jobs()
-        unanswered = self._submitting
-        if unanswered is None:
+        _aside(self._cancel_quietly).join(timeout=LAST_CALL_S)
+        phase = self._submitting
+        if phase is None:
             return []
-        self._backend.cancel_named(unanswered, self.run.phase(unanswered.name))
-        return [unanswered.name]
+        directory = self.run.phase(phase.name)
+        _aside(lambda: self._backend.cancel_named(phase, directory)).join(timeout=LAST_CALL_S)
+        return [phase.name]
 
     def _work(self) -> None:
         try:
@@ -201,7 +207,7 @@ class Session:
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # a node's own words may be those of a victim
             judgement = Judgement("failed", findings[0].cause)
-        self._finish(job.phase, judgement, job.state, job.job_id, findings)
+        self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(
         self,
@@ -210,6 +216,7 @@ class Session:
         state: JobState | None,
         job_id: str,
         findings: list[Finding],
+        result: PhaseResult | None = None,
     ) -> None:
         self._watched.pop(name, None)
         directory = self.run.phase(name)
@@ -221,7 +228,7 @@ class Session:
             "reason": judgement.reason,
             "scheduler_state": state.raw if state else "",
             "scheduler_nodes": state.nodes if state else "",
-            **job_times(collect(directory), state, self._submitted_wall.get(name)),
+            **job_times(result or collect(directory), state, self._submitted_wall.get(name)),
             "findings": [finding.as_dict() for finding in findings],
         }
         write_json(directory.result, record)
@@ -264,7 +271,8 @@ class Session:
         try:
             self._end_jobs()
         except Exception as error:
-            self._journal.write("cancel_failed", why=str(error))
+            with contextlib.suppress(OSError):
+                self._journal.write("cancel_failed", why=str(error))
 
     def _tell(self, phase: str, text: str) -> None:
         if text and self._told.get(phase) != text:
@@ -272,6 +280,13 @@ class Session:
             with self._changed:
                 self._progress.append(Progress(phase, text))
                 self._changed.notify_all()
+
+
+def _aside(call: Callable[[], object]) -> threading.Thread:
+    """Run a call in a thread that holds up nobody."""
+    thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
+    thread.start()
+    return thread
 
 
 def _describe(job: Watched) -> str:

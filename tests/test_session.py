@@ -240,6 +240,28 @@ def test_an_interruption_does_not_wait_for_a_slow_scheduler(
     answer.set()
 
 
+def test_an_interruption_does_not_wait_for_a_slow_cancellation(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where even scancel does not answer, the end comes in its time; the command goes on alone."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+    asked, answer = threading.Event(), threading.Event()
+
+    def slow(job_ids: object) -> bool:
+        asked.set()
+        return answer.wait(WITHIN_S)
+
+    session = run.start("a")
+    until(lambda: run.submitted() == ["a"])
+    monkeypatch.setattr(run.backend, "cancel", slow)
+    session.cancel()
+    assert asked.wait(WITHIN_S)
+    began = time.monotonic()
+    assert session.close() == []
+    assert time.monotonic() - began < WITHIN_S / 2
+    answer.set()
+
+
 def test_a_submission_that_is_not_answered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interruption while sbatch hangs ends the job by its name, and names the phase."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
