@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .result import PhaseResult
 
 TICK_S = 0.2
-CLOSE_S = 3.2  # and about a second to write the report: gone in 5 s, whatever the scheduler does
-CANCEL_CONFIRM_S = 2.5
+CLOSE_S = 2.7  # and about a second to write the report and leave
+CANCEL_CONFIRM_S = 2.0
 # How long the end may wait for a scheduler that has not answered yet; its command goes on alone.
 LAST_CALL_S = 0.3
 
