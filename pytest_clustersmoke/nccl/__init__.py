@@ -1,0 +1,30 @@
+"""NCCL's own log (NCCL_DEBUG=INFO, NCCL 2.3 to 2.30) -> who talked to whom, over what.
+
+    grammar.py        the words of NCCL's lines, by version
+    reader.py         a stream of any size -> the few lines that matter
+    statements.py     those beside the edges: communicators, networks, devices, warnings
+    evidence.py       what was seen, kept small
+    communicators.py  which communicators there are, and whose an edge is
+    assemble.py       what was seen -> a Log
+    model.py          the Log: communicators, edges, warnings
+
+What a log does not tell is None or empty. No edge is made up: a line that was cut or torn counts
+as torn, and one that may be another communicator's names all that it may be.
+"""
+
+from .model import CollNet, Communicator, Edge, Log, Member, Process, Warn, Where, transport
+from .reader import Reader, Unreadable
+
+__all__ = [
+    "CollNet",
+    "Communicator",
+    "Edge",
+    "Log",
+    "Member",
+    "Process",
+    "Reader",
+    "Unreadable",
+    "Warn",
+    "Where",
+    "transport",
+]

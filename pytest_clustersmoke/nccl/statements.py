@@ -1,0 +1,132 @@
+"""NCCL's lines beside the edges: communicators, networks, devices, NVLS, version, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import grammar
+from .evidence import Init, Logged, Thread
+from .model import Process, Where
+
+MAX_TEXT = 1000
+# A statement's words stand within so many bytes of the word that leads to it.
+AROUND = 160
+
+
+def read(
+    word: int, text: bytes, start: int, where: Where, scope: str, logged: Logged
+) -> Thread | None:
+    """Read the line in which WORDS[word] stands at `start`.
+
+    Gives the thread whose edges may belong to another communicator from here on.
+    """
+    return _READERS[word](text, start, where, scope, logged)
+
+
+def _warn(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    place, function, before = grammar.source(text[:start])
+    thread = logged.thread(scope, grammar.header(before))
+    said = text[start + len(b"NCCL WARN") :].strip()
+    process = thread.process if thread else None
+    logged.warn(
+        _text(said), _text(place) or None, _text(function) if function else None, process, where
+    )
+
+
+def _comm(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> Thread | None:
+    found = grammar.COMM.search(text, max(0, start - AROUND), start + AROUND)
+    if found is None:
+        return None
+    pointer, rank, ranks, cuda, nvml, bus, comm_id, state = found.groups()
+    if int(rank) >= int(ranks):
+        return None
+    thread = logged.thread(scope, grammar.logger(text, found.start()))
+    one = Init(
+        index=-1,
+        process=thread.process if thread else None,
+        pointer=_text(pointer),
+        rank=int(rank),
+        ranks=int(ranks),
+        comm_id=_text(comm_id) if comm_id else None,
+        cuda_device=int(cuda) if cuda else None,
+        nvml_device=int(nvml) if nvml else None,
+        bus_id=_text(bus) if bus else None,
+    )
+    logged.init(thread, one, _text(state))
+    return thread
+
+
+def _nodes(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    found = grammar.NODES.search(text, max(0, start - AROUND), start + AROUND)
+    if found is not None:
+        pointer, rank, _, nodes, local_rank = found.groups()
+        process = _process(text, found.start(), scope, logged)
+        logged.nodes(process, _text(pointer), int(rank), (int(nodes), int(local_rank)))
+
+
+def _version(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    found = grammar.VERSION.match(text, start)
+    if found is not None:
+        logged.versions[_text(found.group(1))] = None
+
+
+def _network(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    found = grammar.NETWORK.match(text, start)
+    if found is not None:
+        process = _process(text, start, scope, logged)
+        logged.networks.setdefault(process, {})[_text(found.group(1))] = None
+
+
+def _devices(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    begin = text.rfind(b"NET/", 0, start)
+    found = grammar.DEVICES.match(text, begin) if begin >= 0 else None
+    if found is not None:
+        process = _process(text, begin, scope, logged)
+        names = {int(i): _text(name) for i, name in grammar.DEVICE.findall(found.group(2))}
+        logged.devices.setdefault((process, _text(found.group(1))), {}).update(names)
+
+
+def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    begin = text.rfind(b"NET/", 0, start)
+    found = grammar.VIRTUAL.match(text, begin) if begin >= 0 else None
+    if found is not None:
+        net, index, name = found.groups()
+        process = _process(text, begin, scope, logged)
+        logged.devices.setdefault((process, _text(net)), {})[int(index)] = _text(name)
+
+
+def _nvls(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    logged.nvls.add(_process(text, start, scope, logged))
+
+
+def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+    process = _process(text, start, scope, logged)
+    if process is not None:
+        logged.without_ib[process] = None
+
+
+def _process(text: bytes, begin: int, scope: str, logged: Logged) -> Process | None:
+    thread = logged.thread(scope, grammar.logger(text, begin))
+    return thread.process if thread else None
+
+
+def _text(word: bytes) -> str:
+    return word[:MAX_TEXT].decode(errors="replace")
+
+
+Reading = Callable[[bytes, int, Where, str, Logged], "Thread | None"]
+# The words that lead to a line, and who reads it.
+_LINES: dict[bytes, Reading] = {
+    b"NCCL WARN": _warn,
+    b" nranks ": _comm,
+    b" nRanks ": _nodes,
+    b"NCCL version ": _version,
+    b"Using network ": _network,
+    b": Using [": _devices,
+    b"Connected NVLS": _nvls,
+    b"NVLS comm ": _nvls,
+    b"Made virtual device [": _virtual,
+    b"NET/IB : No device found": _no_ib,
+}
+WORDS = tuple(_LINES)
+_READERS = tuple(_LINES.values())
