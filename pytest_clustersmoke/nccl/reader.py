@@ -19,6 +19,8 @@ from .model import Log, Where
 CHUNK_BYTES = 2**17
 # A line of NCCL's is at most 1 KiB; of longer ones this much around a word is looked at.
 WINDOW_BYTES = 2**11
+# Of a line in colour this much is cleaned around a word.
+COLOURED_BYTES = 600
 # A chunk with more than one word of interest in so many bytes is read line by line.
 DENSE_BYTES = 400
 MAX_CACHED = 2**16
@@ -152,8 +154,10 @@ class Reader:
         self, pattern: int, text: bytes, start: int, end: int, where: Where, whole: bool
     ) -> None:
         if b"\x1b" in text:
-            before, word = grammar.ANSI.sub(b"", text[:start]), text[start:end]
-            text = before + word + grammar.ANSI.sub(b"", text[end:])
+            before = grammar.ANSI.sub(b"", text[max(0, start - COLOURED_BYTES) : start])
+            after = grammar.ANSI.sub(b"", text[end : end + COLOURED_BYTES])
+            word = text[start:end]
+            text = before + word + after
             start, end = len(before), len(before) + len(word)
         if pattern == 0:
             self._edge(text, start, end, where, whole)
