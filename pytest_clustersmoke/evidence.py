@@ -93,7 +93,9 @@ class RankResult:
         return value if isinstance(value, int) else None
 
     def __str__(self) -> str:
-        return f"rank {self.rank} ({self.node})"
+        kind, _, index = str(self.start.get("device", "")).partition(":")
+        gpu = f", GPU {index}" if kind == "cuda" and index.isdigit() else ""
+        return f"rank {self.rank} ({self.node}{gpu})"
 
     def facts(self) -> dict[str, Any]:
         merged: dict[str, Any] = {}

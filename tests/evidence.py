@@ -57,12 +57,13 @@ class Evidence:
         return self.nodes * self.per_node
 
     def started(self, backend: str = "gloo") -> Evidence:
-        """Every rank has started and joined the process group."""
+        """Every rank has started and joined the process group; its pid is 1000 + rank."""
         for rank in range(self.world):
             node = rank // self.per_node
+            start = {"rank": rank, "node_rank": node, "node": f"n{node}", "pid": 1000 + rank}
             self.rank(
                 rank,
-                ("start", {"rank": rank, "node_rank": node, "node": f"n{node}", "host": "h"}),
+                ("start", {**start, "host": "h"}),
                 ("group", {"backend": backend, "world_size": self.world}),
             )
         return self

@@ -18,7 +18,7 @@ from pytest_clustersmoke.cluster.source import Route
 from pytest_clustersmoke.errors import near
 from pytest_clustersmoke.telemetry import METRICS
 
-TRANSPORT_FAMILIES = ("P2P", "SHM", "NET")
+TRANSPORT_FAMILIES = ("P2P", "SHM", "NET", "NVLS", "COLLNET")
 
 _PHASE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _ARGUMENT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 # the other ranks before torchrun ends them; the cost is up to this much at the end of a good run.
 MONITOR_INTERVAL_S = 0.5
 # What a login shell or a set-up line may have left, and must not reach the ranks: a build directory
-# shared with others can hold a stale lock, at which a compile waits for ever.
-NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR",)
+# shared with others can hold a stale lock, at which a compile waits for ever; NCCL's choice of
+# subsystems can hide the connections that criteria judge.
+NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS")
 # Levels of NCCL_DEBUG from which the transports can be read; NCCL takes them in any case.
 TELLING_LEVELS = ("INFO", "TRACE")
 

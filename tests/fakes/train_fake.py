@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import psutil
+from nccl import FAULTS, staged  # beside this file
 
 from pytest_clustersmoke.rundir import PhaseDir
 from pytest_clustersmoke.telemetry import EventWriter
@@ -25,6 +26,7 @@ parser.add_argument("--wait-for", type=Path, help="train on only once this file 
 parser.add_argument("--loss", default="falls", choices=["falls", "rises", "nan"])
 parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s as written")
 parser.add_argument("--say", default="", help="a fact's text")
+parser.add_argument("--nccl", choices=FAULTS, help="log as NCCL would, with this fault or none")
 given = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -47,11 +49,16 @@ events.write(
     torch="2.2.0",
     cuda=None,
     nccl=None,
-    device="cpu",
+    device=f"cuda:{os.environ['LOCAL_RANK']}" if given.nccl else "cpu",
     device_name="fake",
     init="torch",
 )
-events.write("group", backend="gloo", world_size=world, timeout_s=60)
+backend = "nccl" if given.nccl else "gloo"
+events.write("group", backend=backend, world_size=world, timeout_s=60)
+if given.nccl:
+    host, log_pid, lines = staged(given.nccl, rank, int(os.environ["LOCAL_WORLD_SIZE"]), world)
+    path = os.environ["NCCL_DEBUG_FILE"].replace("%h", host).replace("%p", str(log_pid))
+    Path(path).write_text("".join(f"{line}\n" for line in lines))
 events.write("barrier", seconds=0.01)
 events.write("fact", values={"argv": sys.argv[1:], "said": given.say})
 events.write("stage", name="train", state="begin")

@@ -1,0 +1,90 @@
+"""A network's fall-back in a whole run: submitted, launched, collected and judged as any other.
+
+The ranks are fakes that log what NCCL would: there is no NCCL without a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ..harness import Suite, lines_with
+
+INSIDE, BETWEEN = (
+    "test_transports_inside_nodes_are_those_expected",
+    "test_transports_between_nodes_are_those_expected",
+)
+
+
+@pytest.fixture
+def talking(suite: Suite) -> Suite:
+    """One phase of two nodes of two ranks, on a cluster that requires its transports."""
+    suite.cluster(
+        require=["transports"],
+        expect={
+            "small": {
+                "intra_node": ["P2P/*"],
+                "inter_node": ["NET/IB*"],
+                "forbid": ["NET/Socket"],
+                "gpudirect": "required",
+                "hca": "mlx5_*",
+            }
+        },
+    )
+    return suite
+
+
+def run(suite: Suite, fault: str) -> pytest.RunResult:
+    suite.phase(
+        base="TalkedInsideNodes, TalkedBetweenNodes",
+        nodes=2,
+        gpus_per_node=2,
+        args={"nccl": fault},
+    )
+    return suite.run("-rs")
+
+
+def test_a_healthy_cluster_is_fit(talking: Suite) -> None:
+    """Every connection is as expected: FIT, and the table shows what they are."""
+    result = run(talking, "none")
+    assert result.ret == 0
+    result.assert_outcomes(passed=4)
+    assert lines_with(result, "NET/IB/GDRDMA, P2P/CUMEM")
+
+
+@pytest.mark.parametrize(
+    ("fault", "criterion", "words"),
+    [
+        ("socket", BETWEEN, "-> rank 2 (local1, GPU 0): NET/Socket/0, forbidden by NET/Socket: "),
+        ("shm", INSIDE, "-> rank 3 (local1, GPU 1): SHM/direct/direct, expected P2P/*: "),
+        ("no_gpudirect", BETWEEN, "NET/IB/1 (mlx5_1), GPUDirect RDMA is required: nccl/0001/"),
+        ("ib_inside", INSIDE, "NET/IB/0/GDRDMA (mlx5_0), expected P2P/*: nccl/0000/"),
+    ],
+)
+def test_a_fallback_is_unfit(talking: Suite, fault: str, criterion: str, words: str) -> None:
+    """The criterion of that side fails with ranks, hosts, NIC and line; the job has passed, and the
+    other side's criterion is met."""
+    result = run(talking, fault)
+    assert result.ret == 1
+    result.assert_outcomes(passed=3, failed=1)
+    failed = [
+        case for case, said in talking.record()["phases"][0]["criteria"].items() if said == "failed"
+    ]
+    assert failed == [criterion]
+    assert lines_with(result, words), result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no_edges", "NCCL logged no connection inside a node: it connects when"),
+        ("no_log", "NCCL logged no connection inside a node: its logs are missing or empty"),
+        ("lost_rank", "rank 3 of its communicator is no known rank of the phase"),
+    ],
+)
+def test_what_cannot_be_seen_is_inconclusive(talking: Suite, fault: str, words: str) -> None:
+    """Both criteria are not measured, and the verdict says so with its own exit status."""
+    result = run(talking, fault)
+    assert result.ret == 6
+    result.assert_outcomes(passed=2, skipped=2)
+    assert lines_with(result, words), result.stdout.str()
+    assert result.outlines[-1] == "INCONCLUSIVE: 1 of 1 phases (small: transports not measured)"
