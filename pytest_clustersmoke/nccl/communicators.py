@@ -96,13 +96,17 @@ class Communicators:
             else:
                 nameless[init.ranks].append(init)
         for (name, ranks), inits in by_id.items():
+            if len({(init.rank, init.process) for init in inits}) > len({i.rank for i in inits}):
+                # Splits of one parent and colour share a name before 2.23.
+                self._nameless(ranks, inits, name)
+                continue
             draft = self._draft(name, ranks)
             for init in inits:
                 self._join(draft, init)
         for ranks, inits in nameless.items():
             self._nameless(ranks, inits)
 
-    def _nameless(self, ranks: int, inits: list[Init]) -> None:
+    def _nameless(self, ranks: int, inits: list[Init], name: str | None = None) -> None:
         """Before 2.17 nothing names a communicator. Where each rank is one process, the k-th inits
         belong together; where a rank is several, there are several, and who is whose is open."""
         by_rank: dict[int, list[Init]] = defaultdict(list)
@@ -112,7 +116,7 @@ class Communicators:
         most = max(crowds.values())
         if most == 1:
             for turn in range(max(map(len, by_rank.values()))):
-                draft = self._draft(None, ranks)
+                draft = self._draft(name, ranks)
                 for group in by_rank.values():
                     if turn < len(group):
                         self._join(draft, group[turn])
@@ -120,7 +124,7 @@ class Communicators:
         seed = next(rank for rank in sorted(crowds) if crowds[rank] == most)
         drafts = []
         for init in by_rank.pop(seed):
-            drafts.append(self._draft(None, ranks))
+            drafts.append(self._draft(name, ranks))
             self._join(drafts[-1], init)
         for init in (one for group in by_rank.values() for one in group):
             self._claims[init.process] += [Claim(draft, init.rank, init) for draft in drafts]

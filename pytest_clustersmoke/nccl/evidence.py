@@ -110,6 +110,7 @@ class Logged:
         self._variant_index: dict[Variant, int] = {}
         self._hosts: set[tuple[str, str]] = set()
         self._inits: dict[tuple[Process | None, str, int, str | None], Init] = {}
+        self._parents: dict[tuple[Process | None, str], Init] = {}
         self._newest: dict[tuple[Process | None, str, int], Init] = {}
 
     # -- Who ---------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class Logged:
         if known is None or (known.completed is not None and (begins or one.comm_id is None)):
             one.index = len(self.inits)
             self.inits.append(one)
-            self._inits[key] = self._newest[key[:3]] = known = one
+            self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = known = one
             if thread is not None:
                 thread.state.inits.append(one.index)
         if begins:

@@ -10,7 +10,7 @@ from .model import Process, Where
 
 MAX_TEXT = 1000
 # A statement's words stand within so many bytes of the word that leads to it.
-AROUND = 160
+AROUND = 300
 
 
 def read(
@@ -37,17 +37,21 @@ def _comm(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> 
     found = grammar.COMM.search(text, max(0, start - AROUND), start + AROUND)
     if found is None:
         return None
-    pointer, rank, ranks, cuda, nvml, bus, comm_id, state = found.groups()
+    pointer, rank, ranks, cuda, nvml, bus, parent, split, colour, comm_id, state = found.groups()
     if int(rank) >= int(ranks):
         return None
     thread = logged.thread(scope, grammar.logger(text, found.start()))
+    process = thread.process if thread else None
+    name = _text(comm_id) if comm_id and int(comm_id, 16) else None
+    if name is None and parent and split and colour:
+        name = logged.child(process, _text(parent), f"{_text(split)}/{_text(colour)}")
     one = Init(
         index=-1,
-        process=thread.process if thread else None,
+        process=process,
         pointer=_text(pointer),
         rank=int(rank),
         ranks=int(ranks),
-        comm_id=_text(comm_id) if comm_id else None,
+        comm_id=name,
         cuda_device=int(cuda) if cuda else None,
         nvml_device=int(nvml) if nvml else None,
         bus_id=_text(bus) if bus else None,
