@@ -207,6 +207,12 @@ class Logged:
                 thread.completed.append(known.index)
                 thread.open = None
 
+    def child(self, process: Process | None, parent: str, which: str) -> str | None:
+        """A name for what was split from a communicator, the same on all its ranks; None where the
+        parent's is not known."""
+        known = self._parents.get((process, parent))
+        return f"{known.comm_id}/{which}" if known and known.comm_id else None
+
     def nodes(
         self, process: Process | None, pointer: str, rank: int, told: tuple[int, int]
     ) -> None:

@@ -46,7 +46,8 @@ COMM = re.compile(
     rb"(?: cudaDev (\d{1,9}))?(?: nvmlDev (\d{1,9}))?(?: busId ([0-9a-f]+))?"
     # Of a split: its parent, from 2.23 on instead of an id of its own.
     rb"(?: parent (0x[0-9a-f]+))?(?: (?:split|child)Count (\d{1,9}))?(?: color (-?\d{1,10}))?"
-    rb"(?: key -?\d{1,10})?(?: commId (0x[0-9a-f]+))? ?- ((?:Init START)|(?:(?:Init |Abort |Destroy )?COMPLETE))"
+    rb"(?: key -?\d{1,10})?(?: commId (0x[0-9a-f]+))? ?- "
+    rb"(Init START|(?:Init |Abort |Destroy )?COMPLETE)"
 )
 NODES = re.compile(
     rb"comm (0x[0-9a-f]+) rank (\d{1,7}) nRanks (\d{1,7}) nNodes (\d{1,7}) localRanks \d{1,7}"
