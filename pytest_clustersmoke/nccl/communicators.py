@@ -8,6 +8,7 @@ they are all named; where it leaves none, none is.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from .model import Communicator, Member, Process
 
 # From here on connections are made when a collective first needs them (NCCL_RUNTIME_CONNECT).
 LAZY_FROM = (2, 22)
+VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
 @dataclass
@@ -63,7 +65,8 @@ class Communicators:
         self._logged = logged
         self.drafts: list[Draft] = []
         self._claims: dict[Process | None, list[Claim]] = defaultdict(list)
-        versions = [tuple(map(int, v.split(".")[:2])) for v in logged.versions]
+        numbers = [VERSION.match(version) for version in logged.versions]
+        versions = [(int(found[1]), int(found[2])) for found in numbers if found]
         self._lazy = min(versions) >= LAZY_FROM if versions else None
         self._from_inits()
         if not self.drafts:

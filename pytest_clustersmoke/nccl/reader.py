@@ -89,8 +89,11 @@ class Reader:
             carry = chunk[cut:]
         self._scan(carry, line)
 
-    def log(self) -> Log:
-        """What was read so far, put together."""
+    def log(self, version: str | None = None) -> Log:
+        """What was read so far, put together. `version` is NCCL's, where the logs do not tell it:
+        it decides whether edges are those of the init around them."""
+        if version is not None and not self._logged.versions:
+            self._logged.versions[version] = None
         return self._logged.log()
 
     # -- Lines -------------------------------------------------------------------------------------
