@@ -14,7 +14,8 @@ import math
 from fnmatch import fnmatchcase
 from statistics import fmean
 
-from .evidence import fail
+from .environment import unmatched_interfaces
+from .evidence import Unmeasured, fail
 from .result import PhaseResult
 
 # A loss must fall by this share from its first steps to its last: the data of the programs can be
@@ -55,6 +56,14 @@ class Started:
         if kinds == {"cuda"} and wanted not in ANY_GPU:
             models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
             assert set(models.values()) == {wanted}, f"expected {wanted}: {models}"
+
+    def test_pinned_interfaces_are_on_every_node(self, phase: PhaseResult) -> None:
+        """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""
+        untold = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
+        if untold:
+            raise Unmeasured("environment", f"{', '.join(untold)} told of no interfaces")
+        missing = unmatched_interfaces(phase)
+        assert not missing, "\n".join(map(str, missing))
 
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseResult) -> None:
         """All ranks run the same versions, and those of the cluster's `expect`."""

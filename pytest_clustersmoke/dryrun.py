@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .environment import remarks
+from .environment import planned
 from .launch.torchrun import defaults, describe, launcher_environment
 from .rundir import PhaseDir, RunDir
 from .submit import make_backend, make_spec
@@ -56,7 +56,8 @@ def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterato
     for name, value in defaults(directory, "$NODE_RANK").items():
         if name not in phase.env_set:
             yield f"{name}={value}    # the launcher, unless it is set"
-    yield from remarks(phase)
+    for remark in planned(phase, profile, os.environ):
+        yield str(remark)
 
 
 def _sources(phase: Phase) -> Iterator[str]:

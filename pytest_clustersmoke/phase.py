@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import environment
 from .errors import Problem, near
 from .marker import Marked, size_mark
 
@@ -299,4 +300,5 @@ def resolve_all(
     phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
     for phase in phases.values():
         problems += misfits(phase, profile)
+        problems += environment.problems(phase, profile)
     return phases, problems

@@ -166,6 +166,7 @@ class Suite:
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = run
+        self._tell_environment(phases)
         self.session = JobSession(run, self.profile, phases, backend)
         self._catch_signals()
         self.session.start()
@@ -199,13 +200,25 @@ class Suite:
             traceback.print_exception(error.__cause__)
             pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
 
+    def _tell_environment(self, phases: Iterable[Phase]) -> None:
+        """What is to be said of the variables that the nodes will see, each once for all phases."""
+        from . import environment
+
+        planned = {one.name: environment.planned(one, self.profile, os.environ) for one in phases}
+        for line in environment.lines(environment.grouped(planned)):
+            self._say(line)
+
     def _show(self, progress: Progress) -> None:
+        self._say(f"  {progress.phase}: {progress.text}")
+
+    def _say(self, line: str) -> None:
+        """A line between pytest's own, while items run."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.verbosity >= 0:
             capture = self.config.pluginmanager.get_plugin("capturemanager")
             with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
                 reporter.ensure_newline()
-                reporter.write_line(f"  {progress.phase}: {progress.text}")
+                reporter.write_line(line)
 
     def run_job(self, item: JobItem) -> None:
         result = self.result_of(item)

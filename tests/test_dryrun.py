@@ -102,12 +102,27 @@ def test_the_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPa
         "unset NCCL_SOCKET_IFNAME",
     ):
         assert line in result.outlines, line
-    (torchrun,) = lines_with(result, "torchrun --nnodes 4 --node-rank $NODE_RANK")
+    lines = lines_with(result, "torchrun --nnodes 4 --node-rank $NODE_RANK")
+    (torchrun,) = [line for line in lines if "train_zero.py" in line]
     words = shlex.split(torchrun)
     assert words[words.index("--hidden-size") + 1] == "4096"
     assert words[words.index("--layers") + 1] == "8"
     assert lines_with(result, "lora_sft_ddp is not on gilbreth: needs 8 GPUs a node, it has 2")
     assert not [line for line in result.outlines if line.startswith("#SBATCH --signal")]
+
+
+def test_the_plan_tells_of_the_variables(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the variables stand remarks on them, each with who set it; values are told plain."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth\x1b[31m")
+    suite.cluster(env={"common": {"set": {"GLOO_SOCKET_IFNAM": "lo"}}})
+    suite.phase()
+    result = suite.run("--cluster-dry-run")
+    start = result.outlines.index("--- environment of the node")
+    section = result.outlines[start : result.outlines.index("--- torchrun line, on each node")]
+    (unknown,) = [line for line in section if "did you mean `GLOO_SOCKET_IFNAME`?" in line]
+    assert unknown.startswith("warning: cluster.yaml:")
+    (leak,) = [line for line in section if "reaches the nodes" in line]
+    assert leak.startswith("warning: this shell: GLOO_SOCKET_IFNAME=eth\ufffd[31m reaches ")
 
 
 def test_a_plan_is_quoted_for_the_shell(suite: Suite) -> None:

@@ -67,3 +67,54 @@ def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(subprocess, "Popen", started)
     found = facts.gather(0, "n0")
     assert found["gpus"] is None and json.dumps(found)
+
+
+def test_variables_that_the_ranks_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's, torch's and gloo's variables are kept, and no others; what may be a secret is not."""
+    monkeypatch.setattr(
+        os,
+        "environ",
+        {
+            "PATH": "/nowhere",
+            "NCCL_ALGO": "Ring",
+            "TORCH_NCCL_NAN_CHECK": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "GLOO_LICENSE_KEY": "hush",
+            "HF_TOKEN": "hush",
+        },
+    )
+    assert facts.gather(0, "n0")["variables"] == {
+        "GLOO_LICENSE_KEY": "(hidden)",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_ALGO": "Ring",
+        "TORCH_NCCL_NAN_CHECK": "1",
+    }
+
+
+def test_nccls_files_are_read_as_nccl_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that NCCL_CONF_FILE names, then the node's: NAME=VALUE lines, the first of a name
+    counting; a comment, a line without `=`, and another program's variable are passed over."""
+    mine, nodes = tmp_path / "mine.conf", tmp_path / "nccl.conf"
+    mine.write_text("#NCCL_PROTO=LL\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\nPATH=/x\nNCCL_NET\n")
+    nodes.write_bytes(b"NCCL_SOCKET_IFNAME==eth0\nNCCL_NET=\xff")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(mine))
+    monkeypatch.setattr(facts, "NCCL_CONF", str(nodes))
+    assert facts.gather(0, "n0")["nccl_conf"] == {
+        str(mine): {"NCCL_ALGO": "Ring"},
+        str(nodes): {"NCCL_NET": "\ufffd", "NCCL_SOCKET_IFNAME": "=eth0"},
+    }
+
+
+def test_a_file_of_nccl_that_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO, a directory or nothing of that name is passed over, and not waited for."""
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.setattr(facts, "NCCL_CONF", str(tmp_path / "none"))
+    for path in (tmp_path / "fifo", tmp_path):
+        monkeypatch.setenv("NCCL_CONF_FILE", str(path))
+        assert facts.gather(0, "n0")["nccl_conf"] == {}
+
+
+def test_interfaces_have_their_addresses() -> None:
+    """Loopback has an IPv4 address, and a list of the others, empty where there are none."""
+    loopback = facts.gather(0, "n0")["interfaces"]["lo"]
+    assert loopback["ipv4"] == ["127.0.0.1"] and isinstance(loopback["ipv6"], list)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.report.terminal import printable
+from pytest_clustersmoke.report.terminal import printable, write_summary
 
 from .harness import Suite, properties
 
@@ -49,6 +49,31 @@ def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
     (run,) = suite.runs()
     assert not (run / "phases" / "good" / "output").exists()
     assert (run / "phases" / "bad" / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [
+        ("samples_per_s", "0.5200 samples/s"),
+        ("tokens_per_s_per_rank", "0.5200 tokens/s"),
+        ("busbw_gb_per_s", "0.5200 GB/s bus"),
+    ],
+)
+def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> None:
+    """Samples, tokens or bus bandwidth, each with its unit."""
+    lines: list[str] = []
+
+    class Reporter:
+        def section(self, *_: object, **__: object) -> None: ...
+
+        def write_line(self, line: str, **_: object) -> None:
+            lines.append(line)
+
+    measured = {metric: {"value": 0.52, "met": None}}
+    phase = {"phase": "p", "outcome": "passed", "nodes": [], "transport": "", "metrics": measured}
+    record = {"cluster": "c", "run_id": "r", "phases": [phase], "absent_phases": []}
+    write_summary(Reporter(), {**record, "verdict": "FIT", "sentence": "FIT"}, "report: here")
+    assert shown in lines[1]
 
 
 def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import re
 import resource
 import shutil
@@ -18,6 +19,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from ..environment.names import of_families
 
 PACKAGES = (
     "pytest-clustersmoke",
@@ -35,6 +38,9 @@ PACKAGES = (
 )
 GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id")
 NVIDIA_SMI_TIMEOUT_S = 20
+# NCCL's own configuration file for the whole node; of its users' only so much is read.
+NCCL_CONF = "/etc/nccl.conf"
+MAX_CONF_BYTES = 64 * 2**10
 
 
 def gather(node_rank: int, node_name: str) -> dict[str, Any]:
@@ -55,6 +61,9 @@ def gather(node_rank: int, node_name: str) -> dict[str, Any]:
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "interfaces": _interfaces(),
         "rdma_ports": _rdma_ports(),
+        # What the ranks inherit; the launcher's own (NCCL_DEBUG_FILE and the like) come on top.
+        "variables": of_families(os.environ),
+        "nccl_conf": _nccl_conf(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -123,6 +132,7 @@ def _interfaces() -> dict[str, dict[str, Any]]:
             "up": name in states and states[name].isup,
             "speed_mbit": states[name].speed if name in states else None,
             "ipv4": [one.address for one in entries if one.family == socket.AF_INET],
+            "ipv6": [one.address for one in entries if one.family == socket.AF_INET6],
         }
         for name, entries in addresses.items()
     }
@@ -140,6 +150,32 @@ def _rdma_ports() -> list[dict[str, str | None]]:
         }
         for port in ports
     ]
+
+
+def _nccl_conf() -> dict[str, dict[str, str]]:
+    """What NCCL's configuration files set, the one that wins first: NCCL takes from them what
+    the environment does not set. As its setEnvFile reads them (src/misc/param.cc)."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = ""
+    users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
+    found = {}
+    for path in filter(None, (users, NCCL_CONF)):
+        if not Path(path).is_file():  # a FIFO of that name would be waited on for ever
+            continue
+        try:
+            with Path(path).open(errors="replace") as stream:
+                lines = stream.read(MAX_CONF_BYTES).split("\n")
+        except OSError:
+            continue
+        pairs: dict[str, str] = {}
+        for line in lines:
+            name, is_setting, value = line.partition("=")
+            if is_setting and not line.startswith("#"):
+                pairs.setdefault(name, value)
+        found[path] = of_families(pairs)
+    return found
 
 
 def _text(path: str | Path) -> str | None:

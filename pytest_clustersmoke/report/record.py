@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..environment import seen
 from ..references import compare
 from ..result import PhaseResult, collect
 
@@ -56,7 +59,15 @@ def phase_record(result: PhaseResult, suite: Suite) -> dict[str, Any]:
         ],
         "transport": result.transport_summary(),
         "metrics": metrics,
+        "remarks": _remarks(result, suite),
         "stage_seconds": result.stage_seconds(),
         "criteria": suite.tally.criteria.get(result.name, {}),
         "not_measured": sorted(suite.tally.unmeasured.get(result.name, set())),
     }
+
+
+def _remarks(result: PhaseResult, suite: Suite) -> list[dict[str, Any]]:
+    """What is to be said of the variables that the nodes saw."""
+    phase = suite.phases.get(result.name)
+    found = seen(result, phase, suite.profile, os.environ) if phase else []
+    return [asdict(remark) for remark in found]

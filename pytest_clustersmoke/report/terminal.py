@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..environment import Remark, grouped, lines
 from ..references import show
 from ..verdict import FIT, UNFIT
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("phase", "outcome", "nodes", "queue s", "run s", "steps/s", "rate", "GiB", "transport")
 NUMBERS = {"queue s", "run s", "steps/s", "rate", "GiB"}
+MAX_WARNINGS = 10
 
 
 def job_failure(result: PhaseResult) -> str:
@@ -47,11 +49,27 @@ def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None
         reporter.write_line(printable("  ".join([*cells, row[-1]]).rstrip()), red=failed)
     for line in record["absent_phases"]:
         reporter.write_line(line)
+    for line in _warnings(record["phases"]):
+        reporter.write_line(printable(line), yellow=True)
     reporter.write_line(report)
     verdict = record["verdict"]
     colour = {"green": verdict == FIT, "red": verdict == UNFIT, "yellow": True}
     first = next(name for name, wanted in colour.items() if wanted)
     reporter.write_line(record["sentence"], bold=True, **{first: True})
+
+
+def _warnings(phases: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The warnings about the nodes' variables, equal ones once, and how many more there are."""
+    by_phase = {
+        str(phase["phase"]): [
+            Remark(**one) for one in phase.get("remarks", []) if one["severity"] == "warning"
+        ]
+        for phase in phases
+    }
+    found = lines(grouped(by_phase))
+    more = len(found) - MAX_WARNINGS
+    told = [f"... and {more} more in report.json"] if more > 0 else []
+    return found[:MAX_WARNINGS] + told
 
 
 def _row(phase: Mapping[str, Any]) -> list[str]:
@@ -63,6 +81,8 @@ def _row(phase: Mapping[str, Any]) -> list[str]:
     rate = value("samples_per_s", " samples/s")
     if "tokens_per_s_per_rank" in metrics:
         rate = value("tokens_per_s_per_rank", " tokens/s")
+    if "busbw_gb_per_s" in metrics:
+        rate = value("busbw_gb_per_s", " GB/s bus")
     return [
         str(phase["phase"]),
         str(phase["outcome"]),

@@ -22,6 +22,7 @@ CRITERIA = UNMEASURED | {
     "test_all_ranks_passed_the_barrier",
     "test_every_rank_has_a_device_of_its_own",
     "test_all_ranks_run_the_versions_expected",
+    "test_pinned_interfaces_are_on_every_node",
     "test_all_steps_are_done",
     FINITE,
     FALLS,
