@@ -12,7 +12,7 @@ The way of the data, and where each step lives:
     cluster/        cluster.yaml -> checked, frozen profile
     marker.py       what a phase's marker says
     phase.py        marker + profile -> frozen phase
-    environment.py  what can be said of a node's variables
+    environment/    the check of NCCL's, torch's and gloo's variables
     dryrun.py       all that would be submitted, and where each value came from
     preflight.py    what can be known to fail before anything is submitted
     session.py      one run: submits all, watches, tells results, cancels what is left
@@ -26,6 +26,9 @@ The way of the data, and where each step lives:
     criteria.py     criteria that hold of any phase that trains
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used
+    nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
+    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
+                    sweep.py: sizes and bandwidths by nccl-tests' definitions
     references.py   bounds on metrics
     diagnose.py     evidence of a failure -> findings (findings.py); suspects.py: which rank the
                     others waited for

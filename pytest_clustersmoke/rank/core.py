@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..telemetry import METRICS
 from . import checkpoint, group
 from .device import choose_device, start_facts
 from .dumps import Dumps, leave_soon
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 Result = TypeVar("Result")
+# A step that takes longer than this is marked again while it lasts.
+MARK_AGAIN_S = 1.0
 
 
 class Rank:
@@ -46,6 +49,7 @@ class Rank:
         self._voice = Voice(place)
         self._output_dir: Path | None = None
         self._began = time.monotonic()
+        self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
 
     @classmethod
     @contextmanager
@@ -211,6 +215,30 @@ class Rank:
         result = self.stage("probe", probe.run)
         self._voice.event("gradients", **result)
         return bool(result["synced"])
+
+    # -- Programs that are no training loop --------------------------------------------------------
+
+    def mark(self, step: int, steps: int) -> None:
+        """Mark progress, inside `rank.stage("train", ...)`: `step` of `steps` are done.
+
+        The same step may be marked again, as often as the program likes, while the next one lasts:
+        a mark a second is written, so that slow is not taken for hung.
+        """
+        done, at = self._marked
+        if step != done or time.monotonic() - at >= MARK_AGAIN_S:
+            self._marked = step, time.monotonic()
+            self._voice.event("step", step=step, steps=steps)
+
+    def measured(self, what: str, **values: Any) -> None:
+        """Record one measurement as an event of its own, on its way before this returns."""
+        self._voice.event("measured", what=what, **values)
+
+    def metrics(self, **values: float) -> None:
+        """Record the phase's metrics, all at once, by their names in `telemetry.METRICS`."""
+        unknown = set(values) - set(METRICS)
+        if unknown:
+            raise ValueError(f"unknown metrics {sorted(unknown)}; known: {', '.join(METRICS)}")
+        self._voice.event("metrics", values=values)
 
     # -- Checkpoints -------------------------------------------------------------------------------
 

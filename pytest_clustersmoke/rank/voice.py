@@ -43,6 +43,8 @@ def _line(name: str, fields: dict[str, Any]) -> str:
     if name == "stage":
         return f"{name} {fields['name']}: {fields['seconds']:.2f} s" if "seconds" in fields else ""
     if name == "step":
+        if "steps_per_s" not in fields:  # marked by a program that prints what it measures itself
+            return ""
         loss = fields.get("loss")
         tail = "" if loss is None else f"  loss {loss:.4f}"
         return f"step {fields['step']}/{fields['steps']}{tail}"

@@ -28,6 +28,7 @@ from pytest_clustersmoke.cluster import json_schema as schema
 ROOT = Path(__file__).parents[2]
 LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
 LORA = ("lora_sft_ddp", "lora_sft_2node")
+SWEEP = ("allreduce_1node", "allreduce_multinode")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +49,18 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 
 @pytest.mark.parametrize(
     ("name", "phases"),
-    [("local", LADDER + LORA), ("lab", LADDER + LORA), ("gilbreth", LADDER), ("nebius", LORA)],
+    [
+        ("local", LADDER + LORA + SWEEP),
+        ("lab", LADDER + LORA + SWEEP),
+        ("gilbreth", LADDER + SWEEP),
+        ("nebius", LORA + SWEEP),
+    ],
 )
 def test_profiles_list_their_phases(
     shipped: ClusterFile, name: str, phases: tuple[str, ...]
 ) -> None:
-    """Small machines run the whole ladder, the documents' clusters what they documented."""
+    """Small machines run the whole ladder, the documents' clusters what they documented, and
+    every one measures its collectives."""
     assert tuple(shipped.profile(name).phases) == phases
 
 
@@ -68,9 +75,12 @@ def test_account_and_directory_can_be_chosen_from_outside() -> None:
 
 
 def test_gilbreth_asks_for_what_the_job_headers_ask_for(shipped: ClusterFile) -> None:
-    """Resources by phase are those of each job's own header."""
+    """Resources by phase are those of each job's own header; the sweep of collectives, which the
+    guide has not, follows the jobs of its own number of nodes."""
     phases = shipped.profile("gilbreth").phases
     resources = {name: (p.nodes, p.gpus_per_node, dict(p.slurm)) for name, p in phases.items()}
+    assert resources.pop("allreduce_1node") == resources["ddp_2gpu"]
+    assert resources.pop("allreduce_multinode") == resources["zero1_4node"]
     keys = ("qos", "cpus_per_task", "mem", "time")
     assert resources == {
         "mlp_1gpu": (1, 1, dict(zip(keys, ("standby", 8, "50G", "00:30:00"), strict=True))),
@@ -103,12 +113,27 @@ def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None
         assert (memory.lower, memory.upper) == (None, 0.1)
 
 
+@pytest.mark.parametrize("name", ["gilbreth", "nebius"])
+def test_transports_are_expected_of_every_phase_that_has_any(
+    shipped: ClusterFile, name: str
+) -> None:
+    """Where transports are required, each phase of several ranks says which."""
+    profile = shipped.profile(name)
+    assert "transports" in profile.require
+    for phase, chosen in profile.phases.items():
+        expect = profile.expect[phase]
+        several_nodes = (chosen.nodes or 1) > 1
+        assert bool(expect.intra_node) is ((chosen.gpus_per_node or 1) > 1), phase
+        assert bool(expect.inter_node) is several_nodes and bool(expect.versions), phase
+
+
 def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
     """Two nodes talk over TCP on eth0, and the expectation says so."""
     profile = shipped.profile("nebius")
     assert profile.env.multi_node.set["NCCL_NET"] == "Socket"
     assert profile.env.single_node.set == {"NCCL_SOCKET_IFNAME": "^lo,docker0"}
-    assert profile.expect["lora_sft_2node"].inter_node == ("NET/Socket",)
+    for phase in ("lora_sft_2node", "allreduce_multinode"):
+        assert profile.expect[phase].inter_node == ("NET/Socket",)
     assert profile.slurm == {
         "partition": "gpu", "mem": 0, "cpus_per_task": 64, "time": "01:00:00",
     }  # fmt: skip

@@ -11,12 +11,17 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-from nccl import FAULTS, staged  # beside this file
 
 from pytest_clustersmoke.rundir import PhaseDir
 from pytest_clustersmoke.telemetry import EventWriter
+
+if TYPE_CHECKING:
+    from tests.fakes.nccl import FAULTS, staged
+else:  # torchrun puts this file's own folder on the path
+    from nccl import FAULTS, staged
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)

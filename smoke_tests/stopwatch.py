@@ -1,0 +1,85 @@
+"""How long one call of a collective takes, as nccl-tests times it: batches of calls, the device
+synchronised at both ends of each batch.
+
+nccl-tests gives the mean over ranks unless told otherwise (its `-a`); here the slowest rank's time
+stands, and of several batches the median, so that one hiccup is neither a result nor a dip.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from pytest_clustersmoke.rank import Rank
+
+# A batch has fewer iterations than asked for where they would take longer than this: on a slow
+# network a size would else take minutes, and prove nothing more.
+BATCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call."""
+
+    seconds: float  # the slowest rank's, the median over batches
+    own_seconds: float  # this rank's own, likewise
+    iterations: int
+
+
+class Stopwatch:
+    """All ranks time together: all of them call `time` and `slowest` in the same order."""
+
+    def __init__(self, rank: Rank, iterations: int, warmup: int, repeats: int) -> None:
+        self.rank = rank
+        self.iterations, self.warmup, self.repeats = iterations, warmup, repeats
+        self.done, self.steps = 0, 0  # for the marks of progress: measurements, of how many
+
+    def time(self, call: Callable[[], object] | None) -> Timing:
+        """Time a call that has been made once already, so that its connections are there.
+
+        A rank without a call only keeps step. After each batch there is a mark of progress.
+        """
+        (first_s,) = self.slowest([self.batch(call, 1)])
+        iterations = max(1, min(self.iterations, int(BATCH_S / max(first_s, 1e-9))))
+        self.rank.mark(self.done, self.steps)
+        self.batch(call, min(self.warmup, iterations))
+        own = []
+        for _ in range(self.repeats):
+            self.rank.barrier()  # or the first ranks' time would hold their wait for the last
+            own.append(self.batch(call, iterations))
+            self.rank.mark(self.done, self.steps)
+        timing = Timing(median(self.slowest(own)), median(own), iterations)
+        self.done += 1
+        self.rank.mark(self.done, self.steps)
+        return timing
+
+    def batch(self, call: Callable[[], object] | None, count: int) -> float:
+        """Seconds of one of `count` calls on this rank."""
+        if call is None or not count:
+            return 0.0
+        if self.rank.device.type == "cpu":  # gloo's calls return when they are done
+            began = time.perf_counter()
+            for _ in range(count):
+                call()
+            return (time.perf_counter() - began) / count
+        torch.cuda.synchronize(self.rank.device)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(count):
+            call()
+        end.record()
+        end.synchronize()
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1000 / count
+
+    def slowest(self, values: list[float]) -> list[float]:
+        """The largest of each value over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.rank.device)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        found: list[float] = tensor.tolist()
+        return found

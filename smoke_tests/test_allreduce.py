@@ -1,0 +1,59 @@
+"""Collectives from 8 B to 1 GiB, inside a node and over several, and each pair of nodes."""
+
+import pytest
+
+from pytest_clustersmoke import bandwidth, pairs
+from pytest_clustersmoke.criteria import Started, TalkedBetweenNodes, TalkedInsideNodes, Trained
+from pytest_clustersmoke.result import PhaseResult
+
+SIZES = {"max_bytes": 2**30, "factor": 2, "iterations": 20, "warmup": 5, "repeats": 5}
+
+
+class Swept(Started, TalkedInsideNodes):
+    """All-reduce, all-gather, reduce-scatter and all-to-all: right, and as fast as they should be.
+
+    The bars are the best of all sizes and named sizes. nccl-tests' average over all sizes is none:
+    the small ones pull it to where nothing can be told of a link.
+    """
+
+    def test_every_collective_is_correct(self, phase: PhaseResult) -> None:
+        bandwidth.check_results(phase)
+
+    def test_every_size_is_measured(self, phase: PhaseResult) -> None:
+        bandwidth.check_sizes(phase)
+
+    def test_bandwidths_follow_from_the_times(self, phase: PhaseResult) -> None:
+        bandwidth.check_metrics_follow(phase)
+
+    def test_bandwidth_meets_the_reference(self, phase: PhaseResult) -> None:
+        Trained.check_metrics(phase, *bandwidth.metric_names(phase))
+
+    def test_latency_meets_the_reference(self, phase: PhaseResult) -> None:
+        Trained.check_metrics(phase, "latency_us")
+
+    def test_all_ranks_are_equally_fast(self, phase: PhaseResult) -> None:
+        bandwidth.check_spread(phase)
+
+    def test_bandwidth_does_not_fall_as_sizes_grow(self, phase: PhaseResult) -> None:
+        bandwidth.check_dips(phase)
+
+
+@pytest.mark.phase("allreduce_1node", script="train_allreduce.py", gpus_per_node=2, args=SIZES)
+class TestAllReduceOnOneNode(Swept):
+    """Inside a node: NVLink, PCIe or shared memory."""
+
+
+@pytest.mark.phase(
+    "allreduce_multinode", script="train_allreduce.py", nodes=4, gpus_per_node=2, args=SIZES
+)
+class TestAllReduceOverNodes(Swept, TalkedBetweenNodes):
+    """Between nodes, all together and two by two."""
+
+    def test_every_pair_of_nodes_is_measured(self, phase: PhaseResult) -> None:
+        pairs.check_all_measured(phase)
+
+    def test_no_pair_of_nodes_is_slow(self, phase: PhaseResult) -> None:
+        pairs.check_none_is_slow(phase)
+
+    def test_slowest_pair_meets_the_reference(self, phase: PhaseResult) -> None:
+        Trained.check_metrics(phase, "pair_bandwidth_min_gb_per_s")

@@ -1,0 +1,123 @@
+"""How the all-reduce phases time: batches, the slowest rank, the median, marks of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from smoke_tests.stopwatch import BATCH_S, Stopwatch
+
+
+class FakeRank:
+    """A rank that notes what is asked of it."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.marks: list[tuple[int, int]] = []
+        self.barriers = 0
+
+    def mark(self, step: int, steps: int) -> None:
+        self.marks.append((step, steps))
+
+    def barrier(self) -> None:
+        self.barriers += 1
+
+
+def stopwatch(rank: FakeRank, iterations: int = 20, warmup: int = 5, repeats: int = 3) -> Stopwatch:
+    return Stopwatch(rank, iterations, warmup, repeats)  # type: ignore[arg-type]
+
+
+class Scripted(Stopwatch):
+    """Its batches take what a script says, and the other ranks are as slow as another says."""
+
+    script: list[float]
+    others: list[float]
+
+    def batch(self, call: Callable[[], object] | None, count: int) -> float:
+        self.counts = [*getattr(self, "counts", []), count]
+        return self.script.pop(0)
+
+    def slowest(self, values: list[float]) -> list[float]:
+        theirs = [self.others.pop(0) for _ in values]
+        return [max(pair) for pair in zip(values, theirs, strict=True)]
+
+
+def scripted(script: list[float], others: list[float]) -> tuple[Scripted, FakeRank]:
+    rank = FakeRank()
+    watch = Scripted(rank, 20, 5, 3)  # type: ignore[arg-type]
+    watch.script, watch.others, watch.steps = script, others, 7
+    return watch, rank
+
+
+def test_the_slowest_rank_of_each_batch_and_then_the_median() -> None:
+    """One hiccup, of this rank or of another, does not become the time."""
+    watch, _ = scripted([0.001, 0.0, 0.004, 0.9, 0.002], [0.001, 0.003, 0.003, 0.9])
+    timing = watch.time(lambda: None)
+    assert timing.seconds == 0.9  # (0.004, 0.9, 0.9): two of three batches had a hiccup somewhere
+    assert timing.own_seconds == 0.004
+    watch, _ = scripted([0.001, 0.0, 0.004, 0.9, 0.002], [0.001, 0.003, 0.003, 0.005])
+    assert watch.time(lambda: None).seconds == 0.005
+
+
+@pytest.mark.parametrize(
+    ("first_s", "counts"),
+    [(1e-4, [1, 5, 20, 20, 20]), (BATCH_S / 8, [1, 5, 8, 8, 8]), (9.0, [1, 1, 1, 1, 1])],
+)
+def test_slow_calls_have_fewer_iterations(first_s: float, counts: list[int]) -> None:
+    """All ranks take as many as the slowest first call allows, and at least one."""
+    watch, _ = scripted([0.0, 0.0, 1.0, 1.0, 1.0], [first_s, 1.0, 1.0, 1.0])
+    timing = watch.time(lambda: None)
+    assert watch.counts == counts and timing.iterations == counts[-1]
+
+
+def test_every_batch_starts_together_and_marks_progress() -> None:
+    """A barrier before each batch; marks while a measurement lasts, and one when it is done."""
+    watch, rank = scripted([0.0] * 5, [1e-3] * 4)
+    watch.time(lambda: None)
+    assert rank.barriers == 3
+    assert rank.marks == [(0, 7)] * 4 + [(1, 7)]
+
+
+def test_a_batch_on_cpu_is_the_mean_of_its_calls() -> None:
+    """As many calls as asked for; a rank without a call takes no time."""
+    calls: list[int] = []
+    watch = stopwatch(FakeRank())
+    assert watch.batch(lambda: calls.append(1), 4) > 0 and len(calls) == 4
+    assert watch.batch(None, 4) == 0.0
+    assert watch.batch(lambda: calls.append(1), 0) == 0.0 and len(calls) == 4
+
+
+def test_a_batch_on_a_gpu_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is synchronised before the first event and after the last; no call in between
+    waits for it."""
+    said: list[str] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            Event.made += 1
+            self.name = f"event {Event.made}"
+
+        def record(self) -> None:
+            said.append(f"record {self.name}")
+
+        def synchronize(self) -> None:
+            said.append(f"wait for {self.name}")
+
+        def elapsed_time(self, other: Any) -> float:
+            assert (self.name, other.name) == ("event 1", "event 2")
+            return 6.0  # ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(f"wait {device}"))
+    watch = stopwatch(FakeRank("cuda:1"))
+    assert watch.batch(lambda: said.append("call"), 3) == pytest.approx(0.002)
+    assert said == [
+        "wait cuda:1", "record event 1", "call", "call", "call",
+        "record event 2", "wait for event 2",
+    ]  # fmt: skip
