@@ -4,7 +4,7 @@
 # make test-oldest  the ladder and the rank side's tests on the oldest versions that are supported
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
-# make bench        what a phase costs beyond its own work
+# make bench        what a phase costs beyond its own work, and what reading NCCL's logs costs
 # make soak         the ladder 20 times on the lab
 # TORCH=cuda        with any of them: the default build of torch instead of the CPU build
 
@@ -78,6 +78,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: slurm
+	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
 
 soak: slurm

@@ -1,7 +1,7 @@
 """The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
 
 Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs) or it did not work out
-(`lab up`), 2 words or a machine that cannot be used, 130 and 143 ended by a signal.
+(`lab up`), 2 words, a machine or a file that cannot be used, 130 and 143 ended by a signal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from types import FrameType
 from .errors import UsageProblems
 from .lab import command as lab
 from .lab.model import LabError, LabStartError
+from .nccl import command as transports
 
 # Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    transports.add_parser,
     lab.add_parser,
 )
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from operator import attrgetter
 
 from .communicators import Communicators
-from .evidence import Logged, Seen
+from .evidence import EdgeKey, Group, Logged, each
+from .grammar import FINAL
 from .model import CollNet, Edge, Log, Process, Where, transport
+from .owners import Owners
+
+Groups = Mapping[tuple[int, int], Group]
+Cut = dict[EdgeKey, Where]
 
 
 def assemble(logged: Logged) -> Log:
-    """Put together what was seen. Edges of lines that may have been cut are left out where a whole
-    line says more."""
-    quoted = {} if logged.edges else logged.quoted
+    """Put together what was seen."""
+    seen = logged.edges or logged.quoted
+    cut = _cut_short(logged, seen)
     communicators = Communicators(logged)
-    edges = sorted(_edges(logged, communicators, quoted), key=_order)
+    edges = list(_edges(logged, Owners(logged, communicators), seen, cut))
+    _sort(edges)
+    ignored = sum(map(len, logged.quoted.values())) if logged.edges else 0
     return Log(
         versions=tuple(sorted(logged.versions)),
         edges=tuple(edges),
@@ -25,52 +36,83 @@ def assemble(logged: Logged) -> Log:
         networks={process: tuple(names) for process, names in logged.networks.items()},
         without_ib=tuple(logged.without_ib),
         nvls=frozenset(logged.nvls),
-        torn=tuple(logged.torn),
-        torn_count=logged.torn_count + (len(logged.quoted) if logged.edges else 0),
+        torn=(*logged.torn, *cut.values()),
+        torn_count=logged.torn_count + len(cut) + ignored,
     )
 
 
-def _edges(
-    logged: Logged, communicators: Communicators, quoted: dict[tuple[int, int, int, int], Seen]
-) -> Iterator[Edge]:
-    cut = {key for key, seen in logged.edges.items() if not seen.whole}
-    longer = _longer_wordings(logged, cut)
-    for key, seen in (quoted or logged.edges).items():
+def _edges(logged: Logged, owners: Owners, groups: Groups, cut: Cut) -> Iterator[Edge]:
+    shared: dict[tuple[int, int], tuple[Process | None, str | None]] = {}
+    for key, one in each(groups):
+        if key in cut:
+            continue
         thread, source, destination, index = key
         variant = logged.variants[index]
-        if key in cut and any(
-            more.startswith(variant.wording) for more in longer.get((source, destination), ())
-        ):
-            continue
-        process = logged.threads[thread].process if thread >= 0 else None
+        logger = shared.get((thread, index))
+        if logger is None:
+            process = logged.threads[thread].process if thread >= 0 else None
+            logger = shared[thread, index] = process, _nic(logged, process, variant.wording)
         yield Edge(
             source=source,
             destination=destination,
             wording=variant.wording,
-            channels=_channels(seen.channels),
+            channels=_channels(one.channels),
             connection=variant.connection,
             role=variant.role,
-            logger=process,
-            nic=_nic(logged, process, variant.wording),
-            where=Where(seen.file, seen.line),
-            communicators=communicators.owners(thread, source, destination, variant),
+            logger=logger[0],
+            nic=logger[1],
+            where=one.where,
+            communicators=owners.of(key),
         )
 
 
-def _longer_wordings(
-    logged: Logged, cut: set[tuple[int, int, int, int]]
-) -> dict[tuple[int, int], list[str]]:
-    """Pair -> the wordings of its whole lines that go beyond those of the lines that were cut."""
-    pairs = {(source, destination) for _, source, destination, _ in cut}
-    found: dict[tuple[int, int], list[str]] = {pair: [] for pair in pairs}
-    for key in logged.edges:
-        _, source, destination, index = key
-        if (source, destination) in pairs and key not in cut:
-            found[source, destination].append(logged.variants[index].wording)
-    mine = {pair: [logged.variants[k[3]].wording for k in cut if k[1:3] == pair] for pair in pairs}
+def _cut_short(logged: Logged, groups: Groups) -> Cut:
+    """The edges whose lines did not end (the last of a file, one that lost its newline), and of
+    whose wording something may be lost: `NET/IB/3`, where NCCL wrote `NET/IB/3/GDRDMA`.
+
+    Believed is what a whole line says of the same pair; a wording to which nothing can be added;
+    and one whose form (the words, whatever their numbers) whole lines have and none exceeds.
+    """
+    unsure = {key: one.where for key, one in each(groups) if not one.whole}
+    if not unsure:
+        return {}
+    wordings = [variant.wording for variant in logged.variants]
+    pairs = {key[1:3] for key in unsure}
+    whole = [key for key, one in each(groups) if one.whole]
+    said = sorted({wordings[index] for index in {key[3] for key in whole}})
+    forms = sorted({_form(wording) for wording in said})
+    confirmed = {(key[1:3], wordings[key[3]]) for key in whole if key[1:3] in pairs}
     return {
-        pair: [one for one in wordings if one not in mine[pair]] for pair, wordings in found.items()
+        key: where
+        for key, where in unsure.items()
+        if (key[1:3], wording := wordings[key[3]]) not in confirmed
+        and FINAL.fullmatch(wording) is None
+        and (
+            _form(wording) not in forms
+            or _goes_on(wording, said)
+            or _goes_on(_form(wording), forms)
+        )
     }
+
+
+def _form(wording: str) -> str:
+    return re.sub(r"\d+", "0", wording)
+
+
+def _goes_on(words: str, others: list[str]) -> bool:
+    """Whether one of the others, which are sorted, begins with these words and has more."""
+    after = bisect_right(others, words)
+    return after < len(others) and others[after].startswith(words)
+
+
+def _sort(edges: list[Edge]) -> None:
+    """By ranks, wording, connection, role and place; the keys one by one, last first: a tuple for
+    each of half a million edges would cost more memory than the edges."""
+    edges.sort(key=attrgetter("where"))
+    edges.sort(key=lambda edge: edge.role or "")
+    edges.sort(key=lambda edge: -1 if edge.connection is None else edge.connection)
+    for name in ("wording", "destination", "source"):
+        edges.sort(key=attrgetter(name))
 
 
 def _collnet(logged: Logged) -> Iterator[CollNet]:
@@ -82,7 +124,7 @@ def _collnet(logged: Logged) -> Iterator[CollNet]:
             role=role,
             logger=process,
             nic=_nic(logged, process, wording),
-            where=Where(seen.file, seen.line),
+            where=seen.where,
         )
 
 
@@ -98,17 +140,6 @@ def _nic(logged: Logged, process: Process | None, wording: str) -> str | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def _channels(bits: int) -> tuple[int, ...]:
     return tuple(channel for channel in range(bits.bit_length()) if bits >> channel & 1)
-
-
-def _order(edge: Edge) -> tuple[int, int, str, int, str, Where]:
-    connection = -1 if edge.connection is None else edge.connection
-    return (
-        edge.source,
-        edge.destination,
-        edge.wording,
-        connection,
-        edge.role or "",
-        edge.where,
-    )

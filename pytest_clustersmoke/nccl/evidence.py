@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,15 +32,42 @@ class Variant(NamedTuple):
     moment: Moment | None
 
 
+# Index of the thread (-1: unknown), source, destination, index of the variant.
+EdgeKey = tuple[int, int, int, int]
+
+
 class Seen:
     """An edge as one thread logged it: its channels as bits, and where it first stood."""
 
-    __slots__ = ("channels", "file", "line", "whole")
+    __slots__ = ("channels", "where", "whole")
 
     def __init__(self, where: Where, whole: bool) -> None:
         self.channels = 0
-        self.file, self.line = where
-        self.whole = whole  # whether its line was ended
+        self.where = where
+        self.whole = whole  # whether its words surely ended where they did
+
+
+# The edges of one thread and variant, by their ranks: one number for both, and a dictionary for
+# many edges, since a job of 512 ranks may have half a million.
+Group = dict[int, Seen]
+RANK_BITS = 24  # ranks have seven digits at most
+
+
+def see(group: Group, source: int, destination: int, where: Where, whole: bool) -> Seen:
+    """The entry of an edge, made where it is new."""
+    ranks = source << RANK_BITS | destination
+    seen = group.get(ranks)
+    if seen is None:
+        seen = group[ranks] = Seen(where, whole)
+    seen.whole |= whole
+    return seen
+
+
+def each(groups: Mapping[tuple[int, int], Group]) -> Iterator[tuple[EdgeKey, Seen]]:
+    """All edges of groups by thread and variant."""
+    for (thread, variant), group in groups.items():
+        for ranks, seen in group.items():
+            yield (thread, ranks >> RANK_BITS, ranks & (1 << RANK_BITS) - 1, variant), seen
 
 
 @dataclass
@@ -55,10 +83,12 @@ class Init:
     cuda_device: int | None
     nvml_device: int | None
     bus_id: str | None
+    shared_id: bool = False  # of a split: others of one parent and colour have its id (to 2.21)
     nodes: int | None = None
     local_rank: int | None = None
     started: bool = False
     completed: int | None = None  # the how-manieth completed of its process, from 0
+    inside: list[Thread] = field(default_factory=list)  # threads that began it
 
 
 @dataclass
@@ -71,7 +101,6 @@ class Thread:
     device: str
     completed: list[int] = field(default_factory=list)  # inits, in order
     open: int | None = None
-    heads: set[bytes] = field(default_factory=set)  # what the reader knows its lines by
 
     def moment(self) -> Moment:
         return Moment(self.state.completed, len(self.completed), self.open)
@@ -82,9 +111,8 @@ class ProcessState:
     """What a process said of itself."""
 
     process: Process
-    completed: int = 0
-    inits: list[int] = field(default_factory=list)
-    threads: list[Thread] = field(default_factory=list)
+    completed: int = 0  # inits
+    heads: set[bytes] = field(default_factory=set)  # what the reader knows its lines by
 
 
 class Logged:
@@ -94,21 +122,23 @@ class Logged:
         self.processes: dict[Process, ProcessState] = {}
         self.threads: list[Thread] = []
         self.inits: list[Init] = []
-        self.edges: dict[tuple[int, int, int, int], Seen] = {}
-        self.quoted: dict[tuple[int, int, int, int], Seen] = {}
+        self.edges: dict[tuple[int, int], Group] = {}
+        self.quoted: dict[tuple[int, int], Group] = {}
         self.variants: list[Variant] = []
         self.collnet: dict[tuple[Process | None, int, str, str], Seen] = {}
         self.versions: dict[str, None] = {}
         self.warnings: dict[tuple[str, str | None], Warn] = {}
         self.networks: dict[Process | None, dict[str, None]] = {}
-        self.devices: dict[tuple[Process | None, str], dict[int, str]] = {}
+        self.devices: dict[tuple[Process | None, str], dict[int, str | None]] = {}
         self.without_ib: dict[Process, None] = {}
-        self.nvls: set[Process | None] = set()
+        # By process the communicators (their pointers) that connected NVLS; None: not told which.
+        self.nvls: dict[Process | None, set[str | None]] = {}
         self.torn: list[Where] = []
         self.torn_count = 0
         self._by_header: dict[tuple[str, Header], Thread] = {}
         self._variant_index: dict[Variant, int] = {}
-        self._hosts: set[tuple[str, str]] = set()
+        self._hosts: dict[tuple[str, str], set[str]] = {}  # of processes of a number
+        self._known_hosts: set[tuple[str, str]] = set()
         self._inits: dict[tuple[Process | None, str, int, str | None], Init] = {}
         self._parents: dict[tuple[Process | None, str], Init] = {}
         self._newest: dict[tuple[Process | None, str, int], Init] = {}
@@ -122,40 +152,39 @@ class Logged:
         found = self._by_header.get((scope, header))
         if found is None:
             host, pid = (word.decode(errors="replace") for word in header[:2])
-            process = Process(scope, host, pid)
-            state = self.processes.setdefault(process, ProcessState(process))
+            process = self._process(scope, host, pid)
+            state = self.processes.get(process)
+            if state is None:
+                state = self.processes[process] = ProcessState(process)
+                self._hosts.setdefault((scope, pid), set()).add(process.host)
+                self._known_hosts.add((scope, process.host))
             found = Thread(len(self.threads), process, state, header.device.decode())
             self._by_header[scope, header] = found
-            self._hosts.add((scope, host))
             self.threads.append(found)
-            state.threads.append(found)
         return found
 
+    def _process(self, scope: str, host: str, pid: str) -> Process:
+        """The process of a header. Words of a line that lost its newline may stick to the host:
+        `memoryk023` is `k023` where a process of that number is known there."""
+        known = self._hosts.get((scope, pid), set()) if pid.isdigit() else set()
+        for begin in range(1, len(host) if known else 0):
+            if host[begin:] in known and host[begin - 1].isalnum():
+                return Process(scope, host[begin:], pid)
+        return Process(scope, host, pid)
+
     def knows_host(self, scope: str, host: str) -> bool:
-        return (scope, host) in self._hosts
+        return (scope, host) in self._known_hosts
 
     # -- What --------------------------------------------------------------------------------------
 
-    def see(
-        self,
-        thread: Thread | None,
-        source: int,
-        destination: int,
-        variant: Variant,
-        where: Where,
-        whole: bool,
-    ) -> Seen:
-        """The entry of an edge, made where it is new."""
-        key = (thread.index if thread else -1, source, destination, self._variant(variant))
-        seen = self.edges.get(key)
-        if seen is None:
-            seen = self.edges[key] = Seen(where, whole)
-        seen.whole |= whole
-        return seen
+    def group(self, thread: Thread | None, variant: Variant) -> Group:
+        """The edges of a thread that have a variant in common."""
+        key = (thread.index if thread else -1, self._variant(variant))
+        return self.edges.setdefault(key, {})
 
-    def quote(self, source: int, destination: int, variant: Variant, where: Where) -> None:
-        key = (-1, source, destination, self._variant(variant))
-        self.quoted.setdefault(key, Seen(where, whole=True))
+    def quote(self, variant: Variant) -> Group:
+        """The same for edges that people quoted."""
+        return self.quoted.setdefault((-1, self._variant(variant)), {})
 
     def see_collnet(
         self, thread: Thread | None, key: tuple[int, str, str], channel: int, where: Where
@@ -186,25 +215,36 @@ class Logged:
     def init(self, thread: Thread | None, one: Init, state: str) -> None:
         """One line of a communicator's life: `Init START`, `Init COMPLETE`, an end."""
         key = (one.process, one.pointer, one.rank, one.comm_id)
-        known = self._inits.get(key)
+        known, newest = self._inits.get(key), self._newest.get(key[:3])
         if state.endswith(("Abort COMPLETE", "Destroy COMPLETE")):
+            self._close(newest)
             return
         begins = state == "Init START"
+        if not begins and known is None and newest is not None and newest.completed is None:
+            known = newest  # ncclCommGrow names it otherwise at its end than at its start
         if known is None or (known.completed is not None and (begins or one.comm_id is None)):
             one.index = len(self.inits)
             self.inits.append(one)
             self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = known = one
-            if thread is not None:
-                thread.state.inits.append(one.index)
         if begins:
             known.started = True
             if thread is not None:
                 thread.open = known.index
+                known.inside.append(thread)
         elif known.completed is None:
             known.completed = thread.state.completed if thread else 0
+            self._close(known)
             if thread is not None:
                 thread.state.completed += 1
                 thread.completed.append(known.index)
+
+    @staticmethod
+    def _close(known: Init | None) -> None:
+        """No thread is in that init any more."""
+        if known is None:
+            return
+        for thread in known.inside:
+            if thread.open == known.index:
                 thread.open = None
 
     def child(self, process: Process | None, parent: str, which: str) -> str | None:
@@ -212,6 +252,14 @@ class Logged:
         parent's is not known."""
         known = self._parents.get((process, parent))
         return f"{known.comm_id}/{which}" if known and known.comm_id else None
+
+    def list_devices(self, process: Process | None, net: str, names: dict[int, str]) -> None:
+        """NICs by their index. Lists without an owner may be several nodes': what they disagree on
+        is not known."""
+        known = self.devices.setdefault((process, net), {})
+        for index, name in names.items():
+            differs = process is None and known.get(index, name) != name
+            known[index] = None if differs else name
 
     def nodes(
         self, process: Process | None, pointer: str, rank: int, told: tuple[int, int]
@@ -227,6 +275,7 @@ class Logged:
         return assemble(self)
 
     def _variant(self, variant: Variant) -> int:
+        """The number of a variant, given where it is new."""
         index = self._variant_index.get(variant)
         if index is None:
             index = self._variant_index[variant] = len(self.variants)

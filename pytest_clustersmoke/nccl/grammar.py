@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# What can stand between two writers' lines that lost their newline: the next one's header.
-_HEADER_AHEAD = rb"(?=[^\s:]{1,255}:\d{1,9}:\d{1,9} \[-?\d{1,9}\] )"
-_END = rb"(?:\Z|(?=[\s\"'`\\<>|\]\[{}),;\x1b])|" + _HEADER_AHEAD + rb")"
+# Where another writer's line begins behind one that lost its newline.
+_HEADER_AHEAD = rb"(?=[^\s:/]{1,255}:(?:\d{1,9}|X+):(?:\d{1,9}|X+) \[-?\d{1,9}\] )"
+# Not where the rest of another's line follows: `NET/I` and `/0 : 3[1] -> …`.
+_ENDED = rb"(?! : )(?=[\s\"'`\\<>|,;)\x1b])"
+_CUT = rb"\Z|(?=[\]\[{}])"
 _NET_NAME = rb"[A-Za-z][\w.+-]{0,62}(?: [A-Za-z0-9][\w.+-]{0,62}){0,3}"
 _DIRECT = rb"(?:/GDRDMA(?:\(PCI\))?)?"
-
-# Of one edge: `P2P/IPC/read/CE`, `SHM/direct/direct`, `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, …
-TRANSPORT = re.compile(
-    rb"(P2P/(?:CUMEM|MNNVL|IPC|direct pointer|common device|indirect/\d{1,9}\[[0-9a-f]+\])"
+_WORDING = (
+    rb"P2P/(?:CUMEM|MNNVL|IPC|direct pointer|common device|indirect/\d{1,9}\[[0-9a-f]+\])"
     rb"(?:/read)?(?:/CE)?"
     rb"|SHM(?:/(?:direct|CE)){1,2}"
     rb"|direct shared memory"
@@ -25,14 +25,28 @@ TRANSPORT = re.compile(
     + _NET_NAME
     + rb"/\d{1,9}(?:\(\d{1,9}\))?"
     + _DIRECT
-    + rb"(?:/Shared)?(?:/GDCopy)?)"
-    rb"(?P<glued>" + _HEADER_AHEAD + rb")?" + _END
+    # GDCopy: 2.3; flush: from 2.31 on.
+    + rb"(?:/(?:Shared|GDCopy|flush=[A-Za-z]{1,16})){0,2}"
+)
+_RANKS = (
+    rb"(\d{1,7})(?:\[([0-9a-f]+)\])? -> (\d{1,7})(?:\[([0-9a-f]+)\])?"
+    rb"(?: \[(send|receive)\])? via "
+)
+
+# Of one edge: `P2P/IPC/read/CE`, `SHM/direct/direct`, `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, …
+# `ended` where the words surely end here; else something of them may be lost.
+TRANSPORT = re.compile(
+    rb"(" + _WORDING + rb")"
+    rb"(?:(?P<glued>" + _HEADER_AHEAD + rb")|(?P<ended>" + _ENDED + rb")|" + _CUT + rb")"
+)
+# To these no word can be added.
+FINAL = re.compile(
+    r"direct shared memory|SHM/\w+/\w+|P2P/(?:direct pointer/read|indirect/\S+/read|\S+/CE)"
 )
 # The part before ` via `, in the words of 2.7 and later (Channel) and before (Ring).
-BODY = re.compile(
-    rb"(?:Ring|Channel) (\d{2,4})(?:/(\d))? : (\d{1,7})(?:\[([0-9a-f]+)\])? -> "
-    rb"(\d{1,7})(?:\[([0-9a-f]+)\])?(?: \[(send|receive)\])? via \Z"
-)
+BODY = re.compile(rb"(?:Ring|Channel) (\d{2,4})(?:/(\d))? : " + _RANKS + rb"\Z")
+# What stands after `Channel ` in a line of today's that is an edge and nothing else.
+EDGE = re.compile(rb"(\d\d)(?:/(\d))? : " + _RANKS + rb"(" + _WORDING + rb")\r?")
 # The same as people quote it, without channel; believed only where no whole line stands beside it.
 QUOTED = re.compile(
     rb"(?:\A|[\s>|\"'`])(?:NCCL INFO )?(\d{1,7})\[([0-9a-f]+)\] -> (\d{1,7})\[([0-9a-f]+)\]"
@@ -58,8 +72,16 @@ NETWORK = re.compile(rb"Using network (" + _NET_NAME + rb")")
 DEVICES = re.compile(rb"NET/(" + _NET_NAME + rb") ?: Using (\[0\].*)")
 DEVICE = re.compile(rb"\[(\d{1,4})\]([^\s:;\[\]]{1,64}):")
 VIRTUAL = re.compile(rb"NET/(IB) : Made virtual device \[(\d{1,4})\] name=(\S{1,200})")
+NVLS = re.compile(rb"NVLS comm (0x[0-9a-f]+)")
 SOURCE = re.compile(rb"\S{1,200}:\d{1,9}")
+# What stands between `NCCL INFO` and `comm`: from 2.21.5 on the API's name, from 2.29 on the rank.
+BETWEEN = re.compile(rb"(?:\[Rank \d{1,7}\] )?\w{0,64} ?")
+# What can stand before a header without a space: quotes, JSON, the NULs of a file that was cut.
+ENDS = re.compile(rb"\A(?:CUMEM|MNNVL|IPC|read|CE|direct|GDRDMA(?:\(PCI\))?|Shared)")
+NO_HOST = b"\"'`>|=,;{(\0"
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+# Docker's JSON logs write `->` so.
+ESCAPED = re.compile(rb"\\u00(3[ce]|26)")
 
 
 class Header(NamedTuple):
@@ -74,8 +96,7 @@ class Header(NamedTuple):
 def logger(text: bytes, begin: int) -> Header | None:
     """The header of the message that begins there, past `NCCL INFO` and the name of an API."""
     info = text.rfind(b"NCCL INFO ", 0, begin)
-    between = text[info + len(b"NCCL INFO ") : begin].strip()
-    if info < 0 or not (between == b"" or between.isalnum()):
+    if info < 0 or not BETWEEN.fullmatch(text, info + len(b"NCCL INFO "), begin):
         return None
     return header(text[:info])
 
@@ -93,11 +114,14 @@ def header(before: bytes) -> Header | None:
         return None
     if not device[1:-1].lstrip(b"-").isdigit():
         return None
-    words = name.split(b":")
-    if len(words) < 3 or not words[-3]:
+    words = name.rsplit(b":", 3)[-3:]
+    if len(words) < 3:
         return None
-    host, pid, tid = words[-3:]
-    if not (_number(pid) and _number(tid)):
+    host, pid, tid = words
+    if b"/" in host:  # a transport that lost its newline
+        host = ENDS.sub(b"", host[host.rfind(b"/") + 1 :])
+    host = host.lstrip(NO_HOST)
+    if not (host and _number(pid) and _number(tid)):
         return None
     return Header(host, pid, tid, device[1:-1])
 

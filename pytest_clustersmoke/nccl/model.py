@@ -49,7 +49,7 @@ class Transport:
 
 
 NET = re.compile(
-    r"(NET|COLLNET)/(.+?)/(\d{1,9})(?:\((\d{1,9})\))?((?:/GDRDMA)?)(?:\(PCI\))?((?:/Shared)?)(?:/GDCopy)?"
+    r"(NET|COLLNET)/(.+?)/(\d{1,9})(?:\((\d{1,9})\))?((?:/GDRDMA)?)(?:\(PCI\))?((?:/[\w=]+)*)"
 )
 
 
@@ -62,7 +62,7 @@ def transport(wording: str) -> Transport:
     if net is None:
         method = "/".join(wording.split("/")[:2])
         return Transport(wording, method)
-    family, name, device, proxy, direct, shared = net.groups()
+    family, name, device, proxy, direct, suffixes = net.groups()
     return Transport(
         wording,
         kind=f"{family}/{name}{direct}",
@@ -70,7 +70,7 @@ def transport(wording: str) -> Transport:
         device=int(device),
         gdrdma=bool(direct),
         pxn_proxy=int(proxy) if proxy else None,
-        shared=bool(shared),
+        shared="/Shared" in suffixes,
     )
 
 

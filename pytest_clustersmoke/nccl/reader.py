@@ -1,8 +1,8 @@
 """Reads NCCL's logs as a stream of any size; memory grows with distinct edges, not with bytes.
 
 Most of a log says nothing of transports. One pass of a multi-pattern search finds the few places
-that may; only their lines are looked at. The lines of one edge differ in their channel alone, so a
-line that was seen before but for its channel costs two look-ups.
+that may; only their lines are looked at. Where most lines are edges they are looked at one by one,
+and known by their beginnings (known.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import grammar, statements
-from .evidence import Logged, Seen, Thread, Variant
+from .evidence import Logged, Thread, see
+from .known import BITS, CHANNEL, KnownLines, variant_of
 from .model import Log, Where
 
 # Small enough that the copies of a chunk stay in a processor's cache.
 CHUNK_BYTES = 2**17
 # A line of NCCL's is at most 1 KiB; of longer ones this much around a word is looked at.
 WINDOW_BYTES = 2**11
-# Of a line in colour this much is cleaned around a word.
-COLOURED_BYTES = 600
+# Of a line in colour, or in JSON, this much is cleaned around a word.
+CLEANED_BYTES = 600
 # A chunk with more than one word of interest in so many bytes is read line by line.
 DENSE_BYTES = 400
-MAX_CACHED = 2**16
 MAX_CHANNEL = 1023
-BITS = {b"%02d" % channel: 1 << channel for channel in range(100)}
 COMPRESSED = {
     b"\x1f\x8b": "zcat",
     b"\x28\xb5\x2f\xfd": "zstdcat",
@@ -50,9 +49,7 @@ class Reader:
             PATTERNS, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst
         )
         self._logged = Logged()
-        # What stands before a channel -> what stands after it -> the edge.
-        self._heads: dict[bytes, dict[bytes, Seen]] = {}
-        self._cached = 0
+        self._known = KnownLines(self._logged)
         self._scope = ""
         self._file = ""
 
@@ -73,21 +70,32 @@ class Reader:
         `name` is what places in it are called; `scope` tells apart nodes of one host name.
         """
         self._file, self._scope = name, scope
-        self._heads.clear()
-        line, carry, dense = 1, b"", False
-        while chunk := stream.read(CHUNK_BYTES):
+        self._known.clear()
+        # Of `carry`, which has no newline, the first `done` bytes were looked at.
+        line, carry, done, dense = 1, b"", 0, False
+        while chunk := self._read(stream, name):
             if not carry and line == 1:
                 refuse_what_is_no_text(chunk, name)
             chunk = carry + chunk
             cut = chunk.rfind(b"\n") + 1
             if cut:
-                dense = (self._each if dense else self._scan)(chunk[:cut], line)
-                line += chunk.count(b"\n", 0, cut)
-            elif len(chunk) > 2 * WINDOW_BYTES:  # what a cut would part is read again
-                cut = len(chunk) - WINDOW_BYTES
-                self._scan(chunk, line, until=cut)
+                lines = chunk[:cut]
+                each = dense and not done
+                dense = self._each(lines, line) if each else self._scan(lines, line, done)
+                line += lines.count(b"\n")
+                done = 0
+            elif len(chunk) > 2 * WINDOW_BYTES:  # a line longer than any of NCCL's, in pieces
+                cut = len(chunk) - 2 * WINDOW_BYTES
+                self._scan(chunk, line, done, until=cut + WINDOW_BYTES)
+                done = WINDOW_BYTES
             carry = chunk[cut:]
-        self._scan(carry, line)
+        self._scan(carry, line, done)
+
+    def _read(self, stream: BinaryIO, name: str) -> bytes:
+        try:
+            return stream.read(CHUNK_BYTES)
+        except OSError as error:
+            raise Unreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
     def log(self, version: str | None = None) -> Log:
         """What was read so far, put together. `version` is NCCL's, where the logs do not tell it:
@@ -98,105 +106,95 @@ class Reader:
 
     # -- Lines -------------------------------------------------------------------------------------
 
-    def _scan(self, chunk: bytes, line: int, until: int | None = None) -> bool:
-        """Read the lines of a chunk that may say something. `line` is the number of its first.
+    def _scan(self, chunk: bytes, line: int, since: int = 0, until: int | None = None) -> bool:
+        """Read the lines of a chunk that may say something; `line` is the number of its first.
+        Words before `since` were read, those from `until` on will be.
 
         Gives whether that is most lines.
         """
-        counted = 0
+        counted, known, heads, size = 0, self._known, self._known.heads, len(chunk)
         hits = self._search.find_matches_as_indexes(chunk)
         for pattern, start, end in hits:
-            least, most = max(0, start - WINDOW_BYTES), min(len(chunk), end + WINDOW_BYTES)
-            begin = chunk.rfind(b"\n", least, start) + 1 or least
-            stop = chunk.find(b"\n", end, most)
-            text = chunk[begin : stop if stop >= 0 else most]
-            if pattern == 0 and stop >= 0 and self._known(text):
+            if start < since:
                 continue
             if until is not None and start >= until:
                 break
+            least = start - WINDOW_BYTES if start > WINDOW_BYTES else 0
+            begin = chunk.rfind(b"\n", least, start) + 1 or least
+            stop = chunk.find(b"\n", end, end + WINDOW_BYTES)
+            one = None
+            if pattern == 0 and stop >= 0:
+                head, _, tail = chunk[begin:stop].partition(CHANNEL)
+                one = heads.get(head) or known.behind_label(head)
+                if one is not None and (seen := one.seen.get(tail[2:])) is not None:
+                    seen.channels |= BITS.get(tail[:2], 0)
+                    continue
             line += chunk.count(b"\n", counted, begin)
             counted = max(counted, begin)
-            # The last line of a file may have been cut while it was written.
-            whole = stop >= 0 or most < len(chunk)
-            where = Where(self._file, line)
-            self._line(pattern, text, start - begin, end - begin, where, whole)
-        return len(hits) * DENSE_BYTES > len(chunk)
+            if one is not None and known.new(one, tail, self._file, line):
+                continue
+            # The last line of a file, which has no newline, may have been cut while it was written.
+            text = chunk[begin : stop + 1 if stop >= 0 else end + WINDOW_BYTES]
+            if stop < 0 and end + WINDOW_BYTES < size:
+                text += b"\n"
+            self._line(pattern, text, start - begin, end - begin, Where(self._file, line))
+        return len(hits) * DENSE_BYTES > size
 
     def _each(self, chunk: bytes, line: int) -> bool:
         """The same for a chunk of which most lines say something: line by line."""
-        edges, heads = 0, self._heads
+        edges, known, heads = 0, self._known, self._known.heads
         for number, text in enumerate(chunk.split(b"\n"), line):
-            head, _, tail = text.partition(b"Channel ")
-            known = heads.get(head)
-            if known is not None and (seen := known.get(tail[2:])) is not None:
+            head, _, tail = text.partition(CHANNEL)
+            one = heads.get(head) or (known.behind_label(head) if VIA in tail else None)
+            if one is not None and (seen := one.seen.get(tail[2:])) is not None:
                 seen.channels |= BITS.get(tail[:2], 0)
                 edges += 1
-            elif b" via " in text and self._known(text):
+            elif one is not None and known.new(one, tail, self._file, number):
                 edges += 1
             elif len(text) > WINDOW_BYTES:
                 self._scan(text + b"\n", number)
             else:
                 for pattern, start, end in self._search.find_matches_as_indexes(text):
                     edges += 1
-                    self._line(pattern, text, start, end, Where(self._file, number), True)
+                    self._line(pattern, text + b"\n", start, end, Where(self._file, number))
         return edges * DENSE_BYTES > len(chunk)
 
-    def _known(self, text: bytes) -> bool:
-        """Whether the edge of a line is one that was seen before; then its channel is noted."""
-        head, _, tail = text.partition(b"Channel ")
-        known = self._heads.get(head)
-        if known is None:  # what launchers put before the header may differ in each line
-            known = self._heads.get(_without_label(head))
-        seen = known.get(tail[2:]) if known is not None else None
-        if seen is None:
-            return False
-        seen.channels |= BITS.get(tail[:2], 0)
-        return True
-
-    def _line(
-        self, pattern: int, text: bytes, start: int, end: int, where: Where, whole: bool
-    ) -> None:
-        if b"\x1b" in text:
-            before = grammar.ANSI.sub(b"", text[max(0, start - COLOURED_BYTES) : start])
-            after = grammar.ANSI.sub(b"", text[end : end + COLOURED_BYTES])
-            word = text[start:end]
-            text = before + word + after
-            start, end = len(before), len(before) + len(word)
+    def _line(self, pattern: int, text: bytes, start: int, end: int, where: Where) -> None:
+        """Read one line, with its newline where it has one, for the word that stands there."""
+        if b"\x1b" in text or b"\\u00" in text:
+            before = _clean(text[max(0, start - CLEANED_BYTES) : start])
+            after = _clean(text[end : end + CLEANED_BYTES])
+            text = before + text[start:end] + after
+            start, end = len(before), len(before) + end - start
         if pattern == 0:
-            self._edge(text, start, end, where, whole)
+            self._edge(text, start, end, where)
         elif thread := statements.read(pattern - 1, text, start, where, self._scope, self._logged):
-            # From here on its edges may be another communicator's.
-            self._forget(thread)
+            self._known.forget(thread)
 
-    def _edge(self, text: bytes, start: int, end: int, where: Where, whole: bool) -> None:
+    def _edge(self, text: bytes, start: int, end: int, where: Where) -> None:
         """One ` via `: an edge, a connection into the network's collectives, prose, or torn."""
-        begin = max(text.rfind(b"Channel ", 0, start), text.rfind(b"Ring ", 0, start))
+        begin = max(text.rfind(CHANNEL, 0, start), text.rfind(b"Ring ", 0, start))
         body = grammar.BODY.match(text, begin, end) if begin >= 0 else None
         words = grammar.TRANSPORT.match(text, end)
-        if words is not None and self._may_be_longer(words):
-            words = None
         if body is None:
             self._other(text, start, end, words, where)
             return
-        if words is None:
-            self._logged.tear(where)
-            return
         channel, connection, source, source_id, destination, destination_id, role = body.groups()
         thread = self._thread(text, begin)
-        variant = Variant(
-            wording=words.group(1).decode(),
-            connection=int(connection) if connection else None,
-            role=role.decode() if role else _role(words.group(1)),
-            source_id=source_id.decode() if source_id else None,
-            destination_id=destination_id.decode() if destination_id else None,
-            moment=thread.moment() if thread else None,
-        )
-        seen = self._logged.see(thread, int(source), int(destination), variant, where, whole)
+        wording = self._wording(words) if words is not None else None
+        if words is None or wording is None:
+            self._logged.tear(where)
+            return
+        form = connection, source_id, destination_id, role, wording
+        group = self._logged.group(thread, variant_of(thread, *form))
+        whole = _ended(words)
+        seen = see(group, int(source), int(destination), where, whole)
         if int(channel) <= MAX_CHANNEL:
             seen.channels |= 1 << int(channel)
-        alone = words.end() >= len(text.rstrip()) and text.find(b"Channel ") == begin
+        alone = words.end() >= len(text.rstrip()) and text.find(CHANNEL) == begin
         if alone and whole and len(channel) == 2:
-            self._remember(text[:begin], text[begin + len(b"Channel ") + 2 :], thread, seen)
+            rest = text[begin + len(CHANNEL) + 2 :].removesuffix(b"\n")
+            self._known.remember(text[:begin], rest, thread, seen)
 
     def _other(
         self, text: bytes, start: int, end: int, words: re.Match[bytes] | None, where: Where
@@ -205,57 +203,52 @@ class Reader:
         inside = grammar.COLLNET.match(text, begin, end) if begin >= 0 else None
         if inside is not None and words is not None:
             channel, rank, role = inside.groups()
-            thread = self._thread(text, begin)
             key = (int(rank), words.group(1).decode(), role.decode())
-            self._logged.see_collnet(thread, key, int(channel), where)
+            self._logged.see_collnet(self._thread(text, begin), key, int(channel), where)
             return
         quoted = grammar.QUOTED.search(text, max(0, start - 64), end)
         if quoted is not None and words is not None:
             source, source_id, destination, destination_id, role = quoted.groups()
-            named = role.decode() if role else _role(words.group(1))
-            ids = source_id.decode(), destination_id.decode()
-            variant = Variant(words.group(1).decode(), None, named, *ids, None)
-            self._logged.quote(int(source), int(destination), variant, where)
+            form = None, source_id, destination_id, role, words.group(1)
+            group = self._logged.quote(variant_of(None, *form))
+            see(group, int(source), int(destination), where, _ended(words))
         elif words is not None or quoted is not None or inside is not None:
             self._logged.tear(where)
 
-    def _may_be_longer(self, words: re.Match[bytes]) -> bool:
-        """Whether a header glued to a transport that ends in a number may begin with digits."""
-        if words.group("glued") is None or not words.group(1)[-1:].isdigit():
-            return False
-        host = words.string[words.end() :].split(b":", 1)[0]
-        return not self._logged.knows_host(self._scope, host.decode(errors="replace"))
-
-    # -- Who logged, and what was seen -------------------------------------------------------------
+    def _wording(self, words: re.Match[bytes]) -> bytes | None:
+        """The transport. Where it ends in a number and a header is glued to it, the host may begin
+        with some of the digits: None, where no host that is known tells with which."""
+        said: bytes = words.group(1)
+        number = len(said) - len(said.rstrip(b"0123456789"))
+        if words.group("glued") is None or number == 0:
+            return said
+        ahead = words.string[words.end() :].split(b":", 1)[0]
+        hosts = [
+            end
+            for end in range(len(said) - number + 1, len(said) + 1)
+            if self._logged.knows_host(self._scope, (said[end:] + ahead).decode(errors="replace"))
+        ]
+        if not hosts and number == 1:
+            return said
+        return said[: hosts[0]] if len(hosts) == 1 else None
 
     def _thread(self, text: bytes, begin: int) -> Thread | None:
         return self._logged.thread(self._scope, grammar.logger(text, begin))
 
-    def _remember(self, head: bytes, rest: bytes, thread: Thread | None, seen: Seen) -> None:
-        """Know a line by its words around the channel, until there are too many to know."""
-        if self._cached >= MAX_CACHED:
-            self._heads.clear()
-            self._cached = 0
-        head = _without_label(head)
-        self._heads.setdefault(head, {})[rest] = seen
-        self._cached += 1
-        if thread is not None:
-            thread.heads.add(head)
 
-    def _forget(self, thread: Thread) -> None:
-        for head in thread.heads:
-            self._heads.pop(head, None)
-        thread.heads.clear()
+def _ended(words: re.Match[bytes]) -> bool:
+    """Whether the words of a transport surely end where they do: by a quote, or without another
+    line behind them that stuck to what was left of this one, label and all."""
+    if words.group("ended") is None:
+        return False
+    text, end = words.string, words.end()
+    return text[end : end + 1] in b"\"'`\\" or text.find(b"NCCL ", end) < 0
 
 
-def _without_label(head: bytes) -> bytes:
-    """`host:pid:tid [0] NCCL INFO ` of what stands before a channel."""
-    return head[head.rfind(b" ", 0, max(0, head.rfind(b" ["))) + 1 :]
-
-
-def _role(wording: bytes) -> str | None:
-    """P2P and SHM edges are logged by the sender; the oldest NET lines do not say by whom."""
-    return None if wording.startswith(b"NET") else "send"
+def _clean(text: bytes) -> bytes:
+    """Without colour, and without JSON's way to write `->` and `<0>`."""
+    text = grammar.ANSI.sub(b"", text)
+    return grammar.ESCAPED.sub(lambda found: bytes([int(found.group(1), 16)]), text)
 
 
 def refuse_what_is_no_text(chunk: bytes, name: str) -> None:

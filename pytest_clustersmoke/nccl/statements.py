@@ -55,6 +55,7 @@ def _comm(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> 
         cuda_device=int(cuda) if cuda else None,
         nvml_device=int(nvml) if nvml else None,
         bus_id=_text(bus) if bus else None,
+        shared_id=parent is not None and comm_id is not None,
     )
     logged.init(thread, one, _text(state))
     return thread
@@ -87,7 +88,7 @@ def _devices(text: bytes, start: int, where: Where, scope: str, logged: Logged) 
     if found is not None:
         process = _process(text, begin, scope, logged)
         names = {int(i): _text(name) for i, name in grammar.DEVICE.findall(found.group(2))}
-        logged.devices.setdefault((process, _text(found.group(1))), {}).update(names)
+        logged.list_devices(process, _text(found.group(1)), names)
 
 
 def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
@@ -96,11 +97,13 @@ def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Logged) 
     if found is not None:
         net, index, name = found.groups()
         process = _process(text, begin, scope, logged)
-        logged.devices.setdefault((process, _text(net)), {})[int(index)] = _text(name)
+        logged.list_devices(process, _text(net), {int(index): _text(name)})
 
 
 def _nvls(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
-    logged.nvls.add(_process(text, start, scope, logged))
+    found = grammar.NVLS.match(text, start)
+    pointer = _text(found.group(1)) if found else None
+    logged.nvls.setdefault(_process(text, start, scope, logged), set()).add(pointer)
 
 
 def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:

@@ -1,0 +1,136 @@
+"""`clustersmoke transports LOG...`: which transports a job used, by its NCCL logs."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import io
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from .inputs import Input, Inputs
+    from .job import Job
+    from .progress import Progress
+    from .reader import Reader
+
+# So many unreadable files are named; a directory may hold thousands.
+MAX_NAMED = 20
+DESCRIPTION = """\
+Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
+pair of ranks, inside a node or between nodes, and what stands out. All logs given are taken
+for those of one job.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke transports nccl.*.log           all logs of a job together
+  clustersmoke transports --matrix slurm.out   rank by rank
+  clustersmoke transports --json reports/latest/phases/zero1_4node | jq .edges
+  zcat job.log.gz | clustersmoke transports -
+
+exit status: 0 done, 2 something was not readable (what could be read is printed first)
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    transports = subparsers.add_parser(
+        "transports",
+        help="who talked to whom over what, from a job's NCCL logs",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    transports.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a log; a directory, for all files below it; - for standard input",
+    )
+    form = transports.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    form.add_argument("--matrix", action="store_true", help="the edges rank by rank, as a picture")
+    form.add_argument("--all", action="store_true", help="leave nothing out, however much it is")
+    transports.set_defaults(run=_run)
+
+
+def _run(words: argparse.Namespace) -> int:
+    # What is read is kept until the end: searching millions of objects for garbage finds none.
+    gc.disable()
+    try:
+        return _report(words)
+    finally:
+        gc.enable()
+
+
+def _report(words: argparse.Namespace) -> int:
+    from .inputs import Inputs
+    from .paper import clean
+
+    job = _read(Inputs.of(words.logs))
+    log = job.log
+    if job.files or log.edges or log.communicators or log.warnings:
+        # A log may hold any character; the terminal's encoding may not.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        for line in _lines(job, words):
+            print(line)
+        sys.stdout.flush()
+    for name, why in job.unreadable[:MAX_NAMED]:
+        print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)
+    if len(job.unreadable) > MAX_NAMED:
+        more = len(job.unreadable) - MAX_NAMED
+        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+    return 2 if job.unreadable else 0
+
+
+def _read(inputs: Inputs) -> Job:
+    """Read all there is; what cannot be read is told in the job."""
+    from .job import Job
+    from .progress import Progress
+    from .reader import Reader, Unreadable
+
+    reader, read, refused = Reader(), [], list(inputs.refused)
+    with Progress(sys.stderr, inputs.size) as progress:
+        for one in inputs.found:
+            try:
+                _read_one(reader, one, progress)
+                read.append(one.name)
+            except Unreadable as error:
+                refused.append((one.name, str(error).removeprefix(one.name).strip()))
+            except OSError as error:
+                refused.append((one.name, f"cannot be read: {error.strerror or error}"))
+    log = reader.log()
+    del reader  # its memory is the job's
+    return Job(log, tuple(read), tuple(refused))
+
+
+def _read_one(reader: Reader, one: Input, progress: Progress) -> None:
+    if one.path is not None:
+        with one.path.open("rb") as stream:
+            reader.stream(progress.watch(stream), one.name, one.scope)
+    elif sys.stdin is None:
+        raise OSError("it is closed")
+    else:
+        if sys.stdin.isatty():
+            print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
+        reader.stream(progress.watch(cast(BinaryIO, sys.stdin.buffer)), one.name)
+
+
+def _lines(job: Job, words: argparse.Namespace) -> Iterator[str]:
+    from . import matrix, render
+    from .paper import Paper
+    from .record import json_lines
+
+    if words.json:
+        yield from json_lines(job)
+        return
+    paper = Paper.of(sys.stdout)
+    if not words.matrix:
+        yield from render.text(job, paper, words.all)
+        return
+    yield from render.head(job, paper)
+    if job.links:
+        yield ""
+        yield from matrix.matrices(job, paper)
+    yield from render.tail(job, paper)

@@ -1,0 +1,144 @@
+"""What the words of the command line stand for, and what is refused with which words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.nccl.inputs import Inputs
+from pytest_clustersmoke.rundir import PhaseDir, RunDir
+
+
+def names(*words: Path | str) -> list[str]:
+    return [one.name for one in Inputs.of([str(word) for word in words]).found]
+
+
+def refusal(word: Path | str) -> str:
+    """Why the only word is refused."""
+    inputs = Inputs.of([str(word)])
+    assert not inputs.found
+    ((name, why),) = inputs.refused
+    return f"{name} {why}"
+
+
+def write(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("text\n")
+    return path
+
+
+def phase(root: Path, *hosts: str) -> PhaseDir:
+    """A phase of a run with a node for each host, which kept a log each."""
+    directory = PhaseDir(root)
+    write(directory.spec)
+    (directory.root / "nccl").mkdir()
+    for node, host in enumerate(hosts):
+        write(directory.nccl_logs(node) / f"{host}.7.log")
+    return directory
+
+
+def test_files_are_read_once_in_the_order_given(tmp_path: Path) -> None:
+    """A file named twice, or by its directory too, is one."""
+    second, first = write(tmp_path / "b.log"), write(tmp_path / "a.log")
+    (tmp_path / "same.log").symlink_to(first)
+    assert names(second, first, tmp_path, "-", "-") == [str(second), str(first), "<stdin>"]
+
+
+def test_a_directory_is_all_files_below_it(tmp_path: Path) -> None:
+    """In order of their names, without hidden ones, and without what is no file."""
+    wanted = [write(tmp_path / name) for name in ("a.log", "b/c.log", "b/d/e")]
+    write(tmp_path / ".hidden")
+    write(tmp_path / ".git" / "config")
+    os.mkfifo(tmp_path / "fifo")
+    assert names(tmp_path) == [str(path) for path in wanted]
+
+
+def test_of_a_phase_only_its_nccl_logs_are_read_each_with_its_node(tmp_path: Path) -> None:
+    """The directory of a node tells apart nodes of one host name, whichever way it was named."""
+    directory = phase(tmp_path / "small", "h", "h")
+    write(directory.output / "checkpoint")
+    for word in (directory.root, directory.root / "nccl"):
+        found = Inputs.of([str(word)]).found
+        assert [one.scope for one in found] == ["0000", "0001"]
+    (one,) = Inputs.of([str(directory.nccl_logs(1) / "h.7.log")]).found
+    assert one.scope == "0001"
+
+
+def test_directories_of_other_tools_tell_no_nodes(tmp_path: Path) -> None:
+    """`nccl/0000` beside no spec.json may be a rank's: it is no evidence of a node."""
+    write(tmp_path / "nccl" / "0000" / "h.7.log")
+    (one,) = Inputs.of([str(tmp_path / "nccl")]).found
+    assert one.scope == ""
+
+
+def test_a_run_of_one_phase_with_logs_is_that_phase(tmp_path: Path) -> None:
+    """Phases under gloo write no logs of NCCL's, and are no choice."""
+    run = RunDir(tmp_path)
+    phase(run.phase("gloo").root)
+    directory = phase(run.phase("zero1").root, "h")
+    assert names(tmp_path) == [str(directory.nccl_logs(0) / "h.7.log")]
+
+
+def test_a_run_of_several_jobs_is_refused(tmp_path: Path) -> None:
+    """The logs of two jobs together would be read as one: the phases to choose from are named."""
+    for name in ("one", "two"):
+        phase(RunDir(tmp_path).phase(name).root, "h")
+    told = refusal(tmp_path)
+    assert "2 jobs" in told
+    assert str(tmp_path / "phases" / "two") in told
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "holds no files; expected NCCL's logs"),
+        (os.mkfifo, "is a FIFO, which might never end; expected a file (cat FIFO | "),
+        (phase, "holds no NCCL logs of its phases (those under gloo write none)"),
+    ],
+    ids=["missing", "empty", "fifo", "gloo"],
+)
+def test_what_cannot_be_read_is_refused(tmp_path: Path, make: object, words: str) -> None:
+    """Each with its name, why, and what to do."""
+    path = tmp_path / "job.log"
+    assert callable(make)
+    make(path)
+    assert refusal(path).startswith(f"{path} {words}")
+
+
+def test_a_misspelt_name_is_answered_with_the_near_one(tmp_path: Path) -> None:
+    """The directory's own names are what is meant."""
+    write(tmp_path / "k023.4411.log")
+    assert refusal(tmp_path / "k023.4412.log").endswith("did you mean `k023.4411.log`?")
+    assert "nor does" in refusal(tmp_path / "no" / "such.log")
+
+
+def test_devices_but_the_empty_one_are_refused() -> None:
+    """/dev/zero never ends; /dev/null is an empty log."""
+    assert "is a device" in refusal("/dev/zero")
+    assert names(os.devnull) == [os.devnull]
+
+
+def test_a_directory_that_cannot_be_listed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may list all, so the system's refusal is staged; it is told once."""
+    listed = os.scandir
+
+    def refuse(path: str | Path) -> object:
+        if Path(path) == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    told = refusal(tmp_path)
+    assert "Permission denied; read it as its owner" in told
+
+
+def test_the_size_of_all_is_known_only_of_files(tmp_path: Path) -> None:
+    """Progress has a total where there is one."""
+    path = str(write(tmp_path / "a.log"))
+    assert Inputs.of([path]).size == 5
+    assert Inputs.of([path, "-"]).size is None

@@ -1,0 +1,233 @@
+"""Each rank on its node by evidence alone, each edge inside a node, between nodes or unknown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, Process, Reader, Where
+from pytest_clustersmoke.nccl.job import Job
+from pytest_clustersmoke.nccl.links import INTER, INTRA
+from pytest_clustersmoke.nccl.placement import Node, Placement, place
+
+
+def who(host: str, pid: int = 1, scope: str = "") -> Process:
+    return Process(scope, host, str(pid))
+
+
+def communicator(
+    hosts: Sequence[str | None], nodes: int | None = None, **members: Any
+) -> Communicator:
+    """Rank i on hosts[i]; None: nothing is known of it. `bus_id` and `local_rank` are lists."""
+    found = {
+        rank: Member(
+            who(host, 100 + rank),
+            bus_id=members.get("bus_id", [None] * len(hosts))[rank],
+            local_rank=members.get("local_rank", [None] * len(hosts))[rank],
+            started=True,
+            complete=True,
+        )
+        for rank, host in enumerate(hosts)
+        if host is not None
+    }
+    return Communicator(0, "0x1", len(hosts), nodes, found)
+
+
+def edge(source: int, destination: int, wording: str = "P2P/CUMEM", **values: Any) -> Edge:
+    defaults: dict[str, Any] = {
+        "channels": (0,),
+        "connection": 0,
+        "role": "send",
+        "logger": None,
+        "nic": None,
+        "where": Where("x.log", 1),
+        "communicators": (0,),
+    }
+    return Edge(source, destination, wording, **{**defaults, **values})
+
+
+def sides(placement: Placement, *pairs: tuple[int, int]) -> list[bool | None]:
+    return [placement.same_node(edge(*pair)) for pair in pairs]
+
+
+# -- Who is where ----------------------------------------------------------------------------------
+
+
+def test_a_rank_stands_where_the_process_of_its_init_does() -> None:
+    """Hosts decide, not numbers: ranks laid out in turn are placed as they ran."""
+    placement = Placement(communicator(["a", "b", "a", "b"]))
+    assert placement.ranks_of == {Node("", "a"): [0, 2], Node("", "b"): [1, 3]}
+    assert sides(placement, (0, 2), (0, 1), (1, 2), (3, 1)) == [True, False, False, True]
+
+
+@pytest.mark.parametrize(("role", "rank"), [("send", 0), ("receive", 1)])
+def test_a_rank_without_init_stands_where_it_logged_an_edge(role: str, rank: int) -> None:
+    """The logger of an edge is its sender or its receiver, as the line says."""
+    one = edge(0, 1, "NET/IB/0", role=role, logger=who("a"))
+    log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
+    (placement,) = place(log)
+    assert placement.nodes == {rank: Node("", "a")}
+
+
+def test_the_other_end_of_an_edge_is_not_placed_by_its_transport() -> None:
+    """P2P to a rank that logged nothing puts neither that rank on this node nor the edge inside."""
+    one = edge(0, 1, "P2P/CUMEM", logger=who("a"))
+    log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
+    (placement,) = place(log)
+    assert placement.node(1) is None
+    assert placement.same_node(one) is None
+
+
+def test_p2p_between_hosts_is_between_nodes() -> None:
+    """A label says nothing of the side: P2P between ranks of two hosts is between nodes."""
+    placement = Placement(communicator(["a", "b"]))
+    assert placement.same_node(edge(0, 1, "P2P/CUMEM")) is False
+
+
+def test_an_edge_that_may_be_of_several_communicators_places_nobody() -> None:
+    """Whose rank its logger is, is open; that the logger is the edge's sender is not."""
+    both = Communicator(0, None, 2, None, {}), Communicator(1, None, 2, None, {})
+    one = edge(0, 1, logger=who("a"), communicators=(0, 1))
+    first, second = place(Log((), both, (one,), (), ()))
+    assert not first.nodes and not second.nodes
+    assert first.ends(one) == (Node("", "a"), None)
+
+
+def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
+    """Contradicting evidence is no evidence: the rank is disputed, and its edges unknown."""
+    one = edge(0, 1, logger=who("b"))
+    log = Log((), (communicator(["a", "a"]),), (one,), (), ())
+    (placement,) = place(log)
+    assert placement.node(0) is None
+    assert placement.disputed == {0: [Node("", "a"), Node("", "b")]}
+    assert placement.same_node(one) is None
+    assert "a and b" in placement.why_not(one)
+
+
+# -- One name, several nodes -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [{"bus_id": ["18000", "3a000", "18000", "3a000"]}, {"local_rank": [0, 1, 0, 1]}],
+    ids=["bus id", "localRank"],
+)
+def test_two_ranks_with_one_gpu_or_local_rank_show_two_nodes_of_one_name(shared: Any) -> None:
+    """Edges within such a name are unknown; those to another name are between nodes still."""
+    shared = {key: [*values, None] for key, values in shared.items()}
+    placement = Placement(communicator(["twin"] * 4 + ["other"], **shared))
+    assert sides(placement, (0, 1), (0, 2), (0, 4)) == [None, None, False]
+    assert "twin" in placement.why_not(edge(0, 1))
+    assert placement.count is None
+
+
+def test_more_nodes_than_names_leave_no_name_certain() -> None:
+    """NCCL counts 4 nodes, the names are 2: each may be several, so only its own ranks are open."""
+    placement = Placement(communicator(["a", "a", "b", "b"], nodes=4))
+    assert sides(placement, (0, 1), (2, 3), (0, 2)) == [None, None, False]
+
+
+def test_a_name_of_one_rank_is_one_node() -> None:
+    """Of 3 nodes under 2 names the one with a single rank cannot be the one that is two."""
+    placement = Placement(communicator(["a", "a", "b"], nodes=3))
+    assert set(placement.ambiguous) == {Node("", "a")}
+
+
+def test_nodes_beyond_the_names_may_be_those_of_silent_ranks() -> None:
+    """Logs of one node of two: NCCL's count is no contradiction while ranks are missing."""
+    placement = Placement(communicator(["a", "a", None, None], nodes=2))
+    assert sides(placement, (0, 1), (1, 2)) == [True, None]
+
+
+def test_a_name_that_explains_the_count_leaves_the_others_certain() -> None:
+    """Equal bus ids show that `a` is two nodes; with `b` that makes NCCL's three."""
+    buses = ["18000", "18000", "18000", "3a000"]
+    placement = Placement(communicator(["a", "a", "b", "b"], nodes=3, bus_id=buses))
+    assert sides(placement, (0, 1), (2, 3)) == [None, True]
+
+
+def test_directories_of_nodes_tell_apart_nodes_of_one_name() -> None:
+    """Where the reader knew which node kept which log, one host name is two nodes."""
+    members = {0: Member(who("h", 1, "0000")), 1: Member(who("h", 1, "0001"))}
+    placement = Placement(Communicator(0, None, 2, 2, members))
+    assert sides(placement, (0, 1)) == [False]
+    assert placement.count == 2
+
+
+# -- Several names, one node -----------------------------------------------------------------------
+
+
+def test_fewer_nodes_than_names_leave_names_open() -> None:
+    """Containers of one node have names of their own: between two names nothing is certain, within
+    one all is."""
+    placement = Placement(communicator(["c1", "c1", "c2"], nodes=1))
+    assert sides(placement, (0, 1), (0, 2)) == [True, None]
+    assert "containers" in placement.why_not(edge(0, 2))
+
+
+def test_as_many_nodes_as_names_is_no_doubt() -> None:
+    """NCCL's own count and the names agree."""
+    placement = Placement(communicator(["a", "a", "b", "b"], nodes=2, bus_id=["1", "2", "1", "2"]))
+    assert sides(placement, (0, 1), (1, 2)) == [True, False]
+    assert placement.count == 2
+
+
+# -- From the text of a log ------------------------------------------------------------------------
+
+INIT = (
+    "{host}:{pid}:9 [0] NCCL INFO comm 0x{rank} rank {rank} nranks 2 cudaDev 0 nvmlDev 0 "
+    "busId {bus} commId 0x{id} - Init {state}"
+)
+EDGE = "{host}:{pid}:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
+
+
+def job(*lines: str) -> Job:
+    reader = Reader()
+    reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
+    return Job(reader.log())
+
+
+def pair(id: str, *hosts: str, buses: tuple[str, str], pid: int = 10) -> list[str]:
+    """Two ranks that begin, complete, and connect the first to the second."""
+    lines = [
+        INIT.format(
+            host=hosts[rank], pid=pid + rank, rank=rank, bus=buses[rank], id=id, state=state
+        )
+        for state in ("START", "COMPLETE")
+        for rank in (0, 1)
+    ]
+    return [*lines[:2], EDGE.format(host=hosts[0], pid=pid), *lines[2:]]
+
+
+def test_a_log_of_two_hosts_is_placed() -> None:
+    """From NCCL's own lines to the side of an edge, equal bus ids on two hosts notwithstanding."""
+    (link,) = job(*pair("ab", "k1", "k2", buses=("18000", "18000"))).links
+    assert link.placement == INTER
+    assert link.ends == (Node("", "k1"), Node("", "k2"))
+
+
+def test_a_log_of_one_host_with_one_gpu_twice_is_unknown() -> None:
+    """Two containers of one host name on two nodes: equal bus ids, so the side is not known."""
+    (link,) = job(*pair("ab", "k1", "k1", buses=("18000", "18000"))).links
+    assert link.placement is None
+    assert "18000" in link.why
+
+
+def test_a_pair_can_be_inside_in_one_communicator_and_between_in_another() -> None:
+    """Ranks are a communicator's: merged over all communicators, such an edge has no side."""
+    one = job(
+        *pair("ab", "k1", "k2", buses=("18000", "18000")),
+        *pair("cd", "k3", "k3", buses=("18000", "3a000"), pid=30),
+    )
+    assert [link.placement for comm in one.log.communicators for link in one.of(comm)] == [
+        INTER,
+        INTRA,
+    ]
+    (merged,) = one.merged()
+    assert merged.placement is None
+    assert merged.ends == (None, None)
+    assert merged.communicators == (0, 1)
+    assert merged.certain
