@@ -25,7 +25,7 @@ The way of the data, and where each step lives:
     result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
     criteria.py     criteria that hold of any phase that trains
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
-    transports.py   which NCCL transports the ranks used
+    transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
     bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
                     sweep.py: sizes and bandwidths by nccl-tests' definitions

@@ -4,7 +4,8 @@
     reader.py         a stream of any size -> the few lines that matter
     statements.py     those beside the edges: communicators, networks, devices, warnings
     evidence.py       what was seen, kept small
-    communicators.py  which communicators there are, and whose an edge is
+    known.py          lines that were seen before, but for their channel
+    communicators.py  which communicators there are; owners.py: whose an edge is
     assemble.py       what was seen -> a Log
     model.py          the Log: communicators, edges, warnings
 
