@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from .communicators import Communicators
-from .evidence import EdgeKey, Group, Logged, each
+from .evidence import LAST, WHOLE, EdgeKey, Group, Logged, each
 from .grammar import FINAL
 from .model import CollNet, Edge, Log, Process, Where, transport
 from .owners import Owners
@@ -71,24 +71,26 @@ def _cut_short(logged: Logged, groups: Groups) -> Cut:
     whose wording something may be lost: `NET/IB/3`, where NCCL wrote `NET/IB/3/GDRDMA`.
 
     Believed is what a whole line says of the same pair; a wording to which nothing can be added;
-    and one whose form (the words, whatever their numbers) whole lines have and none exceeds.
+    and one whose form (the words, whatever their numbers) whole lines have and none exceeds. At the
+    end of a file it is enough that none exceeds it: pasted text often ends without a newline, and a
+    cut seldom falls just between two words.
     """
-    unsure = {key: one.where for key, one in each(groups) if not one.whole}
+    unsure = {key: one for key, one in each(groups) if one.ended < WHOLE}
     if not unsure:
         return {}
     wordings = [variant.wording for variant in logged.variants]
     pairs = {key[1:3] for key in unsure}
-    whole = [key for key, one in each(groups) if one.whole]
+    whole = [key for key, one in each(groups) if one.ended >= WHOLE]
     said = sorted({wordings[index] for index in {key[3] for key in whole}})
     forms = sorted({_form(wording) for wording in said})
     confirmed = {(key[1:3], wordings[key[3]]) for key in whole if key[1:3] in pairs}
     return {
-        key: where
-        for key, where in unsure.items()
+        key: one.where
+        for key, one in unsure.items()
         if (key[1:3], wording := wordings[key[3]]) not in confirmed
         and FINAL.fullmatch(wording) is None
         and (
-            _form(wording) not in forms
+            (one.ended < LAST and _form(wording) not in forms)
             or _goes_on(wording, said)
             or _goes_on(_form(wording), forms)
         )
@@ -129,13 +131,14 @@ def _collnet(logged: Logged) -> Iterator[CollNet]:
 
 
 def _nic(logged: Logged, process: Process | None, wording: str) -> str | None:
-    """The NIC's name in the logger's own list of them; a list without owner counts for all."""
+    """The NIC's name in the logger's own list of them. The InfiniBand plugins (`IBext_v8`) print
+    theirs under NET/IB, which then lists none itself."""
     told = transport(wording)
     if told.net is None or told.device is None:
         return None
-    for owner in (process, None):
-        names = logged.devices.get((owner, told.net))
-        if names is not None and told.device in names:
+    for net in (told.net, "IB") if told.net.startswith("IB") else (told.net,):
+        names = logged.devices.get((process, net))
+        if names is not None and names.get(told.device):
             return names[told.device]
     return None
 

@@ -36,15 +36,20 @@ class Variant(NamedTuple):
 EdgeKey = tuple[int, int, int, int]
 
 
+# How the words of an edge ended: where another line stuck to what was left of theirs, at the end of
+# the file, or surely where NCCL ended them.
+CUT, LAST, WHOLE = 0, 1, 2
+
+
 class Seen:
     """An edge as one thread logged it: its channels as bits, and where it first stood."""
 
-    __slots__ = ("channels", "where", "whole")
+    __slots__ = ("channels", "ended", "where")
 
-    def __init__(self, where: Where, whole: bool) -> None:
+    def __init__(self, where: Where, ended: int) -> None:
         self.channels = 0
         self.where = where
-        self.whole = whole  # whether its words surely ended where they did
+        self.ended = ended  # how its words ended
 
 
 # The edges of one thread and variant, by their ranks: one number for both, and a dictionary for
@@ -53,13 +58,13 @@ Group = dict[int, Seen]
 RANK_BITS = 24  # ranks have seven digits at most
 
 
-def see(group: Group, source: int, destination: int, where: Where, whole: bool) -> Seen:
+def see(group: Group, source: int, destination: int, where: Where, ended: int) -> Seen:
     """The entry of an edge, made where it is new."""
     ranks = source << RANK_BITS | destination
     seen = group.get(ranks)
     if seen is None:
-        seen = group[ranks] = Seen(where, whole)
-    seen.whole |= whole
+        seen = group[ranks] = Seen(where, ended)
+    seen.ended |= ended
     return seen
 
 
@@ -190,7 +195,7 @@ class Logged:
         self, thread: Thread | None, key: tuple[int, str, str], channel: int, where: Where
     ) -> None:
         process = thread.process if thread else None
-        seen = self.collnet.setdefault((process, *key), Seen(where, whole=True))
+        seen = self.collnet.setdefault((process, *key), Seen(where, WHOLE))
         seen.channels |= 1 << min(channel, 1023)
 
     def tear(self, where: Where) -> None:

@@ -8,7 +8,7 @@ pattern for a new one of a thread that was.
 from __future__ import annotations
 
 from . import grammar
-from .evidence import Group, Logged, Seen, Thread, Variant, see
+from .evidence import WHOLE, Group, Logged, Seen, Thread, Variant, see
 from .model import Where
 
 CHANNEL = b"Channel "
@@ -58,7 +58,7 @@ class KnownLines:
         if group is None:
             group = self._logged.group(known.thread, variant_of(known.thread, *form))
             known.forms[form] = group
-        seen = see(group, int(source), int(destination), Where(file, line), whole=True)
+        seen = see(group, int(source), int(destination), Where(file, line), WHOLE)
         seen.channels |= BITS[channel]
         self._keep(known, tail[2:], seen)
         return True

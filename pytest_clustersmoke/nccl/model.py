@@ -151,7 +151,7 @@ class Communicator:
     ranks: int | None
     nodes: int | None
     members: Mapping[int, Member]
-    nvls: bool | None = None  # whether NVLS (NVLink SHARP) was connected; None: no line tells
+    nvls: bool | None = None  # whether a line says NVLS was connected; None: it may be another's
 
     @property
     def complete(self) -> bool | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import grammar, statements
-from .evidence import Logged, Thread, see
+from .evidence import CUT, LAST, WHOLE, Logged, Thread, see
 from .known import BITS, CHANNEL, KnownLines, variant_of
 from .model import Log, Where
 
@@ -187,12 +187,12 @@ class Reader:
             return
         form = connection, source_id, destination_id, role, wording
         group = self._logged.group(thread, variant_of(thread, *form))
-        whole = _ended(words)
-        seen = see(group, int(source), int(destination), where, whole)
+        ended = _ended(words)
+        seen = see(group, int(source), int(destination), where, ended)
         if int(channel) <= MAX_CHANNEL:
             seen.channels |= 1 << int(channel)
         alone = words.end() >= len(text.rstrip()) and text.find(CHANNEL) == begin
-        if alone and whole and len(channel) == 2:
+        if alone and ended == WHOLE and len(channel) == 2:
             rest = text[begin + len(CHANNEL) + 2 :].removesuffix(b"\n")
             self._known.remember(text[:begin], rest, thread, seen)
 
@@ -236,13 +236,16 @@ class Reader:
         return self._logged.thread(self._scope, grammar.logger(text, begin))
 
 
-def _ended(words: re.Match[bytes]) -> bool:
-    """Whether the words of a transport surely end where they do: by a quote, or without another
-    line behind them that stuck to what was left of this one, label and all."""
-    if words.group("ended") is None:
-        return False
+def _ended(words: re.Match[bytes]) -> int:
+    """How the words of a transport end: surely, by a quote, or without another line behind them
+    that stuck to what was left of this one, label and all."""
     text, end = words.string, words.end()
-    return text[end : end + 1] in b"\"'`\\" or text.find(b"NCCL ", end) < 0
+    if end == len(text):
+        return LAST
+    if words.group("ended") is None:
+        return CUT
+    sure = text[end : end + 1] in b"\"'`\\" or text.find(b"NCCL ", end) < 0
+    return WHOLE if sure else CUT
 
 
 def _clean(text: bytes) -> bytes:

@@ -331,7 +331,9 @@ def test_a_line_cut_at_every_byte(wording: str, rest: str) -> None:
     for cut in range(len(last)):
         text = last[:cut] + rest.encode()
         assert said(read(whole + text)) == [f"8 -> 9 {wording}"], text
-        assert said(read(text)) == [], text
+        # Nothing else to compare with: what ends the file between two words is taken for whole.
+        alone = [f"18 -> 19 {wording[: cut - len(last)]}"] if not rest else []
+        assert said(read(text)) in ([], alone), text
     assert said(read(whole + last + rest.encode())) == [
         f"8 -> 9 {wording}",
         f"18 -> 19 {wording}",

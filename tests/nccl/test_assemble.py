@@ -1,0 +1,42 @@
+"""What was seen is put together without lending one process what another said."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pytest_clustersmoke.nccl import Edge, Reader
+
+EDGE = "Channel 00/0 : 0[0] -> 1[0] [send] via"
+
+
+def edges(*lines: str) -> tuple[Edge, ...]:
+    reader = Reader()
+    reader.stream(io.BytesIO("\n".join(lines).encode()), "log")
+    return reader.log().edges
+
+
+@pytest.mark.parametrize(
+    ("using", "edge", "nic"),
+    [
+        ("h:1:2 [0] NCCL INFO ", "h:1:9 [0] NCCL INFO ", "mlx5_1"),
+        ("h:7:2 [0] NCCL INFO ", "h:1:9 [0] NCCL INFO ", None),
+        ("NCCL INFO ", "h:1:9 [0] NCCL INFO ", None),
+        ("NCCL INFO ", "NCCL INFO ", "mlx5_1"),
+    ],
+)
+def test_a_nic_has_the_name_that_its_own_process_gave(using: str, edge: str, nic: str) -> None:
+    """A list of NICs is its process's alone; one that lost its header is that of such lines."""
+    devices = f"{using}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:10.0.0.1<0>"
+    (found,) = edges(devices, f"{edge}{EDGE} NET/IB/1/GDRDMA")
+    assert found.nic == nic
+
+
+def test_an_infiniband_plugin_lists_its_nics_as_ib() -> None:
+    """`NET/IBext_v8/1` counts in the list that the plugin printed under NET/IB; no other does."""
+    head = "h:1:2 [0] NCCL INFO "
+    devices = f"{head}NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP [RO]; OOB ib0:1<0>"
+    (plugin,) = edges(devices, f"{head}{EDGE} NET/IBext_v8/1/GDRDMA")
+    (other,) = edges(devices, f"{head}{EDGE} NET/AWS Libfabric/1/GDRDMA")
+    assert (plugin.nic, other.nic) == ("mlx5_1", None)
