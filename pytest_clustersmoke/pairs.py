@@ -117,9 +117,10 @@ def check_all_measured(phase: PhaseResult) -> None:
 def check_none_is_slow(phase: PhaseResult) -> None:
     """No pair of nodes is slower than the others by SLOW; names the node where it is one's fault.
 
-    The others are the fastest (n-1)(n-2)/2 pairs, as many as do not touch one given node of n:
-    their median is what a pair has where one node is slow, too. Half of all pairs of four nodes
-    touch that node, and the median of all pairs would be its own.
+    The others are the fastest m(m-1)/2 pairs, m being half of the nodes: as many as sound nodes
+    have among them where the other half is slow. Their median is what a pair should have; the
+    median of all pairs would be a slow node's own where one of four nodes, which half of all pairs
+    touch, is slow.
     """
     __tracebackhide__ = True
     network(phase)
@@ -138,7 +139,8 @@ def check_none_is_slow(phase: PhaseResult) -> None:
             f"the pairs exchanged {show_bytes(measured.size_bytes)}; below "
             f"{show_bytes(LARGE_BYTES)} it is not bandwidth alone that decides",
         )
-    usual = median(sorted(found.values())[-(nodes - 1) * (nodes - 2) // 2 :])
+    sound = (nodes + 1) // 2
+    usual = median(sorted(found.values())[-sound * (sound - 1) // 2 :])
     slow = {pair for pair, speed in found.items() if speed < usual * (1 - SLOW)}
     if slow:
         fail(

@@ -64,7 +64,8 @@ class Side:
             )
         expect = self.result.expect
         globs = (expect.intra_node if self.inside else expect.inter_node) if expect else ()
-        if expect is None or not (globs or expect.forbid):
+        rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
+        if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
             f"{self._say(pair)}, {reason}: {pair.links[0].where}"
@@ -163,9 +164,29 @@ class Side:
         if not links and not reduced:
             return f"NCCL logged no connection {where}{self._why_none()}"
         silent = self._silent_inside(links, reduced) if self.inside else self._apart(links, reduced)
-        return (f"NCCL logged no connection {where} of {silent}" if silent else "") or (
-            "" if self.inside else self._half_told(links, expect)
-        )
+        if silent:
+            return f"NCCL logged no connection {where} of {silent}"
+        return ("" if self.inside else self._half_told(links, expect)) or self._cut_logs()
+
+    def _cut_logs(self) -> str:
+        """A rank whose own log is not whole: an init without its end, or no connection that it
+        made. What the others say of connections to it does not stand for those it made itself."""
+        placed, log = self.transports.placed, self.transports.log
+        for one in log.communicators:
+            for number, member in one.members.items():
+                if member.started and not member.complete:
+                    who = f"{member.process} (rank {number} of {one.ranks or '?'})"
+                    return f"NCCL's init of {who} began, and its end is not in the log"
+        sent = {link.source for link in placed.links if link.edge.role != "receive"}
+        mute = [
+            rank.rank
+            for rank in self.result.ranks
+            if rank.rank not in sent | placed.nvls | placed.collnet.keys()
+        ]
+        if mute and placed.links:
+            names = ", ".join(map(self._name, mute[:MOST_SHOWN]))
+            return f"NCCL logged no connection that {names} made"
+        return ""
 
     def _reduced_otherwise(self, globs: Iterable[str]) -> set[int]:
         """Ranks that NVLS (inside) or CollNet (between) serves, where these are expected: they
@@ -221,10 +242,8 @@ class Side:
         return ", ".join(str(names[one]) for one in apart[:MOST_SHOWN])
 
     def _half_told(self, links: Iterable[Link], expect: Expectation) -> str:
-        """A network connection of which only one end's log is known, or no NIC's name, where that
-        matters: the other end may be without GPUDirect RDMA, or on another NIC."""
-        if expect.gpudirect == "any" and not expect.hca:
-            return ""
+        """A network connection of which only one end's log is known, though both log it: the other
+        end may be another; or no NIC's name, where that matters."""
         ends: dict[tuple[int, int], dict[str | None, Link]] = defaultdict(dict)
         for link in links:
             if link.transport.net is not None:

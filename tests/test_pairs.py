@@ -45,6 +45,16 @@ def test_a_slow_node_is_named(tmp_path: Path, nodes: int) -> None:
     )
 
 
+@pytest.mark.parametrize("nodes", [4, 5, 8])
+def test_as_many_slow_nodes_as_half_are_named(tmp_path: Path, nodes: int) -> None:
+    """Two slow nodes of four leave one pair that is not slow: it is the one to compare with."""
+    bad = range(nodes // 2)
+    touched = {pair for node in bad for pair in of(node, nodes)}
+    words = verdict(Swept(tmp_path, nodes, 1, change=slow_pairs(*touched)))
+    assert all(f"node n{node} is slow to every other node" in words for node in bad)
+    assert f"node n{nodes - 1} is slow" not in words
+
+
 def test_a_slow_pair_is_named(tmp_path: Path) -> None:
     """A pair whose nodes are fast to all others is that pair's fault."""
     swept = Swept(tmp_path, 4, 2, change=slow_pairs((1, 3), per_node=2))

@@ -273,7 +273,8 @@ def test_a_rank_without_edges_is_no_pass(job: Job, tmp_path: Path) -> None:
     transports = judge(job.stage(tmp_path), tmp_path).transports
     with pytest.raises(Unmeasured, match=r"inside a node of rank 4 \(k2, GPU 0\), rank 5 \(k2"):
         transports.intra_node.check()
-    transports.inter_node.check()
+    with pytest.raises(Unmeasured, match=r"no connection that rank 4 \(k2, GPU 0\) made"):
+        transports.inter_node.check()
 
 
 def test_nodes_in_two_islands_are_no_pass(job: Job, tmp_path: Path) -> None:
@@ -283,16 +284,51 @@ def test_nodes_in_two_islands_are_no_pass(job: Job, tmp_path: Path) -> None:
         judge(job.stage(tmp_path), tmp_path).transports.inter_node.check()
 
 
-def test_an_end_that_logged_nothing_is_no_pass_where_it_matters(job: Job, tmp_path: Path) -> None:
-    """What the other end may use is not known, which matters where GPUDirect RDMA is required."""
+def test_an_end_that_logged_nothing_is_no_pass(job: Job, tmp_path: Path) -> None:
+    """Both ends of a network's connection log it: what the silent one used is not known."""
     well = healthy(job)
     job.wording = lambda source, destination, role: (
         None if (source, role) == (5, "receive") else well(source, destination, role)
     )
     evidence = job.stage(tmp_path)
-    judge(evidence, tmp_path).transports.inter_node.check()
     with pytest.raises(Unmeasured, match=r"the receiver of rank 5 \(k2, GPU 1\) -> rank 6 \(k3"):
-        judge(evidence, tmp_path, gpudirect="required").transports.inter_node.check()
+        judge(evidence, tmp_path).transports.inter_node.check()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "bad", "cut"),
+    [
+        (1, 4, {(1, 2): "SHM/direct/direct"}, [1]),
+        (2, 2, {(1, 2): "NET/Socket/0"}, [1, 2]),
+        (2, 4, {(1, 2): "SHM/direct/direct"}, [1]),
+    ],
+)
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_log_that_stops_early_is_no_pass(
+    tmp_path: Path, nodes: int, per_node: int, bad: Changes, cut: list[int], completes: bool
+) -> None:
+    """A rank's own log may end before its connections, as on a full disk: what its neighbours say
+    of theirs to it does not stand for what it made, whether its init is known to be over or not."""
+    job = Job(nodes, per_node)
+    job.wording = swap(job, bad)
+    evidence = job.stage(tmp_path)
+    for rank in cut:
+        log = evidence.dir.nccl_logs(job.node(rank)) / f"k{job.node(rank)}.{4000 + rank}.log"
+        lines = log.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if " via " not in line]
+        log.write_text("".join(kept if completes else kept[:4]))
+    transports = judge(evidence, tmp_path).transports
+    side = transports.intra_node if nodes == 1 or per_node > 2 else transports.inter_node
+    with pytest.raises(Unmeasured, match=r"logged no connection|its end is not in the log"):
+        side.check()
+
+
+def test_an_expectation_of_rdma_alone_is_judged(job: Job, tmp_path: Path) -> None:
+    """`gpudirect` and `hca` need no transport beside them."""
+    job.wording = swap(job, {(1, 2): "NET/IB/1"})
+    expect = {"intra_node": [], "inter_node": [], "gpudirect": "required"}
+    with pytest.raises(AssertionError, match=r"NET/IB/1 \(mlx5_1\), GPUDirect RDMA is required"):
+        judge(job.stage(tmp_path), tmp_path, **expect).transports.inter_node.check()
 
 
 def test_a_bad_edge_is_told_though_another_rank_is_silent(job: Job, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ class Init:
     local_rank: int | None = None
     started: bool = False
     completed: int | None = None  # the how-manieth completed of its process, from 0
+    ended: int | None = None  # how many its process had completed when it was destroyed
     inside: list[Thread] = field(default_factory=list)  # threads that began it
 
 
@@ -223,6 +224,8 @@ class Logged:
         known, newest = self._inits.get(key), self._newest.get(key[:3])
         if state.endswith(("Abort COMPLETE", "Destroy COMPLETE")):
             self._close(newest)
+            if newest is not None and thread is not None:
+                newest.ended = thread.state.completed
             return
         begins = state == "Init START"
         if not begins and known is None and newest is not None and newest.completed is None:

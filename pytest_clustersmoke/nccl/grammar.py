@@ -78,7 +78,8 @@ SOURCE = re.compile(rb"\S{1,200}:\d{1,9}")
 BETWEEN = re.compile(rb"(?:\[Rank \d{1,7}\] )?\w{0,64} ?")
 # What can stand before a header without a space: quotes, JSON, the NULs of a file that was cut.
 ENDS = re.compile(rb"\A(?:CUMEM|MNNVL|IPC|read|CE|direct|GDRDMA(?:\(PCI\))?|Shared)")
-NO_HOST = b"\"'`>|=,;{(\0"
+# What ends a label that stands before a host without a space: of CSV, logfmt, brackets.
+LABEL_ENDS = re.compile(rb"[\"'`|=,;{(\0)\]]|>(?=.)")
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 # Docker's JSON logs write `->` so.
 ESCAPED = re.compile(rb"\\u00(3[ce]|26)")
@@ -120,7 +121,7 @@ def header(before: bytes) -> Header | None:
     host, pid, tid = words
     if b"/" in host:  # a transport that lost its newline
         host = ENDS.sub(b"", host[host.rfind(b"/") + 1 :])
-    host = host.lstrip(NO_HOST)
+    host = LABEL_ENDS.split(host)[-1]
     if not (host and _number(pid) and _number(tid)):
         return None
     return Header(host, pid, tid, device[1:-1])

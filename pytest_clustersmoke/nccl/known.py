@@ -53,6 +53,8 @@ class KnownLines:
         channel, connection, source, source_id, destination, destination_id, role, wording = (
             found.groups()
         )
+        if source == destination:  # torn: no rank connects to itself
+            return False
         form: Form = connection, source_id, destination_id, role, wording
         group = known.forms.get(form)
         if group is None:

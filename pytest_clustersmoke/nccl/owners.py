@@ -22,8 +22,10 @@ from .model import Process
 LAZY_FROM = (2, 22)
 SEND_RECV_FROM = (2, 7)
 VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
-# Of more communicators than these it is not asked whether an edge fits each.
+# Where more communicators than these come into question, none is named.
 MANY = 64
+# A process that was one rank in so many is not asked in which it was when.
+TOO_MANY = 4096
 LOW_32_BITS = 2**32 - 1
 
 
@@ -47,6 +49,17 @@ class Owners:
             else not any(init.started or init.comm_id for init in logged.inits)
         )
         self._send_recv = not versions or max(versions) >= SEND_RECV_FROM
+        self._by_rank: dict[tuple[Process | None, int], list[Claim]] = defaultdict(list)
+        for process, claims in communicators.claims.items():
+            for claim in claims:
+                self._by_rank[process, claim.rank].append(claim)
+        drafts = communicators.drafts
+        self._all = tuple(draft.index for draft in drafts) if len(drafts) <= MANY else ()
+        self._members = {
+            (rank, draft.process(rank)): (draft.index,)
+            for draft in drafts
+            for rank in draft.members
+        }
         if self._sole is not None and len(self._sole.members) != self._sole.ranks:
             self._adopt(logged, self._sole)
 
@@ -58,13 +71,10 @@ class Owners:
         ends = (thread, index, own)
         claimed = self._claimed[ends] if ends in self._claimed else self._claims(ends, key)
         if claimed is not None:
-            fitting = {
-                draft.index
-                for claim in claimed
-                for draft in claim.drafts
-                if len(claim.drafts) > MANY or _fits(draft, source, destination, variant)
-            }
-            found = tuple(sorted(fitting))
+            drafts = (draft for claim in claimed for draft in claim.drafts)
+            found = tuple(
+                sorted({one.index for one in drafts if _fits(one, source, destination, variant)})
+            )
         elif self._communicators.inferred:
             found = self._inferred(thread, own)
         else:
@@ -75,19 +85,16 @@ class Owners:
     def _claims(self, ends: tuple[int, int, int | None], key: EdgeKey) -> list[Claim] | None:
         """What the process says of itself that an edge can be of, in time; None where nothing."""
         thread, index, own = ends
-        process = self._process(thread)
-        mine = self._communicators.claims.get(process, []) if process is not None else []
-        ranks = key[1:3] if own is None else (own,)
+        ranks, process = key[1:3] if own is None else (own,), self._process(thread)
+        mine = [claim for rank in ranks for claim in self._by_rank.get((process, rank), ())]
         variant = self._variants[index]
         own_id = variant.destination_id if variant.role == "receive" else variant.source_id
-        claims = [
-            claim
-            for claim in mine
-            if claim.rank in ranks and (own is None or _same_device(claim.init, own_id))
-        ]
         found = None
-        if claims:
-            found = self._timely(claims, self._threads[thread], variant)
+        if process is not None and mine:
+            claims = [c for c in mine[:TOO_MANY] if own is None or _same_device(c.init, own_id)]
+            found = self._timely(claims, self._threads[thread], variant) if claims else None
+            if len(mine) > TOO_MANY or sum(len(one.drafts) for one in found or ()) > MANY:
+                found = []
         if own is not None:
             self._claimed[ends] = found
         return found
@@ -102,6 +109,7 @@ class Owners:
         moment = variant.moment
         if moment is None or not thread.process.pid.isdigit():  # hidden: several in one
             return claims
+        claims = [claim for claim in claims if not _gone(claim.init, moment)]
         inside, surely = self._inside(thread, moment)
         within = [claim for claim in claims if claim.init.index == inside]
         if surely:
@@ -166,12 +174,13 @@ class Owners:
         return None not in devices and thread.device not in map(str, devices)
 
     def _inferred(self, thread: int, own: int | None) -> tuple[int, ...]:
-        drafts, process = self._communicators.drafts, self._process(thread)
-        if process is None or own is None or self._communicators.overlapping:
-            mine = []
-        else:
-            mine = [draft for draft in drafts if draft.members.get(own) == process]
-        return tuple(draft.index for draft in mine or drafts)
+        """Where no init was logged: those in which the process is that rank, or all."""
+        process = self._process(thread)
+        if process is not None and own is not None and not self._communicators.overlapping:
+            mine = self._members.get((own, process))
+            if mine is not None:
+                return mine
+        return self._all
 
     def _by_exclusion(self, thread: int, own: int | None) -> tuple[int, ...]:
         """Where no init of the process fits: the only communicator there is, if it does."""
@@ -196,6 +205,10 @@ def _fits(draft: Draft, source: int, destination: int, variant: Variant) -> bool
 
 def _over(init: Init, moment: Moment) -> bool:
     return init.completed is not None and init.completed < moment.completed
+
+
+def _gone(init: Init, moment: Moment) -> bool:
+    return init.ended is not None and init.ended < moment.completed
 
 
 def _same_device(member: Init | Process | None, name: str | None) -> bool:

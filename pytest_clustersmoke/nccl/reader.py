@@ -185,9 +185,15 @@ class Reader:
         if words is None or wording is None:
             self._logged.tear(where)
             return
+        ended = _ended(words)
+        # A number that ran into another line's words may have more digits than its own; and no rank
+        # connects to itself.
+        run_on = ended == CUT and words.group("glued") is None and wording[-1:].isdigit()
+        if run_on or source == destination:
+            self._logged.tear(where)
+            return
         form = connection, source_id, destination_id, role, wording
         group = self._logged.group(thread, variant_of(thread, *form))
-        ended = _ended(words)
         seen = see(group, int(source), int(destination), where, ended)
         if int(channel) <= MAX_CHANNEL:
             seen.channels |= 1 << int(channel)

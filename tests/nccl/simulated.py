@@ -39,15 +39,21 @@ class SimulatedJob:
         self.groups = self._groups(nodes)
         self.splits = self.groups[0] == list(range(len(self.gpus))) and self.random.random() < 0.6
         self.one_colour = self.random.random() < 0.3
+        self.alive: set[int] = set()
         self.logs = [[] for _ in self.gpus]
         if self.random.random() < 0.7:
             self.logs[0].append(self.nccl.banner(self.gpus[0]))
         for index, group in enumerate(self.groups):
             for rank, member in enumerate(group):
                 self.logs[member] += self._init(index, rank, self.gpus[member])
-            for made in range(index + 1):
+            for made in sorted(self.alive | {index}):
                 for rank, member in enumerate(self.groups[made]):
                     self.logs[member] += self._later(made, rank, self.gpus[member])
+            self.alive.add(index)
+            for made in [one for one in sorted(self.alive) if one and self.random.random() < 0.15]:
+                self.alive.remove(made)
+                for rank, member in enumerate(self.groups[made]):
+                    self.logs[member] += self._destroyed(made, rank, self.gpus[member])
 
     def merged(self, random: Random) -> list[str]:
         """The lines of all, each one's own in their order."""
@@ -103,16 +109,28 @@ class SimulatedJob:
 
     def _init(self, index: int, rank: int, member: Gpu) -> list[str]:
         one = member._replace(rank=rank, tid=self._thread(member, 1000 + index))
-        ranks, comm = len(self.groups[index]), f"0x{index + 1:x}a{member.tid:x}"
+        ranks, comm = len(self.groups[index]), self._pointer(index, member)
         inside = self._edges(index, rank, one.tid, connection=0) if self.eager else []
         if self.splits and index > 0 and self.nccl.number >= (2, 18, 0):
-            parent = f"0x1a{member.tid:x}"
+            parent = self._pointer(0, member)
             # Each a call of all ranks. Before 2.22 calls of one colour give one id.
             comm_id = "0x57" if self.one_colour else f"0x5{index:x}"
             start, end = self.nccl.split(one, ranks, parent, comm, index, 7, comm_id)
             return [start, *inside, end]
         told = one, ranks, comm, f"0x{index + 1:x}ff"
         return [*self.nccl.start(*told), *inside, self.nccl.complete(*told)]
+
+    def _destroyed(self, index: int, rank: int, member: Gpu) -> list[str]:
+        """The end of a communicator, which 2.12.7 and later tell."""
+        if self.nccl.number < (2, 12, 7):
+            return []
+        told = f"comm {self._pointer(index, member)} rank {rank} nranks {len(self.groups[index])}"
+        devices = f"cudaDev {member.device} busId {member.bus}"
+        return [f"{member.head}{told} {devices} - Destroy COMPLETE"]
+
+    @staticmethod
+    def _pointer(index: int, member: Gpu) -> str:
+        return f"0x{index + 1:x}a{member.tid:x}"
 
     def _later(self, index: int, rank: int, member: Gpu) -> list[str]:
         """What a collective, where init did not connect it, and send/recv connect."""

@@ -40,3 +40,36 @@ def test_an_infiniband_plugin_lists_its_nics_as_ib() -> None:
     (plugin,) = edges(devices, f"{head}{EDGE} NET/IBext_v8/1/GDRDMA")
     (other,) = edges(devices, f"{head}{EDGE} NET/AWS Libfabric/1/GDRDMA")
     assert (plugin.nic, other.nic) == ("mlx5_1", None)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        '"2024-05-05T00:00:01Z","',
+        "2024-05-05T00:00:01Z,",
+        "time=12:00:01 msg=",
+        'level=info msg="',
+        "a|",
+        "[rank0]",
+        "[1,0]<stdout>",
+        "(worker 3)",
+    ],
+)
+def test_a_label_without_a_space_is_not_the_host(label: str) -> None:
+    """What log stores and launchers put right before a header is none of it."""
+    (found,) = edges(f"{label}nA:100:101 [0] NCCL INFO {EDGE} NET/IB/0\n")
+    assert found.logger is not None and found.logger.host == "nA"
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        "Channel 00/0 : 0[0] -> 3[3] [send] via NET/IB/122] via P2P/CUMEM",
+        "Channel 00/0 : 5[5] -> 5[5] via P2P/IPC",
+    ],
+)
+def test_what_only_a_tear_can_say_is_no_edge(torn: str) -> None:
+    """A device whose digits run into other words, or a rank that connects to itself, is torn."""
+    whole = f"h:1:2 [0] NCCL INFO {EDGE} NET/IB/12"
+    found = edges(f"h:1:2 [0] NCCL INFO {torn}", whole, "")
+    assert [(edge.source, edge.destination) for edge in found] == [(0, 1)]

@@ -448,6 +448,32 @@ def test_an_init_that_never_ended_owns_nothing_surely() -> None:
     assert log.edges[0].communicators == (0, 1)
 
 
+def test_a_communicator_that_was_destroyed_owns_nothing_later() -> None:
+    """Groups that are made and destroyed one after the other are not taken for one another."""
+    nccl, one, lines = Nccl("2.22.3"), GPUS[0], []
+    for turn in range(3):
+        comm = f"{TENSOR}{turn}"
+        lines += [*init(nccl, one, 2, comm), nccl.p2p(one, GPUS[1], channel=turn)]
+        told = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
+        lines.append(f"{HEAD}{told} - Destroy COMPLETE")
+    log = read(text_of(lines))
+    assert {edge.channels: edge.communicators for edge in log.edges} == {
+        (0,): (0,),
+        (1,): (1,),
+        (2,): (2,),
+    }
+
+
+def test_of_very_many_communicators_none_is_named() -> None:
+    """A process that is rank 0 of a hundred: whose an edge is cannot be told, and naming all for
+    each edge would take for ever."""
+    nccl, one = Nccl("2.22.3"), GPUS[0]
+    lines = [line for turn in range(100) for line in init(nccl, one, 2, f"{TENSOR}{turn}")]
+    log = read(text_of([*lines, nccl.p2p(one, GPUS[1])]))
+    assert len(log.communicators) == 100
+    assert log.edges[0].communicators == ()
+
+
 def test_edges_before_a_failure_are_of_the_init_that_failed() -> None:
     """The only communicator never came up: what it had connected is told, and that it is not
     complete."""

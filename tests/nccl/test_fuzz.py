@@ -155,6 +155,8 @@ def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int
 
     Of one write no more than one befalls. Where a piece of one meets the rest of another
     (`2[3` and `4000] -> 2[35000] via …`), they read as a line that neither was; nothing tells that.
+    Nor does a piece of a label (`| 2024-12-`) tell that it is no remark behind a whole line: what
+    is left of a write keeps its `NCCL INFO`.
     """
     lines = [(line, False) for line in text.splitlines(keepends=True)]
     for place, other in inside:
@@ -167,7 +169,8 @@ def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int
         index = len(lines) * place >> 16
         line, composed = lines[index]
         if not composed:
-            lines[index] = line[: len(line) * length >> 16], True
+            kept = line.find(b"NCCL INFO ") + len(b"NCCL INFO ")
+            lines[index] = line[: max(kept, len(line) * length >> 16)], True
     return b"".join(line for line, _ in lines)
 
 

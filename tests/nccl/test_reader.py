@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.nccl import Log, Process, Reader, Unreadable, Where, reader
+from tests.nccl import large
 from tests.nccl.wording import Nccl, edges, gpu, read, text_of
 
 DATA = Path(__file__).parent / "data"
@@ -428,11 +429,46 @@ def test_short_reads_of_a_pipe(small: bytes) -> None:
     assert found.log() == read(small)
 
 
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_sparse_and_dense_reading_say_the_same(
+    share: float, stamped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line or by a search for words: which it is depends on how much a log says."""
+    monkeypatch.setattr(large, "BLOCK_BYTES", 2**19)
+    text = large.mixed(share, seed=1, stamped=stamped)
+    monkeypatch.setattr(reader, "CHUNK_BYTES", 10_007)
+    monkeypatch.setattr(reader, "DENSE_BYTES", 0)
+    sparse = read(text)
+    monkeypatch.setattr(reader, "DENSE_BYTES", 10**9)
+    assert read(text) == sparse
+    assert len(sparse.edges) > 100
+
+
+def test_a_job_of_512_ranks() -> None:
+    """64 nodes of 8 in 16 rings: every edge from all its ends, all of the one communicator."""
+    log = read(text_of(large.rings(64, 8)))
+    assert len({(edge.source, edge.destination) for edge in log.edges}) == 512
+    assert len(log.edges) == 512 + 64  # an edge between nodes is told by both ends
+    assert {edge.communicators for edge in log.edges} == {(0,)}
+    assert {edge.channels for edge in log.edges} == {tuple(range(16))}
+    assert [(comm.ranks, len(comm.members)) for comm in log.communicators] == [(512, 512)]
+
+
+def test_all_pairs_of_a_job() -> None:
+    """An all-to-all of 4 nodes of 4: 240 pairs, those between nodes from both ends."""
+    log = read(text_of(large.all_pairs(4, 4)))
+    assert len({(edge.source, edge.destination) for edge in log.edges}) == 16 * 15
+    assert len(log.edges) == 16 * 3 + 2 * 16 * 12
+    assert {edge.nic for edge in log.edges} == {None}
+    assert {edge.communicators for edge in log.edges} == {(0,)}
+
+
 def test_memory_does_not_grow_with_bytes() -> None:
     """Ten times the lines of the same edges take no more memory."""
     edge = "Channel {:02d}/0 : {}[0] -> {}[1] [send] via NET/IB/0/GDRDMA"
     told = [
-        f"2025-09-01T12:00:{n % 60:02d}Z {HEAD}" + edge.format(n % 32, n % 8, n % 7)
+        f"2025-09-01T12:00:{n % 60:02d}Z {HEAD}" + edge.format(n % 32, n % 8, 8 + n % 7)
         if n % 9 == 0
         else f"step {n} loss {n / 7:.6f} " + "z" * 99
         for n in range(20_000)
