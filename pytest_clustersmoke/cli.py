@@ -1,7 +1,8 @@
 """The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
 
-Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs) or it did not work out
-(`lab up`), 2 words, a machine or a file that cannot be used, 130 and 143 ended by a signal.
+Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings) or it did
+not work out (`lab up`), 2 words, a machine or a file that cannot be used, 130 and 143 ended by a
+signal.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from . import diagnose_command as diagnose
 from .errors import UsageProblems
 from .lab import command as lab
 from .lab.model import LabError, LabStartError
@@ -21,6 +23,7 @@ from .nccl import command as transports
 # Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     transports.add_parser,
+    diagnose.add_parser,
     lab.add_parser,
 )
 

@@ -1,7 +1,8 @@
 """Evidence of a failure -> findings: what happened, where, why, what to do next.
 
-Structured evidence only: what the nodes' watch, the ranks and the scheduler recorded. A rank that
-died comes before a rank whose connection broke, for that one is its victim.
+By structured evidence: what the nodes' watch, the ranks and the scheduler recorded. A rank that
+died comes before a rank whose connection broke, for that one is its victim. What the texts around
+it say of the cause is added then (explain.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import suspects
+from .explain import explained
 from .findings import MAX_TEXT, Evidence, Finding, job_logs, last_line, numbered_lines
 from .rundir import PhaseDir, read_json
 
@@ -55,7 +57,7 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     for look in looks:
         findings = look(result)
         if findings:
-            return findings
+            return explained(findings, result)
     fixes = {
         "cluster_failed": "look at the nodes it ran on; the scheduler's log says more",
         "preempted": "run again, or in a partition or QOS that is not preempted",
@@ -65,7 +67,8 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     }
     name = judgement.outcome.replace("_", "-")
     fix = fixes.get(judgement.outcome, "read the job's logs in the run directory")
-    return [Finding(f"job-{name}", judgement.reason, fix, evidence=_log_tail(result.directory))]
+    found = Finding(f"job-{name}", judgement.reason, fix, evidence=_log_tail(result.directory))
+    return explained([found], result) if looks else [found]
 
 
 def _setup(result: PhaseResult) -> list[Finding]:

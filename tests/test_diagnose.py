@@ -14,6 +14,7 @@ from pytest_clustersmoke.rundir import write_json
 from pytest_clustersmoke.telemetry import EventWriter
 
 from .evidence import Evidence
+from .signatures.logs import KILLED, TRACEBACK
 
 
 def findings(evidence: Evidence, outcome: str = "failed") -> list[Finding]:
@@ -191,3 +192,68 @@ def test_the_last_line_of_a_long_log_is_the_last(tmp_path: Path) -> None:
     log.write_text("noise\n" * 50_000 + "the cause\n\n  \n")
     (found,) = last_line(log)
     assert (found.line, found.text) == (50_001, "the cause")
+
+
+def test_the_known_cause_of_an_exception(tmp_path: Path) -> None:
+    """The id, rank and place stay; why, and what to do, are the signature's."""
+    evidence = Evidence(tmp_path, 1, 2).started()
+    raised = "CUDA out of memory. Tried to allocate 2.26 GiB"
+    evidence.rank(1, error(raised, type="OutOfMemoryError"))
+    (found,) = findings(evidence)
+    assert (found.id, found.ranks) == ("rank-error", (1,))
+    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; that is: GPU")
+    assert "smaller batch" in found.fix and found.detail == {"signature": "cuda_oom"}
+    own, text = found.evidence
+    assert own.file == text.file and own.line == text.line and raised in text.text
+
+
+def stderr(evidence: Evidence, rank: int, text: str) -> None:
+    log = evidence.dir.rank_logs(0) / "x" / "attempt_0" / str(rank) / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(text)
+
+
+def test_the_known_cause_in_a_ranks_own_words(tmp_path: Path) -> None:
+    """A general exception is explained by its rank's stderr, not by another rank's."""
+    evidence = Evidence(tmp_path, 1, 2)
+    for rank in (0, 1):
+        start = {"rank": rank, "node_rank": 0, "node": "n0", "local_rank": rank}
+        evidence.rank(rank, ("start", start))
+    evidence.rank(1, error("NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21"))
+    stderr(evidence, 1, "noise\nNCCL WARN Call to posix_fallocate failed : No space left\n")
+    stderr(evidence, 0, "RuntimeError: No CUDA GPUs are available\n")
+    (found,) = findings(evidence)
+    assert found.detail == {"signature": "shm_no_space"}
+    assert found.evidence[-1].line == 2 and "/1/stderr.log" in found.evidence[-1].file
+
+
+def test_the_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
+    """NCCL's own warning on the node explains what its rank could not say."""
+    evidence = Evidence(tmp_path, 1, 1).started().node(0, ok=False, reason="torchrun", why="x")
+    log = evidence.dir.nccl_logs(0) / "h.7.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("h:7:8 [0] ibvwrap.cc:1 NCCL WARN Call to ibv_modify_qp failed with error X\n")
+    found = findings(evidence)[0]
+    assert (found.id, found.detail) == ("torchrun-failed", {"signature": "ibv_modify_qp"})
+
+
+def test_a_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
+    """torchrun's word for rank 5 is none for rank 1."""
+    evidence = Evidence(tmp_path, 1, 2).started().node(0).rank(1, error())
+    evidence.dir.torchrun_log(0).write_text(KILLED)
+    assert findings(evidence)[0].detail == {}
+
+
+def test_what_only_follows_explains_nothing(tmp_path: Path) -> None:
+    """A lost peer is no cause, and an unknown exception is not told twice."""
+    evidence = Evidence(tmp_path, 1, 1).started().rank(0, error())
+    stderr(evidence, 0, "Connection closed by remote peer n1<7>\n" + TRACEBACK.format(""))
+    (found,) = findings(evidence)
+    assert found.detail == {} and found.cause == "rank 0 (n0) failed: ValueError: boom"
+
+
+@pytest.mark.parametrize("outcome", ["cancelled", "preempted", "never_ran"])
+def test_texts_explain_nothing_that_was_done_to_a_job(tmp_path: Path, outcome: str) -> None:
+    """What ranks say of their ending is not why it was ended."""
+    evidence = Evidence(tmp_path).started().rank(0, error("CUDA out of memory"))
+    assert findings(evidence, outcome)[0].detail == {}

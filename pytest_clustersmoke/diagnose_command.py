@@ -1,0 +1,183 @@
+"""`clustersmoke diagnose LOG...`: why a job failed, by what its logs say."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+if TYPE_CHECKING:
+    from .diagnose_inputs import LogInputs, Named
+    from .findings import Finding
+    from .nccl.paper import Paper
+    from .nccl.progress import Progress
+    from .signatures.search import Search
+
+# So many unreadable files are named; a directory may hold thousands.
+MAX_NAMED = 20
+# So many hosts and ranks of one finding are listed.
+MAX_PLACES = 16
+DESCRIPTION = """\
+Reads the logs of a failed job, whatever wrote them (torch, NCCL, gloo, DeepSpeed, Slurm, the
+kernel), and says why it failed: the first cause first, each with its lines and the next step;
+then what only follows from it. All logs given are taken for those of one job.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke diagnose slurm-4711.out slurm-4711.err
+  clustersmoke diagnose logs/                     all files below it
+  clustersmoke diagnose --json logs/ | jq '.[0]'
+  clustersmoke diagnose reports/latest/phases/zero1_4node
+  dmesg | clustersmoke diagnose job.log -
+
+exit status: 0 nothing wrong found, 1 findings, 2 something was not readable (what could be read
+is printed first)
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    diagnose = subparsers.add_parser(
+        "diagnose",
+        help="why a job failed, from its logs",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    diagnose.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a log; a directory, for all files below it; - for standard input",
+    )
+    diagnose.add_argument("--json", action="store_true", help="a list of findings as JSON")
+    diagnose.set_defaults(run=_run)
+
+
+def _run(words: argparse.Namespace) -> int:
+    from .diagnose_inputs import LogInputs
+    from .nccl.paper import Paper, clean
+    from .signatures import order, schema
+    from .signatures.search import Search
+
+    inputs, search = cast(LogInputs, LogInputs.of(words.logs)), Search(schema.known())
+    read, refused = _read(search, inputs)
+    found = order.findings(search)
+    if read:
+        # A log may hold any character; the terminal's encoding may not.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        paper = Paper.of(sys.stdout)
+        lines = _json_lines(found) if words.json else text(found, read, paper)
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    for name, why in refused[:MAX_NAMED]:
+        print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)
+    if len(refused) > MAX_NAMED:
+        more = len(refused) - MAX_NAMED
+        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+    return 2 if refused else int(bool(found))
+
+
+def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
+    """Search all there is. Gives how many inputs were read, and what could not be, and why."""
+    from .nccl.progress import Progress
+    from .nccl.reader import Unreadable
+
+    read, refused = 0, inputs.told()
+    with Progress(sys.stderr, inputs.size) as progress:
+        for one in inputs.named():
+            try:
+                _read_one(search, one, progress)
+                read += 1
+            except Unreadable as error:
+                if one.asked_for or " is compressed" in str(error):
+                    why = str(error).removeprefix(one.name).strip()
+                    refused.append((one.name, why))
+            except OSError as error:
+                refused.append((one.name, f"cannot be read: {error.strerror or error}"))
+    return read, refused
+
+
+def _read_one(search: Search, one: Named, progress: Progress) -> None:
+    if one.path is not None:
+        with one.path.open("rb") as stream:
+            search.stream(progress.watch(stream), one.name, one.host, one.rank)
+    elif sys.stdin is None:
+        raise OSError("it is closed")
+    else:
+        if sys.stdin.isatty():
+            print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
+        search.stream(progress.watch(cast(BinaryIO, sys.stdin.buffer)), one.name)
+
+
+def _json_lines(found: list[Finding]) -> Iterator[str]:
+    """A list, one finding a line."""
+    yield "["
+    for index, one in enumerate(found, 1):
+        whole = one.as_dict()
+        kept = ("id", "cause", "fix", "primary", "evidence", "hosts", "ranks")
+        line = json.dumps({key: whole[key] for key in kept}, ensure_ascii=True)
+        yield f" {line}{',' * (index < len(found))}"
+    yield "]"
+
+
+def text(found: list[Finding], read: int, paper: Paper) -> Iterator[str]:
+    """Findings for people: causes with their evidence and next step, then what follows from them
+    in a line each."""
+    if not found:
+        yield f"nothing wrong found in {read:,} file{'s' * (read != 1)}"
+        return
+    causes = [one for one in found if one.primary]
+    for index, one in enumerate(causes or found[:1], 1):
+        if index > 1:
+            yield ""
+        yield from _cause(one, f"{index}. " if len(causes) > 1 else "", paper)
+    follow_on = [one for one in found if not one.primary][0 if causes else 1 :]
+    if follow_on:
+        yield ""
+        yield paper.bold("follows from it:" if len(causes) < 2 else "follows from these:")
+        for one in follow_on:
+            first = one.evidence[0]
+            told = f"{one.id}: {one.cause} ({_count(one)}; {first.file}:{first.line})"
+            yield from paper.wrap(_clean(told), "  ", "    ")
+
+
+def _cause(one: Finding, number: str, paper: Paper) -> Iterator[str]:
+    for line in paper.wrap(_clean(f"{number}{one.cause} [{one.id}]"), rest="   "):
+        yield paper.bold(line)
+    where = _where(one)
+    if where:
+        yield from paper.wrap(_clean(where), "   where: ", "     ")
+    for evidence in one.evidence:
+        told = f"{evidence.file}:{evidence.line}: {evidence.text}"
+        yield from paper.wrap(_clean(told), "   ", "     ")
+    if one.detail["lines"] > len(one.evidence):
+        yield f"   ... {_count(one)} in all"
+    yield from paper.wrap(_clean(one.fix), "   next: ", "     ")
+
+
+def _where(one: Finding) -> str:
+    ranks = [f"rank {', '.join(_some([str(rank) for rank in one.ranks]))}"] if one.ranks else []
+    hosts = [f"on {', '.join(_some(list(one.hosts)))}"] if one.hosts else []
+    return " ".join(ranks + hosts)
+
+
+def _some(words: list[str]) -> list[str]:
+    more = len(words) - MAX_PLACES
+    return words if more <= 0 else [*words[:MAX_PLACES], f"and {more} more"]
+
+
+def _count(one: Finding) -> str:
+    lines = one.detail["lines"]
+    least = "at least " if one.detail["more"] else ""
+    return f"{least}{lines:,} line{'s' * (lines != 1)}"
+
+
+def _clean(text: str) -> str:
+    from .nccl.paper import clean
+
+    return clean(text)

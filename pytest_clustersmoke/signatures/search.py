@@ -1,0 +1,279 @@
+"""Searches logs for signatures: any size, in one pass, in bounded memory, whatever they hold.
+
+One multi-pattern search over each chunk finds the few places where a signature's word stands; only
+the line there, or the few lines that a signature spans, is given to its regexes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple
+
+from . import place
+from .model import Pattern, Signature
+from .unknown import STARTS, Unknown, Unmatched
+
+CHUNK_BYTES = 2**18
+# Of a line without an end so much is looked at around a word.
+BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
+# What stays at hand before a chunk, and what must be there behind a word: the lines that a
+# signature spans, the traceback above an exception, the nearest time stamp above a line.
+BEHIND_BYTES, AHEAD_BYTES = 2**13, 2**15
+# So many lines of a file count for one signature; a log may repeat one for gigabytes.
+MAX_COUNTED = 1000
+MAX_KEPT, MAX_PLACES, MAX_TEXT = 5, 256, 600
+# What Python says above a traceback as it ends, where an object could not be tidied up.
+IGNORED = b"Exception ignored in"
+ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Line(NamedTuple):
+    """One line of a log as evidence. `source` counts the inputs, in the order they were read."""
+
+    source: int
+    number: int
+    file: str
+    text: str
+    time: place.Time | None
+
+
+@dataclass
+class Match:
+    """Where one signature was found; `count` lines in all, the earliest of which are kept."""
+
+    signature: Signature
+    count: int = 0
+    capped: bool = False
+    lines: list[Line] = field(default_factory=list)
+    hosts: dict[str, None] = field(default_factory=dict)
+    ranks: dict[int, None] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, line: Line, hosts: Iterable[str], ranks: Iterable[int]) -> None:
+        self.count += 1
+        self.lines.append(line)
+        if len(self.lines) > MAX_KEPT:
+            self.lines = heapq.nsmallest(MAX_KEPT, self.lines, key=_early)
+        if len(self.hosts) < MAX_PLACES:
+            self.hosts.update(dict.fromkeys(hosts))
+        if len(self.ranks) < MAX_PLACES:
+            self.ranks.update(dict.fromkeys(ranks))
+
+
+class Piece(NamedTuple):
+    """A line, or as much of it as is looked at: its bounds in the buffer, and its text."""
+
+    begin: int
+    end: int
+    text: bytes
+
+
+class Search:
+    """Feed it streams, then ask what was found: `matches` by signature, `unknown` errors."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        import ahocorasick_rs
+
+        self._entries: dict[bytes, list[tuple[Signature, Pattern]]] = {}
+        for signature in signatures:
+            for pattern in signature.patterns:
+                self._entries.setdefault(pattern.word.encode(), []).append((signature, pattern))
+        self._words = tuple(dict.fromkeys([*self._entries, *STARTS]))
+        self._each = ahocorasick_rs.BytesAhoCorasick(self._words)
+        # Of words that overlap one is enough to lead to a line.
+        self._any = ahocorasick_rs.BytesAhoCorasick(
+            self._words, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst
+        )
+        self.matches: dict[str, Match] = {}
+        self.unknown = Unknown()
+        self._file, self._index = "", -1
+        self._host = ""
+        self._rank: int | None = None
+        self._counted: Counter[str] = Counter()
+
+    def stream(self, stream: BinaryIO, name: str, host: str = "", rank: int | None = None) -> None:
+        """Search a stream to its end. `host` and `rank` are its writer's, where that is certain.
+
+        Raises reader.Unreadable where it is no text.
+        """
+        from ..nccl.reader import refuse_what_is_no_text
+
+        self._file, self._host, self._rank = name, host, rank
+        self._index += 1
+        self._counted.clear()
+        # Words before `since` were found, and lines before `looked` were looked at.
+        buffer, line, since, looked, first = b"", 1, 0, 0, True
+        while chunk := stream.read(CHUNK_BYTES):
+            if first:
+                refuse_what_is_no_text(chunk, name)
+                first = False
+            buffer += chunk
+            limit = len(buffer) - AHEAD_BYTES
+            if limit > since:
+                looked = self._scan(buffer, line, since, looked, limit)
+                cut = max(0, limit - BEHIND_BYTES)
+                line += buffer.count(b"\n", 0, cut)
+                buffer, since, looked = buffer[cut:], max(limit, looked) - cut, looked - cut
+        self._scan(buffer, line, since, looked, len(buffer))
+
+    # -- Lines -------------------------------------------------------------------------------------
+
+    def _scan(self, buffer: bytes, line: int, since: int, looked: int, limit: int) -> int:
+        """Look at the lines that hold a word between two places of the buffer, whose first line
+        has this number. Gives up to where lines were looked at."""
+        counted = 0
+        # A word may begin before the limit and end behind it.
+        region = memoryview(buffer)[since : limit + BEFORE_BYTES]
+        for word, start, end in self._any.find_matches_as_indexes(region):
+            start, end = start + since, end + since
+            if start >= limit:
+                break
+            if start < looked or self._tired(self._words[word]):
+                continue
+            piece = _piece(buffer, start, end, looked)
+            line += buffer.count(b"\n", counted, piece.begin)
+            counted = max(counted, piece.begin)
+            self._line(buffer, piece, line)
+            looked = piece.end
+        return looked
+
+    def _tired(self, word: bytes) -> bool:
+        """Whether all that a word leads to was found so often that more of it tells nothing."""
+        entries = self._entries.get(word, [])
+        return bool(entries) and all(
+            self._counted[signature.id] >= MAX_COUNTED for signature, _ in entries
+        )
+
+    def _line(self, buffer: bytes, piece: Piece, number: int) -> None:
+        text = piece.text.decode(errors="replace")
+        found: dict[str, tuple[Signature, Pattern, dict[str, str | None]]] = {}
+        starts = False
+        for word in self._words_of(piece.text):
+            starts = starts or word in STARTS
+            for signature, pattern in self._entries.get(word, ()):
+                # Of several patterns of one signature, one that names something.
+                if signature.id in found and any(found[signature.id][2].values()):
+                    continue
+                groups = _match(signature, pattern, buffer, piece, text)
+                if groups is not None:
+                    found[signature.id] = signature, pattern, groups
+        for signature, pattern, groups in found.values():
+            shown = _cut(text, text.find(pattern.word))
+            line = Line(self._index, number, self._file, shown, _time(buffer, piece, text))
+            self._add(signature, line, text, groups)
+        if starts and not found:
+            self._look_at_error(buffer, piece, number, text)
+
+    def _words_of(self, text: bytes) -> Iterator[bytes]:
+        found = self._each.find_matches_as_indexes(text, overlapping=True)
+        return iter(dict.fromkeys(self._words[word] for word, _, _ in found))
+
+    def _add(
+        self, signature: Signature, line: Line, text: str, groups: dict[str, str | None]
+    ) -> None:
+        self._counted[signature.id] += 1
+        counted = self._counted[signature.id]
+        if signature.harmless or counted > MAX_COUNTED:
+            return
+        match = self.matches.setdefault(signature.id, Match(signature))
+        match.capped = match.capped or counted == MAX_COUNTED
+        hosts, ranks = place.told(groups)
+        own_hosts, own_ranks = self._writer(text)
+        # A known node is called as its run calls it; a line may have another name for it.
+        match.add(line, own_hosts if self._host else hosts or own_hosts, ranks or own_ranks)
+        for group, words in signature.names.items():
+            if said := groups.get(group):
+                match.names.setdefault(words, _cut(said))
+
+    def _writer(self, text: str) -> tuple[list[str], list[int]]:
+        """The host and rank that wrote a line, by the line, else by its file."""
+        host, rank = self._host or place.host(text), place.rank(text)
+        rank = self._rank if rank is None else rank
+        return [host] if host else [], [] if rank is None else [rank]
+
+    def _look_at_error(self, buffer: bytes, piece: Piece, number: int, text: str) -> None:
+        """An error begins on this line, and no signature knows the line itself."""
+        above = buffer[max(0, piece.begin - MAX_TEXT) : max(0, piece.begin - 1)]
+        if IGNORED in above[above.rfind(b"\n") + 1 :] or not self.unknown.wants(self._index, text):
+            return
+        ahead = _clean(buffer[piece.begin : piece.begin + AHEAD_BYTES])
+        error = Unmatched.read(ahead.decode(errors="replace").split("\n"))
+        if error is None or any(self._knows(said) for said in error.message):
+            return
+        hosts, ranks = self._writer(text)
+        time = _time(buffer, piece, text)
+        said = Line(self._index, number + error.offset, self._file, _cut(error.message[0]), time)
+        self.unknown.add(error, said, hosts, ranks)
+
+    def _knows(self, text: str) -> bool:
+        raw = text.encode()
+        piece = Piece(0, len(raw), raw)
+        return any(
+            _match(signature, pattern, raw, piece, text) is not None
+            for word in self._words_of(raw)
+            for signature, pattern in self._entries.get(word, ())
+        )
+
+
+def _early(line: Line) -> tuple[bool, place.Time, int, int]:
+    return line.time is None, line.time or (0, 0, 0, 0, 0.0), line.source, line.number
+
+
+def _piece(buffer: bytes, start: int, end: int, looked: int) -> Piece:
+    """The line around a word; of a long one what was not looked at yet. A progress bar ends its
+    lines with a carriage return."""
+    least, most = max(0, start - BEFORE_BYTES), min(len(buffer), end + AFTER_BYTES)
+    begin = max(buffer.rfind(b"\n", least, start), buffer.rfind(b"\r", least, start)) + 1
+    begin = max(begin, least, looked if looked <= start else 0)
+    stops = [at for at in (buffer.find(b"\n", end, most), buffer.find(b"\r", end, most)) if at >= 0]
+    stop = min(stops, default=most)
+    return Piece(begin, stop, _clean(buffer[begin:stop]))
+
+
+def _match(
+    signature: Signature, pattern: Pattern, buffer: bytes, piece: Piece, text: str
+) -> dict[str, str | None] | None:
+    """The groups of a pattern that matches there; None where it does not."""
+    if pattern.regex is None:
+        return {}
+    if signature.lines > 1:
+        text = _around(buffer, piece, signature.lines - 1)
+    found = pattern.regex.search(text)
+    return found.groupdict() if found else None
+
+
+def _around(buffer: bytes, piece: Piece, lines: int) -> str:
+    """The line and so many lines before and behind it."""
+    begin, end = piece.begin, piece.end
+    for _ in range(lines):
+        begin = max(buffer.rfind(b"\n", max(0, begin - BEFORE_BYTES), max(0, begin - 1)) + 1, 0)
+        stop = buffer.find(b"\n", end + 1, end + AFTER_BYTES)
+        end = stop if stop >= 0 else end
+    return _clean(buffer[max(begin, piece.begin - BEHIND_BYTES) : end]).decode(errors="replace")
+
+
+def _time(buffer: bytes, piece: Piece, text: str) -> place.Time | None:
+    """The time that a line tells, else the last one told shortly before it."""
+    told = place.time(text)
+    if told is None:
+        before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]
+        told = place.time(before.decode(errors="replace"))
+    return told
+
+
+def _clean(raw: bytes) -> bytes:
+    """Without colours and carriage returns."""
+    return (ANSI.sub(b"", raw) if b"\x1b" in raw else raw).replace(b"\r", b"")
+
+
+def _cut(text: str, start: int = 0) -> str:
+    """What fits of a line, around the place where its word stands."""
+    text = text.rstrip()
+    if len(text) <= MAX_TEXT:
+        return text.strip()
+    begin = max(0, min(start - MAX_TEXT // 3, len(text) - MAX_TEXT))
+    return text[begin : begin + MAX_TEXT].strip()

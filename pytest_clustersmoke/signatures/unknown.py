@@ -1,0 +1,110 @@
+"""Errors that no signature knows: the first of them is told as it stands, without a guess."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import place
+
+if TYPE_CHECKING:
+    from .search import Line
+
+TRACEBACK = "Traceback (most recent call last)"
+WARN = "NCCL WARN"
+SCHEDULER = ("srun: error:", "slurmstepd: error:", "sbatch: error:", "salloc: error:")
+STARTS = tuple(word.encode() for word in (TRACEBACK, WARN, *SCHEDULER))
+# A Python exception says most, Slurm's words least: they come last, of tasks that ended.
+WEIGHTS = {TRACEBACK: 0, WARN: 1, SCHEDULER[0]: 2}
+MAX_TRACEBACK_LINES = 400
+MAX_LOOKS = 1000  # at one file; the first error counts
+# What NCCL says of an error stands on the lines behind torch's.
+NCCL_ERROR, NCCL_LINES = "NCCL error", 4
+DIGIT = re.compile(r"\d")
+FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d{1,9}), in ([^\s,]{1,200})')
+# `module.SomeError: why`, at the beginning of a line; other programs' words may stand between.
+RAISED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Timeout)\b(?::|\s*$)")
+NAMED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: |\s*$)")
+
+
+class Unmatched(NamedTuple):
+    """An error as a log tells it: its kind, its message (the first line says what), how many lines
+    below its beginning that stands, and where in the program it happened."""
+
+    kind: str
+    message: tuple[str, ...]
+    offset: int
+    where: str
+
+    @classmethod
+    def read(cls, lines: Sequence[str]) -> Unmatched | None:
+        """The error that begins on the first of these lines; None where its end is not there."""
+        if not lines:
+            return None
+        kind = _kind(lines[0])
+        if kind == TRACEBACK:
+            return _traceback(lines, lines[0][: lines[0].index(TRACEBACK)])
+        return cls(kind, (lines[0].strip(),), 0, "")
+
+
+@dataclass
+class Unknown:
+    """The errors that no signature knows: of each file the first of each kind."""
+
+    errors: list[tuple[Unmatched, Line, list[str], list[int]]] = field(default_factory=list)
+    _had: set[tuple[int, str]] = field(default_factory=set)
+    _looks: Counter[int] = field(default_factory=Counter)
+
+    def wants(self, index: int, text: str) -> bool:
+        """Whether an error that begins with this line may tell more than those there are."""
+        self._looks[index] += 1
+        return self._looks[index] <= MAX_LOOKS and (index, _kind(text)) not in self._had
+
+    def add(self, error: Unmatched, line: Line, hosts: list[str], ranks: list[int]) -> None:
+        self._had.add((line.source, error.kind))
+        self.errors.append((error, line, hosts, ranks))
+
+
+def _kind(text: str) -> str:
+    return next((kind for kind in (TRACEBACK, WARN) if kind in text), SCHEDULER[0])
+
+
+def _traceback(lines: Sequence[str], prefix: str) -> Unmatched | None:
+    """The exception at the end of a traceback: the first line with the same prefix that is not
+    indented, and rather one that is named as exceptions are."""
+    prefix = prefix if prefix.strip() else ""
+    where, first = "", None
+    for offset, line in enumerate(lines[1:MAX_TRACEBACK_LINES], 1):
+        if not _same(line, prefix):
+            continue
+        said = line[len(prefix) :]
+        if frame := FRAME.match(said):
+            where = f"{frame.group(1)}:{frame.group(2)}, in {frame.group(3)}"
+        elif said.startswith("Traceback"):
+            break
+        elif RAISED.match(said):
+            return Unmatched(TRACEBACK, _message(lines, offset, prefix), offset, where)
+        elif first is None and where and NAMED.match(said):
+            first = Unmatched(TRACEBACK, _message(lines, offset, prefix), offset, where)
+    return first
+
+
+def _same(line: str, prefix: str) -> bool:
+    """Whether a line is of the writer of that prefix, whose time stamp goes on."""
+    if line.startswith(prefix):
+        return True
+    if place.time(prefix) is None or place.rank(line) != place.rank(prefix):
+        return False
+    return DIGIT.sub("0", line[: len(prefix)]) == DIGIT.sub("0", prefix)
+
+
+def _message(lines: Sequence[str], offset: int, prefix: str) -> tuple[str, ...]:
+    count = NCCL_LINES if NCCL_ERROR in lines[offset] else 1
+    return tuple(
+        line[len(prefix) :].strip()
+        for line in lines[offset : offset + count]
+        if _same(line, prefix)
+    )

@@ -1,0 +1,168 @@
+"""Causes come before what follows from them, and an unknown cause is not guessed at."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_clustersmoke.signatures import search
+from tests.signatures.logs import (
+    KILLED,
+    REMOTE,
+    TRACEBACK,
+    WATCHDOG,
+    diagnosed,
+    ids,
+    primary,
+)
+
+OOM = "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
+    """Though they spoke first: the kill is the cause, with its rank and host."""
+    found = diagnosed(a=REMOTE.format(1, "20") + REMOTE.format(3, "21"), b=KILLED)
+    assert primary(found) == ["rank_killed"] and found[0].id == "rank_killed"
+    assert found[0].ranks == (5,) and found[0].hosts == ("node2",)
+    assert set(ids(found)[1:]) == {"nccl_peer_closed", "nccl_remote_error", "torchrun_child_failed"}
+    lost = next(one for one in found if one.id == "nccl_peer_closed")
+    assert lost.hosts == ("node1", "node3") and lost.evidence[0].file == "a.log"
+
+
+def test_an_out_of_memory_kill_explains_the_killed_rank() -> None:
+    """Slurm's word for it is the cause, wherever it stands."""
+    slurm = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks\n"
+    assert primary(diagnosed(KILLED + slurm)) == ["slurm_oom"]
+    assert primary(diagnosed(KILLED)) == ["rank_killed"]
+
+
+def test_causes_are_in_the_order_of_time() -> None:
+    """Across files by their stamps; a line without takes that of the lines around it."""
+    early = "[2026-11-21 20:00:00] step 1\n" + OOM.format(3)
+    late = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T21:00:00 DUE TO TIME LIMIT\n"
+    assert primary(diagnosed(a=late, b=early)) == ["cuda_oom", "slurm_time_limit"]
+    assert primary(diagnosed(a=early, b=late)) == ["cuda_oom", "slurm_time_limit"]
+    # Before a line of its own file that has one.
+    assert primary(diagnosed(OOM.format(3) + late)) == ["cuda_oom", "slurm_time_limit"]
+
+
+def test_without_times_the_order_is_that_of_files_and_lines() -> None:
+    """As they were given."""
+    full = "OSError: [Errno 28] No space left on device\n"
+    assert primary(diagnosed(OOM.format(0) + full)) == ["cuda_oom", "disk_full"]
+    assert primary(diagnosed(full, OOM.format(0))) == ["disk_full", "cuda_oom"]
+
+
+def test_a_general_cause_counts_where_nothing_is_more_exact() -> None:
+    """A watchdog's timeout is a cause by itself, and none beside one."""
+    assert primary(diagnosed(WATCHDOG.format(1, "10"))) == ["torch_watchdog_timeout"]
+    found = diagnosed(WATCHDOG.format(1, "10") + OOM.format(2))
+    assert primary(found) == ["cuda_oom"] and ids(found) == ["cuda_oom", "torch_watchdog_timeout"]
+
+
+def test_interleaved_ranks_are_told_apart() -> None:
+    """One finding for all ranks that say it, with each of them named once."""
+    lines = [OOM.format(rank) for rank in (3, 0, 3, 7)] + [WATCHDOG.format(1, "59")]
+    found = diagnosed("".join(lines))
+    assert [one.ranks for one in found] == [(0, 3, 7), (1,)]
+    assert found[0].detail["lines"] == 4 and len(found[0].evidence) == 4
+
+
+def test_interleaved_tracebacks_keep_to_their_rank() -> None:
+    """The lines of another rank between those of a traceback are not its own."""
+    mine = TRACEBACK.format("[rank4]: ").splitlines(keepends=True)
+    other = TRACEBACK.replace("labels", "other").format("[rank2]: ").splitlines(keepends=True)
+    mixed = [line for pair in zip(mine, other, strict=True) for line in pair]
+    (found,) = diagnosed("".join(mixed))
+    assert found.id == "unknown" and found.ranks == (4,)
+    assert "ValueError: labels are 7, 9 (/work/train.py:23, in main)" in found.cause
+    assert found.evidence[0].line == len(mixed) - 1
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "5: ", "[default1]:[rank3]: "])
+def test_an_unknown_exception_is_told_as_it_stands(prefix: str) -> None:
+    """No guess: the first error, its place in the program and in the log."""
+    found = diagnosed("hello\n" + TRACEBACK.format(prefix))
+    assert ids(found) == ["unknown"] and found[0].primary
+    assert found[0].cause.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
+    assert (found[0].evidence[0].line, found[0].evidence[0].file) == (7, "0.log")
+    assert found[0].ranks == ((3,) if "rank3" in prefix else ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node1:71:72 [0] foo.cc:7 NCCL WARN something that nobody knows yet",
+        "srun: error: something new",
+        "slurmstepd: error: something new",
+        "sbatch: error: Batch job submission failed: Something new",
+    ],
+)
+def test_an_unknown_error_of_another_program(line: str) -> None:
+    """A warning of NCCL's, or an error of Slurm's, is told where nothing says more."""
+    (found,) = diagnosed(line + "\n")
+    assert found.id == "unknown" and line in found.cause
+    both = diagnosed(line + "\n" + TRACEBACK.format(""))
+    assert ids(both) == ["unknown"] and "ValueError" in both[0].cause
+
+
+def test_an_unknown_exception_comes_before_what_follows_from_it() -> None:
+    """The ranks that lost the one that raised are secondary, and so is a watchdog."""
+    log = REMOTE.format(1, "20") + TRACEBACK.format("[rank4]: ") + WATCHDOG.format(1, "40")
+    found = diagnosed(log)
+    assert primary(found) == ["unknown"] and found[0].ranks == (4,)
+    assert "torch_watchdog_timeout" in ids(found)[1:]
+
+
+def test_the_first_unknown_error_is_that_of_the_first_rank_that_failed() -> None:
+    """By time, across the logs of ranks."""
+    stamp = "[2026-11-21 20:{0}:00] step 7\n"
+    found = diagnosed(
+        a=stamp.format(30) + TRACEBACK.replace("labels", "late").format("[rank0]: "),
+        b=stamp.format(10) + TRACEBACK.format("[rank1]: "),
+    )
+    assert ids(found) == ["unknown"] and found[0].ranks == (1,)
+
+
+def test_a_known_exception_is_not_unknown() -> None:
+    """The traceback of an error that a signature knows, or of its wrapper, is no other cause."""
+    head = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n'
+    assert ids(diagnosed(head + OOM.format(1).removeprefix("[rank1]: "))) == ["cuda_oom"]
+    nccl = (
+        "torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.hpp:275, a new word\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10\n"
+    )
+    assert primary(diagnosed(head + nccl)) == ["duplicate_gpu"]
+
+
+def test_an_exception_that_follows_is_not_claimed_by_the_next_line() -> None:
+    """What torchrun says behind a traceback does not make its exception a known one."""
+    ended = "E1 torch/api.py:869] failed (exitcode: 1) local_rank: 5 (pid: 2) of binary: python\n"
+    found = diagnosed(TRACEBACK.format("") + ended)
+    assert ids(found) == ["unknown", "torchrun_child_failed"]
+
+
+def test_many_lines_are_counted_up_to_a_bound() -> None:
+    """A log of one line a million times costs no memory, and says so."""
+    (found,) = diagnosed(OOM.format(1) * 5000)
+    assert found.detail == {"lines": search.MAX_COUNTED, "more": True}
+    assert len(found.evidence) == search.MAX_KEPT
+    assert [one.line for one in found.evidence] == list(range(1, search.MAX_KEPT + 1))
+
+
+def test_an_exception_that_python_ignores_is_no_failure() -> None:
+    """It is one of tidying up at the end; one behind it counts."""
+    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + TRACEBACK.format("")
+    assert diagnosed(ignored) == []
+    assert ids(diagnosed(ignored + TRACEBACK.format(""))) == ["unknown"]
+
+
+def test_a_traceback_behind_time_stamps() -> None:
+    """Kubernetes puts a stamp of its own before each line."""
+    lines = TRACEBACK.format("[rank6]: ").splitlines()
+    log = "".join(
+        f"2026-11-21T20:00:0{number}.123456789Z stderr F {line}\n"
+        for number, line in enumerate(lines)
+    )
+    (found,) = diagnosed(log)
+    assert found.ranks == (6,) and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause

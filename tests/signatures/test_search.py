@@ -1,0 +1,193 @@
+"""Logs of any size and kind are read in pieces, and nothing is lost at their borders."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tracemalloc
+from random import Random
+from typing import BinaryIO, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.findings import Finding
+from pytest_clustersmoke.nccl.reader import Unreadable
+from pytest_clustersmoke.signatures import order, place, schema, search
+from pytest_clustersmoke.signatures.search import Search
+from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
+
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+SETTINGS = settings(
+    max_examples=150,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+SAMPLES = [sample.text for one in schema.known() for sample in one.samples]
+
+
+@pytest.mark.parametrize("text", [OOM, KILLED, TRACEBACK.format("[rank3]: ")])
+@pytest.mark.parametrize("back", [0, 1, 7, 40, 120, 400])
+def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
+    """Wherever a text lies, its finding, line, rank and host are the same."""
+    (expected, *_) = diagnosed(text)
+    for border in (search.CHUNK_BYTES, search.CHUNK_BYTES - search.AHEAD_BYTES):
+        lines = "x" * 98 + "\n"
+        before = lines * ((border - back) // len(lines))
+        before += "y" * (border - back - len(before) - 1) + "\n"
+        (found, *_) = diagnosed(before + text + lines * 2000)
+        assert (found.id, found.ranks, found.hosts) == (
+            expected.id,
+            expected.ranks,
+            expected.hosts,
+        )
+        shift = before.count("\n")
+        assert [one.line - shift for one in found.evidence] == [
+            one.line for one in expected.evidence
+        ]
+        assert [one.text for one in found.evidence] == [one.text for one in expected.evidence]
+
+
+def test_a_line_without_an_end() -> None:
+    """It is looked at in pieces; a word in it is found once, with what stands around it."""
+    filler = b"a" * 3 * search.CHUNK_BYTES
+    (found,) = diagnosed(filler + b" CUDA out of memory " + filler)
+    assert found.id == "cuda_oom" and found.detail["lines"] == 1
+    assert "CUDA out of memory" in found.evidence[0].text
+    assert len(found.evidence[0].text) <= search.MAX_TEXT
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    """Tens of megabytes of findings and tracebacks need a few."""
+
+    class Endless(io.RawIOBase):
+        left = 100
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.left -= 1
+            return (OOM + KILLED + TRACEBACK.format("")).encode() * 400 if self.left else b""
+
+    found = Search(schema.known())
+    tracemalloc.start()
+    try:
+        found.stream(cast(BinaryIO, Endless()), "0.log")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert ids(order.findings(found))[0] == "rank_killed"
+    assert peak < 16 * 2**20
+
+
+def test_a_progress_bar_is_not_evidence() -> None:
+    """Carriage returns end its lines; the error behind it is told alone."""
+    bar = "".join(f"Epoch 0: {n}%\r" for n in range(500))
+    (found,) = diagnosed(bar + OOM)
+    assert found.evidence[0].text == OOM.strip() and found.evidence[0].line == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(b"\x1f\x8b\x08", "compressed"), (b"\xff\xfeh\0i\0", "UTF-16"), (b"a\0b" * 9, "binary")],
+)
+def test_what_is_no_text_is_refused(raw: bytes, words: str) -> None:
+    """It would be taken for a log in which nothing is wrong."""
+    with pytest.raises(Unreadable, match=words):
+        diagnosed(raw)
+
+
+@pytest.mark.parametrize(
+    ("line", "time"),
+    [
+        ("[2026-04-22 21:34:20] x", (4, 22, 21, 34, 20.0)),
+        ("*** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO", (1, 2, 3, 4, 5.0)),
+        ("2026-01-02T03:04:05.25Z stderr F x", (1, 2, 3, 4, 5.25)),
+        ("[rank1]:[E626 06:24:44.5 ProcessGroupNCCL.cpp:616]", (6, 26, 6, 24, 44.5)),
+        ("E0325 20:57:27.620000 2606 torch/x.py:869]", (3, 25, 20, 57, 27.62)),
+        ("  time      : 2024-09-09_09:36:56", (9, 9, 9, 36, 56.0)),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", (11, 21, 20, 32, 39.0)),
+        ("2026-13-01 10:00:00", None),
+        ("no time 12:00", None),
+    ],
+)
+def test_the_time_of_a_line(line: str, time: place.Time | None) -> None:
+    """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
+    assert place.time(line) == time
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        ("[rank12]: x", 12, None),
+        ("[default0]:[rank3]: x", 3, None),
+        ("[default0]: x", None, None),
+        ("3: x", None, None),
+        ("[Rank 3] Watchdog caught", None, None),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 1] x", 1, None),
+        ("[PG ID 1 PG GUID 7(mesh_tp) Rank 1] x", None, None),
+        ("0: node-1:71:72 [0] init.cc:7 NCCL WARN x", None, "node-1"),
+        ("node1:71:72 [0] x", None, None),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", None, "node7"),
+    ],
+)
+def test_the_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
+    """Only what is certain: a label of srun, or of torchrun within its node, is no rank."""
+    assert (place.rank(line), place.host(line)) == (rank, host)
+
+
+def check(found: list[Finding]) -> None:
+    for one in found:
+        assert one.cause and one.fix and one.evidence
+        assert all(len(line.text) <= search.MAX_TEXT and line.line > 0 for line in one.evidence)
+    primary = [one.primary for one in found]
+    assert primary == sorted(primary, reverse=True)
+
+
+@SETTINGS
+@given(st.lists(st.sampled_from(SAMPLES), max_size=6), st.integers(0, 2**32 - 1))
+def test_whatever_becomes_of_a_log_reading_it_ends(samples: list[str], seed: int) -> None:
+    """Texts that were cut, torn, glued and repeated raise nothing, and keep their order."""
+    random = Random(seed)
+    raw = bytearray("\n".join([*samples, KILLED, TRACEBACK, REMOTE]).encode())
+    for _ in range(random.randrange(30)):
+        at = random.randrange(len(raw))
+        match random.randrange(4):
+            case 0:
+                raw[at] = random.randrange(1, 256)
+            case 1:
+                del raw[at : at + random.randrange(40)]
+            case 2:
+                raw[at:at] = raw[at : at + random.randrange(200)]
+            case _:
+                raw[at:at] = random.choice([b"\n", b"\r", b"\x1b[31m", b"\xe2\x82", b'"', b"\0"])
+        if not raw:
+            return
+    try:
+        check(diagnosed(bytes(raw)))
+    except Unreadable as error:
+        assert re.search("binary|UTF-16|compressed", str(error))
+
+
+@SETTINGS
+@given(st.binary(max_size=3000))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    """Nothing else is raised, and nothing found is without evidence."""
+    with contextlib.suppress(Unreadable):
+        check(diagnosed(b"x\n" + raw))
+
+
+def test_a_stream_that_gives_little_at_a_time() -> None:
+    """A pipe gives what it has."""
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(size or 1, 100))
+
+    text = "x\n" * 50_000 + OOM + WATCHDOG.format(1, "10")
+    found = Search(schema.known())
+    found.stream(Slow(text.encode()), "0.log")
+    assert ids(order.findings(found)) == ids(diagnosed(text))
+    assert order.findings(found)[0].evidence == diagnosed(text)[0].evidence
