@@ -31,7 +31,9 @@ The way of the data, and where each step lives:
                     sweep.py: sizes and bandwidths by nccl-tests' definitions
     references.py   bounds on metrics
     diagnose.py     evidence of a failure -> findings (findings.py); suspects.py: which rank the
-                    others waited for
+                    others waited for; explain.py: what the logs' own words add
+    signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
+                    (diagnose_command.py)
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         JUnit properties, report.json, the terminal's table
     rundir.py       every file name of a run
