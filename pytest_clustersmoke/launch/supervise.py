@@ -11,7 +11,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,8 @@ def run(
             events.write("trouble", **{key: result[key] for key in result if key != "ok"})
             if result["reason"] != "aborted":
                 raise_abort(job, result["reason"], result["why"], result["rank"])
-            _dump(job, watch, events)
+            with _held(agent):
+                _dump(job, watch, events)
             watch.read()
             events.write("ranks", states=watch.states())
     finally:
@@ -107,6 +108,17 @@ def _judge(
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
     why = f"torchrun ended with status {agent.returncode}"
     return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
+
+
+@contextlib.contextmanager
+def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop torchrun meanwhile: where a rank has died it is about to end the others, whose dumps are
+    still to be taken."""
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.send_signal(signal.SIGCONT)
 
 
 def _dump(job: NodeJob, watch: RankWatch, events: EventWriter) -> None:
