@@ -33,7 +33,7 @@ The way of the data, and where each step lives:
     diagnose.py     evidence of a failure -> findings (findings.py); suspects.py: which rank the
                     others waited for; explain.py: what the logs' own words add
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
-                    (diagnose_command.py)
+                    (diagnose_command.py; log_command.py: what it shares with `transports`)
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         JUnit properties, report.json, the terminal's table
     rundir.py       every file name of a run

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
+
+from .log_command import add_logs, opened, print_lines, say_refused
 
 if TYPE_CHECKING:
-    from .diagnose_inputs import LogInputs, Named
+    from .diagnose_inputs import LogInputs
     from .findings import Finding
     from .nccl.paper import Paper
-    from .nccl.progress import Progress
     from .signatures.search import Search
 
-# So many unreadable files are named; a directory may hold thousands.
-MAX_NAMED = 20
 # So many hosts and ranks of one finding are listed.
 MAX_PLACES = 16
 DESCRIPTION = """\
@@ -46,39 +44,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    diagnose.add_argument(
-        "logs",
-        nargs="+",
-        metavar="LOG",
-        help="a log; a directory, for all files below it; - for standard input",
-    )
+    add_logs(diagnose)
     diagnose.add_argument("--json", action="store_true", help="a list of findings as JSON")
     diagnose.set_defaults(run=_run)
 
 
 def _run(words: argparse.Namespace) -> int:
     from .diagnose_inputs import LogInputs
-    from .nccl.paper import Paper, clean
+    from .nccl.paper import Paper
     from .signatures import order, schema
     from .signatures.search import Search
 
-    inputs, search = cast(LogInputs, LogInputs.of(words.logs)), Search(schema.known())
+    inputs, search = LogInputs.of(words.logs), Search(schema.known())
     read, refused = _read(search, inputs)
     found = order.findings(search)
     if read:
-        # A log may hold any character; the terminal's encoding may not.
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")
         paper = Paper.of(sys.stdout)
-        lines = _json_lines(found) if words.json else text(found, read, paper)
-        for line in lines:
-            print(line)
-        sys.stdout.flush()
-    for name, why in refused[:MAX_NAMED]:
-        print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)
-    if len(refused) > MAX_NAMED:
-        more = len(refused) - MAX_NAMED
-        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+        print_lines(_json_lines(found) if words.json else text(found, read, paper))
+    say_refused(refused)
     return 2 if refused else int(bool(found))
 
 
@@ -87,11 +70,12 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
     from .nccl.progress import Progress
     from .nccl.reader import Unreadable
 
-    read, refused = 0, inputs.told()
+    read, refused = 0, list(inputs.refused)
     with Progress(sys.stderr, inputs.size) as progress:
         for one in inputs.named():
             try:
-                _read_one(search, one, progress)
+                with opened(one.path, progress) as stream:
+                    search.stream(stream, one.name, one.host, one.rank)
                 read += 1
             except Unreadable as error:
                 if one.asked_for or " is compressed" in str(error):
@@ -100,18 +84,6 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
             except OSError as error:
                 refused.append((one.name, f"cannot be read: {error.strerror or error}"))
     return read, refused
-
-
-def _read_one(search: Search, one: Named, progress: Progress) -> None:
-    if one.path is not None:
-        with one.path.open("rb") as stream:
-            search.stream(progress.watch(stream), one.name, one.host, one.rank)
-    elif sys.stdin is None:
-        raise OSError("it is closed")
-    else:
-        if sys.stdin.isatty():
-            print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
-        search.stream(progress.watch(cast(BinaryIO, sys.stdin.buffer)), one.name)
 
 
 def _json_lines(found: list[Finding]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from .nccl.inputs import PHASES, SPEC, Inputs
 from .rundir import PhaseDir, read_json
@@ -34,11 +35,8 @@ class Named:
 class LogInputs(Inputs):
     """What to read, each once, and what cannot be: its name, and why."""
 
+    command: ClassVar[str] = "diagnose"
     _walked: set[str] = field(default_factory=set)
-
-    def told(self) -> list[tuple[str, str]]:
-        """What cannot be read, in this command's words."""
-        return [(name, why.replace(" transports ", " diagnose ")) for name, why in self.refused]
 
     def named(self) -> Iterator[Named]:
         for one in self.found:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.criteria import Started
+from pytest_clustersmoke.environment import unmatched_interfaces
 from pytest_clustersmoke.evidence import Unmeasured
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import write_json
@@ -28,7 +29,9 @@ def ran(folder: Path, *interfaces: object) -> PhaseResult:
 
 def test_a_pinned_interface_is_right_where_all_nodes_have_it(tmp_path: Path) -> None:
     """On equal nodes pinning an interface is nothing to complain of."""
-    Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, ETH))
+    result = ran(tmp_path, ETH, ETH)
+    Started().test_pinned_interfaces_are_on_every_node(result)
+    assert unmatched_interfaces(result) == []
 
 
 def test_a_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:

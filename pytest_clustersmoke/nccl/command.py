@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import io
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
+
+from ..log_command import add_logs, opened, print_lines, say_refused
 
 if TYPE_CHECKING:
-    from .inputs import Input, Inputs
+    from .inputs import Inputs
     from .job import Job
-    from .progress import Progress
-    from .reader import Reader
 
-# So many unreadable files are named; a directory may hold thousands.
-MAX_NAMED = 20
 DESCRIPTION = """\
 Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
 pair of ranks, inside a node or between nodes, and what stands out. All logs given are taken
@@ -41,12 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    transports.add_argument(
-        "logs",
-        nargs="+",
-        metavar="LOG",
-        help="a log; a directory, for all files below it; - for standard input",
-    )
+    add_logs(transports)
     form = transports.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object on standard output")
     form.add_argument("--matrix", action="store_true", help="the edges rank by rank, as a picture")
@@ -65,22 +57,12 @@ def _run(words: argparse.Namespace) -> int:
 
 def _report(words: argparse.Namespace) -> int:
     from .inputs import Inputs
-    from .paper import clean
 
     job = _read(Inputs.of(words.logs))
     log = job.log
     if job.files or log.edges or log.communicators or log.warnings:
-        # A log may hold any character; the terminal's encoding may not.
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")
-        for line in _lines(job, words):
-            print(line)
-        sys.stdout.flush()
-    for name, why in job.unreadable[:MAX_NAMED]:
-        print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)
-    if len(job.unreadable) > MAX_NAMED:
-        more = len(job.unreadable) - MAX_NAMED
-        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+        print_lines(_lines(job, words))
+    say_refused(job.unreadable)
     return 2 if job.unreadable else 0
 
 
@@ -94,7 +76,8 @@ def _read(inputs: Inputs) -> Job:
     with Progress(sys.stderr, inputs.size) as progress:
         for one in inputs.found:
             try:
-                _read_one(reader, one, progress)
+                with opened(one.path, progress) as stream:
+                    reader.stream(stream, one.name, one.scope)
                 read.append(one.name)
             except Unreadable as error:
                 refused.append((one.name, str(error).removeprefix(one.name).strip()))
@@ -103,18 +86,6 @@ def _read(inputs: Inputs) -> Job:
     log = reader.log()
     del reader  # its memory is the job's
     return Job(log, tuple(read), tuple(refused))
-
-
-def _read_one(reader: Reader, one: Input, progress: Progress) -> None:
-    if one.path is not None:
-        with one.path.open("rb") as stream:
-            reader.stream(progress.watch(stream), one.name, one.scope)
-    elif sys.stdin is None:
-        raise OSError("it is closed")
-    else:
-        if sys.stdin.isatty():
-            print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
-        reader.stream(progress.watch(cast(BinaryIO, sys.stdin.buffer)), one.name)
 
 
 def _lines(job: Job, words: argparse.Namespace) -> Iterator[str]:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from ..errors import near
 
@@ -20,6 +21,9 @@ STDIN_NAME = "<stdin>"
 OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
 # How a run names a phase's directory, and the one of NCCL's logs in it (see rundir.py).
 SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
+
+
+Some = TypeVar("Some", bound="Inputs")
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,13 @@ class Input:
 class Inputs:
     """What to read, each once, and what cannot be: its name, and why."""
 
+    command: ClassVar[str] = "transports"
     found: list[Input] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     _seen: set[tuple[int, int] | str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Inputs:
+    def of(cls: type[Some], words: Sequence[str]) -> Some:
         inputs = cls()
         for word in words:
             if word == STDIN:
@@ -72,8 +77,8 @@ class Inputs:
         elif name.startswith(OPEN_ALREADY) or name in ("/dev/stdin", os.devnull):
             self._add(Input(path, name), name)
         elif stat.S_ISFIFO(info.st_mode):
-            why = "is a FIFO, which might never end; expected a file (cat FIFO | clustersmoke … -)"
-            self.refused.append((name, why.replace("…", "transports")))
+            why = "is a FIFO, which might never end; expected a file "
+            self.refused.append((name, f"{why}(cat FIFO | clustersmoke {self.command} -)"))
         else:
             self.refused.append((name, "is a device or socket; expected a file, a directory or -"))
 
