@@ -30,8 +30,7 @@ The way of the data, and where each step lives:
     bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
                     sweep.py: sizes and bandwidths by nccl-tests' definitions
     references.py   bounds on metrics
-    diagnose.py     evidence of a failure -> findings (findings.py); suspects.py: which rank the
-                    others waited for; explain.py: what the logs' own words add
+    diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
                     (diagnose_command.py; log_command.py: what it shares with `transports`)
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status

@@ -27,7 +27,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause with its evidence and the next step."""
+    """A cause with its evidence and the next step.
+
+    `severity` is "failure", or "warning" for what does not decide the outcome: a job that passed
+    may have one, and a healthy cluster has none.
+    """
 
     id: str
     cause: str
@@ -37,6 +41,7 @@ class Finding:
     hosts: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)
+    severity: str = "failure"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,5 +1,8 @@
 """Stacks and flight-recorder entries of a rank, written on SIGUSR1 even while it hangs.
 
+SIGTERM has the stacks written, too, on its way: torchrun, which ends the others where one rank has
+died, may see the death before the node's watch asks for dumps.
+
 The stacks come from faulthandler, whose handler runs in C and so needs no interpreter lock. The
 flight recorder is read by a thread, which runs whenever the hanging call has released that lock,
 as torch's collectives do. The thread sees that stacks were written by the growth of their file: a
@@ -38,12 +41,14 @@ class Dumps:
         # What `close` falls back to: a signal that comes late must not end a rank that ends well.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True, chain=False)
+        faulthandler.register(signal.SIGTERM, file=self._file, all_threads=True, chain=True)
         self._thread = threading.Thread(target=self._watch, name="clustersmoke-dumps", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Disarm; a stack file that nobody asked for is removed."""
         faulthandler.unregister(signal.SIGUSR1)
+        faulthandler.unregister(signal.SIGTERM)
         self._closing.set()
         self._thread.join()
         empty = os.fstat(self._file.fileno()).st_size == 0

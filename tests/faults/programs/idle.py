@@ -40,9 +40,11 @@ def main() -> None:
         psutil.Process(),
     )
     rank = who["rank"]
-    # What `Rank` would write when the launcher asks for dumps: stacks, and no collectives.
+    # What `Rank` would write when the launcher asks for dumps, or torchrun ends it first: stacks,
+    # and no collectives.
     stacks = place.rank_stack(rank).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
+    faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
     place.rank_flight_recorder(rank).write_text('{"entries": []}')
     events = EventWriter(place.rank_events(rank))
     events.write(

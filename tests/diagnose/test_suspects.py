@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.diagnose.suspects import absent_from_collective, left_before, stack_line
 from pytest_clustersmoke.result import PhaseResult, collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.suspects import absent_from_collective, left_before, stack_line
 from pytest_clustersmoke.telemetry import EventWriter
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .findings import Finding, job_logs
+from ..findings import Finding, job_logs
 
 if TYPE_CHECKING:
-    from .result import PhaseResult
-    from .signatures.search import Search
+    from ..result import PhaseResult
+    from ..signatures.search import Search
 
 # Findings that say what happened and not why.
 EXPLAINED = {
@@ -54,8 +54,8 @@ def _with(finding: Finding, cause: Finding) -> Finding:
 
 def _cause(finding: Finding, result: PhaseResult) -> Finding | None:
     """The most exact of the known causes: of the first place that has one."""
-    from .signatures import order, schema
-    from .signatures.search import Search
+    from ..signatures import order, schema
+    from ..signatures.search import Search
 
     known = schema.known()
     general = {one.id for one in known if one.general}
@@ -126,7 +126,7 @@ def _nodes(finding: Finding, result: PhaseResult) -> Iterator[tuple[int, str]]:
 
 
 def _search(search: Search, files: Iterable[tuple[Path, str, int | None]]) -> None:
-    from .nccl.reader import Unreadable
+    from ..nccl.reader import Unreadable
 
     for path, host, rank in sorted(files)[:MAX_FILES]:
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .rundir import PhaseDir, read_json
+from ..rundir import PhaseDir, read_json
 
 if TYPE_CHECKING:
-    from .evidence import RankResult
-    from .result import PhaseResult
+    from ..evidence import RankResult
+    from ..result import PhaseResult
 
 DEFAULT_GROUP = "0"
 

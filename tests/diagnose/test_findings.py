@@ -12,9 +12,8 @@ from pytest_clustersmoke.findings import Finding, last_line
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.rundir import write_json
 from pytest_clustersmoke.telemetry import EventWriter
-
-from .evidence import Evidence
-from .signatures.logs import KILLED, TRACEBACK
+from tests.evidence import Evidence
+from tests.signatures.logs import KILLED, TRACEBACK
 
 
 def findings(evidence: Evidence, outcome: str = "failed") -> list[Finding]:
