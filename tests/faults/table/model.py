@@ -1,0 +1,58 @@
+"""What a staged fault is, and the criteria of the phase it is staged in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..harness import SMALL
+
+# What the base class `Trained` judges; two have no reference on a small cluster, so they skip.
+UNMEASURED = frozenset({"test_throughput_meets_the_reference", "test_memory_meets_the_reference"})
+GRADIENTS = "test_gradients_are_in_sync"
+RELOAD = "test_reloaded_checkpoint_equals_the_saved"
+FINITE = "test_loss_is_finite_on_every_rank"
+FALLS = "test_loss_over_all_ranks_falls"
+CRITERIA = UNMEASURED | {
+    "job",
+    "test_every_node_is_allocated_once",
+    "test_all_ranks_are_done",
+    "test_world_size_is_the_one_asked_for",
+    "test_all_ranks_passed_the_barrier",
+    "test_every_rank_has_a_device_of_its_own",
+    "test_all_ranks_run_the_versions_expected",
+    "test_pinned_interfaces_are_on_every_node",
+    "test_all_steps_are_done",
+    FINITE,
+    FALLS,
+    GRADIENTS,
+    RELOAD,
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault that is staged for real, and what must come of it.
+
+    `failed` are the criteria that must fail while the job passes; every other one stays green, or
+    skipped where it is of UNMEASURED. Where the job itself does not pass, `finding` is its primary
+    finding's id, `rank` the rank and `host` the node that it must name, `signature` the known cause
+    behind it, and every criterion points to the job.
+    """
+
+    name: str
+    program: str
+    family: str  # program, checkpoint, data, hang, death, memory, disk, configuration, node, ...
+    failed: frozenset[str] = frozenset()
+    finding: str = ""
+    signature: str = ""
+    rank: int | None = None
+    host: str = ""
+    outcome: str = "failed"  # the job's, where `finding` is given
+    nodes: int = 1
+    ranks_per_node: int = 2
+    args: Mapping[str, Any] = field(default_factory=lambda: SMALL)
+    profile: Mapping[str, Any] = field(default_factory=dict)  # added to the cluster's
+    within_s: float = 10.0  # from the fault to the finding
+    replayed: bool = False  # recorded text, where the fault itself cannot be staged here
