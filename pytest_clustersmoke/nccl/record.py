@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from .job import Job
 from .links import Link
-from .model import Communicator, Member, Process, Where
-from .placement import Placement
+from .model import Communicator, Member, Process, Where, transport
+from .placement import Node, Placement
 
 SCHEMA = 1
+MANY = 2**14
+CHANNELS, ASYMMETRIC = Link._fields.index("channels"), Link._fields.index("asymmetric")
 ENCODE = json.JSONEncoder(allow_nan=False).encode
 
 
@@ -57,7 +60,12 @@ def _value(start: str, value: Any, depth: int) -> Iterator[str]:
     inner = " " * depth
     if isinstance(value, map):  # edges, as they are made
         yield inner + start + "["
-        yield from _parts([inner + " " + ENCODE(one)] for one in value)
+        held = next(value, None)
+        for one in value:
+            yield f"{inner} {held},"
+            held = one
+        if held is not None:
+            yield f"{inner} {held}"
         yield inner + "]"
     elif _is_many(value):
         yield inner + start + "["
@@ -154,35 +162,57 @@ def _member(rank: int, member: Member | None, placement: Placement) -> dict[str,
     }
 
 
-def _edge(link: Link) -> dict[str, Any]:
-    told = link.transport
-    source, destination = link.ends
-    return {
-        "src": link.source,
-        "dst": link.destination,
-        "transport": link.wording,
-        "kind": told.kind,
-        "placement": link.placement,
-        "hosts": {
-            "src": source.host if source else None,
-            "dst": destination.host if destination else None,
-        },
-        "channels": list(link.channels),
-        "connections": list(link.connections),
-        "net": told.net,
-        "device": told.device,
-        "nics": list(link.nics),
-        "src_nics": list(link.sender_nics),
-        "dst_nics": list(link.receiver_nics),
-        "gdrdma": told.gdrdma,
-        "pxn_proxy": told.pxn_proxy,
-        "shared": told.shared,
-        "roles": list(link.roles),
-        "asymmetric": link.asymmetric,
-        "communicators": list(link.communicators),
-        "communicators_certain": link.certain,
-        **_where(link.where),
-    }
+def _edge(link: Link) -> str:
+    """An edge as JSON. Of half a million edges most have all but their ends in common: what is the
+    same is encoded once."""
+    told = _transport(link.wording, link.placement)
+    rest = _rest(link[CHANNELS:ASYMMETRIC], link.wording, link.asymmetric, link.where.file)
+    hosts = _hosts(*link.ends)
+    ends = f'"src": {link.source}, "dst": {link.destination}'
+    return f"{{{ends}, {told}, {hosts}, {rest}, \"line\": {link.where.line}}}"
+
+
+@lru_cache(maxsize=MANY)
+def _transport(wording: str, placement: str | None) -> str:
+    kind = transport(wording).kind
+    return _inside({"transport": wording, "kind": kind, "placement": placement})
+
+
+@lru_cache(maxsize=MANY)
+def _hosts(source: Node | None, destination: Node | None) -> str:
+    ends = {"src": source, "dst": destination}
+    return _inside({"hosts": {end: node.host if node else None for end, node in ends.items()}})
+
+
+@lru_cache(maxsize=MANY)
+def _rest(parts: tuple[Any, ...], wording: str, asymmetric: bool | None, file: str) -> str:
+    """Of a link's fields from its channels to `certain`."""
+    channels, connections, nics, sent, received, roles, communicators, certain = parts
+    told = transport(wording)
+    return _inside(
+        {
+            "channels": channels,
+            "connections": connections,
+            "net": told.net,
+            "device": told.device,
+            "nics": nics,
+            "src_nics": sent,
+            "dst_nics": received,
+            "gdrdma": told.gdrdma,
+            "pxn_proxy": told.pxn_proxy,
+            "shared": told.shared,
+            "roles": roles,
+            "asymmetric": asymmetric,
+            "communicators": communicators,
+            "communicators_certain": certain,
+            "file": file,
+        }
+    )
+
+
+def _inside(record: dict[str, Any]) -> str:
+    """The object's JSON without its braces."""
+    return ENCODE(record)[1:-1]
 
 
 def _collnet(job: Job) -> list[dict[str, Any]]:
