@@ -118,6 +118,9 @@ class PhaseSettings(_Model):
     timeout_s: f.Seconds | None = Field(
         default=None, description="how long the phase may run at all"
     )
+    writes_gib: f.Seconds | None = Field(
+        default=None, description="GiB that the phase writes, for which there must be room"
+    )
     slurm: dict[str, f.Option] = Field(default={}, description="sbatch options; `false` drops one")
     args: dict[str, f.Argument] = Field(default={}, description="arguments of the rank program")
     env: EnvBlock = Field(default=EnvBlock(), description="variables, after those of the cluster")

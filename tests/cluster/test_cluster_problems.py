@@ -288,7 +288,8 @@ def test_a_reference_that_cannot_be_meant_is_refused(
             "{ddp_2gpu: {}}",
             "{ddp_2gpu: {nods: 8}}",
             "6: unknown key `nods` in clusters.one.phases.ddp_2gpu; expected one of `nodes`, "
-            "`gpus_per_node`, `timeout_s`, `slurm`, `args`, `env`, `stage_limits_s`; did you mean "
+            "`gpus_per_node`, `timeout_s`, "
+            "`writes_gib`, `slurm`, `args`, `env`, `stage_limits_s`; did you mean "
             "`nodes`?",
         ),
         (

@@ -1,46 +1,59 @@
-"""What can be known to fail before anything is submitted; everything found at once."""
+"""The way from this machine to the cluster: its commands, the run's directory, the reports."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import Problem, UsageProblems
-from .rundir import RunDir, check_path, create_run, write_json
+from ..errors import Problem, UsageProblems
+from ..rundir import RunDir, check_path, create_run, write_json
 
 if TYPE_CHECKING:
-    from .cluster import Profile
-    from .phase import Phase
-    from .submit import Backend
+    from ..cluster import Profile
+    from ..phase import Phase
+    from ..submit import Backend
+    from .check import Checked
 
 SLURM_COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 
 
-def problems(
-    profile: Profile, phases: Iterable[Phase], report_dir: Path, environ: Mapping[str, str]
-) -> list[Problem]:
-    """What is wrong with the way to the cluster, the run's directory, and the reports."""
-    found = scheduler_environ(profile, environ)[1]
-    found += check_path(profile.shared_dir, profile.where("shared_dir"), "choose another")
-    found += _writable(profile.shared_dir, "the run directory", profile.where("shared_dir"))
+class Start(NamedTuple):
+    """What a run starts with: its directory, the way to the cluster, and the question to the
+    scheduler about all phases; None where there is no scheduler to ask."""
+
+    run: RunDir
+    backend: Backend
+    check: Callable[[Iterable[Phase], RunDir], Checked] | None
+
+
+def unusable(profile: Profile, phases: Iterable[Phase], report_dir: Path) -> list[Problem]:
+    """Paths that cannot be written, or that sbatch would misread."""
+    where = profile.where("shared_dir")
+    found = check_path(profile.shared_dir, where, "choose another")
+    found += _writable(profile.shared_dir, "the run directory", where)
     found += _writable(report_dir, "the reports", "--cluster-report-dir")
     for phase in phases:
         found += check_path(phase.script, f"phase `{phase.name}`", "move the suite")
     return found
 
 
-def prepare(profile: Profile, run_id: str, environ: Mapping[str, str]) -> tuple[RunDir, Backend]:
+def prepare(profile: Profile, run_id: str, environ: Mapping[str, str]) -> Start:
     """Make the run's directory and the way to the cluster. Raises UsageProblems."""
-    from .submit import make_backend
+    from ..submit import make_backend
 
     environ, found = scheduler_environ(profile, environ)
     if found:
         raise UsageProblems(found)
     run = create_run(profile.shared_dir, run_id)
     write_json(run.run, {"schema": 1, "run_id": run_id, "cluster": profile.name})
-    return run, make_backend(profile, environ)
+    backend = make_backend(profile, environ)
+    if profile.backend != "slurm":
+        return Start(run, backend, None)
+    from .check import SlurmCheck
+
+    return Start(run, backend, SlurmCheck(profile, backend, environ))
 
 
 def scheduler_environ(
@@ -49,7 +62,7 @@ def scheduler_environ(
     """The environment for the scheduler's commands (with the lab's SLURM_CONF), and what lacks."""
     if profile.backend != "slurm":
         return environ, []
-    from .submit.scheduler import which
+    from ..submit.scheduler import which
 
     missing = [name for name in SLURM_COMMANDS if which(name, environ) is None]
     if missing:
@@ -60,7 +73,7 @@ def scheduler_environ(
         return environ, [Problem(what, profile.where("backend"), "Slurm's commands", todo)]
     if not profile.lab:
         return environ, []
-    from .lab import LabError, find
+    from ..lab import LabError, find
 
     try:
         lab = find(environ)

@@ -1,0 +1,278 @@
+"""Asks the scheduler about all phases of a run at once, before any is submitted, and within a
+bounded time: what it does not answer is said so, and left to sbatch."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ..clean import line as clean
+from ..findings import MAX_TEXT, Evidence, Finding
+from ..rundir import PhaseDir, RunDir, write_whole
+from ..submit import Backend, scheduler
+from . import judge, records, rights
+from .judge import Asked, Slurm
+from .modules import missing_modules
+from .shared import doubtful
+from .trial import Trial, try_out
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..phase import Phase
+
+# For one command, and for all of them together: a silent scheduler must not hold up the start.
+ANSWER_S, ALL_S = 10.0, 30.0
+MAX_LINES = 10
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the scheduler said: findings by phase, for those that it would not run; when the others
+    might start, in Unix seconds; lines for people."""
+
+    findings: Mapping[str, list[Finding]] = field(default_factory=dict)
+    starts: Mapping[str, float] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+class Record:
+    """The phase's `preflight.txt`: the lines of Slurm's that findings point to."""
+
+    def __init__(self, directory: PhaseDir) -> None:
+        self._directory = directory
+        self._lines: list[str] = []
+
+    def note(self, text: str) -> Evidence:
+        if text not in self._lines:
+            self._lines.append(text)
+        number = self._lines.index(text) + 1
+        return Evidence(str(self._directory.preflight), number, text[:MAX_TEXT])
+
+    def write(self) -> None:
+        write_whole(self._directory.preflight, "".join(f"{line}\n" for line in self._lines))
+
+
+class Aside(Generic[Answer]):
+    """A call in a thread of its own, which never holds up the end of pytest."""
+
+    def __init__(self, call: Callable[[], Answer]) -> None:
+        self._call = call
+        self._answers: list[Answer] = []
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def result(self) -> Answer:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._answers[0]
+
+    def _work(self) -> None:
+        try:
+            self._answers.append(self._call())
+        except Exception as error:  # told to whoever waits for the answer
+            self._error = error
+
+
+class SlurmCheck:
+    """The check of one cluster's Slurm."""
+
+    def __init__(self, profile: Profile, backend: Backend, environ: Mapping[str, str]) -> None:
+        self._profile, self._backend = profile, backend
+        self._environ = scheduler.clean_environ(environ)
+        self._unasked: list[str] = []
+
+    def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
+        phases = list(phases)
+        deadline = time.monotonic() + ALL_S
+        modules = Aside(lambda: missing_modules(self._profile, self._environ))
+        slurm = self._ask()
+        trials = self._try_out(phases, run, deadline)
+        found = {}
+        for phase in phases:
+            trial = trials.get(phase.name, Trial(None, ""))
+            record = Record(run.phase(phase.name))
+            if trial.words:
+                record.note(trial.words)
+            findings = findings_of(phase, self._profile, slurm, trial, record)
+            record.write()
+            if findings:
+                found[phase.name] = findings
+        starts = {name: one.start for name, one in trials.items() if one.start is not None}
+        runs = [phase for phase in phases if phase.name not in found]
+        lines = [
+            *modules.result(),
+            *doubtful(self._profile, phases, (slurm.nodes or {}).values()),
+            *out_of_service(runs, slurm),
+            *_starts(starts, found, trials),
+            *(f"not checked: {words}" for words in self._unasked),
+        ]
+        return Checked(found, starts, tuple(lines))
+
+    def _try_out(self, phases: Iterable[Phase], run: RunDir, deadline: float) -> dict[str, Trial]:
+        """sbatch's word on each phase; no more is asked once it has been silent for too long."""
+        trials: dict[str, Trial] = {}
+        for phase in phases:
+            directory = run.phase(phase.name)
+            write_whole(directory.batch_script, self._backend.script(phase, directory))
+            left = min(ANSWER_S, deadline - time.monotonic())
+            silent = any(one.silent for one in trials.values())
+            if silent or left <= 0:
+                self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm is too slow")
+                continue
+            trials[phase.name] = try_out(directory.batch_script, self._environ, left)
+            if trials[phase.name].accepted is None:
+                self._unasked.append(f"{phase.name}: {trials[phase.name].words}")
+        return trials
+
+    def _ask(self) -> Slurm:
+        """All that is asked once for the whole run; the questions go out together."""
+        scontrol = [
+            self._aside("scontrol", "-a", "-o", "show", what)
+            for what in ("partition", "node", "config")
+        ]
+        partitions, nodes, config = (one.result() for one in scontrol)
+        told = records.parse_config(config or "")
+        enforced = {one.strip() for one in told.get("AccountingStorageEnforce", "").split(",")}
+        slurm = Slurm(
+            partitions=records.parse_partitions(partitions) if partitions else None,
+            nodes=records.parse_nodes(nodes) if nodes else None,
+            enforced=frozenset(enforced),
+            groups=_groups(),
+        )
+        if "slurmdbd" not in told.get("AccountingStorageType", ""):
+            return slurm
+        user, cluster = pwd.getpwuid(os.getuid()).pw_name, told.get("ClusterName", "")
+        show = ("sacctmgr", "-n", "-P", "show")
+        asked = [
+            self._aside(*show, "qos", f"format={records.QOS_FIELDS}"),
+            self._aside(*show, "assoc", f"user={user}", f"format={records.ASSOCIATION_FIELDS}"),
+        ]
+        qos, associations = (one.result() for one in asked)
+        return replace(
+            slurm,
+            qos=records.parse_qos(qos) if qos else None,
+            associations=(
+                records.parse_associations(associations, cluster)
+                if associations is not None
+                else None
+            ),
+        )
+
+    def _aside(self, *command: str) -> Aside[str | None]:
+        return Aside(lambda: self._run(*command))
+
+    def _run(self, *command: str) -> str | None:
+        words = " ".join(command[:4] if command[0] == "sacctmgr" else command)
+        try:
+            answer = scheduler.run(list(command), self._environ, ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._unasked.append(f"{words}: no answer in {ANSWER_S:.0f} s")
+            return None
+        except OSError as error:
+            self._unasked.append(f"{words}: {error.strerror or error}")
+            return None
+        if answer.returncode != 0:
+            said = clean(" ".join(answer.stderr.split()))[:MAX_TEXT]
+            self._unasked.append(f"{words}: {said or f'status {answer.returncode}'}")
+            return None
+        return answer.stdout
+
+
+def findings_of(
+    phase: Phase, profile: Profile, slurm: Slurm, trial: Trial, record: Record
+) -> list[Finding]:
+    """All that keeps a phase from running; with several partitions, in each of them."""
+    partitions, found = judge.partition_of(phase, slurm, record.note)
+    asks = [Asked(phase, profile, one, record.note) for one in partitions]
+    each = [_in_partition(asked, slurm, trial) for asked in asks]
+    if each and all(each):
+        found += min(each, key=lambda one: len(list(one)))
+    if trial.accepted is not False:
+        return found
+    explained = trial.kinds & {one.id for one in found} if trial.kinds else found
+    if not explained and trial.no_nodes and slurm.nodes:
+        for asked in asks:
+            found += judge.unavailable(asked, slurm.nodes, also_away=True)
+    said = record.note(trial.words)
+    if not found or (trial.kinds and not explained):
+        found.append(_refused(phase, trial))
+    # Slurm names one cause, and in fewer words: ours stand, with its words.
+    return [replace(found[0], evidence=(*found[0].evidence, said)), *found[1:]]
+
+
+def _in_partition(asked: Asked, slurm: Slurm, trial: Trial) -> list[Finding]:
+    found = [one for one in judge.of_partition(asked) if not rights.lifted(one, asked, slurm)]
+    if trial.accepted is False:  # who may do what sbatch knows best: here is why it says no
+        found += rights.of_rights(asked, slurm, trial.kinds)
+    found += rights.of_limits(asked, slurm)
+    if slurm.nodes is not None:
+        found += judge.of_nodes(asked, slurm.nodes)
+    return found
+
+
+def _refused(phase: Phase, trial: Trial) -> Finding:
+    """Slurm's own words for it, where nothing that it says of itself explains them."""
+    identity = next(iter(sorted(trial.kinds)), "submission-refused")
+    return Finding(
+        identity,
+        f"sbatch refuses phase {phase.name}: {trial.words}",
+        "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml",
+        evidence=judge.written(phase.slurm.get("partition"), "partition"),
+    )
+
+
+def out_of_service(phases: Iterable[Phase], slurm: Slurm) -> list[str]:
+    """Nodes that take no jobs, in the partitions of phases that can run all the same."""
+    if slurm.nodes is None:
+        return []
+    lines = []
+    names = {one.name for phase in phases for one in judge.partition_of(phase, slurm, _nowhere)[0]}
+    for partition in sorted(names):
+        here = [node for node in slurm.nodes.values() if partition in node.partitions]
+        bad = [node for node in here if node.gone or "NOT_RESPONDING" in node.states]
+        if bad:
+            more = f"; and {len(bad) - MAX_LINES} more" if len(bad) > MAX_LINES else ""
+            lines.append(
+                f"{len(bad)} of the {len(here)} nodes of partition {partition} take no jobs: "
+                + "; ".join(node.words for node in bad[:MAX_LINES])
+                + more
+            )
+    return lines
+
+
+def _nowhere(text: str) -> Evidence:
+    return Evidence("", 0, text)
+
+
+def _starts(
+    starts: Mapping[str, float], found: Mapping[str, object], trials: Mapping[str, Trial]
+) -> list[str]:
+    """When a phase might start, where that is not at once."""
+    now = time.time()
+    return [
+        f"{name} may start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, Slurm "
+        f"estimates, on {trials[name].nodes}"
+        for name, when in starts.items()
+        if name not in found and when - now > 60
+    ]
+
+
+def _groups() -> frozenset[str]:
+    names = []
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            names.append(grp.getgrgid(number).gr_name)
+        except KeyError:
+            continue
+    return frozenset(names)

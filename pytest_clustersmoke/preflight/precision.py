@@ -1,0 +1,64 @@
+"""bf16 is asked for on a GPU that has none."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..errors import Problem
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..phase import Phase
+
+# bf16 arithmetic came with compute capability 8.0 (CUDA C++ Programming Guide, "Arithmetic
+# Instructions"); which GPU has which: https://developer.nvidia.com/cuda-gpus and, for older ones,
+# https://developer.nvidia.com/cuda-legacy-gpus. Names as the driver gives them.
+BF16_FROM = 8.0
+CAPABILITIES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
+    (re.compile(rf"\b(?:{name})\b", re.I), capability)
+    for name, capability in (
+        (r"K(?:20|40)[a-z]*", 3.5),
+        (r"K80", 3.7),
+        (r"M(?:4|6|10|40|60)", 5.2),
+        (r"P100", 6.0),
+        (r"P(?:4|6|40)|TITAN (?:X|Xp)|GTX 10[5-8]0(?: Ti)?", 6.1),
+        (r"V100[A-Z]*|TITAN V|GV100", 7.0),
+        (r"T4G?|TITAN RTX|RTX 20[5-8]0(?: Ti| Super)?|GTX 16[56]0(?: Ti| Super)?", 7.5),
+        (r"Quadro RTX [3-8]000|RTX [3-8]000 (?=with Max-Q)", 7.5),
+    )
+)
+FLAGS = frozenset({"bf16", "bfloat16"})
+KINDS = frozenset({"dtype", "torch_dtype", "precision", "mixed_precision", "amp_dtype"})
+BF16 = re.compile(r"(torch\.)?(bf16|bfloat16)(-mixed|-true)?", re.I)
+
+
+def lacks_bf16(gpu: str) -> str:
+    """Why this GPU has no bf16, in a few words; empty where it has it, or is not known here."""
+    for name, capability in CAPABILITIES:
+        if name.search(gpu) and capability < BF16_FROM:
+            return f"{gpu} has compute capability {capability}, and bf16 needs {BF16_FROM}"
+    return ""
+
+
+def without_bf16(profile: Profile) -> str:
+    """Why ranks on this cluster have no bf16; on CPU torch computes in it, slowly."""
+    return lacks_bf16(profile.hardware.gpu) if profile.hardware.device == "cuda" else ""
+
+
+def bf16_arguments(phase: Phase, profile: Profile) -> list[Problem]:
+    """Arguments that ask for bf16 where the hardware has none."""
+    why = without_bf16(profile)
+    if not why:
+        return []
+    return [
+        Problem(
+            f"phase `{phase.name}` asks for bf16 with {name}={one.value}, but {why} "
+            f"({profile.where('hardware', 'gpu')})",
+            one.source,
+            "fp16 or fp32 on this hardware",
+        )
+        for name, one in phase.args.items()
+        if (name in FLAGS and one.value is True)
+        or (name in KINDS and isinstance(one.value, str) and BF16.fullmatch(one.value))
+    ]

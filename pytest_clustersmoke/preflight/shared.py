@@ -1,0 +1,167 @@
+"""What all nodes must see lies where they see it: run directory, scripts, interpreter, outputs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import Problem
+from .mounts import LOCAL_DISK, PRIVATE, Mount, mount_of, read_mounts
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..phase import Phase
+    from .records import Node
+
+# Arguments by which programs are told where to write what outlives the job.
+OUTPUTS = re.compile(
+    r"(output|out|save|checkpoints?|ckpt|logging|log)_(dir|path|folder|root)|output|"
+    r"resume_from(_checkpoint)?"
+)
+ANSWER_S = 5.0
+
+
+class Place(NamedTuple):
+    """A path of which nodes must see the same, and where it was written."""
+
+    what: str
+    path: Path
+    where: str
+    todo: str
+
+
+def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
+    """Interpreter and outputs under a path that every node has for itself.
+
+    The same of `shared_dir` is found when cluster.yaml is read, of scripts with the phases.
+    """
+    if profile.backend != "slurm":
+        return
+    python = _interpreter(profile)
+    for local in profile.node_local:
+        if python is not None and python.is_relative_to(local):
+            yield Problem(
+                f"the interpreter of the nodes, {python}, lies under {local}, which every node has "
+                "for itself",
+                profile.where("python"),
+                "an interpreter that all nodes share",
+                "make the environment on a shared file system, and name its `python`",
+            )
+        for phase in phases:
+            yield from _outputs(phase, local)
+
+
+def _interpreter(profile: Profile) -> Path | None:
+    """The interpreter by its path; None where a command is looked up on the nodes."""
+    if profile.python is None:
+        return Path(sys.executable)
+    try:
+        word = shlex.split(profile.python)[0]
+    except (ValueError, IndexError):
+        return None
+    return Path(word) if word.startswith("/") else None
+
+
+def _outputs(phase: Phase, local: str) -> Iterator[Problem]:
+    for name, one in phase.args.items():
+        value = one.value
+        if not OUTPUTS.fullmatch(name) or not isinstance(value, str) or phase.nodes.value < 2:
+            continue
+        if value.startswith("/") and Path(value).is_relative_to(local):
+            yield Problem(
+                f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
+                f"{local}, which every node has for itself",
+                one.source,
+                "a directory that all nodes share: no node could read what another wrote",
+                "leave it out where the program writes into the run's own directory",
+            )
+
+
+def places(profile: Profile, phases: Iterable[Phase]) -> list[Place]:
+    """The paths that every node must see as this machine does."""
+    where = profile.where("shared_dir")
+    found = [Place("the run directory", profile.shared_dir, where, "set `shared_dir` to one")]
+    scripts = {phase.script: phase for phase in phases}
+    for script, phase in scripts.items():
+        what = f"the script of phase `{phase.name}`"
+        found.append(Place(what, script, phase.where, "move the suite to one"))
+    return found
+
+
+def unshared(
+    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
+) -> list[Problem]:
+    """Paths on a file system that never leaves this machine, where nodes are other machines."""
+    if profile.backend != "slurm":
+        return []
+    mounts = read_mounts()
+    bad = [
+        (place, mount)
+        for place in places(profile, phases)
+        if (mount := mount_of(place.path, mounts)) and mount.kind in PRIVATE
+    ]
+    if not bad or _one_machine(profile, environ):
+        return []
+    return [
+        Problem(
+            f"{place.what}, {place.path}, lies on {mount.point}, a file system of this machine's "
+            f"own ({mount.kind}), which no node sees",
+            place.where,
+            "a file system that all nodes share, such as NFS or Lustre",
+            place.todo,
+        )
+        for place, mount in bad
+    ]
+
+
+def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -> list[str]:
+    """What is to be said of paths on a disk of this machine: it may be exported to the nodes, which
+    cannot be seen from here. Silent where every node is this machine."""
+    hosts = {node.host for node in nodes}
+    if profile.lab or not hosts or hosts <= _this_host():
+        return []
+    mounts = read_mounts()
+    by_mount: dict[Mount, list[Place]] = {}
+    for place in places(profile, phases):
+        mount = mount_of(place.path, mounts)
+        if mount is not None and mount.kind in LOCAL_DISK:
+            by_mount.setdefault(mount, []).append(place)
+    return [
+        f"{' and '.join(f'{one.what} ({one.path}, {one.where})' for one in told[:3])} "
+        f"{'lies' if len(told) == 1 else 'lie'} on {mount.point}, a disk of this machine "
+        f"({mount.kind} on {mount.source}): nodes see it only if it is exported to them"
+        for mount, told in by_mount.items()
+    ]
+
+
+def _one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
+    """Whether this Slurm's nodes are all this machine. Asked only where a path looks wrong."""
+    if profile.lab or _is_lab(environ):
+        return True
+    from ..submit import scheduler
+    from .records import parse_nodes
+
+    try:
+        command = ["scontrol", "-a", "-o", "show", "node"]
+        answer = scheduler.run(command, scheduler.clean_environ(environ), ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    hosts = {node.host for node in parse_nodes(answer.stdout).values()}
+    return bool(hosts) and hosts <= _this_host()
+
+
+def _is_lab(environ: Mapping[str, str]) -> bool:
+    from ..lab import running
+
+    return any(str(lab.slurm_conf) == environ.get("SLURM_CONF") for lab in running())
+
+
+def _this_host() -> set[str]:
+    name = socket.gethostname()
+    return {name, name.split(".")[0], "localhost"}

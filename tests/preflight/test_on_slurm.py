@@ -1,0 +1,185 @@
+"""A real Slurm that would not run a phase: told before anything is submitted, all at once, with
+its numbers; the other phases go on."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke import lab
+
+from ..faults.harness import DONE, Outcome, Suite, wait_for
+from ..needs import need_lab
+from .conftest import NODES
+
+pytestmark = pytest.mark.lab
+USER = pwd.getpwuid(os.getuid()).pw_name
+
+
+def findings(outcome: Outcome, phase: str) -> dict[str, dict[str, Any]]:
+    """The phase's findings by their ids."""
+    return {one["id"]: one for one in outcome.phase(phase)["findings"]}
+
+
+def submitted(outcome: Outcome) -> list[str]:
+    return [str(one["phase"]) for one in outcome.journal("submitted")]
+
+
+@contextmanager
+def changed(suite: Suite, words: tuple[str, ...], back: tuple[str, ...]) -> Iterator[None]:
+    suite.slurm("scontrol", "update", *words)
+    try:
+        yield
+    finally:
+        suite.slurm("scontrol", "update", *back)
+
+
+def test_all_that_slurm_would_not_run_is_told_at_once(on_lab: Suite) -> None:
+    """Partition, nodes, GPUs, CPUs and time, each with its numbers and its line of cluster.yaml;
+    nothing of it is submitted, and the phase that can run does."""
+    settings: dict[str, dict[str, Any]] = {
+        "nowhere": {"slurm": {"partition": "mian"}},
+        "wide": {},
+        "gpus": {},
+        "long": {"slurm": {"partition": "high", "time": 120}},
+        "twice": {"slurm": {"partition": "high", "time": 120, "cpus_per_task": 9}},
+    }
+    on_lab.profile["phases"].update(settings)
+    on_lab.profile["hardware"]["gpus_per_node"] = 3
+    on_lab.phase("nowhere", "idle.py", DONE)
+    on_lab.phase("wide", "idle.py", DONE, nodes=NODES + 1)
+    on_lab.phase("gpus", "idle.py", DONE, gpus_per_node=3)
+    on_lab.phase("long", "idle.py", DONE)
+    on_lab.phase("twice", "idle.py", DONE)
+    on_lab.phase("good", "idle.py", DONE)
+    high = "partitionname=high"
+    with changed(on_lab, (high, "MaxTime=60"), (high, "MaxTime=UNLIMITED")):
+        outcome = on_lab.run()
+    assert outcome.status == 6, outcome.output
+    assert submitted(outcome) == ["good"]
+    assert outcome.phase("good")["outcome"] == "passed" and not findings(outcome, "good")
+    for name in settings:
+        assert outcome.phase(name)["outcome"] == "never_ran", outcome.output
+    one = findings(outcome, "nowhere")["partition-unknown"]
+    assert "no partition `mian`" in one["cause"] and one["fix"] == "did you mean `main`?"
+    yaml = (on_lab.path / "cluster.yaml").read_text().splitlines()
+    evidence = one["evidence"][0]
+    assert evidence["file"].endswith("cluster.yaml") and "mian" in yaml[evidence["line"] - 1]
+    assert "invalid partition specified: mian" in one["evidence"][-1]["text"]
+    wide = findings(outcome, "wide")["too-many-nodes"]["cause"]
+    assert wide == f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}"
+    assert "3 GPUs a node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
+    for words in ("02:00:00", "01:00:00"):
+        assert words in findings(outcome, "long")["time-over-limit"]["cause"]
+    assert list(findings(outcome, "twice")) == ["time-over-limit", "submission-refused"]
+    ends = [one["phase"] for one in outcome.journal("ended")]
+    assert ends.index("good") == len(ends) - 1  # the others were told before it ran
+
+
+def test_evidence_is_slurms_own_line(on_lab: Suite) -> None:
+    """The file and line that a finding points to hold Slurm's words."""
+    on_lab.phase("wide", "idle.py", DONE, nodes=NODES + 1)
+    outcome = on_lab.run()
+    evidence = findings(outcome, "wide")["too-many-nodes"]["evidence"][1]
+    line = Path(evidence["file"]).read_text().splitlines()[evidence["line"] - 1]
+    assert line.startswith("PartitionName=main ") and evidence["text"] == line[:600]
+
+
+def test_a_partition_that_is_down(on_lab: Suite) -> None:
+    """Slurm would take the job and never start it: the phase is not submitted."""
+    on_lab.profile["slurm"]["partition"] = "high"
+    on_lab.phase("small", "idle.py", DONE)
+    high = "partitionname=high"
+    with changed(on_lab, (high, "State=DOWN"), (high, "State=UP")):
+        outcome = on_lab.run()
+    assert outcome.status == 6 and submitted(outcome) == []
+    assert "partition high is DOWN" in findings(outcome, "small")["partition-down"]["cause"]
+
+
+def test_drained_nodes_are_named_where_too_few_are_left(on_lab: Suite) -> None:
+    """The cluster fails the phase that needs them: each node with Slurm's reason, user and time.
+    A phase for which enough are left runs, and the start says which nodes are out."""
+    on_lab.phase("wide", "idle.py", DONE, nodes=NODES)
+    on_lab.phase("small", "idle.py", DONE)
+    drained = ("nodename=node1", "state=drain", "reason=ECC errors=12 State=IDLE")
+    with changed(on_lab, drained, ("nodename=node1", "state=resume")):
+        outcome = on_lab.run()
+    assert outcome.status == 1, outcome.output
+    assert outcome.report["verdict"] == "UNFIT"
+    assert outcome.phase("wide")["outcome"] == "cluster_failed"
+    (finding,) = outcome.phase("wide")["findings"]
+    assert finding["id"] == "nodes-unavailable" and finding["hosts"] == ["node1"]
+    for words in (
+        f"of the {NODES}",
+        "2 take jobs",
+        "ECC errors=12 State=IDLE",
+        "drain",
+        f"; {USER} ",
+    ):
+        assert words in finding["cause"], finding["cause"]
+    assert outcome.phase("small")["outcome"] == "passed"
+    assert not findings(outcome, "small")
+    assert f"preflight: 1 of the {NODES} nodes of partition main take no jobs: node1 is " in (
+        outcome.output
+    )
+
+
+def test_a_healthy_run_says_nothing(on_lab: Suite) -> None:
+    """No finding, no line, and the record knows when Slurm estimated the start."""
+    on_lab.phase("small", "idle.py", DONE)
+    outcome = on_lab.run()
+    assert outcome.status == 0, outcome.output
+    assert "preflight:" not in outcome.output
+    assert outcome.phase("small")["estimated_start"] > 0
+
+
+@pytest.mark.slow_lab
+def test_accounts_qos_and_their_limits(
+    tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
+) -> None:
+    """With accounting: an unknown account and QOS with near ones; limits of a QOS with numbers."""
+    need_lab(accounting=True)
+    name = f"preflight-acct-{os.getpid()}"
+    running = lab.up(lab.LabSettings(name=name, nodes=2, accounting=True))
+    try:
+        suite = Suite(tmp_path, leftovers[0])
+        suite.use_slurm(running.slurm_conf)
+        limits = ("MaxWall=00:30:00", "MaxTRES=node=1")
+        suite.slurm("sacctmgr", "-i", "modify", "qos", "standby", "set", *limits)
+
+        def known() -> bool:
+            told = suite.slurm("scontrol", "show", "assoc_mgr", "qos=standby", "flags=qos")
+            return "MaxWallPJ=30" in told
+
+        wait_for("slurmctld to know the limits", known)
+        suite.profile["phases"].update(
+            {
+                "account": {"slurm": {"account": "labb"}},
+                "qos": {"slurm": {"qos": "standbye", "account": "lab"}},
+                "limits": {"slurm": {"qos": "standby", "time": 60}},
+            }
+        )
+        suite.phase("account", "idle.py", DONE)
+        suite.phase("qos", "idle.py", DONE)
+        suite.phase("limits", "idle.py", DONE, nodes=2)
+        suite.phase("good", "idle.py", DONE)
+        outcome = suite.run()
+    finally:
+        lab.down(name)
+    assert outcome.status == 6, outcome.output
+    assert submitted(outcome) == ["good"] and outcome.phase("good")["outcome"] == "passed"
+    account = findings(outcome, "account")["account-refused"]
+    assert "`labb`" in account["cause"] and account["fix"] == "did you mean `lab`?"
+    assert "Invalid account" in account["evidence"][-1]["text"]
+    qos = findings(outcome, "qos")["qos-refused"]
+    assert "no QOS `standbye`" in qos["cause"] and qos["fix"] == "did you mean `standby`?"
+    both = findings(outcome, "limits")
+    assert set(both) == {"time-over-limit", "too-many-nodes"}
+    assert "QOS standby allows a job 00:30:00" in both["time-over-limit"]["cause"]
+    assert "QOS standby allows a job 1 (MaxTRES)" in both["too-many-nodes"]["cause"]

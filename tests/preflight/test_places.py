@@ -1,0 +1,238 @@
+"""File systems, room on them, and modules, as this machine shows them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_clustersmoke.preflight import disk, modules, mounts, records, shared
+from pytest_clustersmoke.preflight.disk import Need, Quota
+
+from ..evidence import make_phase, make_profile
+from . import slurm_texts as texts
+
+TABLE = """\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24684092k
+30 27 0:45 / /home rw,relatime shared:12 - nfs4 server:/export/home rw,vers=4.2
+31 30 0:46 / {folder}/with\\040space rw - lustre 10.0.0.1@o2ib:/work rw
+32 30 0:47 / {folder}/over rw - tmpfs tmpfs rw
+33 30 0:47 / {folder}/over rw - overlay overlay rw
+nonsense
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of mounts in place of this machine's."""
+    path = tmp_path / "mountinfo"
+    path.write_text(TABLE.format(folder=tmp_path))
+    monkeypatch.setattr(shared, "read_mounts", lambda: mounts.read_mounts(path))
+    for name in ("with space", "over"):
+        (tmp_path / name).mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("below", "kind"), [("with space/a/b", "lustre"), ("over/new", "overlay"), ("plain", "ext4")]
+)
+def test_the_mount_of_a_path(table: Path, tmp_path: Path, below: str, kind: str) -> None:
+    """The deepest, of several the last; of a path that is not there yet, that of its parent."""
+    found = mounts.mount_of(tmp_path / below, mounts.read_mounts(table))
+    assert found is not None and found.kind == kind
+
+
+def test_this_machines_own_table() -> None:
+    """It is read: something is mounted at the root."""
+    found = mounts.mount_of(Path("/"), mounts.read_mounts())
+    assert found is not None and found.point == Path("/") and found.kind
+
+
+def no_slurm(path: Path) -> dict[str, str]:
+    return {"PATH": str(path)}
+
+
+def test_a_run_directory_that_no_node_sees(table: Path, tmp_path: Path) -> None:
+    """tmpfs and overlay never leave this machine: run directory and script, each at its place."""
+    profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over" / "runs"))
+    phase = make_phase(profile, script=tmp_path / "over" / "train.py")
+    first, second = shared.unshared(profile, [phase, phase], no_slurm(tmp_path))
+    assert "the run directory" in first.what and "(overlay)" in first.what
+    assert first.where == profile.where("shared_dir") and second.where == "test_x.py:1"
+
+
+def test_shared_file_systems_are_silent(table: Path, tmp_path: Path) -> None:
+    """Of network file systems and of disks, which may be exported, nothing is refused; nor of
+    anything where jobs run on this machine."""
+    for backend, below in (("slurm", "with space"), ("slurm", "plain"), ("local", "over")):
+        profile = make_profile(tmp_path, backend=backend, shared_dir=str(tmp_path / below))
+        phases = [make_phase(profile, script=tmp_path / below / "x.py")]
+        assert shared.unshared(profile, phases, no_slurm(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("host", "refused"), [(os.uname().nodename, 0), ("elsewhere", 1)])
+def test_a_slurm_of_this_machine_alone(
+    table: Path, tmp_path: Path, host: str, refused: int
+) -> None:
+    """Where every node is this machine, what it sees they all see."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    answer = tmp_path / "nodes"
+    answer.write_text(texts.node(host=host) + "\n")
+    (bin / "scontrol").write_text(f'#!/bin/sh\nwhile read line; do echo "$line"; done < {answer}\n')
+    (bin / "scontrol").chmod(0o755)
+    profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over"))
+    environ = {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+    assert len(shared.unshared(profile, [], environ)) == refused
+
+
+def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None:
+    """One line for all that lies there; none where the nodes are this machine."""
+    profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "plain"))
+    phases = [make_phase(profile, script=tmp_path / "plain" / "x.py")]
+    others = records.parse_nodes(texts.node(host="elsewhere")).values()
+    (line,) = shared.doubtful(profile, phases, others)
+    assert "ext4 on /dev/vda" in line and "only if it is exported" in line
+    own = records.parse_nodes(texts.node(host=os.uname().nodename)).values()
+    assert shared.doubtful(profile, phases, own) == [] == shared.doubtful(profile, phases, [])
+
+
+def sizes(**keys: int) -> SimpleNamespace:
+    """What statvfs says: 100 GiB and a million files free, unless said otherwise."""
+    known = {"f_bavail": 25 * 2**20, "f_frsize": 4096, "f_files": 2_000_000, "f_favail": 1_000_000}
+    return SimpleNamespace(**(known | keys))
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (sizes(), ""),
+        (sizes(f_bavail=5 * 2**18), "has 5.0 GiB free"),
+        (sizes(f_favail=20), "has room for 20 more files"),
+        (sizes(f_files=0, f_favail=0), ""),  # no fixed number of inodes
+        (sizes(f_bavail=0), "has 0 MiB free"),
+    ],
+)
+def test_room_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: SimpleNamespace, words: str
+) -> None:
+    """What phases that run at once write, by `writes_gib`, and their files."""
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+    profile = make_profile(
+        tmp_path,
+        phases={"a": {"writes_gib": 14}, "b": {"writes_gib": 10}, "c": None},
+        limits={"max_jobs": 1},
+    )
+    phases = [make_phase(profile, name) for name in "abc"]
+    found = list(disk.room(profile, phases, no_slurm(tmp_path)))
+    assert len(found) == bool(words) and all(words in one.what for one in found)
+    need = disk.need_of(profile, phases)
+    assert need.bytes == disk.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
+    assert "b 10 GiB" not in need.words  # one job at a time
+
+
+QUOTA = """\
+Disk quotas for user u (uid 1000):
+     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
+     /dev/sda1    1000*    900   2000  6days      10    0     0       0
+server:/export/home 4194304 5242880 6291456 0 90 100 200 0
+"""
+LFS = """\
+/work
+                 1048576       0 2097152       -     950       0    1000       -
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "file_system", "quota"),
+    [
+        (QUOTA, "server:/export/home", Quota(4 * 2**30, 6 * 2**30, 90, 200)),
+        (QUOTA, "/dev/sda1", Quota(1000 * 1024, 2000 * 1024, 10, None)),
+        (QUOTA, "/dev/sdb1", None),
+        (LFS, "/work", Quota(2**30, 2 * 2**30, 950, 1000)),
+        ("Disk quotas for user u (uid 1000): none\n", "/dev/sda1", None),
+        ("/work some [numbers] are not told at all here", "/work", None),
+    ],
+)
+def test_what_quota_tools_print(text: str, file_system: str, quota: Quota | None) -> None:
+    """`quota -w -p` and `lfs quota -q`; what is not of their form is not known."""
+    assert disk.parse_quota(text, file_system) == quota
+
+
+def test_a_quota_that_is_too_small() -> None:
+    """Bytes and files left, and what is needed."""
+    need = Need(2 * 2**30, 200, "")
+    quota = Quota(5 * 2**30, 6 * 2**30, 90, 200)
+    first, second = disk.over_quota(quota, Path("/home"), "cluster.yaml:3", need)
+    assert "6.0 GiB, 1.0 GiB are left" in first.what and first.expected == "at least 2.0 GiB"
+    assert "200 files, 110 are left" in second.what
+    assert list(disk.over_quota(Quota(0, None, 0, None), Path("/"), "x", need)) == []
+
+
+MODULE = """\
+module() {{
+    case "$1" in
+        --version) echo "{version}" >&2 ;;
+        is-avail) case " $HAS " in *" $2 "*) return 0;; *) return 1;; esac ;;
+        -t) printf '/apps/modules:\\ncuda/12.1.0\\ncuda/12.4.1(default)\\n' >&2 ;;
+        load) [ "$2" = external ] && HAS="$HAS cuda/12.4.1" ;;
+        purge) HAS="external" ;;
+    esac
+}}
+HAS="external"
+"""
+LMOD, MODULES, OLD = (
+    "Modules based on Lua: Version 8.7",
+    "Modules Release 5.3.1",
+    "VERSION=3.2.10",
+)
+
+
+def missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: list[str], version: str = LMOD
+) -> list[str]:
+    """What is said of these setup lines on a login node with this `module`."""
+    profile_file = tmp_path / "profile"
+    profile_file.write_text(MODULE.format(version=version))
+    head = modules.HEAD.replace("/etc/profile", str(profile_file))
+    monkeypatch.setattr(modules, "HEAD", head)
+    profile = make_profile(tmp_path, backend="slurm", setup=setup)
+    return modules.missing_modules(profile, dict(os.environ))
+
+
+@pytest.mark.parametrize("version", [LMOD, MODULES])
+def test_a_module_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """The setup line and the near one; one that another module brings into sight is there."""
+    setup = ["module purge", "module load external", "module load cuda/12.4.1 cuda/12.4.2"]
+    (line,) = missing(tmp_path, monkeypatch, setup, version)
+    assert "no module `cuda/12.4.2`" in line and line.endswith("did you mean `cuda/12.4.1`?")
+    assert line.startswith("cluster.yaml:") or "/cluster.yaml:" in line.split()[0]
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        [],
+        ["module load external"],
+        ["source env.sh", "module load nope"],
+        ["module load $MODULES"],
+        ["[ -d /x ] && module load nope"],
+    ],
+)
+def test_modules_that_are_there_or_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: list[str]
+) -> None:
+    """After another line than one of modules, what there is to load is not known here."""
+    assert missing(tmp_path, monkeypatch, setup) == []
+
+
+def test_a_module_command_that_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old one has no `is-avail`: nothing is said."""
+    assert missing(tmp_path, monkeypatch, ["module load nope"], OLD) == []

@@ -1,0 +1,120 @@
+"""How a run starts: usage errors all at once, in the dry run, too; a silent scheduler; findings
+before anything is submitted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import preflight
+from pytest_clustersmoke.findings import Evidence, Finding
+from pytest_clustersmoke.phase import Phase
+from pytest_clustersmoke.preflight import check
+from pytest_clustersmoke.preflight.check import Checked
+from pytest_clustersmoke.rundir import RunDir, read_json
+from pytest_clustersmoke.session import Progress, Session
+from pytest_clustersmoke.telemetry import read_events
+
+from ..evidence import make_phase, make_profile
+from ..fakes.backend import FakeBackend
+from ..harness import Suite
+
+
+def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
+    """DeepSpeed's arithmetic beside a wrong marker: one refusal, also in a dry run."""
+    suite.path.joinpath("ds.json").write_text(
+        '{"train_batch_size": 7,\n "train_micro_batch_size_per_gpu": 2}'
+    )
+    script = suite.path / "train.py"
+    script.write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
+    suite.phase(script="train.py", args={"deepspeed": "ds.json"}, gpus_per_node=2)
+    suite.phase("bad", nodes=0)
+    for words in ((), ("--cluster-dry-run",)):
+        told = suite.refused(*words)
+        assert len(told) == 2
+        assert "test_bad.py:3: nodes=0" in told[0]
+        assert told[1].startswith("ds.json:1: train_batch_size 7 of phase `small` cannot be")
+
+
+def test_too_little_room_is_a_usage_error(suite: Suite) -> None:
+    """A phase that says what it writes is not submitted where that does not fit."""
+    suite.cluster(phases={"small": {"writes_gib": 1e9}})
+    suite.phase()
+    (line,) = suite.refused()
+    assert "small 1e+09 GiB (`writes_gib`)" in line and line.startswith("cluster.yaml:5: ")
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Slurm's commands never answer."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    for name in ("sbatch", "scontrol", "squeue", "scancel", "sacctmgr"):
+        (bin / name).write_text("#!/bin/sh\nexec sleep 60\n")
+        (bin / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+
+
+def test_a_silent_scheduler_does_not_hang_the_start(
+    tmp_path: Path, silent: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each question has its time; what was not answered is said, nothing is found, and no phase
+    is asked about once sbatch has been silent."""
+    monkeypatch.setattr(check, "ANSWER_S", 0.4)
+    profile = make_profile(tmp_path, backend="slurm", phases={"a": None, "b": None, "c": None})
+    start = preflight.prepare(profile, "20260101-000000-abcdef", silent)
+    assert start.check is not None
+    begun = time.monotonic()
+    checked = start.check([make_phase(profile, name) for name in "abc"], start.run)
+    assert time.monotonic() - begun < 10
+    assert not checked.findings and not checked.starts
+    assert all(line.startswith("not checked: ") for line in checked.lines)
+    told = "\n".join(checked.lines)
+    for words in ("show partition: no answer", "a: sbatch --test-only gave no", "of b: Slurm is"):
+        assert words in told
+
+
+def test_without_slurm_nobody_is_asked(tmp_path: Path) -> None:
+    """Virtual nodes of this machine have no scheduler."""
+    start = preflight.prepare(make_profile(tmp_path), "20260101-000000-abcdef", os.environ)
+    assert start.check is None
+
+
+@pytest.mark.parametrize(
+    ("identity", "outcome"),
+    [("nodes-unavailable", "cluster_failed"), ("too-many-nodes", "never_ran")],
+)
+def test_phases_that_cannot_run_are_told_and_never_submitted(
+    tmp_path: Path, identity: str, outcome: str
+) -> None:
+    """Their findings stand in their results before the others are submitted; nodes that take no
+    jobs are the cluster's failure."""
+    backend = FakeBackend()
+    profile = make_profile(tmp_path, phases={"a": None, "b": None}, limits={"poll_s": 0.05})
+    evidence = (Evidence("cluster.yaml", 7, "nodes: 9"),)
+    finding = Finding(identity, "too few", "fewer", evidence=evidence, hosts=("n1",))
+
+    def ask(phases: Iterable[Phase], run: RunDir) -> Checked:
+        assert [one.name for one in phases] == ["a", "b"] and not backend.calls
+        return Checked({"a": [finding]}, {"b": 7.0}, ("look at n1",))
+
+    run = RunDir(tmp_path / "run1")
+    run.root.mkdir()
+    phases = [make_phase(profile, name) for name in "ab"]
+    session = Session(run, profile, phases, backend, ask)
+    told: list[Progress] = []
+    session.start()
+    session.wait("a", told.append)
+    result = read_json(run.phase("a").result) or {}
+    assert (result["outcome"], result["reason"]) == (outcome, "too few")
+    assert result["findings"][0]["id"] == identity and result["findings"][0]["hosts"] == ["n1"]
+    session.close()
+    assert [name for (name,) in backend.named("submit")] in ([], ["b"])
+    assert ("preflight", "look at n1") in [(one.phase, one.text) for one in told]
+    events = [one["event"] for one in read_events(run.journal).records]
+    assert events[:2] == ["refused", "ended"]
+    assert (read_json(run.phase("b").result) or {})["estimated_start"] == 7.0
