@@ -1,60 +1,15 @@
-"""What a node says of itself, beside a driver that is sick or absent."""
+"""What a node says of itself; of its GPUs see test_launch_gpus.py."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
-from pytest_clustersmoke.launch import facts
-
-LINE = "0, NVIDIA H200, GPU-1, 550.54, 143771 MiB, 00000000:18:00.0"
-
-
-@pytest.fixture
-def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """nvidia-smi, for a test to write; whatever it started and noted in `pid` is ended."""
-    path = tmp_path / "nvidia-smi"
-    path.touch(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    yield path
-    noted = tmp_path / "pid"
-    if noted.exists():
-        os.kill(int(noted.read_text()), signal.SIGKILL)
-
-
-def test_gpus_are_listed_by_field(tool: Path) -> None:
-    """Each line of nvidia-smi is a GPU with the fields that were asked for."""
-    tool.write_text(f"#!/bin/sh\necho '{LINE}'\n")
-    (gpu,) = facts.gather(0, "n0")["gpus"]
-    assert gpu["name"] == "NVIDIA H200" and gpu["pci.bus_id"] == "00000000:18:00.0"
-
-
-@pytest.mark.parametrize("text", ["#!/bin/sh\nexit 9\n", "#!/no/such/shell\n"])
-def test_a_tool_that_fails_leaves_gpus_unknown(tool: Path, text: str) -> None:
-    """No driver, or no tool that runs: null, and the other facts as ever."""
-    tool.write_text(text)
-    found = facts.gather(0, "n0")
-    assert found["gpus"] is None and found["packages"]["submitit"]
-
-
-def test_a_tool_that_cannot_be_ended_is_left_behind(
-    tool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that keeps its output open past its time, and past its own KILL, is not waited for."""
-    monkeypatch.setattr(facts, "NVIDIA_SMI_TIMEOUT_S", 0.5)
-    noted = tool.parent / "pid"
-    tool.write_text(
-        f"#!/bin/sh\nsleep 600 &\necho $! > {noted}.new; mv {noted}.new {noted}; wait\n"
-    )
-    assert facts._gpus() is None
-    assert psutil.pid_exists(int(noted.read_text()))
+from pytest_clustersmoke.launch import facts, scratch
 
 
 def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,3 +73,35 @@ def test_interfaces_have_their_addresses() -> None:
     """Loopback has an IPv4 address, and a list of the others, empty where there are none."""
     loopback = facts.gather(0, "n0")["interfaces"]["lo"]
     assert loopback["ipv4"] == ["127.0.0.1"] and isinstance(loopback["ipv6"], list)
+
+
+def test_limits_and_shared_memory_are_told() -> None:
+    """Sizes in bytes, of the whole and of what is free; null is no limit."""
+    found = facts.gather(0, "n0")
+    assert 0 <= found["dev_shm_free_bytes"] <= found["dev_shm_bytes"]
+    assert found["may_lock_memory"] in (True, False)
+    assert found["open_files_limit"] is None or found["open_files_limit"] > 0
+
+
+def test_the_directory_for_temporary_files_is_written_to(tmp_path: Path) -> None:
+    """A directory that takes a file is well, and nothing is left in it."""
+    found = scratch.directories({"TMPDIR": str(tmp_path)})
+    assert found["tmp"]["error"] is None and found["tmp"]["free_bytes"] > 0
+    assert found["build_directory"] is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_for_temporary_files_that_is_not_there(tmp_path: Path) -> None:
+    """It is told with the system's words, and what is taken in its place."""
+    found = scratch.directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
+    assert found["error"] == "No such file or directory"
+    assert found["instead"] in scratch.FALLBACKS
+
+
+def test_a_build_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
+    """One that can still be made is well; one below a file is not, and both are left alone."""
+    (tmp_path / "file").touch()
+    for name, well in (("a/b", True), ("file/b", False)):
+        path = str(tmp_path / name)
+        build = scratch.directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
+        assert (build["error"] is None) is well
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

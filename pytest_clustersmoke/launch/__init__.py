@@ -1,11 +1,14 @@
 """On the node: environment, facts, rendezvous, torchrun, the watch over its ranks.
 
 run_node       what submitit ships: one call a node, plain data in and out
-facts.py       what the node is, without importing torch
+facts.py       what the node is, without importing torch; gpus.py, scratch.py: parts of it
+checks/        what facts of nodes say against running there; preflight.py: and so ends the job
 flag.py        the flag that ends a phase on every node
-rendezvous.py  the nodes see each other; node 0 publishes an address and a free port
+rendezvous.py  the nodes see each other; node 0 publishes an address and a port
+reach.py       every node connects to it there, before torchrun does; lookup.py: nodes' names
 torchrun.py    torchrun's command line and the environment of its ranks
-supervise.py   torchrun from start to end; dumps of its ranks before they are ended
+supervise.py   torchrun from start to end
+dumps.py       stacks and flight recorders of its ranks before they are ended
 progress.py    what each rank says; a rank that dies, fails or stands still
 processes.py   process trees, ended by pid and start time
 """
@@ -85,7 +88,7 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     except Aborted as abort:
         result.ended({"ok": False, "reason": "aborted", "why": str(abort)})
     except NodeFailed as error:
-        result.ended({"ok": False, "reason": "node", "why": str(error)})
+        result.ended({"ok": False, "why": str(error), **_reason(error)})
     except Exception as error:  # whatever it was, the controller must read it, and others must end
         result.ended({"ok": False, "reason": "launcher", "why": f"{type(error).__name__}: {error}"})
     finally:
@@ -130,19 +133,35 @@ class _Result:
 
 
 def _run(job: NodeJob, events: EventWriter) -> dict[str, Any]:
-    from . import facts, rendezvous, supervise, torchrun
+    from . import facts, preflight, rendezvous, supervise, torchrun
 
     spec = job.spec
     torchrun.apply_environment(spec["env_set"], spec["env_unset"])
-    write_json(job.dir.node_facts(job.node_rank), facts.gather(job.node_rank, job.node_name))
+    own = facts.gather(job.node_rank, job.node_name, spec["device"])
+    write_json(job.dir.node_facts(job.node_rank), own)
     events.write("facts")
-    meeting = rendezvous.meet(job, limit_s=float(spec["stage_limits_s"]["init"]))
+    deadline = time.monotonic() + float(spec["stage_limits_s"]["init"])
+    known = rendezvous.facts_of_all(job, deadline)
+    preflight.judge(job, known)
+    meeting = rendezvous.meet(job, known, deadline)
     events.write(
         "rendezvous", address=meeting.address, port=meeting.port, one_host=meeting.one_host
     )
     command = torchrun.command(job, meeting)
     environment = torchrun.rank_environment(job, meeting)
     return supervise.run(job, command, environment, events)
+
+
+def _reason(error: NodeFailed) -> dict[str, Any]:
+    """Why a node failed, as its result has it."""
+    from .preflight import PreflightFailed
+    from .rendezvous import NotSeen
+
+    if isinstance(error, PreflightFailed):
+        return {"reason": "preflight", "checks": [one.as_dict() for one in error.checks]}
+    if isinstance(error, NotSeen):
+        return {"reason": "unseen", "nodes": error.nodes}
+    return {"reason": "node"}
 
 
 def _claim(job: NodeJob) -> None:

@@ -13,7 +13,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from importlib import metadata
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..environment.names import of_families
+from . import gpus, scratch
 
 PACKAGES = (
     "pytest-clustersmoke",
@@ -36,15 +36,19 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-GPU_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total", "pci.bus_id")
-NVIDIA_SMI_TIMEOUT_S = 20
 # NCCL's own configuration file for the whole node; of its users' only so much is read.
 NCCL_CONF = "/etc/nccl.conf"
 MAX_CONF_BYTES = 64 * 2**10
+DEV_SHM = "/dev/shm"
+# linux/capability.h: with it the limit on locked memory does not count.
+CAP_IPC_LOCK = 14
 
 
-def gather(node_rank: int, node_name: str) -> dict[str, Any]:
-    """The facts of this node as plain data; sizes in bytes, times in seconds."""
+def gather(node_rank: int, node_name: str, device: str = "auto") -> dict[str, Any]:
+    """The facts of this node as plain data; sizes in bytes, times in seconds.
+
+    `device` is what the ranks train on: the health of GPUs is not asked for where none is used.
+    """
     return {
         "node_rank": node_rank,
         "node": node_name,
@@ -57,8 +61,7 @@ def gather(node_rank: int, node_name: str) -> dict[str, Any]:
         "python_executable": sys.executable,
         "packages": _packages(),
         "torch_cuda": _torch_build(),
-        "gpus": _gpus(),
-        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        **gpus.ask(health=device != "cpu"),
         "interfaces": _interfaces(),
         "rdma_ports": _rdma_ports(),
         # What the ranks inherit; the launcher's own (NCCL_DEBUG_FILE and the like) come on top.
@@ -67,9 +70,11 @@ def gather(node_rank: int, node_name: str) -> dict[str, Any]:
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "dev_shm_bytes": _capacity("/dev/shm"),
+        **_dev_shm(),
         "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "may_lock_memory": _may_lock_memory(),
         "open_files_limit": _limit(resource.RLIMIT_NOFILE),
+        **scratch.directories(os.environ),
     }
 
 
@@ -91,36 +96,6 @@ def _torch_build() -> str | None:
     except (metadata.PackageNotFoundError, OSError):
         return None
     return found.group(1) if found else None
-
-
-def _gpus() -> list[dict[str, str]] | None:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    listing = _output([tool, f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"])
-    if listing is None:
-        return None
-    rows = [line.split(",") for line in listing.splitlines() if line.strip()]
-    return [dict(zip(GPU_FIELDS, (cell.strip() for cell in row), strict=False)) for row in rows]
-
-
-def _output(command: list[str]) -> str | None:
-    """What a command says; None where it fails or is not done in time.
-
-    A tool of a sick driver can sleep so that no signal ends it: it is killed, but not waited for.
-    """
-    try:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace"
-        )
-    except OSError:
-        return None
-    try:
-        output, _ = process.communicate(timeout=NVIDIA_SMI_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None
-    return output if process.returncode == 0 else None
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
@@ -192,11 +167,19 @@ def _link(path: str) -> str | None:
         return None
 
 
-def _capacity(path: str) -> int | None:
+def _dev_shm() -> dict[str, int | None]:
     try:
-        return shutil.disk_usage(path).total
+        usage = shutil.disk_usage(DEV_SHM)
     except OSError:
-        return None
+        return {"dev_shm_bytes": None, "dev_shm_free_bytes": None}
+    return {"dev_shm_bytes": usage.total, "dev_shm_free_bytes": usage.free}
+
+
+def _may_lock_memory() -> bool | None:
+    """Whether this process may lock memory whatever the limit is."""
+    status = _text("/proc/self/status") or ""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.M)
+    return bool(int(found.group(1), 16) >> CAP_IPC_LOCK & 1) if found else None
 
 
 def _limit(kind: int) -> int | None:

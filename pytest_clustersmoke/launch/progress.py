@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +62,7 @@ class RankWatch:
         now = time.monotonic()
         self._timeout_at = now + float(job.spec["timeout_s"])
         self._ranks = [_Rank(rank, moved=now) for rank in job.ranks]
+        self._ends = _Ends()
 
     def read(self) -> None:
         for rank in self._ranks:
@@ -144,6 +149,19 @@ class RankWatch:
         key = ("train_step" if rank.step else "first_step") if rank.stage == "train" else rank.stage
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until a rank's process ends."""
+        self._ends.wait(
+            seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.gone_since]
+        )
+
+    def close(self) -> None:
+        self._ends.close()
+
+    def someone_is_gone(self) -> bool:
+        """Whether a rank's process has ended that has not said it was done."""
+        return any(rank.gone_since and not rank.done for rank in self._ranks)
+
     def live(self) -> list[tuple[int, int, float]]:
         """(rank, pid, start time) of every local rank whose process runs."""
         return [
@@ -152,12 +170,13 @@ class RankWatch:
             if rank.pid and processes.alive(rank.pid, rank.pid_started)
         ]
 
-    def states(self) -> list[dict[str, Any]]:
+    def states(self, ended_by_us: Iterable[int] = ()) -> list[dict[str, Any]]:
         """Each rank as it is now: for the diagnosis, which looks at all nodes at once.
 
-        Where a rank has ended, torchrun ends the others within half a second: they count as alive.
+        Where a rank has ended, torchrun ends the others within half a second: they count as alive,
+        as do those that were `ended_by_us`.
         """
-        live = {rank for rank, _, _ in self.live()}
+        live = {rank for rank, _, _ in self.live()} | set(ended_by_us)
         ends = [rank.gone_since for rank in self._ranks if rank.gone_since and not rank.done]
         first = min(ends, default=0.0)
         return [
@@ -176,6 +195,34 @@ class RankWatch:
 
     def unfinished(self) -> list[int]:
         return [rank.rank for rank in self._ranks if not rank.done]
+
+
+class _Ends:
+    """The ends of processes, told by the kernel at once: torchrun, which then ends the other ranks,
+    looks twice a second. Where the kernel has no such thing (before 5.3) they are seen late."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._known: dict[int, int] = {}  # pid -> its descriptor; below 0 where there is none
+
+    def wait(self, seconds: float, pids: list[int]) -> None:
+        for pid in set(pids) - self._known.keys():
+            self._known[pid] = -1
+            with contextlib.suppress(OSError, AttributeError):
+                self._known[pid] = os.pidfd_open(pid)
+                self._poll.register(self._known[pid], select.POLLIN)
+        ended = {descriptor for descriptor, _ in self._poll.poll(seconds * 1000)}
+        for pid, descriptor in list(self._known.items()):
+            if descriptor in ended:
+                self._poll.unregister(descriptor)
+                os.close(descriptor)
+                self._known[pid] = -1
+
+    def close(self) -> None:
+        for descriptor in self._known.values():
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._known.clear()
 
 
 def _take(rank: _Rank, record: dict[str, Any]) -> None:

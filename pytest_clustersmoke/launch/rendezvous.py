@@ -5,53 +5,166 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..rundir import read_json, write_json
+from . import checks
 from .flag import Aborted, NodeFailed, visible
+from .lookup import Lookup
+from .preflight import refuse
+from .reach import CONNECT_S, Door, Unreachable, Visit
 
 if TYPE_CHECKING:
     from . import NodeJob
 
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
+# A node that cannot reach node 0 gives the others time to say the same.
+OTHERS_S = CONNECT_S + 2.0
+FLAG_S = 5.0
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where torchrun's agents meet. `one_host`: all nodes are virtual, on one network stack."""
+    """Where torchrun's agents meet. `one_host`: all nodes are virtual, on one network stack.
+
+    `hold` keeps node 0's port from being given to anybody by chance, for as long as it lives.
+    """
 
     address: str
     port: int
     one_host: bool
+    hold: socket.socket | None = field(default=None, compare=False, repr=False)
 
 
-def meet(job: NodeJob, limit_s: float) -> Meeting:
-    """Wait until every node's facts are visible here; node 0 publishes the address and a port.
+class NotSeen(NodeFailed):
+    """Files of other nodes never came to be seen here; `nodes` are the ranks of these nodes."""
 
-    Raises NodeFailed naming the nodes that were not seen within `limit_s` seconds: either they did
-    not start, or the shared directory does not show their files to this node.
+    def __init__(self, text: str, nodes: list[int]) -> None:
+        super().__init__(text)
+        self.nodes = nodes
+
+
+def facts_of_all(job: NodeJob, deadline: float) -> list[dict[str, Any]]:
+    """The facts of all nodes, by rank, once they can be read here.
+
+    Raises NotSeen for the nodes whose facts cannot by `deadline`: they did not start, or the
+    shared directory does not show their files to this node.
+    """
+    paths = {job.dir.node_facts(node): node for node in range(job.nodes)}
+    return _wait(job, paths, deadline, "the facts of the other nodes")
+
+
+def meet(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meeting:
+    """Node 0 publishes an address and a port, and every other node connects to it there.
+
+    Raises PreflightFailed where a node cannot, and NotSeen where node 0's word is not seen.
     """
     if job.nodes == 1:
         return Meeting(LOOPBACK, 0, True)
-    deadline = time.monotonic() + limit_s
-    paths = [job.dir.node_facts(node) for node in range(job.nodes)]
-    facts = _wait(job, paths, deadline, "the facts of the other nodes")
-    path = job.dir.rendezvous
+    nodes = checks.nodes_of(facts)
+    lookup = None if _on_one_host(facts) else Lookup(node.name for node in nodes)
     if job.node_rank == 0:
-        one_host = _on_one_host(facts)
-        address = LOOPBACK if one_host else _own_address(job.node_name, facts[0])
-        write_json(path, {"address": address, "port": free_port(address), "one_host": one_host})
-    (published,) = _wait(job, [path], deadline, "node 0's rendezvous file")
+        return _receive(job, facts, lookup, deadline)
+    return _go_to(job, facts, lookup, deadline)
+
+
+def _receive(
+    job: NodeJob, facts: list[dict[str, Any]], lookup: Lookup | None, deadline: float
+) -> Meeting:
+    """Node 0's part."""
+    address = LOOPBACK if lookup is None else _own_address(job.node_name, facts[0])
+    door = Door(address, backlog=job.nodes)
+    meeting = Meeting(address, door.port, lookup is None, door.hold)
+    published = {"address": address, "port": door.port, "one_host": meeting.one_host}
+    write_json(job.dir.rendezvous, {**published, "token": door.token})
+    others = range(1, job.nodes)
+
+    patience: list[float] = []
+
+    def given_up() -> Collection[int]:
+        said = _said(job)
+        gone = {node for node in others if (said[node] or {}).get("ok") is False}
+        if not gone:
+            _look_at_flag(job)
+            return ()
+        patience.append(time.monotonic() + OTHERS_S)  # since the first; then for nobody any more
+        return gone if time.monotonic() < patience[0] else others
+
+    missing = door.admit(others, deadline, given_up)
+    _say(job, lookup)
+    if missing:
+        refuse(checks.meeting.checks(facts, _said(job)), facts)
+        names = {node.rank: node.name for node in checks.nodes_of(facts)}
+        silent = checks.listed(names.get(node, f"node {node}") for node in sorted(missing))
+        raise NodeFailed(f"{silent} never came to {address}:{door.port}, and left no word")
+    return meeting
+
+
+def _go_to(
+    job: NodeJob, facts: list[dict[str, Any]], lookup: Lookup | None, deadline: float
+) -> Meeting:
+    """The part of every other node."""
+    path = job.dir.rendezvous
+    (published,) = _wait(job, {path: 0}, deadline, "node 0's rendezvous file")
     match published:
-        case {"address": str(address), "port": int(port), "one_host": bool(one_host)}:
-            return Meeting(address, port, one_host)
-    raise NodeFailed(
-        f"{path} was expected to hold node 0's address, port and one_host; it holds {published}: "
-        "do all nodes run the same version of pytest-clustersmoke?"
-    )
+        case {
+            "address": str(address),
+            "port": int(port),
+            "one_host": bool(one_host),
+            "token": str(token),
+        }:
+            meeting = Meeting(address, port, one_host)
+        case _:
+            raise NodeFailed(
+                f"{path} was expected to hold node 0's address, port, token and one_host; it holds "
+                f"{published}: do all nodes run the same version of pytest-clustersmoke?"
+            )
+    try:
+        visit = Visit(address, port, token, job.node_rank)
+    except Unreachable as error:
+        _say(job, lookup, ok=False, address=address, port=port, error=str(error))
+        _await_others(job)
+        refuse(checks.meeting.checks(facts, _said(job)), facts)
+        raise NodeFailed(str(error)) from error
+    _say(job, lookup, clock={"offset_s": visit.offset_s, "error_s": visit.error_s})
+    if visit.wait(deadline, lambda: _look_at_flag(job)):
+        return meeting
+    end = time.monotonic() + FLAG_S
+    while time.monotonic() < end:
+        _look_at_flag(job)
+        time.sleep(POLL_S)
+    raise NodeFailed(f"node 0 ended the meeting at {address}:{port} and did not say why")
+
+
+def _say(job: NodeJob, lookup: Lookup | None, ok: bool = True, **found: Any) -> None:
+    """Write down what this node found of the others."""
+    names = lookup.found() if lookup else {}
+    write_json(job.dir.node_meeting(job.node_rank), {"ok": ok, "names": names, **found})
+
+
+def _said(job: NodeJob) -> list[dict[str, Any] | None]:
+    """What each node wrote of the meeting, as far as it can be read here."""
+    paths = [job.dir.node_meeting(node) for node in range(job.nodes)]
+    return [read_json(path) if visible(path) else None for path in paths]
+
+
+def _await_others(job: NodeJob) -> None:
+    """The scheduler ends all nodes once one fails; so let the others say first whether they got
+    through."""
+    deadline = time.monotonic() + OTHERS_S
+    others = [node for node in range(1, job.nodes) if node != job.node_rank]
+    while others and time.monotonic() < deadline and not visible(job.dir.abort):
+        others = [node for node in others if not visible(job.dir.node_meeting(node))]
+        time.sleep(POLL_S)
+
+
+def _look_at_flag(job: NodeJob) -> None:
+    if visible(job.dir.abort):
+        raise Aborted(read_json(job.dir.abort) or {})
 
 
 def _on_one_host(facts: list[dict[str, Any]]) -> bool:
@@ -60,18 +173,20 @@ def _on_one_host(facts: list[dict[str, Any]]) -> bool:
     return None not in stacks[0] and all(stack == stacks[0] for stack in stacks)
 
 
-def _wait(job: NodeJob, paths: list[Path], deadline: float, what: str) -> list[dict[str, Any]]:
-    """What these files hold, once all can be read here: one may be visible before its content is,
-    or go stale between the two looks."""
+def _wait(
+    job: NodeJob, paths: Mapping[Path, int], deadline: float, what: str
+) -> list[dict[str, Any]]:
+    """What these files of nodes hold, once all can be read here: one may be visible before its
+    content is, or go stale between the two looks."""
     found: dict[Path, dict[str, Any]] = {}
-    while missing := _unread(paths, found):
-        if visible(job.dir.abort):
-            raise Aborted(read_json(job.dir.abort) or {})
+    while missing := _unread(list(paths), found):
+        _look_at_flag(job)
         if time.monotonic() > deadline:
             names = ", ".join(str(path.relative_to(job.dir.root)) for path in missing)
-            raise NodeFailed(
+            raise NotSeen(
                 f"{job.node_name} ({socket.gethostname()}) waited for {what} and never could read "
-                f"{names}: those nodes did not start, or {job.dir.root} is not shared with them"
+                f"{names}: those nodes did not start, or {job.dir.root} is not shared with them",
+                [paths[path] for path in missing],
             )
         time.sleep(POLL_S)
     return [found[path] for path in paths]
@@ -107,10 +222,3 @@ def _own_address(node_name: str, facts: dict[str, Any]) -> str:
     up = [entry["ipv4"][0] for entry in interfaces.values() if entry["up"] and entry["ipv4"]]
     outward = [address for address in up if not address.startswith("127.")]
     return str(outward[0]) if outward else LOOPBACK
-
-
-def free_port(address: str) -> int:
-    """A TCP port nothing listens on at `address` at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

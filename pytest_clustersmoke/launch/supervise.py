@@ -12,14 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ..rundir import PhaseDir, read_json
+from ..rundir import read_json
 from ..telemetry import EventWriter
-from . import processes
+from . import dumps, processes
 from .flag import raise_abort, visible
 from .progress import RankWatch, Trouble
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 FLAG_POLL_S = 0.5  # every node sees the flag within a second; the file system is shared, so no more
-OWN_DUMPS_S = 4.0  # a stack takes milliseconds; a flight recorder of 2,000 entries a second or two
 # From TERM to KILL. Where torchrun still lives, the phase is cut short: the dumps are taken, and a
 # controller that cancels waits for little longer than this. What outlived torchrun gets more.
 CUT_SHORT_GRACE_S = 0.2
@@ -63,11 +61,14 @@ def run(
             if result["reason"] != "aborted":
                 raise_abort(job, result["reason"], result["why"], result["rank"])
             with _held(agent):
-                _dump(job, watch, events)
+                taken = dumps.take(job, watch, agent.pid)
+                job.dir.dumped(job.node_rank).touch()
+            events.write("dumped", **taken)
             watch.read()
-            events.write("ranks", states=watch.states())
+            events.write("ranks", states=watch.states(ended_by_us=taken["aborted"]))
     finally:
         _end(agent, watch, others)
+        watch.close()
     if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
@@ -76,11 +77,15 @@ def run(
 
 def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
     """Follow the ranks until torchrun ends (None) or something is wrong."""
-    next_flag = 0.0
+    next_flag, held = 0.0, False
     while True:
         returncode = agent.poll()
         watch.read()
         trouble = watch.trouble()
+        if held != watch.someone_is_gone():
+            # Before torchrun sees so, too, and ends the others, whose dumps are still to be taken.
+            held = not held
+            agent.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if trouble is not None:
             return trouble
         if returncode is not None:
@@ -91,7 +96,7 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
             if visible(job.dir.abort):
                 flag = read_json(job.dir.abort) or {}
                 return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
-        time.sleep(TICK_S)
+        watch.wait(TICK_S)
 
 
 def _judge(
@@ -112,40 +117,12 @@ def _judge(
 
 @contextlib.contextmanager
 def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop torchrun meanwhile: where a rank has died it is about to end the others, whose dumps are
-    still to be taken."""
+    """Stop torchrun while the dumps are taken: it would end the ranks where one has failed."""
     agent.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
         agent.send_signal(signal.SIGCONT)
-
-
-def _dump(job: NodeJob, watch: RankWatch, events: EventWriter) -> None:
-    """Ask every live rank for its stacks and flight recorder, and wait until they are written."""
-    asked = watch.live()
-    for _, pid, started in asked:
-        processes.send(pid, started, signal.SIGUSR1)
-    deadline = time.monotonic() + OWN_DUMPS_S
-    waiting = {rank for rank, _, _ in asked}
-    while waiting and time.monotonic() < deadline:
-        alive = {rank for rank, _, _ in watch.live()}  # a rank that fails is on its way out
-        waiting = {rank for rank in waiting & alive if not _dumped(job.dir, rank)}
-        time.sleep(TICK_S / 2)
-    job.dir.dumped(job.node_rank).touch()
-    incomplete = [rank for rank, _, _ in asked if not _dumped(job.dir, rank)]
-    events.write("dumped", ranks=[rank for rank, _, _ in asked], incomplete=incomplete)
-
-
-def _dumped(phase: PhaseDir, rank: int) -> bool:
-    return _has_content(phase.rank_stack(rank)) and phase.rank_flight_recorder(rank).exists()
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def _await_other_dumps(job: NodeJob, limit_s: float) -> None:

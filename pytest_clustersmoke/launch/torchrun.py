@@ -21,7 +21,9 @@ MONITOR_INTERVAL_S = 0.5
 # What a login shell or a set-up line may have left, and must not reach the ranks: a build directory
 # shared with others can hold a stale lock, at which a compile waits for ever; NCCL's choice of
 # subsystems can hide the connections that criteria judge.
-NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS")
+# The fault that ranks stage is set from the job's spec alone.
+FAULT = "CLUSTERSMOKE_FAULT"
+NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
 # Levels of NCCL_DEBUG from which the transports can be read; NCCL takes them in any case.
 TELLING_LEVELS = ("INFO", "TRACE")
 
@@ -128,8 +130,10 @@ def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
     if meeting.one_host and job.spec["device"] != "cuda":
         # Virtual nodes of one machine: nothing may listen beyond loopback.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", FAULT):
         env.pop(name, None)
+    if fault := job.spec.get("fault"):  # staged by --cluster-prove; never inherited
+        env[FAULT] = fault["name"]
     if job.spec.get("nccl_hostid"):
         env["NCCL_HOSTID"] = f"{job.spec['run_id']}-{job.node_rank}"
     return env
