@@ -1,6 +1,8 @@
 """LoRA fine-tuning of Mistral-7B under Trainer and DDP, on one node and on two (Nebius H100 DDP
 smoke tests)."""
 
+from typing import Any, ClassVar
+
 import pytest
 
 from pytest_clustersmoke.criteria import TalkedBetweenNodes, TalkedInsideNodes, Trained
@@ -14,10 +16,20 @@ SIZES = {
     "max_steps": 10,
     "micro_batch": 1,
 }
+# For faults that are staged on purpose: a model of random weights, and data that ship.
+SMALL = {
+    "model": "tiny",
+    "dataset": "shipped",
+    "subset_size": 64,
+    "seq_len": 64,
+    "learning_rate": 0.005,
+}
 
 
 class FineTuned(Trained, TalkedInsideNodes):
     """What holds of a LoRA phase beyond what holds of any training."""
+
+    proof_args: ClassVar[dict[str, Any]] = SMALL
 
     def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
         assert phase.fact("wrapper") == "DistributedDataParallel"

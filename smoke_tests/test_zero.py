@@ -1,6 +1,8 @@
 """DeepSpeed ZeRO-1 on two GPUs of a node, and on eight of four nodes (Gilbreth HPC Training Guide,
 sections 7 and 8)."""
 
+from typing import Any, ClassVar
+
 import pytest
 
 from pytest_clustersmoke.criteria import TalkedBetweenNodes, TalkedInsideNodes, Trained
@@ -13,12 +15,23 @@ SIZES = {
     "stage": 1,
     "bucket_size": 500_000_000,
 }
+# For faults that are staged on purpose: sizes that train in seconds anywhere.
+SMALL = {
+    "hidden_size": 128,
+    "layers": 2,
+    "micro_batch": 8,
+    "steps": 30,
+    "learning_rate": 0.001,
+    "bucket_size": 1_000_000,
+}
 # Beside the bytes that the parameters demand a file holds names, shapes and padding.
 SLACK = 1.25
 
 
 class TrainedWithZero(Trained, TalkedInsideNodes):
     """What holds of a ZeRO phase beyond what holds of any training."""
+
+    proof_args: ClassVar[dict[str, Any]] = SMALL
 
     def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseResult) -> None:
         assert phase.fact("engine") == "DeepSpeedEngine"

@@ -72,6 +72,7 @@ def main() -> None:
         for step in rank.steps(args.steps, samples_per_rank=args.batch_size):
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(step.index)
+            step.local_done()
             loss.backward()
             optimizer.step()
             step.record(loss=loss)

@@ -11,6 +11,7 @@ import argparse
 import copy
 import gc
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -117,12 +118,13 @@ def train(args: argparse.Namespace, rank: Rank, engine: Any) -> None:
         inputs, targets = data.batch(index)  # bf16, as the model
         return nn.functional.mse_loss(network(inputs).float(), targets.float())
 
-    def gradients(index: int) -> torch.Tensor:
+    def gradients(index: int, local_done: Callable[[], None] = lambda: None) -> torch.Tensor:
         """Everything of one update but its last step: `accumulation` micro batches."""
         for micro in range(args.accumulation):
             if micro:
                 engine.step()  # between micro batches it only counts
             loss = loss_of(engine, index)
+            local_done()  # the backward pass waits for the other ranks
             engine.backward(loss)
         return loss
 
@@ -136,7 +138,7 @@ def train(args: argparse.Namespace, rank: Rank, engine: Any) -> None:
     engine.step()  # DeepSpeed has no other way to be rid of the gradients
 
     for step in rank.steps(args.steps, samples_per_rank=args.micro_batch * args.accumulation):
-        loss = gradients(step.index)
+        loss = gradients(step.index, step.local_done)
         engine.step()
         step.record(loss=loss)
 

@@ -34,7 +34,7 @@ def publish(suite: Suite, record: dict[str, Any]) -> None:
         if suite.tally.outcomes.get(name) == "passed":
             shutil.rmtree(suite.run.phase(name).output, ignore_errors=True)
     shutil.copyfile(suite.run.journal, target / "journal.jsonl")
-    _point(suite.report_dir / "latest", target.name)
+    _point(suite.report_dir / suite.latest, target.name)
     keep = suite.profile.limits.keep_runs
     _prune(suite.report_dir, keep)
     _prune(suite.profile.shared_dir, keep)

@@ -2,42 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .. import clean
 from ..environment import Remark, grouped, lines
 from ..references import show
-from ..verdict import FIT, UNFIT
+from ..verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
+from . import proof
 
 if TYPE_CHECKING:
     from ..result import PhaseResult
 
 COLUMNS = ("phase", "outcome", "nodes", "queue s", "run s", "steps/s", "rate", "GiB", "transport")
 NUMBERS = {"queue s", "run s", "steps/s", "rate", "GiB"}
-MAX_WARNINGS = 10
+MAX_WARNINGS, MAX_ALSO = 10, 16
 
 
 def job_failure(result: PhaseResult) -> str:
     """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
-    lines = [f"phase {result.name}: {result.outcome}: {result.job.get('reason', '')}"]
-    for finding in result.job.get("findings", []):
-        if not finding["primary"]:
-            lines.append(f"also {finding['id']}: {finding['cause']}")
-            continue
-        lines.append("")
-        lines.append(f"finding {finding['id']}: {finding['cause']}")
-        for one in finding["evidence"]:
-            lines.append(f"  {one['file']}:{one['line']}")
-            lines += [f"    {text}" for text in str(one["text"]).splitlines()]
-        lines.append(f"  next: {finding['fix']}")
-    lines.append("")
-    lines.append(f"evidence: {result.directory.root}")
+    reason = clean.line(str(result.job.get("reason", "")))
+    lines = [f"phase {result.name}: {result.outcome}: {reason}"]
+    findings = result.job.get("findings", [])
+    for finding in findings:
+        if finding["primary"]:
+            lines += ["", *_cause(finding)]
+    also = [one for one in findings if not one["primary"]]
+    lines += [f"also {one['id']}: {one['cause']}" for one in also[:MAX_ALSO]]
+    if len(also) > MAX_ALSO:
+        lines.append(f"... and {len(also) - MAX_ALSO} more in report.json")
+    lines += ["", f"evidence: {result.directory.root}"]
     return printable("\n".join(lines))
+
+
+def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
+    """A finding's cause, evidence, what happened around it, and the next step."""
+    yield f"finding {finding['id']}: {finding['cause']}"
+    for one in finding["evidence"]:
+        yield f"  {one['file']}:{one['line']}"
+        yield from (f"    {text}" for text in str(one["text"]).splitlines())
+    timeline = finding.get("detail", {}).get("timeline", [])
+    if len(timeline) > 1:
+        yield "  what happened, in seconds from then:"
+        yield from (f"  {clean.line(str(moment))}" for moment in timeline)
+    yield f"  next: {finding['fix']}"
 
 
 def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None:
     """The table over all phases and the verdict, last. `report` says where the report lies."""
     reporter.section(f"cluster {record['cluster']}, run {record['run_id']}", sep="-")
+    if "proof" in record:
+        for line, bad in proof.lines(record):
+            reporter.write_line(printable(line), red=bad)
+    else:
+        _write_phases(reporter, record)
+    reporter.write_line(report)
+    verdict = record["verdict"]
+    good, bad = verdict in (FIT, PROVEN), verdict in (UNFIT, NOT_PROVEN)
+    colour = "green" if good else "red" if bad else "yellow"
+    reporter.write_line(record["sentence"], bold=True, **{colour: True})
+
+
+def _write_phases(reporter: Any, record: Mapping[str, Any]) -> None:
     rows = [[*COLUMNS, "reference"]] + [_row(phase) for phase in record["phases"]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     for index, row in enumerate(rows):
@@ -51,11 +77,6 @@ def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None
         reporter.write_line(line)
     for line in _warnings(record["phases"]):
         reporter.write_line(printable(line), yellow=True)
-    reporter.write_line(report)
-    verdict = record["verdict"]
-    colour = {"green": verdict == FIT, "red": verdict == UNFIT, "yellow": True}
-    first = next(name for name, wanted in colour.items() if wanted)
-    reporter.write_line(record["sentence"], bold=True, **{first: True})
 
 
 def _warnings(phases: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -112,4 +133,4 @@ def _seconds(value: Any) -> str:
 
 def printable(text: str) -> str:
     """Logs are hostile text: no control character of theirs reaches the terminal."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+    return clean.lines(text)

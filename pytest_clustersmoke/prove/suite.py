@@ -1,0 +1,238 @@
+"""The suite of a session that proves: faults are staged instead of phases run.
+
+Each gate has a job of its own. Where a criterion must go red, the phase's own criteria judge what
+the job left, as they would in a run; and they judge the same small phase with nothing staged, so
+that what is red has its cause in the fault.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from ..faults import FAULTS
+from ..items import JobFailed, PhaseClass, phase_class
+from ..phase import Phase
+from ..rundir import write_json
+from ..suite import Suite
+from .choose import Candidate, alone, best, with_fault
+from .items import GateItem
+from .judge import PROVEN, Alone, Gate, Seen, judge
+from .verdict import Proof
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from ..result import PhaseResult
+
+# A phase on which every rank sleeps as long as it works is at half its speed.
+SLOWER = "-10 %"
+WITH_XDIST = (
+    "--cluster-prove does not run with pytest-xdist (-n, --dist, --tx): one session stages every "
+    "fault, and its jobs overlap as the cluster's `limits` let them; leave -n away"
+)
+
+
+class ProveSuite(Suite):
+    """One session's gates on one cluster."""
+
+    latest = "latest-proof"  # `latest` is what was found of the cluster as it is
+
+    def __init__(self, config: pytest.Config, profile: Profile) -> None:
+        if hasattr(config, "workerinput") or getattr(config.option, "tx", None):
+            raise pytest.UsageError(WITH_XDIST)
+        super().__init__(config, profile)
+        self.tally: Proof = Proof(profile.name)
+        self._chosen: dict[str, Candidate] = {}
+        self._alone: dict[PhaseClass, Alone] = {}
+        self._current = ""  # the staged phase whose criteria run now
+        self._seen: dict[str, dict[str, Seen]] = {}
+
+    # Collection
+
+    def choose(self, items: list[pytest.Item]) -> None:
+        """Of the gates that pytest selected keep one for each fault, in the phase that fits it."""
+        candidates: dict[str, list[Candidate]] = {}
+        for item in items:
+            if isinstance(item, GateItem):
+                candidates.setdefault(item.fault.name, []).append(self._candidate(item))
+        for name, found in candidates.items():
+            chosen = best(FAULTS[name], found, self.profile)
+            if isinstance(chosen, str):
+                self.tally.not_applicable[name] = chosen
+            else:
+                self._chosen[name] = chosen
+        kept = {id(one.item) for one in self._chosen.values()}
+        gone = [item for item in items if id(item) not in kept]
+        self.config.hook.pytest_deselected(items=gone)
+        items[:] = [item for item in items if id(item) in kept]
+        self.tally.planned = [item.fault.name for item in items if isinstance(item, GateItem)]
+
+    def _candidate(self, item: GateItem) -> Candidate:
+        cls = phase_class(item)
+        assert cls is not None
+        return Candidate(
+            item,
+            cls,
+            self.phases[self._names[cls]],
+            frozenset(mark.name for mark in cls.iter_markers()),
+            tuple(one for one in cls.criteria if isinstance(one, pytest.Item)),
+        )
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        absent = [f"{name} is not staged: {why}" for name, why in self.tally.not_applicable.items()]
+        return [f"{len(self._chosen)} gates to prove, each by a staged fault", *absent]
+
+    # The run
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+        chosen = [self._chosen[i.fault.name] for i in session.items if isinstance(i, GateItem)]
+        phases = self._staged_phases(chosen)
+        self.tally.scope(self.config, phases, self.profile)
+        if self.config.getoption("--cluster-dry-run"):
+            self._print_plan(chosen)
+            session.items.clear()
+            return (yield)
+        if chosen and not self._plans_only and not session.testsfailed:
+            self.phases = {phase.name: phase for phase in phases}
+            self.start(phases)
+            self._mark_run()
+        return (yield)
+
+    def _staged_phases(self, chosen: list[Candidate]) -> list[Phase]:
+        """The phases of all jobs, each comparison just before the first fault that needs it."""
+        phases: dict[str, Phase] = {}
+        for one in chosen:
+            fault = one.item.fault
+            made = [alone(one)] if fault.of_criteria else []
+            phases |= {phase.name: phase for phase in [*made, with_fault(fault, one)]}
+        return list(phases.values())
+
+    def _mark_run(self) -> None:
+        assert self.run is not None
+        told = {"schema": 1, "run_id": self.run_id, "cluster": self.profile.name}
+        write_json(self.run.run, {**told, "proof": list(self._chosen)})
+
+    def _print_plan(self, chosen: list[Candidate]) -> None:
+        out = sys.stdout
+        out.write(f"\ncluster {self.profile.name}: nothing is submitted; these would be staged\n")
+        for one in chosen:
+            fault, phase = one.item.fault, one.phase
+            size = f"{phase.nodes.value} x {phase.gpus_per_node.value}"
+            red = ", ".join([*sorted(fault.red), *fault.findings])
+            out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.what} -> {red}\n")
+        for name, why in self.tally.not_applicable.items():
+            out.write(f"{name}: not here: {why}\n")
+        out.flush()
+
+    def result_of(self, item: pytest.Item) -> PhaseResult:
+        """What the gate's own job left; for a criterion, that of the phase it is to judge now."""
+        name = item.staged_name if isinstance(item, GateItem) else self._current
+        if name not in self._results:
+            self.wait(name)
+            from ..result import collect
+
+            assert self.run is not None
+            staged = self.phases[name].staged
+            assert staged is not None
+            # What a cluster expects of the phase holds of the small one, too; references do not.
+            self._results[name] = replace(
+                collect(self.run.phase(name)), expect=self.profile.expect.get(staged.base)
+            )
+        return self._results[name]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[Any]:
+        """Before a gate is judged, its phase's criteria run; they are no results of their own."""
+        if isinstance(item, GateItem) and self.session is not None:
+            result = self.result_of(item)
+            if item.fault.of_criteria and result.outcome == "passed":
+                one = self._chosen[item.fault.name]
+                if one.cls not in self._alone:
+                    self._alone[one.cls] = self._judge_alone(item, one)
+                if item.fault.slower_than_alone and self._alone[one.cls].outcome == "passed":
+                    self._compare_with_alone(item, one)
+                self._seen[item.fault.name] = self._judge(item, one, item.staged_name)
+        return (yield)
+
+    def _judge_alone(self, gate: GateItem, one: Candidate) -> Alone:
+        self._current = alone(one).name
+        result = self.result_of(one.criteria[0])
+        seen = self._judge(gate, one, self._current) if result.outcome == "passed" else {}
+        return Alone(result.outcome, str(result.job.get("reason", "")), seen)
+
+    def _judge(self, gate: GateItem, one: Candidate, name: str) -> dict[str, Seen]:
+        """Every criterion of the phase, over the job of this name."""
+        self._current = name
+        seen = {}
+        for item in one.criteria:
+            item.user_properties.clear()
+            reports = runtestprotocol(item, log=False, nextitem=gate)
+            failed = next((report for report in reports if report.failed), None)
+            if failed is not None:
+                seen[item.name] = Seen("failed", _words(failed))
+            else:
+                skipped = any(report.skipped for report in reports)
+                seen[item.name] = Seen("skipped" if skipped else "passed")
+        self.tally.criteria[name] = {key: value.result for key, value in seen.items()}
+        return seen
+
+    def _compare_with_alone(self, item: GateItem, one: Candidate) -> None:
+        """Give the staged phase what the same phase reached alone as its reference."""
+        from ..cluster import Reference
+
+        self._current = alone(one).name
+        metric = self.result_of(one.criteria[0]).metric("steps_per_s")
+        reference = Reference.model_validate(
+            {
+                "value": metric.value,
+                "lower": SLOWER,
+                "unit": metric.unit,
+                "source": f"{self._current}: the same with nothing staged",
+            }
+        )
+        staged = self.result_of(item)
+        name = item.staged_name
+        self._results[name] = replace(staged, references={"steps_per_s": reference})
+
+    def run_gate(self, item: GateItem) -> None:
+        """Judge the gate, and keep it for the report."""
+        assert self.run is not None
+        result = self.result_of(item)
+        fault, one = item.fault, self._chosen[item.fault.name]
+        seen = self._seen.get(fault.name, {})
+        before = self._alone.get(one.cls) if seen else None
+        gate = judge(fault, one.phase.name, result, seen, before, self.run)
+        self.tally.gates[fault.name] = gate
+        item.user_properties += _properties(gate, result, self.tally.date)
+        if gate.status != PROVEN:
+            raise JobFailed("\n".join([f"gate {gate.fault}: {gate.status}", *gate.reasons]))
+
+    # The end
+
+    def _publish(self, session: pytest.Session) -> None:
+        super()._publish(session)
+        assert self.run is not None
+        for name in self.phases:  # checkpoints of jobs that failed as they had to
+            shutil.rmtree(self.run.phase(name).output, ignore_errors=True)
+
+
+def _words(report: pytest.TestReport) -> str:
+    """The failure's message, without its traceback."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message) if crash is not None else report.longreprtext[-1000:]
+
+
+def _properties(gate: Gate, result: PhaseResult, date: str) -> list[tuple[str, object]]:
+    from ..report.properties import of_phase
+
+    mine = [("fault", gate.fault), ("base_phase", gate.phase), ("gate", gate.status)]
+    return [*mine, ("date", date), ("red", ",".join(gate.red)), *of_phase(result)]

@@ -1,0 +1,49 @@
+"""The fake rank program, which stages `loss-flat` and `rank-raised` where its spec names them.
+
+--deaf     stages nothing, whatever the spec names
+--silent   stages it without a word of it
+--harm     loses a metric, too, which no such fault does
+--leak     stages `loss-flat` where nobody asked for it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import EventWriter
+
+FAKE = Path(__file__).resolve().parents[2] / "fakes" / "train_fake.py"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for flag in ("deaf", "silent", "harm", "leak"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    given, rest = parser.parse_known_args()
+    phase = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+    rank = int(os.environ["RANK"])
+    fault = json.loads(phase.spec.read_text()).get("fault", {"name": ""})["name"]
+    told = os.environ.get("CLUSTERSMOKE_FAULT", "")
+    rest += ["--say", f"told {told!r}"]
+    if given.leak:
+        fault = "loss-flat"
+    if fault and fault != "nothing" and not given.deaf:
+        if not given.silent:
+            events = EventWriter(phase.rank_events(rank))
+            events.write("staged", name=fault)
+            events.close()
+        rest += {"loss-flat": ["--loss", "rises"], "rank-raised": ["--fail"]}[fault]
+        rest += ["--rate", "nan"] if given.harm else []
+    sys.argv[1:] = rest
+    sys.path.insert(0, str(FAKE.parent))
+    runpy.run_path(str(FAKE), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Faults staged for real in the suite's own phases, on this machine's virtual nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.faults import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+# What this machine cannot have: NCCL's transports (the CPU's ranks talk over gloo), and sbatch.
+NOT_HERE = {"p2p-off", "network-in-node", "infiniband-off", "submission-refused"}
+# One of each kind: a death, a criterion that blames a rank, a setting, a limit.
+SOME = {
+    "rank-killed": "test_ddp.py::TestDdpOnTwoGpus",
+    "gradient-flipped": "test_ddp.py::TestDdpOnTwoGpus",
+    "setup-line-fails": "test_mlp.py::TestMlpOnOneGpu",
+    "time-limit": "test_mlp.py::TestMlpOnOneGpu",
+}
+
+
+def prove(folder: Path, *words: str) -> dict[str, Any]:
+    """Prove gates on `local`, as a user does; the report of a proof that is whole."""
+    command = [sys.executable, "-m", "pytest", *words, "--cluster", "local", "--cluster-prove"]
+    command += ["--cluster-report-dir", str(folder / "reports"), "-p", "no:cacheprovider"]
+    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(folder / "runs")}
+    env["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("PROVEN"), done.stdout
+    path = folder / "reports/latest-proof/report.json"
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+def check(report: dict[str, Any], gates: set[str]) -> None:
+    """All of these are proven, and no checkpoint is left of any job."""
+    proof = report["proof"]
+    assert set(proof["proven"]) == set(proof["planned"]) == gates
+    assert not list(Path(report["evidence"]).glob("phases/*/output"))
+
+
+def test_some_gates_are_proven_on_this_machine(tmp_path: Path) -> None:
+    """A death, a gradient, a setup line and a limit: each is stopped by its own gate."""
+    check(prove(tmp_path, *(f"smoke_tests/{c}::prove[{f}]" for f, c in SOME.items())), set(SOME))
+
+
+@pytest.mark.slow
+def test_every_gate_is_proven_on_this_machine(tmp_path: Path) -> None:
+    """Every fault that a CPU and gloo can have; the others are named, with the reason."""
+    report = prove(tmp_path, "smoke_tests")
+    check(report, set(FAULTS) - NOT_HERE)
+    assert set(report["proof"]["not_applicable"]) == NOT_HERE

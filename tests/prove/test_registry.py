@@ -1,0 +1,84 @@
+"""The faults: each can be staged by a rank, names criteria and signatures that there are, and is
+in the documents."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.faults import FAULTS, JOB, NOTHING
+from pytest_clustersmoke.rank import staged
+from pytest_clustersmoke.rank.core import Rank
+from pytest_clustersmoke.signatures import schema
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def criteria() -> set[str]:
+    """The names of all tests of the suite and of the base classes it inherits from."""
+    files = [ROOT / "pytest_clustersmoke/criteria.py", *(ROOT / "smoke_tests").glob("test_*.py")]
+    trees = [ast.parse(path.read_text()) for path in files]
+    return {
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def test_a_rank_knows_every_fault_and_no_other() -> None:
+    """What the registry names, the rank can stage (or mark); `nothing` is known to it, too."""
+    assert set(staged.STAGINGS) == {*FAULTS, NOTHING}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_says_what_must_come_of_it(name: str) -> None:
+    """It turns the job red, with a finding, or criteria that the suite has; never both."""
+    fault = FAULTS[name]
+    assert fault.name == name and fault.what and fault.red
+    assert fault.by in ("rank", "ranks", "job")
+    if JOB in fault.red:
+        assert fault.red == {JOB} and fault.findings
+    else:
+        assert (fault.red | fault.follows) <= criteria() and not fault.findings
+    if fault.by == "rank":
+        assert fault.ranks > 1 and fault.blames, "one of several ranks must be told from the others"
+    assert set(fault.signatures) <= {one.id for one in schema.known()}
+
+
+def test_every_gate_of_the_documents_is_there() -> None:
+    """docs/prove.md has a row for each fault, with its criterion or finding, and no other."""
+    rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for line in (ROOT / "docs/prove.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    table = {row[0].strip("`"): row[2] for row in rows}
+    assert set(table) == set(FAULTS)
+    for name, red in table.items():
+        fault = FAULTS[name]
+        for word in fault.findings or fault.red:
+            assert f"`{word}`" in red, (name, word)
+
+
+def test_a_staged_rank_takes_what_a_rank_takes() -> None:
+    """Its methods have the places of those they stand in for."""
+    for name in ("step_log", "save_checkpoint", "group_opened", "verify_gradients"):
+        whole = inspect.signature(getattr(Rank, name)).parameters
+        mine = inspect.signature(getattr(staged.StagedRank, name)).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in mine.values()):
+            assert list(mine) == list(whole), name
+
+
+def test_a_rank_of_a_normal_run_loads_nothing_of_it() -> None:
+    """What stages faults is imported only where one is staged."""
+    code = "import sys, pytest_clustersmoke.rank; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "pytest_clustersmoke.rank.core" in loaded
+    assert not [name for name in loaded if "staged" in name or "faults" in name]
