@@ -1,7 +1,9 @@
 """Events: what nodes and ranks write down, one JSON object a line, and the units of metrics.
 
 A writer appends whole lines and flushes each, so that a killed process leaves all it had said. A
-reader takes a file as hostile text: what is no JSON object with an `event` is counted, not raised.
+reader takes a file as hostile text: what is no JSON object with an `event` is counted, not raised,
+and so is what a file holds beyond any measure. What a rank prints is never read here; its events
+have a file of their own, whose `start` names the schema, the job and the rank.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,11 @@ from typing import Any
 # A line longer than this is no event of ours; reading it would only cost memory.
 MAX_LINE_BYTES = 4 * 2**20
 MAX_FILE_BYTES = 256 * 2**20
+# Marks of progress (a run of weeks has millions): of each file the first and last are kept. All
+# other events of a file are few.
+MARK, MAX_MARKS, MAX_OTHER_BYTES = "step", 20_000, 64 * 2**20
+# What a rank's `start` says it is written in; a file of another schema is not read.
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Events:
     records: list[dict[str, Any]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)  # of each record, numbered from 1
     unreadable_lines: int = 0
+    foreign: bool = False
 
     def named(self, event: str) -> Iterator[dict[str, Any]]:
         return (record for record in self.records if record["event"] == event)
@@ -109,20 +118,40 @@ class Events:
 def read_events(path: Path) -> Events:
     """Read a file of events; a file that is absent, torn or no such file gives what can be read."""
     events = Events(path)
+    kept: list[tuple[int, dict[str, Any]]] = []
+    last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_MARKS)
     try:
         with path.open("rb") as stream:
-            read_bytes = 0
+            read_bytes = other_bytes = marks = line_number = 0
             while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
                 read_bytes += len(line)
+                line_number += 1
                 record = _record(line)
-                if record is None:
+                mark = record is not None and record["event"] == MARK
+                marks += mark
+                other_bytes += 0 if mark else len(line)
+                if record is None or (not mark and other_bytes > MAX_OTHER_BYTES):
                     events.unreadable_lines += 1
+                elif mark and marks > MAX_MARKS:
+                    last.append((line_number, record))
                 else:
-                    events.records.append(record)
-                    events.lines.append(len(events.records) + events.unreadable_lines)
+                    kept.append((line_number, record))
     except OSError:
         pass
+    kept = sorted([*kept, *last], key=lambda pair: pair[0])
+    events.records = [record for _, record in kept]
+    events.lines = [line_number for line_number, _ in kept]
     return events
+
+
+def of_job(events: Events, job: str, rank: int) -> Events:
+    """The events, if they are this job's and this rank's: a file whose `start` names another one,
+    that holds two, or says it is done without any, is foreign, and nothing in it counts."""
+    starts = [(one.get("schema"), one.get("job"), one.get("rank")) for one in events.named("start")]
+    is_ours = starts == [(SCHEMA, job, rank)] and type(starts[0][2]) is int
+    if is_ours or not (starts or events.last("done")):
+        return events
+    return Events(events.path, unreadable_lines=events.unreadable_lines, foreign=True)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -132,10 +161,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):
         return None
-    clocks = (record.get("time"), record.get("mono"))
-    if not all(isinstance(clock, int | float) and not isinstance(clock, bool) for clock in clocks):
-        return None
-    return record
+    clocks = [number(record.get(name)) for name in ("time", "mono")]
+    return record if all(one is not None and math.isfinite(one) for one in clocks) else None
 
 
 def plain(value: Any) -> Any:

@@ -95,8 +95,11 @@ class Search:
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
 
-    def stream(self, stream: BinaryIO, name: str, host: str = "", rank: int | None = None) -> None:
-        """Search a stream to its end. `host` and `rank` are its writer's, where that is certain.
+    def stream(
+        self, stream: BinaryIO, name: str, host: str = "", rank: int | None = None, line: int = 1
+    ) -> None:
+        """Search a stream to its end. `host` and `rank` are its writer's, where that is certain;
+        `line` is the number of its first line.
 
         Raises reader.Unreadable where it is no text.
         """
@@ -106,7 +109,7 @@ class Search:
         self._index += 1
         self._counted.clear()
         # Words before `since` were found, and lines before `looked` were looked at.
-        buffer, line, since, looked, first = b"", 1, 0, 0, True
+        buffer, since, looked, first = b"", 0, 0, True
         while chunk := stream.read(CHUNK_BYTES):
             if first:
                 refuse_what_is_no_text(chunk, name)
@@ -252,7 +255,7 @@ def _around(buffer: bytes, piece: Piece, lines: int) -> str:
     for _ in range(lines):
         begin = max(buffer.rfind(b"\n", max(0, begin - BEFORE_BYTES), max(0, begin - 1)) + 1, 0)
         stop = buffer.find(b"\n", end + 1, end + AFTER_BYTES)
-        end = stop if stop >= 0 else end
+        end = stop if stop >= 0 else min(len(buffer), end + AFTER_BYTES)
     return _clean(buffer[max(begin, piece.begin - BEHIND_BYTES) : end]).decode(errors="replace")
 
 
