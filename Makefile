@@ -5,6 +5,7 @@
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        what a phase costs beyond its own work, and what reading NCCL's logs costs
+# make faults       every staged fault, and docs/faults.md from what was measured
 # make soak         the ladder 20 times on the lab
 # TORCH=cuda        with any of them: the default build of torch instead of the CPU build
 
@@ -22,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests stay on one worker, which shares what they start.
 TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install smoke test test-all test-oldest lint format bench soak slurm clean
+.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -80,6 +81,10 @@ format: $(INSTALLED)
 bench: slurm
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
+
+faults: slurm
+	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
+	$(BIN)/python -m benchmarks.faults
 
 soak: slurm
 	SOAK=$(SOAK) $(PYTEST) tests/soak.py

@@ -14,7 +14,7 @@ The way of the data, and where each step lives:
     phase.py        marker + profile -> frozen phase
     environment/    the check of NCCL's, torch's and gloo's variables
     dryrun.py       all that would be submitted, and where each value came from
-    preflight.py    what can be known to fail before anything is submitted
+    preflight/      what can be known to fail before anything is submitted
     session.py      one run: submits all, watches, tells results, cancels what is left
     submit/         submitit: Slurm, and virtual nodes on this machine
     watch.py        when to ask the scheduler; what all witnesses say of a job
@@ -24,6 +24,7 @@ The way of the data, and where each step lives:
     telemetry.py    events as JSON lines; the metrics and their units
     result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
     criteria.py     criteria that hold of any phase that trains
+    stragglers.py   ranks that fall behind the others
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
@@ -33,11 +34,15 @@ The way of the data, and where each step lives:
     diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
                     (diagnose_command.py; log_command.py: what it shares with `transports`)
+    faults/         faults that can be staged on purpose, by name
+    prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
+                    (rank/staged/: what a rank does to stage one)
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         JUnit properties, report.json, the terminal's table
     rundir.py       every file name of a run
     lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command
     errors.py       what a user can get wrong, told in one shape
+    clean.py        what a job wrote, made harmless before it is shown
 
 Rank programs import `pytest_clustersmoke.rank`; everything else is the plugin's own.
 """

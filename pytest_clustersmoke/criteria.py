@@ -14,9 +14,11 @@ import math
 from fnmatch import fnmatchcase
 from statistics import fmean
 
+from . import stragglers
 from .environment import unmatched_interfaces
 from .evidence import Unmeasured, fail
 from .result import PhaseResult
+from .telemetry import number
 
 # A loss must fall by this share from its first steps to its last: the data of the programs can be
 # learnt, and random targets would leave it where it was. Single steps differ by their batch, so
@@ -46,6 +48,12 @@ class Started:
         assert sorted(phase.events("barrier")) == list(range(phase.world_size))
 
     def test_every_rank_has_a_device_of_its_own(self, phase: PhaseResult) -> None:
+        for rank in phase.ranks:  # the device follows it, where there are devices to choose from
+            expected = rank.rank % int(phase.spec["ranks_per_node"])
+            assert rank.local_rank == expected, (
+                f"{rank} takes {rank.local_rank} for its LOCAL_RANK, which is {expected}: does its "
+                "program use RANK in its place?"
+            )
         devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
         kinds = {device.split(":")[0] for _, device in devices}
         assert len(kinds) == 1, f"ranks differ in their kind of device: {devices}"
@@ -86,8 +94,15 @@ class Trained(Started):
 
     def test_loss_is_finite_on_every_rank(self, phase: PhaseResult) -> None:
         """Every step's loss is a finite number, on each rank and averaged over all."""
-        finite = {rank: r.get("local_finite") for rank, r in phase.events("losses").items()}
-        assert finite == dict.fromkeys(range(phase.world_size), True)
+        records = phase.events("losses")
+        assert sorted(records) == list(range(phase.world_size)), f"told by ranks {sorted(records)}"
+        bad = {rank for rank, one in records.items() if one.get("local_finite") is not True}
+        since = {rank: number(records[rank].get("not_finite_at")) or math.inf for rank in bad}
+        first = sorted(rank for rank in bad if since[rank] == min(since.values()))
+        assert not bad, (
+            f"the loss is not finite, first at step {since[first[0]]:g} on "
+            f"{', '.join(str(phase.ranks[rank]) for rank in first)}; on {len(bad)} ranks in all"
+        )
         assert all(math.isfinite(loss) for loss in phase.losses)
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
@@ -100,6 +115,10 @@ class Trained(Started):
 
     def test_gradients_are_in_sync(self, phase: PhaseResult) -> None:
         phase.check_gradients()
+
+    def test_no_rank_falls_behind(self, phase: PhaseResult) -> None:
+        """No rank keeps the others waiting, by the time that each takes for its own part."""
+        stragglers.check(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
         self.check_metrics(phase, "steps_per_s", "samples_per_s")

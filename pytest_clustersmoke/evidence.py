@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from _pytest.outcomes import Skipped  # pytest.skip.Exception, by the name that type checkers know
 
+from . import clean
 from .references import compare
 from .telemetry import METRICS, Events, number
 
@@ -25,26 +26,33 @@ class Unmeasured(Skipped):
     verdict is INCONCLUSIVE."""
 
     def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(f"not measured ({kind}): {reason}", _use_item_location=True)
+        words = clean.lines(f"not measured ({kind}): {reason}")
+        super().__init__(words, _use_item_location=True)
         self.kind = kind
 
 
 def fail(message: str) -> NoReturn:
+    """Fail a criterion. What ranks said may stand in the message, so it is cleaned."""
     __tracebackhide__ = True
-    raise AssertionError(message)
+    raise AssertionError(clean.lines(message))
 
 
 @dataclass(frozen=True)
 class NodeResult:
-    """One node: its facts, and how its part of the job ended (empty where it never said)."""
+    """One node: its facts, and how its part of the job ended (empty where it never said).
+
+    `scheduled` is the scheduler's name of a node that wrote nothing, where it is known.
+    """
 
     node_rank: int
     facts: Mapping[str, Any]
     result: Mapping[str, Any]
+    scheduled: str = ""
 
     @property
     def name(self) -> str:
-        return str(self.facts.get("node") or self.result.get("node") or f"node {self.node_rank}")
+        said = self.facts.get("node") or self.result.get("node") or self.scheduled
+        return str(said or f"node {self.node_rank}")
 
     @property
     def host(self) -> str:

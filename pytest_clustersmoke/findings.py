@@ -1,19 +1,29 @@
-"""What a finding is, and how its evidence is read out of logs."""
+"""What a finding is, and how its evidence is read out of logs.
+
+Findings hold words of logs, which are hostile text: here, and nowhere else, they are cleaned and
+cut to length, so that a finding may be shown anywhere.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from . import clean
 from .rundir import PhaseDir
 
 MAX_TEXT = 600
+# A cause may join several texts.
+MAX_WORDS = 4 * MAX_TEXT
 HEAD_LINES = 1000
+JOB_LOGS = (".out", ".err")
 # A longer line is read in pieces: a log may be one endless line.
 MAX_LINE_BYTES = 64 * 2**10
+TAIL_BYTES, CHUNK_BYTES = 2**20, 2**20
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,10 @@ class Evidence:
     file: str
     line: int
     text: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "file", clean.line(self.file))
+        object.__setattr__(self, "text", clean.lines(self.text[:MAX_TEXT]))
 
 
 @dataclass(frozen=True)
@@ -43,27 +57,60 @@ class Finding:
     detail: dict[str, Any] = field(default_factory=dict)
     severity: str = "failure"
 
+    def __post_init__(self) -> None:
+        for name in ("cause", "fix"):
+            object.__setattr__(self, name, clean.line(getattr(self, name)[:MAX_WORDS]))
+        object.__setattr__(self, "hosts", tuple(clean.line(host) for host in self.hosts))
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def job_logs(directory: PhaseDir) -> list[Path]:
-    """What the job's own shell and launchers printed, by node."""
-    return sorted(path for path in directory.submitit.glob("*_log.*") if path.is_file())
+    """What the job's own shell and launchers printed, by node: under Slurm in files of submitit's
+    names, on this machine in those of the phase."""
+    try:
+        found = list(directory.submitit.iterdir())
+    except OSError:
+        return []
+    return sorted(path for path in found if path.suffix in JOB_LOGS and path.is_file())
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The first lines of a log, which tell what did not even start."""
-    return takewhile(lambda pair: pair[0] <= HEAD_LINES, _read(path))
+def numbered_lines(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:
+    """The first lines of a log; so many tell what did not even start."""
+    return takewhile(lambda pair: pair[0] <= lines, _read(path))
 
 
 def last_line(path: Path) -> tuple[Evidence, ...]:
-    """The last line of a log that says something."""
+    """The last line of a log that says something, among its last TAIL_BYTES."""
     last = None
-    for number, line in _read(path):
+    for number, line in tail_lines(path):
         if line.strip():
-            last = Evidence(str(path), number, line.rstrip()[:MAX_TEXT])
-    return (last,) if last else ()
+            last = number, line
+    return (Evidence(str(path), last[0], last[1].strip()),) if last else ()
+
+
+def tail_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines in the last TAIL_BYTES of a log, with their numbers."""
+    try:
+        with path.open("rb") as stream:
+            start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
+            number = 1 + lines_before(stream, start)
+            tail = stream.read(TAIL_BYTES)
+    except OSError:
+        return
+    for raw in tail.split(b"\n"):
+        yield number, raw[-MAX_LINE_BYTES:].decode(errors="replace").rstrip("\r")
+        number += 1
+
+
+def lines_before(stream: BinaryIO, end: int) -> int:
+    """How many lines end before a place of the file; the stream is there then."""
+    stream.seek(0)
+    count, left = 0, end
+    while left and (chunk := stream.read(min(left, CHUNK_BYTES))):
+        count, left = count + chunk.count(b"\n"), left - len(chunk)
+    return count
 
 
 def _read(path: Path) -> Iterator[tuple[int, str]]:

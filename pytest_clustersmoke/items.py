@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,16 @@ class _Told(TerminalRepr):
 class PhaseClass(pytest.Class):
     """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria."""
 
+    criteria: Sequence[pytest.Item | pytest.Collector] = ()  # all, whatever is selected of them
+
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         yield JobItem.from_parent(self, name="job")
-        yield from super().collect()
+        self.criteria = list(super().collect())
+        yield from self.criteria
+        if self.config.getoption("--cluster-prove"):
+            from .prove.items import gates
+
+            yield from gates(self)
 
     @property
     def marker(self) -> pytest.Mark:
@@ -75,13 +82,8 @@ class PhaseClass(pytest.Class):
         return f"{_short(self.path)}:{self.line}"
 
 
-class JobItem(pytest.Item):
-    """The phase's job as a test of its own: it carries the outcome and the findings."""
-
-    def runtest(self) -> None:
-        suite = suite_of(self.config)
-        assert suite is not None  # without a cluster the item was skipped in setup
-        suite.run_job(self)
+class PhaseItem(pytest.Item):
+    """A test of a phase that is no function of its class."""
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, JobFailed):
@@ -91,7 +93,16 @@ class JobItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         assert isinstance(self.parent, PhaseClass)
-        return self.path, self.parent.line - 1, f"{self.parent.name}.job"
+        return self.path, self.parent.line - 1, f"{self.parent.name}.{self.name}"
+
+
+class JobItem(PhaseItem):
+    """The phase's job as a test of its own: it carries the outcome and the findings."""
+
+    def runtest(self) -> None:
+        suite = suite_of(self.config)
+        assert suite is not None  # without a cluster the item was skipped in setup
+        suite.run_job(self)
 
 
 def phase_class(item: pytest.Item) -> PhaseClass | None:

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .faults.evidence import stray
+from .findings import job_logs, numbered_lines
+from .told import read
+
 if TYPE_CHECKING:
     from .result import PhaseResult
+    from .rundir import PhaseDir
     from .submit import JobState
 
 # The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+# What ended a job where the state's word alone does not tell it: a prolog, a requeue.
+PROLOG, REQUEUED = "PROLOG", "REQUEUED"
+# Slurm's own words in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
+PROLOG_WORDS = re.compile(r"Job prolog failed|Error running slurm prolog|Prolog failure on node")
+NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
+PREEMPTED_WORDS = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """An outcome of `result.OUTCOMES` and the reason in one sentence."""
+    """An outcome of `result.OUTCOMES`, the reason in one sentence, and, where the scheduler ended
+    the job, its word for it (or PROLOG, REQUEUED)."""
 
     outcome: str
     reason: str
+    ended_by: str = ""
 
 
 def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgement:
@@ -28,6 +42,8 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     and its later word against a job that proved its success changes nothing either.
     """
     if result.nodes and all(node.ok for node in result.nodes):
+        if found := stray(result):
+            return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
         if result.ranks_done == result.world_size:
             return Judgement("passed", "every node ended well and every rank was done")
         return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
@@ -38,12 +54,10 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         return Judgement("never_ran", ours)
     if ours:
         return Judgement("cancelled", ours)
-    requeued = result.directory.started_again.exists() or (state and state.kind == "pending")
     said = _own_words(result)
-    if started and requeued and not said:
-        why = "the scheduler requeued the job after it had started; a phase runs at most once"
-        return Judgement("preempted", why)
-    by_scheduler = _scheduler_ended(state, started) if state else None
+    by_scheduler = _put_back(result, state, started, said) or (
+        _scheduler_ended(result, state, started) if state else None
+    )
     if by_scheduler:
         return by_scheduler
     if said:
@@ -60,25 +74,65 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     return Judgement("failed", f"the job ended as {words}, and {what}")
 
 
-def _scheduler_ended(state: JobState, started: bool) -> Judgement | None:
+def _put_back(
+    result: PhaseResult, state: JobState | None, started: bool, said: str
+) -> Judgement | None:
+    """A job that was put back into the queue, or started a second time from there."""
+    again = result.directory.started_again.exists()
+    if not again and (state is None or state.kind not in ("pending", "held")):
+        return None
+    if (state and state.kind == "held") or (not started and _prolog_failed(result)):
+        return Judgement("cluster_failed", "the job could not be launched on its nodes", PROLOG)
+    if not started or said:
+        return None
+    records = [one.state for one in read(result.directory.scheduler).records]
+    if "PREEMPTED" in records or in_job_logs(result.directory, PREEMPTED_WORDS):
+        why = "the scheduler took its nodes for another job and put it back into the queue"
+        return Judgement("preempted", why, "PREEMPTED")
+    why = "the scheduler requeued the job after it had started; a phase runs at most once"
+    return Judgement("preempted", why, REQUEUED)
+
+
+def _scheduler_ended(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
     """What the scheduler itself did to the job; None where the job ended of its own accord.
 
     It comes before the nodes' own words: a job that is ended from outside looks from inside like
     ranks that died or lost their peers.
     """
-    words = _words(state)
-    if state.raw in CLUSTER_STATES:
-        return Judgement("cluster_failed", f"the scheduler says {words}")
-    if state.raw == "PREEMPTED":
-        return Judgement("preempted", f"the scheduler says {words}")
-    if state.raw == "CANCELLED":
+    words, raw = _words(state), state.raw
+    if raw in CLUSTER_STATES:
+        return Judgement("cluster_failed", f"the scheduler says {words}", raw)
+    if raw == "PREEMPTED":
+        return Judgement("preempted", f"the scheduler says {words}", raw)
+    if raw == "CANCELLED" and _prolog_failed(result):
+        # A job that may not be requeued is cancelled when its prolog fails.
+        return Judgement("cluster_failed", "the prolog of a node failed", PROLOG)
+    if raw == "CANCELLED":
         how = "while it ran" if started else "before it started"
-        return Judgement("cancelled", f"somebody cancelled the job {how} ({words})")
-    if state.raw == "TIMEOUT":
-        return Judgement("failed", "the scheduler ended the job at its time limit")
-    if state.raw == "DEADLINE" and not started:
+        return Judgement("cancelled", f"somebody cancelled the job {how} ({words})", raw)
+    if raw == "TIMEOUT":
+        return Judgement("failed", "the scheduler ended the job at its time limit", raw)
+    if raw == "OUT_OF_MEMORY":
+        return Judgement("failed", "the scheduler says that the job used too much memory", raw)
+    if raw == "DEADLINE" and not started:
         return Judgement("never_ran", f"the scheduler says {words}")
     return None
+
+
+def _prolog_failed(result: PhaseResult) -> bool:
+    """Whether a node was drained for it while the job was there, or Slurm's own words say it."""
+    told = read(result.directory.scheduler)
+    began = told.of_job("StartTime")
+    drained = [n for n in told.nodes if n.drained and n.reason.startswith("Prolog error")]
+    # Local times of one form: they compare as texts.
+    in_time = [n for n in drained if began and n.since >= began]
+    return bool(in_time) or in_job_logs(result.directory, PROLOG_WORDS)
+
+
+def in_job_logs(directory: PhaseDir, words: re.Pattern[str]) -> bool:
+    """Whether what the job's own shell and launchers printed has these words."""
+    paths = job_logs(directory)
+    return any(words.search(line) for path in paths for _, line in numbered_lines(path))
 
 
 def _words(state: JobState) -> str:

@@ -19,6 +19,7 @@ from .marker import Marked, size_mark
 
 if TYPE_CHECKING:
     from .cluster import EnvBlock, Profile
+    from .faults import Staged
 
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
@@ -52,6 +53,7 @@ class Phase:
     env_set: Mapping[str, Sourced] = field(default_factory=dict)
     env_unset: Mapping[str, Sourced] = field(default_factory=dict)
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
+    staged: Staged | None = None  # a fault, which --cluster-prove alone puts here
 
     @property
     def world_size(self) -> int:

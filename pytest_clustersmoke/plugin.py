@@ -48,6 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "env.X or stage_limits_s.X (may be repeated)",
     )
     group.addoption(
+        "--cluster-prove",
+        action="store_true",
+        help="prove the gates: stage every fault that this cluster can have, in small phases; each "
+        "must turn its criterion red with the right finding",
+    )
+    group.addoption(
         "--cluster-max-jobs",
         type=_positive,
         metavar="N",
@@ -74,7 +80,12 @@ def pytest_configure(config: pytest.Config) -> None:
     name = config.getoption("--cluster") or config.getini("cluster")
     needs = [
         option
-        for option in ("--cluster-dry-run", "--cluster-set", "--cluster-max-jobs")
+        for option in (
+            "--cluster-dry-run",
+            "--cluster-set",
+            "--cluster-max-jobs",
+            "--cluster-prove",
+        )
         if config.getoption(option) and not name
     ]
     if needs:
@@ -123,6 +134,8 @@ def pytest_collection_modifyitems(
     jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
     yield
     _keep_jobs(config, items, jobs)
+    if suite is not None and config.getoption("--cluster-prove"):
+        suite.choose(items)
 
 
 def _keep_jobs(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
-from .rundir import PhaseDir, read_json
-from .telemetry import METRICS, number, read_events
+from .hostlist import expand
+from .rundir import PhaseDir, job_of, read_json
+from .telemetry import METRICS, number, of_job, read_events
+from .told import read
 from .transports import Transports
 
 if TYPE_CHECKING:
@@ -142,12 +144,12 @@ class PhaseResult:
         for rank, record in records.items():
             if record.get("compared") != record.get("parameters") or not record.get("compared"):
                 fail(
-                    f"rank {rank} compared {record.get('compared')} of "
+                    f"{self.ranks[rank]} compared {record.get('compared')} of "
                     f"{record.get('parameters')} parameters"
                 )
             if record.get("synced") is not True:
                 fail(
-                    f"gradients are not in sync on rank {rank}: relative error "
+                    f"gradients are not in sync on {self.ranks[rank]}: relative error "
                     f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
                     f"{record.get('tolerance')} for {record.get('precision')}"
                 )
@@ -164,7 +166,7 @@ class PhaseResult:
         for rank, record in records.items():
             if record.get("equal") is not True or not record.get("tensors"):
                 fail(
-                    f"the reloaded checkpoint differs on rank {rank}: of {record.get('tensors')} "
+                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of {record.get('tensors')} "
                     f"tensors {record.get('mismatched')} are not what was saved"
                 )
 
@@ -241,18 +243,32 @@ def collect(directory: PhaseDir, profile: Profile | None = None) -> PhaseResult:
         spec=spec,
         job=read_json(directory.result) or {},
         nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
-        ranks=tuple(
-            RankResult(rank, read_events(directory.rank_events(rank))) for rank in range(world_size)
-        ),
+        ranks=tuple(_rank(directory, rank, job_of(spec)) for rank in range(world_size)),
         references=dict(profile.references.get(name, {})) if profile else {},
         expect=profile.expect.get(name) if profile else None,
     )
 
 
+def _rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
+    """A rank's own events; those of another job count for nothing."""
+    events = read_events(directory.rank_events(rank))
+    return RankResult(rank, of_job(events, job, rank) if job else events)
+
+
 def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResult]:
-    for node in node_ranks:
-        yield NodeResult(
+    found = [
+        NodeResult(
             node,
             read_json(directory.node_facts(node)) or {},
             read_json(directory.node_result(node)) or {},
         )
+        for node in node_ranks
+    ]
+    # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
+    silent = [node for node in found if not node.facts and not node.result]
+    had = expand(read(directory.scheduler).of_job("NodeList")) if silent else []
+    told = [name for name in had if name not in {node.name for node in found}]
+    if len(told) != len(silent):
+        return found
+    by_rank = dict(zip((node.node_rank for node in silent), told, strict=True))
+    return [replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in found]

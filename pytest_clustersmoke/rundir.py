@@ -4,12 +4,15 @@
     run.json, journal.jsonl          what was asked; what was submitted, in order
     phases/<phase>/
         spec.json                    the job, as plain data; written before it is submitted
+        preflight.txt                what the scheduler said of it before it was submitted
         batch.sh, submitit/          the batch script, and what submitit writes
         setup_failed                 the setup line that failed, where one did
         claim.<node>                 made with O_EXCL by the node that starts: at most once
         started_again                what a later start wrote, which found the claim and ended
+        scheduler.txt                what the scheduler said of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
-        nodes/<node>/                facts.json, events.jsonl, result.json, torchrun.log, logs/
+        nodes/<node>/                facts.json, meeting.json (what it found of the others),
+                                     events.jsonl, result.json, torchrun.log, logs/
         ranks/<rank>.jsonl           the rank's own events
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
         nccl/<node>/HOST.PID.log     NCCL's own words
@@ -24,6 +27,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def job_of(spec: Mapping[str, Any]) -> str:
+    """A job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
+    where the spec names no run, as one written by hand."""
+    return f"{spec['run_id']}/{spec.get('phase')}" if spec.get("run_id") else ""
+
+
 @dataclass(frozen=True)
 class PhaseDir:
     """The paths of one phase's job."""
@@ -71,6 +81,10 @@ class PhaseDir:
     @property
     def spec(self) -> Path:
         return self.root / "spec.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.root / "preflight.txt"
 
     @property
     def batch_script(self) -> Path:
@@ -108,6 +122,10 @@ class PhaseDir:
     def started_again(self) -> Path:
         return self.root / "started_again"
 
+    @property
+    def scheduler(self) -> Path:
+        return self.root / "scheduler.txt"
+
     def claim(self, node_rank: int) -> Path:
         return self.root / f"claim.{node_rank}"
 
@@ -117,6 +135,9 @@ class PhaseDir:
 
     def node_facts(self, node_rank: int) -> Path:
         return self.node(node_rank) / "facts.json"
+
+    def node_meeting(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "meeting.json"
 
     def node_events(self, node_rank: int) -> Path:
         return self.node(node_rank) / "events.jsonl"
@@ -141,6 +162,13 @@ class PhaseDir:
 
     def rank_flight_recorder(self, rank: int) -> Path:
         return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
+
+    def rank_flight_recorder_brief(self, rank: int) -> Path:
+        """Without source lines; there only where the rank could not write the whole."""
+        return self.dumps / f"rank_{rank:05d}.flight_recorder.brief.json"
+
+    def rank_py_spy(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.py-spy.txt"
 
     def nccl_logs(self, node_rank: int | str) -> Path:
         return self.root / "nccl" / f"{node_rank:0>4}"

@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import diagnose
+from .diagnose.node_checks import warnings
 from .findings import Finding
 from .launch.flag import visible
 from .outcome import Judgement, judge
 from .result import collect
-from .rundir import RunDir, write_json
+from .rundir import PhaseDir, RunDir, write_json
 from .submit import Backend, JobState, Refused, make_spec
 from .telemetry import EventWriter
 from .timing import job_times
@@ -28,6 +29,7 @@ from .watch import Poller, Watched
 if TYPE_CHECKING:
     from .cluster import Profile
     from .phase import Phase
+    from .preflight.check import Checked
     from .result import PhaseResult
 
 TICK_S = 0.2
@@ -53,11 +55,17 @@ class Session:
     """The life of one run's jobs. `start`, then `wait` for each phase, then `close`."""
 
     def __init__(
-        self, run: RunDir, profile: Profile, phases: Iterable[Phase], backend: Backend
+        self,
+        run: RunDir,
+        profile: Profile,
+        phases: Iterable[Phase],
+        backend: Backend,
+        check: Callable[[Iterable[Phase], RunDir], Checked] | None = None,
     ) -> None:
         self.run, self.profile = run, profile
         self.phases = {phase.name: phase for phase in phases}
-        self._backend = backend
+        self._backend, self._check = backend, check
+        self._starts: Mapping[str, float] = {}
         self._waiting = list(self.phases.values())
         self._watched: dict[str, Watched] = {}
         self._submitted_wall: dict[str, float] = {}
@@ -132,6 +140,7 @@ class Session:
 
     def _work(self) -> None:
         try:
+            self._preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
             while (self._waiting or self._watched) and not self._stop.is_set():
                 self._submit_ready(poller)
@@ -145,6 +154,29 @@ class Session:
                 self._error = error
                 self._changed.notify_all()
             self._cancel_quietly()
+
+    def _preflight(self) -> None:
+        """Ask the scheduler about all phases; those that it would not run are told now."""
+        if self._check is None:
+            return
+        checked = self._check(list(self._waiting), self.run)
+        self._starts = checked.starts
+        for line in checked.lines:
+            self._tell("preflight", line)
+        for phase in [one for one in self._waiting if one.name in checked.findings]:
+            findings = checked.findings[phase.name]
+            self._waiting.remove(phase)
+            self._write_spec(phase)
+            self._journal.write("refused", phase=phase.name, words=findings[0].cause)
+            nodes = all(one.id == "nodes-unavailable" for one in findings)
+            judgement = Judgement("cluster_failed" if nodes else "never_ran", findings[0].cause)
+            self._finish(phase.name, judgement, None, "", findings)
+
+    def _write_spec(self, phase: Phase) -> PhaseDir:
+        directory = self.run.phase(phase.name)
+        spec = make_spec(phase, self.profile, self.run.root.name, directory.root)
+        write_json(directory.spec, spec)
+        return directory
 
     def _submit_ready(self, poller: Poller) -> None:
         while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
@@ -162,11 +194,8 @@ class Session:
         return busy + phase.world_size <= most
 
     def _submit(self, phase: Phase) -> None:
-        directory = self.run.phase(phase.name)
-        write_json(
-            directory.spec, make_spec(phase, self.profile, self.run.root.name, directory.root)
-        )
-        self._journal.write("intent", phase=phase.name)
+        directory = self._write_spec(phase)
+        self._journal.write("intent", phase=phase.name, **self._fault_of(phase.name))
         self._submitted_wall[phase.name] = time.time()
         self._submitting = phase
         try:
@@ -199,14 +228,18 @@ class Session:
                 self._tell(name, _describe(job))
 
     def _settle(self, job: Watched, ours: str) -> None:
-        pending = job.state is not None and job.state.kind == "pending"
+        pending = job.state is not None and job.state.kind in ("pending", "held")
         if pending and job.job_id not in self._ended_ids and not job.succeeded():
             self._backend.cancel([job.job_id])  # nobody waits for it any more; it may be requeued
         result = collect(job.directory)
+        if not self._stop.is_set():
+            job.ask_details(self._backend, result)
+            result = collect(job.directory)  # with the names of nodes that never wrote theirs
         judgement = judge(result, job.witness(), ours)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # a node's own words may be those of a victim
             judgement = Judgement("failed", findings[0].cause)
+        findings += warnings(result)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(
@@ -226,8 +259,10 @@ class Session:
             "job_id": job_id,
             "outcome": judgement.outcome,
             "reason": judgement.reason,
+            **self._fault_of(name),
             "scheduler_state": state.raw if state else "",
             "scheduler_nodes": state.nodes if state else "",
+            "estimated_start": self._starts.get(name),
             **job_times(result or collect(directory), state, self._submitted_wall.get(name)),
             "findings": [finding.as_dict() for finding in findings],
         }
@@ -238,6 +273,11 @@ class Session:
             self._changed.notify_all()
         took = f" after {record['run_s']:.1f} s" if record["run_s"] is not None else ""
         self._tell(name, f"{judgement.outcome}{took}")
+
+    def _fault_of(self, name: str) -> dict[str, str]:
+        """The mark of a phase in which a fault is staged, for every record of it."""
+        staged = self.phases[name].staged
+        return {"fault": staged.fault} if staged else {}
 
     def _cancel_all(self) -> None:
         """One call ends every job of the run; then the scheduler's word on each, for a while."""

@@ -47,7 +47,11 @@ def register(config: pytest.Config, name: str) -> None:
         limits = profile.limits.model_copy(update={"max_jobs": jobs})
         profile = profile.model_copy(update={"limits": limits})
     suite: Suite
-    if hasattr(config, "workerinput"):
+    if config.getoption("--cluster-prove"):
+        from .prove import ProveSuite
+
+        suite = ProveSuite(config, profile)
+    elif hasattr(config, "workerinput"):
         from .distributed import WorkerSuite
 
         suite = WorkerSuite(config, profile)
@@ -76,6 +80,8 @@ class Unusable:
 
 class Suite:
     """One session's phases on one cluster."""
+
+    latest = "latest"  # the link to its report
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         self.config, self.profile = config, profile
@@ -113,6 +119,7 @@ class Suite:
             absence(marked, self.profile) for marked in read.values() if marked.name not in phases
         ]
         self.phases = phases
+        problems += preflight.planned(self.profile, phases.values())
         if not self._plans_only:
             problems += preflight.problems(
                 self.profile, phases.values(), self.report_dir, os.environ
@@ -162,12 +169,13 @@ class Suite:
         from .session import Session as JobSession
 
         try:
-            run, backend = preflight.prepare(self.profile, self.run_id, os.environ)
+            start = preflight.prepare(self.profile, self.run_id, os.environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
-        self.run = run
-        self._tell_environment(phases)
-        self.session = JobSession(run, self.profile, phases, backend)
+        self.run = start.run
+        for line in preflight.remarks(self.profile, phases, os.environ):
+            self._say(line)
+        self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
         self._catch_signals()
         self.session.start()
 
@@ -199,14 +207,6 @@ class Suite:
         except WatchFailed as error:
             traceback.print_exception(error.__cause__)
             pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
-
-    def _tell_environment(self, phases: Iterable[Phase]) -> None:
-        """What is to be said of the variables that the nodes will see, each once for all phases."""
-        from . import environment
-
-        planned = {one.name: environment.planned(one, self.profile, os.environ) for one in phases}
-        for line in environment.lines(environment.grouped(planned)):
-            self._say(line)
 
     def _show(self, progress: Progress) -> None:
         self._say(f"  {progress.phase}: {progress.text}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INCONCLUSIVE = 6  # beside pytest's own 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
+PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # of gates, by --cluster-prove
 # The cluster was not measured: that is no failure of its, and no pass.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
 

@@ -6,17 +6,20 @@ jobs are pending the questions become rarer; the claim file of a job that starts
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .launch.flag import visible
-from .rundir import read_json
+from .outcome import NODE_FAILED, in_job_logs
+from .rundir import read_json, write_whole
 from .submit import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from .result import PhaseResult
     from .rundir import PhaseDir
     from .submit import Backend
 
@@ -32,6 +35,10 @@ STRAGGLER_S = 30.0
 # All nodes have told of a failure: this long the scheduler may take to say whether it was its own
 # doing (a lost node, a cancellation), which looks from inside like ranks that lost their peers.
 VERDICT_GRACE_S = 6.0
+# A job ends as soon as a node of it fails; which one it was srun writes a little later, and sinfo
+# may show it in service again by then.
+NODE_NAMED_S = 4.0
+NODE_NAME = re.compile(r"[\w.-]{1,255}")
 
 
 @dataclass
@@ -75,12 +82,14 @@ class Watched:
             return
         self.state, self.forgotten_at = state, None
         self.running = self.running or state.kind == "running"
-        if state.kind == "ended":
+        if state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
 
     def over(self) -> bool:
         """Whether nothing more is to be expected of the job."""
         now = time.monotonic()
+        if self._node_not_named(now):
+            return False
         if self.look():
             self.told_at = self.told_at or now
             answered = self.ended_at is not None or self.forgotten_at is not None
@@ -92,10 +101,28 @@ class Watched:
         lost = self.forgotten_at is not None and now - self.forgotten_at > LOST_GRACE_S
         return ended or lost
 
+    def _node_not_named(self, now: float) -> bool:
+        failed = self.state is not None and self.state.raw == "NODE_FAIL"
+        if not failed or self.ended_at is None or now - self.ended_at > NODE_NAMED_S:
+            return False
+        return not in_job_logs(self.directory, NODE_FAILED)
+
     def succeeded(self) -> bool:
         """Whether every node has told that it ended well."""
         found = (read_json(self.directory.node_result(node)) for node in range(self.nodes))
         return all(result is not None and result.get("ok") is True for result in found)
+
+    def ask_details(self, backend: Backend, result: PhaseResult) -> None:
+        """Keep what more the scheduler says of a job that did not end well, and of its nodes."""
+        if self.state is None or self.succeeded():
+            return
+        # A requeued job has no nodes any more, and one that completes only those that are not done;
+        # the names that it wrote down itself are hostile.
+        had = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
+        nodes = ",".join(filter(None, (self.state.nodes, *had)))
+        words = backend.details(self.job_id, self.state, nodes)
+        if words:
+            write_whole(self.directory.scheduler, words)
 
     def straggling(self) -> bool:
         return self.failing_at is not None and time.monotonic() - self.failing_at > STRAGGLER_S

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.harness")
+pytest.register_assert_rewrite("tests.harness", "tests.leftovers")
 
 from .harness import Suite  # noqa: E402  (after its asserts are known to pytest)
+from .leftovers import none_left  # noqa: E402
 
-pytest_plugins = ["pytester"]
+# `measures` prints the table of staged faults, also where workers ran them.
+pytest_plugins = ["pytester", "tests.faults.measures"]
 
 # What an outer pytest, job or user may have set, and inner runs must not see.
 OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
-ENDED_WITHIN_S = 5.0
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,27 +40,8 @@ def leftovers() -> Iterator[tuple[str, Callable[[], list[str]]]]:
 
     The test fails where something is left at its end.
     """
-    marker = f"CLUSTERSMOKE_TEST_{uuid.uuid4().hex}"
-
-    def running() -> list[str]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                if marker.encode() in (entry / "environ").read_bytes():
-                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append(f"{entry.name} {line}")
-            except OSError:
-                continue
-        return found
-
-    yield marker, running
-    # A job's result is known a moment before its last process has ended.
-    deadline = time.monotonic() + ENDED_WITHIN_S
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running() == [], "the test left processes running"
+    with none_left() as marked:
+        yield marked
 
 
 @pytest.fixture

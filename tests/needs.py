@@ -10,9 +10,9 @@ import pytest
 from pytest_clustersmoke import lab
 
 
-def need_lab(accounting: bool = False, isolated: bool = False) -> None:
+def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:
     """Skip where no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 that is a failure."""
-    reason = lab.can_run(accounting, isolated)
+    reason = lab.can_run(accounting, isolated, memory)
     if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB"):
         pytest.fail(f"a real Slurm must be had here: {reason}", pytrace=False)
     if reason:

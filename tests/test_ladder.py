@@ -44,6 +44,8 @@ SKIPPABLE = {
     "test_all_ranks_are_equally_fast",
     "test_bandwidth_does_not_fall_as_sizes_grow",
     "test_no_pair_of_nodes_is_slow",
+    # One rank has no other; Trainer's steps do not tell where a rank's own part ends.
+    "test_no_rank_falls_behind",
 }
 
 

@@ -147,13 +147,14 @@ HOSTILE = r"""
 import os, time
 from pathlib import Path
 import psutil
-from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
 from pytest_clustersmoke.telemetry import EventWriter
-events = EventWriter(PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"])).rank_events(0))
+place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+events = EventWriter(place.rank_events(0))
 me = psutil.Process()
 bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
-events.write("start", rank=0, local_rank=0, node_rank=0, pid=me.pid, pid_started=me.create_time(),
-             node=bad, host=bad)
+events.write("start", schema=1, job=job_of(read_json(place.spec)), rank=0, local_rank=0,
+             node_rank=0, pid=me.pid, pid_started=me.create_time(), node=bad, host=bad)
 events.write("group", backend=bad, world_size=1)
 events.write("error", type=bad, message=bad, traceback=bad)
 raise SystemExit(bad)

@@ -194,3 +194,25 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     begun = time.monotonic()
     assert scheduler.Witnesses(dict(os.environ)).ask(["7"]) == {}
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("reason", sorted(scheduler.HELD))
+def test_a_job_put_back_after_a_failed_launch_is_held(
+    reason: str, slurm: FakeSlurm, witnesses: scheduler.Witnesses
+) -> None:
+    """It is in the queue, and will not start by itself."""
+    slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05\n")
+    state = witnesses.ask(["7"])["7"]
+    assert (state.kind, state.raw, state.started) == ("held", "PENDING", None)
+
+
+def test_a_job_whose_node_failed_has_ended_though_it_still_completes(
+    slurm: FakeSlurm, witnesses: scheduler.Witnesses
+) -> None:
+    """What is left of it on its other nodes may take long to end; any other job that completes is
+    still there."""
+    slurm.answers("squeue", JOB.format("COMPLETING").replace("None", "NodeDown"))
+    state = witnesses.ask(["7"])["7"]
+    assert (state.kind, state.raw) == ("ended", "NODE_FAIL")
+    slurm.answers("squeue", JOB.format("COMPLETING"))
+    assert witnesses.ask(["7"])["7"].kind == "running"

@@ -13,10 +13,10 @@ import pytest
 from pytest_clustersmoke import session as module
 from pytest_clustersmoke import watch
 from pytest_clustersmoke.phase import Phase
-from pytest_clustersmoke.rundir import PhaseDir, RunDir, read_json, write_json
+from pytest_clustersmoke.rundir import PhaseDir, RunDir, job_of, read_json, write_json
 from pytest_clustersmoke.session import Progress, Session, WatchFailed
 from pytest_clustersmoke.submit import JobState
-from pytest_clustersmoke.telemetry import EventWriter, read_events
+from pytest_clustersmoke.telemetry import SCHEMA, EventWriter, read_events
 
 from .evidence import make_phase, make_profile
 from .fakes.backend import FakeBackend
@@ -65,6 +65,8 @@ class Run:
         for node in range(nodes):
             directory.claim(node).touch()
             writer = EventWriter(directory.rank_events(node))
+            job = job_of(read_json(directory.spec) or {})
+            writer.write("start", schema=SCHEMA, job=job, rank=node, node_rank=node)
             writer.write("done", seconds=1)
             writer.close()
             times = {"started": time.time() - 5, "ended": time.time(), "torchrun_s": 4.0}

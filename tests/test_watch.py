@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import watch
+from pytest_clustersmoke.rundir import write_json
 from pytest_clustersmoke.submit import JobState
 from pytest_clustersmoke.watch import Poller, Watched
 
@@ -118,8 +119,37 @@ def test_a_failure_waits_a_while_for_the_schedulers_word(tmp_path: Path, clock: 
     clock.now += watch.VERDICT_GRACE_S + 0.1
     assert job.over()
     job = watched(evidence)
-    job.hear(JobState("ended", "NODE_FAIL"))
+    job.hear(JobState("ended", "CANCELLED"))
     assert job.over()
+
+
+def test_a_failed_nodes_name_is_waited_for_a_while(tmp_path: Path, clock: Clock) -> None:
+    """Slurm knows at once that a node failed; which one srun writes to the job's log later."""
+    evidence = Evidence(tmp_path).node(0, ok=False)
+    job = watched(evidence)
+    job.hear(JobState("ended", "NODE_FAIL"))
+    assert not job.over()
+    evidence.dir.submitit.mkdir()
+    (evidence.dir.submitit / "7_0_log.err").write_text("srun: error: Node failure on n1\n")
+    assert job.over()
+    (evidence.dir.submitit / "7_0_log.err").write_text("")
+    assert not job.over()
+    clock.now += watch.NODE_NAMED_S + 0.1
+    assert job.over()
+
+
+def test_details_are_asked_of_all_nodes_that_the_job_had(tmp_path: Path, clock: Clock) -> None:
+    """While it completes Slurm lists only those that are not done; a name that is no node's, since
+    the job wrote it, is not passed on."""
+    evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)
+    write_json(evidence.dir.node_facts(2), {"node": "n2;reboot -f"})
+    job = watched(evidence)
+    job.hear(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
+    backend = FakeBackend()
+    backend.told["small"] = "words\n"
+    job.ask_details(backend, evidence.result())
+    assert backend.named("details") == [("small", "NODE_FAIL", "n0,n0,n1")]
+    assert evidence.dir.scheduler.read_text() == "words\n"
 
 
 def test_an_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:

@@ -4,9 +4,16 @@ By structured evidence: what the nodes' watch, the ranks and the scheduler recor
 died comes before a rank whose connection broke, for that one is its victim. What the texts around
 it say of the cause is added then.
 
+scheduler.py what the scheduler did to the job, or its nodes
+memory.py    ranks killed for want of host memory
+staged.py    a fault that was staged in a run that did not ask for it
 start.py     what kept the job from starting
-ranks.py     ranks that died, left early or raised
-hang.py      ranks that the others waited for; suspects.py: which these are
+node_checks.py  what the nodes' checks before torchrun say of each host
+ranks.py     ranks that died, left early or raised; exits.py: how their processes ended
+timeline.py  what happened over all nodes and ranks, in one order of time
+hang.py      ranks that the others waited for; mismatch.py: ranks out of step with the others;
+             out_of_step.py: which these are by flight_recorder.py; suspects.py: by stacks.py and
+             marks; case.py: what is known of them
 nodes.py     what the nodes' own watch said
 explain.py   what the logs' own words add
 """
@@ -18,17 +25,34 @@ from typing import TYPE_CHECKING
 
 from ..findings import MAX_TEXT, Evidence, Finding
 from .explain import explained
-from .hang import hang
+from .hang import hang, waited_in_vain
+from .memory import out_of_memory
+from .mismatch import mismatch
+from .node_checks import node_checks
 from .nodes import flag, nodes
-from .ranks import early_leavers, rank_deaths, rank_errors
-from .start import launcher, log_tail, setup
+from .ranks import rank_failures
+from .scheduler import by_scheduler
+from .staged import stray_fault
+from .start import foreign, launcher, log_tail, setup
 
 if TYPE_CHECKING:
     from ..outcome import Judgement
     from ..result import PhaseResult
 
 # In the order of how much each explains.
-LOOKS = (setup, launcher, rank_deaths, early_leavers, rank_errors, hang, nodes, flag)
+LOOKS = (
+    stray_fault,
+    setup,
+    launcher,
+    node_checks,
+    mismatch,
+    waited_in_vain,
+    rank_failures,
+    hang,
+    nodes,
+    flag,
+    foreign,
+)
 
 
 def refused(words: str, script: Path) -> Finding:
@@ -42,8 +66,14 @@ def refused(words: str, script: Path) -> Finding:
 
 def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     """The findings of a phase that did not pass, the first cause first."""
+    by_slurm = by_scheduler(result, judgement)
+    if by_slurm:
+        return by_slurm
     # What the scheduler or we did to a job is no fault of its ranks, whatever they say of it.
     looks = LOOKS if judgement.outcome in ("failed", "lost") else ()
+    killed = out_of_memory(result, judgement) if looks else []
+    if killed:
+        return killed
     for look in looks:
         findings = look(result)
         if findings:

@@ -1,33 +1,237 @@
-"""Ranks that the others waited for, where one stood still past its stage's limit."""
+"""Ranks that the others waited for, and ranks out of step with the others.
+
+By flight recorders, which tell who came to which collective; where these are missing, by stacks;
+where these tell nothing, by stages and steps. A rank that waits is never named as the culprit.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from ..findings import Evidence, Finding
-from . import suspects
+from .. import clean
+from ..findings import Finding
+from . import flight_recorder, out_of_step, suspects
+from .case import MAX_LINES, Case, is_consequence, line_of, text_of
+from .out_of_step import Absence
+from .ranks import rank_deaths
+from .stacks import Stack
 
 if TYPE_CHECKING:
     from ..result import PhaseResult
 
+TIMED_OUT = re.compile(r"timed out|timeout", re.I)
+STACKS = "dumps/ of the run directory has the stacks and flight recorders of all ranks"
+NETWORK = (
+    "look at the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
+    "of the run directory, the collective phases (all-reduce) between pairs of nodes; " + STACKS
+)
+
+
+def waited_in_vain(result: PhaseResult) -> list[Finding]:
+    """A hang that the library's own time limit ended: all that failed had waited for ranks that
+    still live. What the failed ones say is no cause, nor that they aborted."""
+    if _stalled(result):
+        return []
+    case = Case(result)
+    deaths = {rank for one in rank_deaths(result) for rank in one.ranks}
+    if any(not is_consequence(error) for error in case.errors.values()):
+        return []
+    failed = {*deaths, *case.errors}
+    if not failed:
+        return []
+    found = out_of_step.absences(case.records, len(case.ranks), failed)
+    live = [one for one in found if not failed & set(one.absent)]
+    waited = {rank for one in live for rank in one.waiters}
+    ended = {rank for rank in case.ranks if case.ranks[rank].done}
+    if live and failed <= waited and not any(ended & set(one.absent) for one in live):
+        return [_absent(case, one, "a time limit of the library ended it") for one in live]
+    timed_out = {
+        rank for rank, error in case.errors.items() if TIMED_OUT.search(str(error.get("message")))
+    }
+    if case.records or not timed_out or deaths:
+        return []
+    left = [rank for rank in case.world if rank not in failed and rank in case.where]
+    away = [rank for rank in left if not case.where[rank].perhaps_in_collective]
+    return [_away(case, away, sorted(timed_out), "the library's time limit")] if away else []
+
 
 def hang(result: PhaseResult) -> list[Finding]:
     """Ranks that the others waited for, where a rank stood still past its stage's limit."""
-    why = [str(n.result.get("why")) for n in result.nodes if n.result.get("reason") == "stalled"]
-    absent = suspects.absent_from_collective(result) if why else []
-    findings = []
-    for index, rank in enumerate(absent):
-        stack = suspects.stack_line(result.directory, rank.rank)
-        path = str(result.directory.rank_stack(rank.rank))
-        findings.append(
-            Finding(
-                "hang",
-                f"{rank} never came to a collective that the other ranks wait in; {why[0]}",
-                "read the stacks in dumps/ of the run directory, that of this rank first",
-                primary=not index,
-                evidence=(Evidence(path, *stack),) if stack else (),
-                hosts=(rank.node,),
-                ranks=(rank.rank,),
-            )
-        )
-    return findings
+    why = _stalled(result)
+    if not why:
+        return []
+    case = Case(result)
+    found = out_of_step.absences(case.records, len(case.ranks), case.errors)
+    waits = out_of_step.waiting(case.records)
+    findings = [
+        _absent(case, one, why)
+        for one in found
+        if not set(one.absent) <= waits.keys() | case.errors.keys()
+    ]
+    if findings:
+        return [replace(one, primary=not index) for index, one in enumerate(findings)]
+    silent = [rank for rank in case.world if rank not in case.records]
+    if waits and not silent:
+        return [_together(case, waits, why)]
+    return _by_stacks(case, why, silent if waits else [])
+
+
+def _by_stacks(case: Case, why: str, silent: list[int]) -> list[Finding]:
+    """Who stood elsewhere than in a collective; `silent` are those without a record where the
+    others' tell that they wait."""
+    away = suspects.elsewhere(case.where, case.world)
+    if silent:
+        away = [
+            rank
+            for rank in silent
+            if rank not in case.where or not case.where[rank].perhaps_in_collective
+        ]
+    if away and len(away) < len(case.world):
+        waiters = [rank for rank in case.world if rank not in away]
+        return [_away(case, away, waiters, why)]
+    in_collective = [rank for rank in case.world if _in_collective(case.where.get(rank))]
+    if in_collective and len(in_collective) == len(case.world):
+        return [_everywhere(case, why)]
+    least = suspects.behind(case.result, case.world)
+    if least:
+        return [_least_far(case, least, why)]
+    if case.where and not in_collective and set(case.where) >= set(case.world):
+        return [_each(case, why)]
+    return []
+
+
+def _absent(case: Case, one: Absence, why: str) -> Finding:
+    waits = out_of_step.waiting(case.records)
+    culprits = tuple(rank for rank in one.absent if rank not in waits) or one.absent
+    stands = [f"{case.stands(rank)}" for rank in culprits if rank in case.where][:MAX_LINES]
+    line = line_of(case, one.call, one.waiters)
+    cause = (
+        f"{case.named(culprits)} never came to {one.call.kind} {one.number} of group {one.group}, "
+        f"in which {text_of(one.waiters)} {'waits' if len(one.waiters) == 1 else 'wait'}"
+        + (f" (at {line})" if line else "")
+        + (f"; stands at {'; '.join(dict.fromkeys(stands))}" if stands else "")
+        + f"; {why}"
+    )
+    detail = case.detail(
+        group=clean.line(one.group),
+        number=one.number,
+        collective=clean.line(str(one.call)),
+        waiters=list(one.waiters),
+        lines=case.lines(culprits),
+        waiters_at=clean.line(line),
+    )
+    return _found(case, culprits, cause, one.waiters, detail)
+
+
+def _away(case: Case, away: list[int], waiters: list[int], why: str) -> Finding:
+    stands = [f"{case.stands(rank)}" for rank in away if rank in case.where][:MAX_LINES]
+    at = "; ".join(dict.fromkeys(stands)) or "nobody knows where: it left no stack"
+    lines = case.lines(waiters)
+    line = next(iter(lines.values()), "")
+    cause = (
+        f"{case.named(away)} stands at {at}, while {text_of(waiters)} "
+        f"{'waits' if len(waiters) == 1 else 'wait'} in a collective"
+        + (f" (at {line})" if line else "")
+        + f"; {why}"
+    )
+    detail = case.detail(waiters=waiters, lines=case.lines(away), waiters_at=line)
+    return _found(case, tuple(away), cause, waiters, detail)
+
+
+def _least_far(case: Case, least: list[int], why: str) -> Finding:
+    rank = case.ranks[least[0]]
+    stands = case.stands(least[0])
+    cause = (
+        f"{case.named(least)} fell behind the others: {suspects.position(rank)}"
+        + (f", at {stands}" if stands else "")
+        + f"; {why}"
+    )
+    return _found(case, tuple(least), cause, (), case.detail(lines=case.lines(least)))
+
+
+def _each(case: Case, why: str) -> Finding:
+    """All stand still, and none in a collective: each by itself."""
+    ranks = tuple(case.world)
+    cause = (
+        f"{case.named(ranks)} stood still, each by itself and none in a collective, at "
+        f"{case.stands(ranks[0])}; {why}"
+    )
+    return _found(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
+
+
+def _together(case: Case, waits: dict[int, tuple[str, flight_recorder.Call]], why: str) -> Finding:
+    """All ranks of a group came, and it never ended: nobody fell behind."""
+    idle = out_of_step.not_begun(case.records)
+    group, call = min(waits.values(), key=lambda one: one[1].created_s or 0.0)
+    ranks = [
+        rank for rank, (name, one) in waits.items() if (name, one.number) == (group, call.number)
+    ]
+    line = line_of(case, call, ranks)
+    what = f"{call.kind} {call.number} of group {group}" + (f" at {line}" if line else "")
+    detail = case.detail(
+        group=clean.line(group),
+        number=call.number,
+        collective=clean.line(str(call)),
+        waiters=ranks,
+        lines=case.lines(idle),
+        waiters_at=clean.line(line),
+    )
+    if idle:
+        cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
+        return _found(case, idle, cause, ranks, detail)
+    cause = f"all {len(ranks)} ranks came to {what}, and it never ended: nobody fell behind; {why}"
+    return Finding(
+        "hang",
+        cause,
+        NETWORK,
+        evidence=tuple(case.evidence(ranks[:2])),
+        hosts=case.hosts(ranks),
+        detail=detail,
+    )
+
+
+def _everywhere(case: Case, why: str) -> Finding:
+    """The same by stacks alone."""
+    ranks = case.world
+    lines = case.lines(ranks)
+    line = next(iter(lines.values()), "")
+    cause = (
+        f"all {len(ranks)} ranks wait in a collective (at {line}), and it never ended: nobody is "
+        f"known to have fallen behind; {why}"
+    )
+    detail = case.detail(waiters=ranks, lines={}, waiters_at=line)
+    evidence = tuple(case.evidence(ranks[:2]))
+    return Finding("hang", cause, NETWORK, True, evidence, case.hosts(ranks), (), detail)
+
+
+def _found(
+    case: Case, culprits: tuple[int, ...], cause: str, waiters: Collection[int], detail: Any
+) -> Finding:
+    first = next((rank for rank in culprits if rank in case.where), None)
+    at = f"look at {case.where[first].program} on that rank; " if first is not None else ""
+    return Finding(
+        "hang",
+        cause,
+        at + STACKS,
+        evidence=(*case.evidence(culprits[:2]), *case.evidence(list(waiters)[:1])),
+        hosts=case.hosts(culprits),
+        ranks=culprits,
+        detail=detail,
+    )
+
+
+def _stalled(result: PhaseResult) -> str:
+    """What the watch of the first node that saw a rank stand still says; empty where none did."""
+    said = (
+        str(node.result.get("why"))
+        for node in result.nodes
+        if node.result.get("reason") == "stalled"
+    )
+    return next(said, "")
+
+
+def _in_collective(stack: Stack | None) -> bool:
+    return stack is not None and stack.in_collective

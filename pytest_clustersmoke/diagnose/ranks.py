@@ -1,16 +1,24 @@
-"""Ranks that died, left early or raised."""
+"""Ranks that died, left early or raised: causes before what follows from them, in order of time.
+
+A rank that lost a peer, ran into a timeout or was ended by torchrun is a victim. Whatever else ends
+a rank is a cause of its own if the rank's node had not been told yet that the phase ends, and if no
+rank before it failed in the same words; so two ranks that die on two nodes are both told.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..findings import MAX_TEXT, Evidence, Finding
 from ..rundir import read_json
 from ..telemetry import read_events
 from . import suspects
+from .exits import UNKNOWN, Exit, exits
 from .nodes import NODE_REASONS
+from .timeline import Timeline, node_of
 
 if TYPE_CHECKING:
     from ..evidence import RankResult
@@ -19,46 +27,60 @@ if TYPE_CHECKING:
 # What a rank says when another rank went away: an echo, not a cause.
 ECHO = re.compile(
     r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
-    r"remote process exited|DistBackendError|ncclRemoteError|NCCL communicator was aborted",
+    r"to recv, got 0 bytes|ving ncclUniqueId|remote process exited|DistBackendError|"
+    r"ncclRemoteError|NCCL communicator was aborted",
     re.I,
 )
+NUMBERS = re.compile(r"\d+")
+# The watch looks ten times a second, and once more 0.3 s after a process has ended: so much earlier
+# than the node told of it a rank died (launch/progress.py).
+SEEN_WITHIN_S = 0.4
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """One rank's end: when, whether something else ended it, and what tells it from others."""
+
+    rank: RankResult
+    time: float
+    victim: bool
+    words: str
+    finding: Finding
+
+
+def rank_failures(result: PhaseResult) -> list[Finding]:
+    """Every rank that died or raised, the first cause first; ranks that left early, where all that
+    the others say is that they lost a peer."""
+    timeline = Timeline.of(result)
+    failures = sorted(
+        [*_deaths(result, timeline), *_raised(result, timeline)],
+        key=lambda one: (one.victim, one.time),
+    )
+    if failures and all(one.victim for one in failures):
+        leavers = early_leavers(result)
+        if leavers:
+            return leavers
+    told: list[Finding] = []
+    said: set[str] = set()
+    for one in failures:
+        node = node_of(one.rank)
+        end = timeline.told.get(node) if node is not None else None
+        before_the_end = end is None or one.time <= end
+        primary = not told or (not one.victim and before_the_end and one.words not in said)
+        said.add(one.words)
+        told.append(_told(one, failures[0], primary, timeline))
+    return sorted(told, key=lambda one: not one.primary)
 
 
 def rank_deaths(result: PhaseResult) -> list[Finding]:
     """Ranks that ended without an exception and without being done: killed, or left early."""
-    findings = []
-    for rank in result.ranks:
-        if not rank.start or rank.done or rank.events.last("error") is not None:
-            continue
-        node = _node_events(result, rank)
-        if not any(
-            state.get("rank") == rank.rank and state.get("alive") is False
-            for record in node
-            if record["event"] == "ranks"
-            for state in _dicts(record.get("states"))
-        ):
-            continue
-        stage, step = _position(rank)
-        path = rank.events.path
-        findings.append(
-            Finding(
-                "rank-died",
-                f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without "
-                "an exception and without being done: killed by a signal, or it left early",
-                "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)",
-                evidence=(Evidence(str(path), rank.events.lines[-1], "its last event"),),
-                hosts=(rank.node,),
-                ranks=(rank.rank,),
-            )
-        )
-    return findings
+    return [one.finding for one in _deaths(result, Timeline.of(result))]
 
 
 def early_leavers(result: PhaseResult) -> list[Finding]:
     """Ranks that were done too early, where all that the others say is that they lost a peer."""
-    errors = _errors(result)
-    victims = [rank for rank, _ in errors]
-    if not victims or not all(_is_echo(error) for _, error in errors):
+    victims = [rank for rank, error in _errors(result) if _is_echo(error)]
+    if not victims:
         return []
     return [
         Finding(
@@ -73,26 +95,97 @@ def early_leavers(result: PhaseResult) -> list[Finding]:
     ]
 
 
-def rank_errors(result: PhaseResult) -> list[Finding]:
-    known = sorted(_errors(result), key=lambda pair: (_is_echo(pair[1]), pair[1]["time"]))
+def _told(one: _Failure, first: _Failure, primary: bool, timeline: Timeline) -> Finding:
+    """The finding with what happened around it, or with how long it came after the first one."""
+    if one is first:
+        detail = {**one.finding.detail, "timeline": timeline.around(one.time)}
+        return replace(one.finding, primary=True, detail=detail)
+    after = one.time - first.time
+    when = f", {after:.1f} s after {first.rank}" if after > 0 else ""
+    detail = {**one.finding.detail, "after_s": round(after, 3)}
+    cause = f"{one.finding.cause}{when}"
+    return replace(one.finding, cause=cause, primary=primary, detail=detail)
+
+
+def _deaths(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
+    known = exits(result)
+    raised = {node_of(rank) for rank, error in _errors(result) if not _is_echo(error)}
+    found = []
+    for rank in result.ranks:
+        if not rank.start or rank.done or rank.events.last("error") is not None:
+            continue
+        if not _seen_dead(result, rank):
+            continue
+        node, ended = node_of(rank), known.get(rank.rank)
+        told = timeline.told.get(node) if node is not None else None
+        last = timeline.at(node, rank.events.records[-1])
+        time = last if told is None else max(last, told - SEEN_WITHIN_S)
+        # torchrun ends all ranks of a node where one has raised.
+        victim = not ended.own if ended is not None and ended.signal else node in raised
+        if ended is not None and not ended.signal:
+            victim = False
+        words = f"died {ended.code if ended else ''} {rank.rank}"
+        found.append(_Failure(rank, time, victim, words, _death(rank, ended)))
+    if found and all(one.victim for one in found) and not raised:
+        # Nobody else can have ended them, as far as anything tells.
+        found = [replace(one, victim=False) for one in found]
+    return found
+
+
+def _seen_dead(result: PhaseResult, rank: RankResult) -> bool:
+    """Whether its node's watch found its process gone, before torchrun could have ended it."""
+    return any(
+        state.get("rank") == rank.rank and state.get("alive") is False
+        for record in _node_events(result, rank)
+        if record["event"] == "ranks"
+        for state in _dicts(record.get("states"))
+    )
+
+
+def _death(rank: RankResult, ended: Exit | None) -> Finding:
+    stage, step = _position(rank)
+    how = str(ended) if ended else "killed by a signal, or it left early"
+    last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
+    return Finding(
+        "rank-died",
+        f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without an exception "
+        f"and without being done: {how}",
+        ended.fix(rank.node) if ended else UNKNOWN,
+        evidence=(last, ended.evidence) if ended else (last,),
+        hosts=(rank.node,),
+        ranks=(rank.rank,),
+        detail={"exitcode": ended.code} if ended else {},
+    )
+
+
+def _raised(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
     return [
-        Finding(
-            "rank-error",
-            f"{rank} failed: {error.get('type')}: {error.get('message')}"[:MAX_TEXT],
-            "read the traceback in the rank's events and its stderr",
-            primary=not index,
-            evidence=(
-                Evidence(
-                    str(rank.events.path),
-                    rank.events.line_of(error),
-                    str(error.get("traceback", ""))[-MAX_TEXT:],
-                ),
-            ),
-            hosts=(rank.node,),
-            ranks=(rank.rank,),
+        _Failure(
+            rank,
+            timeline.at(node_of(rank), error),
+            _is_echo(error),
+            NUMBERS.sub("0", f"{error.get('type')}: {error.get('message')}"),
+            _error(rank, error),
         )
-        for index, (rank, error) in enumerate(known)
+        for rank, error in _errors(result)
     ]
+
+
+def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
+    return Finding(
+        "rank-error",
+        f"{rank} failed: {error.get('type')}: {error.get('message')}"[:MAX_TEXT],
+        "read the traceback in the rank's events and its stderr",
+        evidence=(
+            Evidence(
+                str(rank.events.path),
+                rank.events.line_of(error),
+                str(error.get("traceback", ""))[-MAX_TEXT:],
+            ),
+        ),
+        hosts=(rank.node,),
+        ranks=(rank.rank,),
+    )
 
 
 def _errors(result: PhaseResult) -> list[tuple[RankResult, dict[str, Any]]]:

@@ -56,6 +56,23 @@ def launcher(result: PhaseResult) -> list[Finding]:
     return []
 
 
+def foreign(result: PhaseResult) -> list[Finding]:
+    """Files of events that are not of this job's ranks: nothing in them counted."""
+    return [
+        Finding(
+            "foreign-events",
+            f"the events of rank {rank.rank} are not this job's: their `start` names another job, "
+            "rank or schema, or there is more than one",
+            "find out what else wrote this file: a program of the job, or another version of "
+            "pytest-clustersmoke on a node",
+            evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
+            ranks=(rank.rank,),
+        )
+        for rank in result.ranks
+        if rank.events.foreign
+    ]
+
+
 def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
     for path in job_logs(directory):
         found = last_line(path)

@@ -12,6 +12,7 @@ control     the address that daemons listen on
 daemons     starting daemons and waiting for them
 accounting  the database, slurmdbd, accounts
 isolation   namespaces and the virtual network
+memory      limits that the kernel holds jobs to
 bringup     all of that, in order
 teardown    the end of all of that
 command     `clustersmoke lab`
@@ -45,11 +46,11 @@ def _silent(_: str) -> None:
     """Progress that nobody asked for."""
 
 
-def can_run(accounting: bool = False, isolated: bool = False) -> str | None:
+def can_run(accounting: bool = False, isolated: bool = False, memory: bool = False) -> str | None:
     """Why no such lab can be had on this machine; None where one can."""
     from . import bringup
 
-    return bringup.can_run(accounting, isolated)
+    return bringup.can_run(accounting, isolated, memory)
 
 
 def missing_packages(accounting: bool, isolated: bool) -> list[str]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..rundir import write_whole
-from . import accounting, config, packages, state, teardown
+from . import accounting, config, memory, packages, state, teardown
 from .claim import claim
 from .config import NodePlan, Plan
 from .control import LOOPBACK, Control, address_of_host, control_here, why_not_here, with_hosts
 from .daemons import Daemons, munged_command, node_states
 from .isolation import Isolation, can_isolate
+from .memory import can_limit
 from .model import Lab, LabError, LabSettings, LabStartError, check_settings
 from .paths import LabDir
 from .ports import listening, reserved
@@ -43,7 +44,7 @@ class Site:
     enter: tuple[tuple[str, ...], ...]
 
 
-def can_run(accounting: bool = False, isolated: bool = False) -> str | None:
+def can_run(accounting: bool = False, isolated: bool = False, memory: bool = False) -> str | None:
     """Why no such lab can be had on this machine; None where one can."""
     missing = packages.missing_packages(accounting, isolated)
     if missing:
@@ -52,7 +53,8 @@ def can_run(accounting: bool = False, isolated: bool = False) -> str | None:
             f"{', '.join(missing)} not installed; `clustersmoke lab install{words}` as root on "
             "Debian or Ubuntu installs what a lab needs"
         )
-    return can_isolate() if isolated else why_not_here()
+    limits = can_limit() if memory else None
+    return limits or (can_isolate() if isolated else why_not_here())
 
 
 def bring_up(settings: LabSettings, say: Say) -> Lab:
@@ -62,7 +64,7 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
     cannot have one, LabStartError where it did not start; then nothing of it is left but logs.
     """
     check_settings(settings)
-    reason = can_run(settings.accounting, settings.isolated)
+    reason = can_run(settings.accounting, settings.isolated, settings.memory)
     if reason:
         raise LabError(f"no lab can be started here: {reason}")
     began = time.monotonic()
@@ -93,6 +95,8 @@ def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
         site = stack.enter_context(_site(settings, record, daemons))
         plan = _plan(settings, files, site, version)
         write_files(plan)
+        if settings.memory:
+            memory.make(files, record.token)
         _start_slurm(plan, site, daemons, say)
     lab = Lab(
         settings.name,
@@ -145,6 +149,7 @@ def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Pla
         gpus_per_node=settings.gpus_per_node,
         slurm_version=_numbers(version),
         accounting_port=site.accounting_port if settings.accounting else None,
+        memory=settings.memory,
         # All addresses of a node of its own are private. In the host, srun may listen on one only
         # where that is the one from which nodes call back.
         daemons_bound=not settings.isolated,

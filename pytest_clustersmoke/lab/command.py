@@ -79,6 +79,11 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         action="store_true",
         help="each node with a host name, an address, a /tmp and a /dev/shm of its own",
     )
+    up.add_argument(
+        "--memory",
+        action="store_true",
+        help="jobs get no more memory than they ask for (--mem): the kernel ends what takes more",
+    )
     up.add_argument("--name", default=DEFAULT_NAME, help="its name (default: %(default)s)")
     up.add_argument(
         "--dir",
@@ -103,6 +108,7 @@ def _up(words: argparse.Namespace) -> int:
             cpus_per_node=words.cpus_per_node,
             accounting=words.accounting,
             isolated=words.isolated,
+            memory=words.memory,
             directory=words.dir,
         ),
         _say,

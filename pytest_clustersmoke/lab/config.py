@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .memory import DEFAULT_MIB_PER_CPU, mountpoint
 from .paths import LabDir
 
 # Far more than the machine has, as with CPUs and GPUs: job scripts of large clusters are taken.
@@ -38,6 +38,8 @@ class Plan:
     gpus_per_node: int
     slurm_version: tuple[int, int]
     accounting_port: int | None = None
+    # Whether jobs get no more memory than they ask for.
+    memory: bool = False
     # Whether slurmd and srun listen on one address only, as told by the file that each reads.
     daemons_bound: bool = True
     clients_bound: bool = True
@@ -77,11 +79,11 @@ def slurm_conf(plan: Plan, bound: bool) -> str:
         f"PlugStackConfig={files.plugstack_conf}",
         "MailProg=/bin/true",
         "ProctrackType=proctrack/linuxproc",
-        "TaskPlugin=task/none",
+        f"TaskPlugin=task/{'cgroup' if plan.memory else 'none'}",
         "JobAcctGatherType=jobacct_gather/none",
         "MpiDefault=none",
         "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_CPU",
+        *_consumable(plan),
         # The CPUs and memory below are taken as said, however few the machine has.
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
@@ -115,6 +117,12 @@ def slurm_conf(plan: Plan, bound: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _consumable(plan: Plan) -> list[str]:
+    if not plan.memory:
+        return ["SelectTypeParameters=CR_CPU"]
+    return ["SelectTypeParameters=CR_CPU_Memory", f"DefMemPerCPU={DEFAULT_MIB_PER_CPU}"]
+
+
 def _accounting(plan: Plan) -> list[str]:
     if plan.accounting_port is None:
         return ["AccountingStorageType=accounting_storage/none"]
@@ -140,7 +148,16 @@ def gres_conf(plan: Plan) -> str:
 
 
 def cgroup_conf(plan: Plan) -> str:
-    """cgroup.conf: no control groups at all, which each version has to be told in its own way."""
+    """cgroup.conf: the lab's own groups for memory, or no control groups at all, which each version
+    has to be told in its own way."""
+    if plan.memory:
+        return (
+            "CgroupPlugin=cgroup/v1\n"
+            f"CgroupMountpoint={mountpoint(plan.files)}\n"
+            "ConstrainRAMSpace=yes\n"
+            "MinRAMSpace=1\n"  # MiB; as little as a test asks for
+            + ("CgroupAutomount=no\n" if plan.slurm_version < (23, 11) else "")
+        )
     if plan.slurm_version >= (23, 11):
         return "CgroupPlugin=disabled\n"
     return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
@@ -167,17 +184,3 @@ def slurmdbd_conf(plan: Plan) -> str:
             "",
         ]
     )
-
-
-def expand(hosts: str) -> list[str]:
-    """The names in a node list such as `gpu[0-2,7],login`."""
-    names: list[str] = []
-    for prefix, ranges, suffix in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?([^,\[]*)", hosts):
-        if not ranges:
-            names.append(prefix + suffix)
-            continue
-        for part in ranges.split(","):
-            first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                names.append(f"{prefix}{number:0{len(first)}d}{suffix}")
-    return names

@@ -30,6 +30,7 @@ class LabSettings:
     cpus_per_node: int = 8
     accounting: bool = False
     isolated: bool = False
+    memory: bool = False
     directory: Path | None = None
 
 

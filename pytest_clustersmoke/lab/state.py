@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..hostlist import expand
 from ..rundir import read_json, write_json
-from . import config, paths
+from . import paths
 from .model import Lab, LabError
 from .paths import LabDir
 from .processes import Process, boot_id
@@ -215,7 +216,7 @@ def wrap(conf: Path) -> Lab:
     for line in re.sub(r"\\\n", " ", text).splitlines():
         match = re.match(r"\s*NodeName=(\S+)", line, re.IGNORECASE)
         if match and match[1].upper() != "DEFAULT":
-            nodes += config.expand(match[1])
+            nodes += expand(match[1])
             gpus.append(_gpus(line))
     if not nodes:
         raise LabError(f"SLURM_CONF is {conf}, which names no nodes; `unset SLURM_CONF`")

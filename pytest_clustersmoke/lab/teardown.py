@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from . import daemons, packages, paths, processes, state
+from . import daemons, memory, packages, paths, processes, state
 from .model import LabError
 from .state import Record
 
@@ -29,6 +29,8 @@ def end_lab(record: Record, keep_logs: bool = False) -> Path | None:
     _end_starter(record)
     record = state.read(record.name, root)
     left = _end_processes(record)
+    if record.token:
+        memory.remove(record.token)
     for link in record.links:
         _remove_link(link)
     if left:

@@ -63,7 +63,12 @@ class Rank:
         """
         if init not in group.INITS:
             raise ValueError(f"init={init!r}; expected one of {', '.join(group.INITS)}")
-        rank = cls(find_place(), timeout_s)
+        place = find_place()
+        if place.fault:
+            from .staged import StagedRank
+
+            cls = StagedRank
+        rank = cls(place, timeout_s)
         dumps = None
         try:
             if rank._place.phase_dir is not None:
@@ -72,7 +77,7 @@ class Rank:
             yield rank
             rank._close()
         except BaseException as error:
-            rank._failed(error)
+            rank._failed(error, dumps)
             raise
         if dumps is not None:
             dumps.close()
@@ -305,7 +310,11 @@ class Rank:
         self._voice.event("done", seconds=time.monotonic() - self._began)
         self._voice.close()
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, dumps: Dumps | None) -> None:
+        # Before the error is told: the node's watch ends the phase on it, and where ranks were out
+        # of step the record of the one that raised is needed to say which.
+        if dumps is not None and self.world_size > 1:
+            dumps.ask()
         self._voice.event(
             "error",
             type=type(error).__name__,
@@ -313,5 +322,7 @@ class Rank:
             traceback="".join(traceback.format_exception(error)),
         )
         self._voice.close()
+        if dumps is not None and self.world_size > 1:
+            dumps.finish()
         # Registered last, so it runs first: from here on the interpreter's end is bounded.
         atexit.register(leave_soon)

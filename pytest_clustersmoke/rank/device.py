@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from ..telemetry import SCHEMA
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,6 +54,8 @@ def start_facts(place: Place, device: torch.device) -> dict[str, Any]:
 
     on_cuda = device.type == "cuda"
     return {
+        "schema": SCHEMA,
+        "job": place.job,
         "rank": place.rank,
         "local_rank": place.local_rank,
         "node_rank": place.node_rank,

@@ -6,15 +6,18 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..rundir import PhaseDir
+from ..rundir import PhaseDir, job_of, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
+FAULT = "CLUSTERSMOKE_FAULT"
 
 
 @dataclass(frozen=True)
 class Place:
-    """This rank's place among the others, and where it writes (None by hand)."""
+    """This rank's place among the others, where it writes (None by hand), and the fault that it has
+    to stage (None but under --cluster-prove)."""
 
     rank: int
     local_rank: int
@@ -25,6 +28,13 @@ class Place:
     phase_dir: PhaseDir | None
     device_wish: str
     timeout_s: float
+    fault: dict[str, Any] | None = None
+
+    @property
+    def job(self) -> str:
+        """The job whose rank this is, as its events name it; empty by hand."""
+        spec = read_json(self.phase_dir.spec) if self.phase_dir is not None else None
+        return job_of(spec or {})
 
 
 def find_place() -> Place:
@@ -32,6 +42,7 @@ def find_place() -> Place:
     if "RANK" not in os.environ:
         _stand_alone()
     phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
+    phase_dir = PhaseDir(Path(phase)) if phase else None
     return Place(
         rank=_count("RANK"),
         local_rank=_count("LOCAL_RANK", "0"),
@@ -39,10 +50,24 @@ def find_place() -> Place:
         local_world_size=_count("LOCAL_WORLD_SIZE", "1"),
         node_rank=_count("CLUSTERSMOKE_NODE_RANK", os.environ.get("GROUP_RANK", "0")),
         node=os.environ.get("CLUSTERSMOKE_NODE_NAME") or socket.gethostname(),
-        phase_dir=PhaseDir(Path(phase)) if phase else None,
+        phase_dir=phase_dir,
         device_wish=_device_wish(),
         timeout_s=_timeout_s(),
+        fault=_fault(phase_dir) if phase_dir else None,
     )
+
+
+def _fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
+    """The fault that the phase's spec names; the launcher must say the same, or nothing runs."""
+    found = (read_json(phase_dir.spec) or {}).get("fault")
+    fault = found if isinstance(found, dict) else {}
+    named, told = fault.get("name"), os.environ.get(FAULT)
+    if named != told:
+        raise ValueError(
+            f"{FAULT}={told!r} in the rank's environment, but {phase_dir.spec} names {named!r}: "
+            "faults are staged by --cluster-prove alone, which sets both"
+        )
+    return fault or None
 
 
 def _stand_alone() -> None:

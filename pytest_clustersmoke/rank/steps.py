@@ -34,6 +34,12 @@ class Step:
         """End the step. The loss stays on its device: nothing waits for it."""
         self._log.record(loss)
 
+    def local_done(self) -> None:
+        """Mark the end of what this rank does alone in the step (its batch, its forward pass),
+        before the step's first collective. From there on ranks wait for each other, so that only
+        the time until here tells a slow one."""
+        self._log.local_done()
+
 
 class StepLog:
     """start(), then record() at the end of each step, then finish() on all ranks.
@@ -105,6 +111,10 @@ class StepLog:
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
             self._mark(self._clock.passed_steps(), now)
 
+    def local_done(self) -> None:
+        """The rank's own part of the step that is under way has ended."""
+        self._clock.local_done()
+
     def finish(self) -> None:
         """Write the figures. Ranks that recorded losses average them, so all ranks call this."""
         if self.recorded != self.count:
@@ -119,13 +129,21 @@ class StepLog:
         self._voice.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
         self._voice.event("metrics", values=self._metrics(wall_s, seconds, means))
-        self._voice.event("step_times", seconds=seconds[:MOST_STEP_TIMES])
+        self._voice.event(
+            "step_times",
+            seconds=seconds[:MOST_STEP_TIMES],
+            warmup=self.warmup,
+            local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
+        )
         if means:
             local = self._losses.tolist()
             self._voice.event(
                 "losses",
                 mean=means,
                 local_finite=all(map(math.isfinite, local)),
+                not_finite_at=next(
+                    (i for i, v in enumerate(local, 1) if not math.isfinite(v)), None
+                ),
                 local_final=local[-1],
             )
 
@@ -171,7 +189,7 @@ class StepLog:
         """The mean over all ranks at each step; a NaN of any rank stays one."""
         import torch.distributed as dist
 
-        losses = self._losses.to(self._device)
+        losses = self._losses.to(self._device, copy=True)  # what this rank had is told, too
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)
             losses /= self._world_size
@@ -182,9 +200,14 @@ class StepLog:
 class _CpuClock:
     def __init__(self) -> None:
         self._ticks: list[float] = []
+        self._locals: list[float] = []
 
     def tick(self) -> None:
         self._ticks.append(time.perf_counter())
+
+    def local_done(self) -> None:
+        if len(self._locals) < len(self._ticks):  # of several micro batches the first one counts
+            self._locals.append(time.perf_counter())
 
     def passed_steps(self) -> int:
         return len(self._ticks) - 1
@@ -195,18 +218,33 @@ class _CpuClock:
     def step_seconds(self) -> list[float]:
         return [end - begin for begin, end in zip(self._ticks, self._ticks[1:], strict=False)]
 
+    def local_seconds(self) -> list[float]:
+        """Each step's, from its begin to its mark; nothing where a step had none."""
+        if len(self._locals) != self.passed_steps():
+            return []
+        return [done - begin for begin, done in zip(self._ticks, self._locals, strict=False)]
+
 
 class _CudaClock:
     def __init__(self) -> None:
         self._ticks: list[torch.cuda.Event] = []
+        self._locals: list[torch.cuda.Event] = []
         self._passed = 0
 
     def tick(self) -> None:
+        self._ticks.append(self._event())
+
+    def local_done(self) -> None:
+        if len(self._locals) < len(self._ticks):
+            self._locals.append(self._event())
+
+    @staticmethod
+    def _event() -> torch.cuda.Event:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._ticks.append(event)
+        return event
 
     def passed_steps(self) -> int:
         """Steps the device has ended; it ends them in order, so none is asked for twice."""
@@ -220,6 +258,12 @@ class _CudaClock:
     def step_seconds(self) -> list[float]:
         pairs = zip(self._ticks, self._ticks[1:], strict=False)
         return [begin.elapsed_time(end) / 1000 for begin, end in pairs]
+
+    def local_seconds(self) -> list[float]:
+        if len(self._locals) != len(self._ticks) - 1:
+            return []
+        pairs = zip(self._ticks, self._locals, strict=False)
+        return [begin.elapsed_time(done) / 1000 for begin, done in pairs]
 
 
 def _percentile(values: list[float], percent: int) -> float:

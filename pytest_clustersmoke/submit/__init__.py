@@ -2,6 +2,7 @@
 
 slurm.py      one job of N one-task nodes, through sbatch and srun
 local.py      N virtual nodes on this machine, each in a session of its own
+details.py    what more Slurm says of a job that did not end well
 script.py     the batch script's parts that both share: environment set-up, strict set-up lines
 scheduler.py  the scheduler's commands, in sessions of their own and without an outer job's words
 """
@@ -30,7 +31,8 @@ class Refused(Exception):
 class JobState:
     """What the scheduler says of a job.
 
-    `kind` is ours: pending, running, ended, or unknown (the scheduler has forgotten the job).
+    `kind` is ours: pending, running, ended, held (put back after its launch failed, and it will not
+    start by itself), or unknown (the scheduler has forgotten the job).
     `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not told.
     """
 
@@ -58,6 +60,10 @@ class Backend(Protocol):
         """The states of these jobs in one question to the scheduler; a job may be missing when the
         scheduler did not answer at all (which says nothing about the job)."""
 
+    def details(self, job_id: str, state: JobState, nodes: str) -> str:
+        """What more the scheduler tells of a job that did not end well and of its nodes (a list
+        such as `gpu[0-2]`), in its own words, for `told` to read; empty where it tells nothing."""
+
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """End these jobs with one call; whether the scheduler has taken it. Unlike the other calls
         this one may come from another thread, while one of them waits for the scheduler."""
@@ -82,6 +88,8 @@ def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
 
 def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
     """The job as plain data, as `launch.run_node` reads it on every node."""
+    fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
+    expect = profile.expect.get(phase.name)
     return {
         "schema": 1,
         "run_id": run_id,
@@ -97,8 +105,11 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "env_unset": list(phase.env_unset),
         "device": profile.hardware.device,
         "gpu": profile.hardware.gpu,
+        "interconnect": profile.hardware.interconnect,
+        "inter_node": list(expect.inter_node) if expect else [],
         "stage_limits_s": {name: one.value for name, one in phase.stage_limits_s.items()},
         "timeout_s": phase.timeout_s.value,
         "dump_wait_s": profile.limits.dump_wait_s,
         "nccl_hostid": profile.backend == "local",
+        **fault,
     }

@@ -11,7 +11,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -75,7 +74,8 @@ class LocalBackend:
                     "SUBMITIT_EXECUTOR": "local",
                     "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
                 }
-                executor = _VirtualNode(directory, environ, self._profile.python)
+                python = script.interpreter(phase, self._profile)
+                executor = _VirtualNode(directory, environ, python)
                 executor.submit(run_node, str(directory.spec), node_rank)
                 assert executor.process is not None
                 started = processes.started_at(executor.process.pid)
@@ -98,6 +98,9 @@ class LocalBackend:
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
         return JobState("ended", raw, "", names, at, at)
 
+    def details(self, job_id: str, state: JobState, nodes: str) -> str:
+        return ""  # no scheduler stands between us and these jobs
+
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """End the virtual nodes and every rank of theirs, wherever it has moved to."""
         jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
@@ -119,12 +122,12 @@ class LocalBackend:
         """Nothing to do: a virtual node is known as soon as it is started."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
-        python = self._profile.python or shlex.quote(sys.executable)
+        python = script.interpreter(phase, self._profile)
         command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
         lines = [
             "#!/bin/bash",
             f"# Run once for each of {phase.nodes.value} virtual nodes of this machine.",
-            *script.strict_setup(self._profile.setup, directory),
+            *script.strict_setup(script.setup(phase, self._profile), directory),
             *script.environment(phase),
             f"exec {command}",
         ]
@@ -144,11 +147,11 @@ class _VirtualNode(LocalExecutor):
     """submitit's local executor, with the batch script in a session and process group of its own:
     a Ctrl-C at the terminal must not end it behind our back."""
 
-    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str | None) -> None:
+    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
         self._directory = directory
         self._environ = environ
         self.process: subprocess.Popen[bytes] | None = None
-        super().__init__(directory.submitit, python=python or shlex.quote(sys.executable))
+        super().__init__(directory.submitit, python=python)
 
     def _submit_command(self, command: str) -> LocalJob[Any]:
         job_id = self._environ["SUBMITIT_LOCAL_JOB_ID"]

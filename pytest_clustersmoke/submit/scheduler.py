@@ -18,6 +18,12 @@ OUTER_JOB = re.compile(
 KEPT = {"SLURM_CONF"}
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+# Why a job waits that was put back when its launch had failed: nobody but an operator starts it
+# again (squeue and scontrol write it differently).
+HELD = {"launch failed requeued held", "launch_failed_requeued_held"}
+# A job completes, with this reason, for as long as what is left of it on its other nodes takes to
+# end; that a node failed it is known all the while.
+NODE_DOWN = "NodeDown"
 # Any word that is in neither set is that of a job which is still there.
 ENDED = {
     "BOOT_FAIL",
@@ -45,7 +51,9 @@ def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(
+    command: list[str], environ: Mapping[str, str], timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run one command of the scheduler. A session of its own keeps a Ctrl-C at the terminal from
     cutting it in half. Raises OSError and subprocess.TimeoutExpired."""
     return subprocess.run(
@@ -56,7 +64,7 @@ def run(command: list[str], environ: Mapping[str, str]) -> subprocess.CompletedP
         text=True,
         errors="replace",
         start_new_session=True,
-        timeout=COMMAND_TIMEOUT_S,
+        timeout=COMMAND_TIMEOUT_S if timeout_s is None else timeout_s,
         check=False,
     )
 
@@ -130,10 +138,13 @@ def _state(fields: list[str]) -> JobState:
     raw, reason, nodes, submitted, started = fields
     # sacct says "CANCELLED by 1000" and marks truncated states with a "+".
     word = (raw.split() or [""])[0].rstrip("+")
+    if word == "COMPLETING" and reason == NODE_DOWN:
+        word = "NODE_FAIL"
     kind = "pending" if word in PENDING else "ended" if word in ENDED else "running"
+    kind = "held" if kind == "pending" and reason in HELD else kind
     reason = "" if reason in ("None", "(null)") else reason
     nodes = "" if nodes in ("(null)", "None assigned") else nodes
-    start = _seconds(started) if kind != "pending" else None
+    start = _seconds(started) if kind not in ("pending", "held") else None
     return JobState(kind, word, reason, nodes, _seconds(submitted), start)
 
 

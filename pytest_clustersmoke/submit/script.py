@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -11,7 +12,20 @@ from typing import TYPE_CHECKING
 from ..rundir import PhaseDir
 
 if TYPE_CHECKING:
+    from ..cluster import Profile
     from ..phase import Phase
+
+
+def setup(phase: Phase, profile: Profile) -> tuple[str, ...]:
+    """The profile's set-up lines, and those of a fault that is staged."""
+    return (*profile.setup, *(phase.staged.setup if phase.staged else ()))
+
+
+def interpreter(phase: Phase, profile: Profile) -> str:
+    """The shell command for Python on the nodes; without one in the profile, this Python."""
+    python = profile.python or shlex.quote(sys.executable)
+    flags = phase.staged.python_flags if phase.staged else ""
+    return f"{python} {flags}".rstrip()
 
 
 def environment(phase: Phase) -> list[str]:

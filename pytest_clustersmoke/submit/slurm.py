@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from ..launch import run_node
 from ..rundir import PhaseDir, write_whole
-from . import JobState, Refused, scheduler, script
+from . import JobState, Refused, details, scheduler, script
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -38,6 +36,9 @@ class SlurmBackend:
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
         return self._witnesses.ask(job_ids)
 
+    def details(self, job_id: str, state: JobState, nodes: str) -> str:
+        return details.ask(job_id, state, nodes, self._environ)
+
     def cancel(self, job_ids: Iterable[str]) -> bool:
         jobs = list(job_ids)
         return not jobs or self._scancel(jobs)
@@ -56,7 +57,7 @@ class SlurmBackend:
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
-        executor = _Sbatch(directory, self._environ, self._profile.python)
+        executor = _Sbatch(directory, self._environ, script.interpreter(phase, self._profile))
         options: dict[str, Any] = {
             key: one.value
             for key, one in phase.slurm.items()
@@ -75,7 +76,8 @@ class SlurmBackend:
             comment=f"clustersmoke run={run_id} phase={phase.name}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=script.strict_setup(self._profile.setup, directory) + script.environment(phase),
+            setup=script.strict_setup(script.setup(phase, self._profile), directory)
+            + script.environment(phase),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
@@ -96,10 +98,10 @@ class _Sbatch(SlurmExecutor):
     """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
     it asks for no early signal, and sbatch runs in a session and an environment of ours."""
 
-    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str | None) -> None:
+    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
         self._directory = directory
         self._environ = environ
-        super().__init__(directory.submitit, python=python or shlex.quote(sys.executable))
+        super().__init__(directory.submitit, python=python)
 
     @classmethod
     def affinity(cls) -> int:

@@ -18,6 +18,7 @@ class FakeBackend:
         self.jobs: dict[str, JobState] = {}
         self.directories: dict[str, PhaseDir] = {}
         self.refusals: dict[str, str] = {}
+        self.told: dict[str, str] = {}
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
 
@@ -35,6 +36,10 @@ class FakeBackend:
         if self.broken:
             raise self.broken
         return {job: self.jobs[job] for job in wanted if job in self.jobs}
+
+    def details(self, job_id: str, state: JobState, nodes: str) -> str:
+        self.calls.append(("details", job_id, state.raw, nodes))
+        return self.told.get(job_id, "")
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         self.calls.append(("cancel_named", phase.name))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
+from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
 
 if TYPE_CHECKING:
     from tests.fakes.nccl import FAULTS, staged
@@ -41,6 +41,8 @@ events = EventWriter(place.rank_events(rank))
 process = psutil.Process()
 events.write(
     "start",
+    schema=SCHEMA,
+    job=job_of(read_json(place.spec) or {}),
     rank=rank,
     local_rank=int(os.environ["LOCAL_RANK"]),
     node_rank=node_rank,

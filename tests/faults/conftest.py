@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from pytest_clustersmoke import lab
 
+from ..leftovers import none_left
 from ..needs import need_lab
-from .harness import Suite
+from . import staged
+from .harness import Outcome, Suite
+from .table import Fault
 
 LAB_NODES = 5
 
@@ -20,6 +24,36 @@ LAB_NODES = 5
 def broken(tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]) -> Suite:
     """An empty suite on a local cluster; no process of it may be left when the test ends."""
     return Suite(tmp_path, leftovers[0])
+
+
+@pytest.fixture(scope="module")
+def staged_together(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Fault], Outcome]]:
+    """The run in which a fault was staged: one for all chosen tests of its family, for pytest's
+    start is shared so. A fault that changes the cluster itself has a run of its own."""
+    runs: dict[str, Outcome] = {}
+    chosen = [
+        item.callspec.params["fault"]
+        for item in request.session.items
+        if item.getparent(pytest.Module) is request.node and hasattr(item, "callspec")
+    ]
+    with ExitStack() as stack:
+
+        def outcome(fault: Fault) -> Outcome:
+            key = fault.name if fault.profile or fault.usage else fault.family
+            if key not in runs:
+                mark, _ = stack.enter_context(none_left())
+                suite = Suite(tmp_path_factory.mktemp(key), mark)
+                alike = [
+                    one
+                    for one in chosen
+                    if one.family == fault.family and not one.profile and not one.usage
+                ]
+                runs[key] = staged.together([fault] if key == fault.name else alike, suite)
+            return runs[key]
+
+        yield outcome
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +65,18 @@ class Outcome:
         """The phase's part of report.json."""
         found = {one["phase"]: one for one in self.report["phases"]}
         return dict(found[name])
+
+    def failures(self, name: str) -> str:
+        """What the phase's failed criteria said, as junit.xml has it."""
+        junit = ElementTree.parse(self.suite.path / "reports" / "latest" / "junit.xml")
+        found = []
+        for case in junit.getroot().iter("testcase"):
+            phases = [
+                one.get("value") for one in case.iter("property") if one.get("name") == "phase"
+            ]
+            if phases == [name]:
+                found += [one.get("message", "") for one in case.iter("failure")]
+        return "\n".join(found)
 
     def result(self, name: str) -> PhaseResult:
         """The phase's evidence, as a criterion would see it."""
@@ -158,10 +171,10 @@ class Suite:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def run(self, *words: str) -> Outcome:
+    def run(self, *words: str, patience_s: float = PATIENCE_S) -> Outcome:
         """Run pytest over this suite to its end."""
         with self.started(*words) as process:
-            process.wait(PATIENCE_S)
+            process.wait(patience_s)
         return self.ended(process)
 
     def ended(self, process: subprocess.Popen[str]) -> Outcome:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from pytest_clustersmoke.telemetry import read_events
 
 from ..needs import need_lab
 from .harness import DONE, Outcome, Suite, wait_for
+from .running import Running
 
 pytestmark = pytest.mark.lab
 
-LONG = {"seconds": 600}
 SEEN_WITHIN_S = 5.0
 QUEUE_WAIT_S = 25
 # From a task's end with an error to Slurm's own knowledge of it, through srun.
@@ -37,9 +36,10 @@ def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -
     assert outcome.report["verdict"] == "INCONCLUSIVE"
     assert outcome.phase("refused")["outcome"] == "never_ran"
     finding = outcome.finding("refused")
-    assert finding["id"] == "submission-refused"
+    assert finding["id"] == "partition-unknown"
+    assert "there is no partition `nope`" in finding["cause"]
     words = "invalid partition specified: nope"
-    assert words in finding["cause"] and words in outcome.output
+    assert words in finding["evidence"][-1]["text"] and words in outcome.output
     assert outcome.phase("good")["outcome"] == "passed"
     assert set(outcome.phase("good")["criteria"].values()) == {"passed"}
     assert [one["phase"] for one in outcome.journal("submitted")] == ["good"]
@@ -88,43 +88,6 @@ def ended_state(suite: Suite, job: str) -> str:
     return wait_for(f"the end of job {job}", look)
 
 
-class Running:
-    """A phase on the lab that is being run, and what may be done to it."""
-
-    def __init__(self, suite: Suite, name: str, nodes: int = 1) -> None:
-        self.suite, self.name, self.nodes = suite, name, nodes
-        suite.phase(name, "idle.py", DONE, nodes=nodes, args=LONG)
-        self.struck = 0.0
-
-    def wait(self) -> None:
-        """Until every rank trains."""
-        phase = self.suite.run_dir().phase(self.name)
-        for rank in range(self.nodes):
-            self.suite.wait_event(phase.rank_events(rank), "step")
-
-    @property
-    def job(self) -> str:
-        jobs = {one["phase"]: one["job_id"] for one in self.suite.journal("submitted")}
-        return str(jobs[self.name])
-
-    def strike(self, act: Callable[[], object]) -> None:
-        self.struck = time.time()
-        act()
-
-    def pid(self, event: str, node: int) -> int:
-        phase = self.suite.run_dir().phase(self.name)
-        return int(self.suite.wait_event(phase.node_events(node), event)["pid"])
-
-    def node_name(self, node: int) -> str:
-        phase = self.suite.run_dir().phase(self.name)
-        return str(self.suite.wait_event(phase.node_events(node), "claim")["node"])
-
-    def seen_s(self) -> float:
-        """From what was done to it to its result known."""
-        ended = {one["phase"]: one["time"] for one in self.suite.journal("ended")}
-        return float(ended[self.name]) - self.struck
-
-
 @pytest.fixture(scope="module")
 def struck(
     tmp_path_factory: pytest.TempPathFactory, faults_lab: Lab
@@ -136,8 +99,8 @@ def struck(
     suite.profile["phases"]["waits"] = {"slurm": {"begin": "now+1hour"}}
     suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}  # takes no other with it
     suite.phase("waits", "idle.py", DONE)
-    one = {name: Running(suite, name) for name in ("scancelled", "requeued")}
-    two = {name: Running(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")}
+    one = {name: Running.idle(suite, name) for name in ("scancelled", "requeued")}
+    two = {name: Running.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")}
     phases = one | two
     with suite.started() as process:
         for phase in phases.values():
@@ -184,7 +147,7 @@ def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -
     outcome, phases = struck
     phase = outcome.phase("scancelled")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cancelled", "CANCELLED")
-    assert outcome.finding("scancelled")["id"] == "job-cancelled"
+    assert outcome.finding("scancelled")["id"] == "cancelled-by-other"
     assert phases["scancelled"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
@@ -193,7 +156,9 @@ def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
     outcome, phases = struck
     phase = outcome.phase("node_lost")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cluster_failed", "NODE_FAIL")
-    assert outcome.finding("node_lost")["id"] == "job-cluster-failed"
+    finding = outcome.finding("node_lost")
+    assert finding["id"] == "node-down"
+    assert finding["hosts"] == [phases["node_lost"].node_name(1)]
     assert phases["node_lost"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
@@ -212,13 +177,14 @@ def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) ->
     outcome, phases = struck
     phase = outcome.phase("requeued")
     assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
+    assert outcome.finding("requeued")["id"] == "requeued"
     assert ended_state(outcome.suite, phases["requeued"].job) == "CANCELLED"
 
 
 def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite) -> None:
     """pytest has been killed, and Slurm starts the job a second time: it fails at once, and the
     ranks do not train again."""
-    phase = Running(on_lab, "small")
+    phase = Running.idle(on_lab, "small")
     with on_lab.started() as process:
         phase.wait()
         process.kill()
@@ -279,7 +245,7 @@ def test_with_accounting_a_dead_job_is_seen_within_five_seconds_too(
     try:
         suite = Suite(tmp_path, leftovers[0])
         suite.use_slurm(running_lab.slurm_conf)
-        phase = Running(suite, "launcher_killed", nodes=2)
+        phase = Running.idle(suite, "launcher_killed", nodes=2)
         with suite.started() as process:
             phase.wait()
             pid = phase.pid("claim", node=1)

@@ -52,13 +52,15 @@ def start(need: Callable[..., None]) -> Callable[..., lab.Lab]:
         accounting: bool = False,
         isolated: bool = False,
         directory: Path | None = None,
+        memory: bool = False,
     ) -> lab.Lab:
-        need(accounting, isolated)
+        need(accounting, isolated, memory)
         settings = lab.LabSettings(
             name=name,
             nodes=nodes,
             accounting=accounting,
             isolated=isolated,
+            memory=memory,
             directory=directory,
         )
         return lab.up(settings)

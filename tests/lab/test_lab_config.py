@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.hostlist import expand
 from pytest_clustersmoke.lab import LabError, LabSettings, config, packages, paths, ports
 from pytest_clustersmoke.lab.isolation import NETWORKS, chosen_network
 from pytest_clustersmoke.lab.model import check_settings
@@ -55,6 +56,20 @@ def test_partitions_preempt_by_tier() -> None:
     assert "PartitionName=high Nodes=node0,node1 Default=NO PriorityTier=10 " in text
 
 
+def test_memory_is_limited_in_groups_of_the_labs_own() -> None:
+    """slurmd finds them below the lab's directory; a job that asks for no memory gets a share."""
+    without = settings_of(config.slurm_conf(PLAN, bound=True))
+    assert (without["TaskPlugin"], without["SelectTypeParameters"]) == ("task/none", "CR_CPU")
+    plan = dataclasses.replace(PLAN, memory=True)
+    settings = settings_of(config.slurm_conf(plan, bound=True))
+    assert settings["TaskPlugin"] == "task/cgroup"
+    assert settings["SelectTypeParameters"] == "CR_CPU_Memory"
+    assert int(settings["DefMemPerCPU"]) * PLAN.cpus_per_node < config.NODE_MEMORY_MIB
+    groups = settings_of(config.cgroup_conf(plan))
+    assert groups["CgroupMountpoint"] == "/lab/run/cgroup"
+    assert groups["ConstrainRAMSpace"] == "yes"
+
+
 def test_without_gpus_no_gres_is_named() -> None:
     """A lab of nodes without GPUs names no gres anywhere."""
     plan = dataclasses.replace(PLAN, gpus_per_node=0)
@@ -92,7 +107,7 @@ def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugi
 )
 def test_node_lists_expand(text: str, names: list[str]) -> None:
     """Slurm's short form of a node list names these nodes."""
-    assert config.expand(text) == names
+    assert expand(text) == names
 
 
 def test_settings_are_refused_all_at_once() -> None:
@@ -183,3 +198,9 @@ def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(LabError, match="only root"):
         packages.install(["munge"], print)
+
+
+def test_no_node_list_takes_more_memory_than_there_is() -> None:
+    """A list that a job wrote may name any number of nodes, or none that is one."""
+    assert len(expand("n[0-99999999999]")) == 100_000
+    assert expand("n[x-y,2]") == ["n2"]

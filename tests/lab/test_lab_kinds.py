@@ -1,4 +1,4 @@
-"""Labs with accounting, and labs whose nodes are hosts of their own."""
+"""Labs with accounting, with limits on memory, and labs whose nodes are hosts of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import state
+from pytest_clustersmoke.lab import memory, state
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -86,6 +86,22 @@ def test_accounting_ends_without_a_trace(start: Start) -> None:
     lab.down("t")
     assert not any(process.alive for process in record.daemons)
     assert not record.files.root.exists()
+
+
+def test_memory_is_limited_without_a_trace(start: Start, command: Run) -> None:
+    """The kernel ends the task that takes more than its job asked for, on that node alone; the
+    lab's control groups go with it."""
+    one = start(memory=True)
+    take = "import os; bytearray((300 if os.environ['SLURM_NODEID'] == '1' else 1) << 20)"
+    words = (sys.executable, "-c", take)
+    limited = command("srun", "--nodes=2", "--mem=100M", *words, lab=one)
+    assert limited.returncode != 0
+    assert "node1: task 1: Out Of Memory" in limited.stderr
+    assert command("srun", "--nodes=2", *words, lab=one).returncode == 0
+    groups = memory.HIERARCHY / f"clustersmoke_{state.running()[0].token}"
+    assert groups.is_dir()
+    lab.down("t")
+    assert not groups.exists()
 
 
 def test_isolated_nodes_are_hosts_of_their_own(start: Start, command: Run, home: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pytest_clustersmoke.rundir import PhaseDir
 from pytest_clustersmoke.telemetry import read_events
@@ -20,6 +23,13 @@ def records_gloo() -> bool:
     """Whether this torch's flight recorder sees more than NCCL's collectives."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) >= (2, 6)
+
+
+def recorded(phase: PhaseDir, rank: int) -> dict[str, Any]:
+    """Its flight recorder; on a loaded machine that without source lines may be all."""
+    whole, brief = phase.rank_flight_recorder(rank), phase.rank_flight_recorder_brief(rank)
+    record: dict[str, Any] = json.loads((whole if whole.exists() else brief).read_text())
+    return record
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -75,3 +85,45 @@ def test_an_exception_is_written_and_ends_the_rank(torchrun: Callable[..., Run])
     assert (error["type"], error["message"]) == ("RuntimeError", "this rank has had enough")
     assert "fail.py" in error["traceback"]
     assert run.events(1).last("done") is None
+
+
+def test_a_rank_that_aborts_leaves_its_flight_recorder(tmp_path: Path) -> None:
+    """gloo and NCCL abort from threads of their own; the rank ends by that signal all the same,
+    within seconds."""
+    phase = PhaseDir(tmp_path / "phase")
+    line = torchrun_line(PROGRAMS / "aborts.py", 2, ())
+    with started(line, rank_environment(phase)) as process:
+        began = time.monotonic()
+        output, _ = process.communicate(timeout=RUN_WITHIN_S)
+    assert time.monotonic() - began < RUN_WITHIN_S and "exitcode: -6" in output
+    assert "Fatal Python error: Aborted" in output
+    if not records_gloo():
+        return
+    assert recorded(phase, 0)["entries"][-1]["input_sizes"] == [[5]]
+
+
+def test_a_rank_that_raises_leaves_its_flight_recorder_first(
+    torchrun: Callable[..., Run],
+) -> None:
+    """It is there when the error is told, with the members of the groups."""
+    run = torchrun("fail.py", ranks=2)
+    record = recorded(run.phase, 1)
+    assert record["groups"] == {"0": [0, 1]}
+    if records_gloo():
+        assert [entry["profiling_name"] for entry in record["entries"]] == ["gloo:barrier"]
+
+
+def test_a_program_that_disables_faulthandler_is_not_taken_for_an_abort() -> None:
+    """Doing so brings back the handler that an abort shows by."""
+    code = (
+        "import faulthandler\nfrom pytest_clustersmoke.rank import last_words\n"
+        "last_words.arm()\nassert not last_words.aborting()\nfaulthandler.disable()\n"
+        "assert not last_words.aborting()\nfaulthandler.enable()\n"
+        "assert not last_words.aborting()\nlast_words.disarm()\n"
+        "assert not last_words.aborting()\nimport os, time\n"
+        "print(time.time(), flush=True)\nos.abort()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    assert "AssertionError" not in done.stderr
+    assert time.time() - float(done.stdout) < 5  # without the 6 s of an abort that is waited for

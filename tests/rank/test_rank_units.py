@@ -141,6 +141,33 @@ def test_a_nan_loss_is_kept(place: Place) -> None:
     losses = next(events_of(place).named("losses"))
     assert losses["mean"] == [1.0, "nan"]
     assert losses["local_finite"] is False and losses["local_final"] == "nan"
+    assert losses["not_finite_at"] == 2
+
+
+def test_a_ranks_own_part_of_each_step_is_timed_to_its_mark(place: Place) -> None:
+    """Of several marks in a step the first counts; it lies within the step."""
+    log = step_log(place, 3)
+    log.start()
+    for _ in range(3):
+        log.local_done()
+        log.local_done()
+        log.record()
+    log.finish()
+    times = next(events_of(place).named("step_times"))
+    assert times["warmup"] == log.warmup and len(times["local_seconds"]) == 3
+    pairs = zip(times["local_seconds"], times["seconds"], strict=True)
+    assert all(0 < own < whole for own, whole in pairs)
+
+
+def test_a_step_without_a_mark_leaves_none_timed(place: Place) -> None:
+    """What was not marked in every step cannot be told by step."""
+    log = step_log(place, 2)
+    log.start()
+    log.local_done()
+    log.record()
+    log.record()
+    log.finish()
+    assert next(events_of(place).named("step_times"))["local_seconds"] == []
 
 
 def test_without_losses_none_are_written(place: Place) -> None:

@@ -1,6 +1,10 @@
-"""train_ddp.py in which one rank ends, or stops, in the middle of training.
+"""train_ddp.py in which one rank ends, or stops.
 
---how exits-0 | exits-3 | killed | raises | hangs    --at-rank R    --at-step S (from 0)
+--how exits-0 | exits-3 | killed | raises | hangs    --at-rank R
+--when init        its process group is not yet open
+       model       the group is open, no collective of the training has begun
+       step        in training, at the step --at-step (from 0), before the step's collective
+       collective  at that step, inside a collective, in which it waits for a rank that comes later
 """
 
 from __future__ import annotations
@@ -11,12 +15,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from pytest_clustersmoke.rank import Rank, Step
 
 train_ddp: Any = importlib.import_module("train_ddp")
+staging: Any = importlib.import_module("staging")
+LOOK_EVERY_S = 0.02
+INSIDE_S = 0.5
 
 
 def raises() -> None:
@@ -27,7 +38,7 @@ def hangs() -> None:
     threading.Event().wait()
 
 
-ENDS = {
+ENDS: dict[str, Callable[[], object]] = {
     "exits-0": lambda: os._exit(0),
     "exits-3": lambda: os._exit(3),
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -36,21 +47,84 @@ ENDS = {
 }
 
 
+class Ending:
+    """The fault, on the rank and at the moment that are asked for."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.how, self.when, self.at_step = given.how, given.when, given.at_step
+        self.here = int(os.environ["RANK"]) == given.at_rank
+
+    def come(self, when: str, step: int = 0) -> None:
+        if self.here and self.when == when and step == self.at_step * (when == "step"):
+            staging.staged()
+            ENDS[self.how]()
+
+    def inside_a_collective(self, step: int) -> None:
+        """This rank waits in an all-reduce and ends there; the others come once it has."""
+        if self.when != "collective" or step != self.at_step:
+            return
+        pid = torch.tensor([os.getpid() if self.here else 0])
+        dist.all_reduce(pid)
+        if self.here and self.how == "raises":
+            staging.staged()
+            dist.all_reduce(torch.ones(1), op=dist.ReduceOp.BAND)  # gloo has it for whole numbers
+        if self.here:
+            threading.Thread(target=self._end_while_it_waits, daemon=True).start()
+        else:
+            wait_for_the_end_of(int(pid))
+        dist.all_reduce(torch.ones(1))
+
+    def _end_while_it_waits(self) -> None:
+        """Once the main thread has been in the collective for a while."""
+        since = time.monotonic()
+        while time.monotonic() - since < INSIDE_S:
+            time.sleep(LOOK_EVERY_S)
+            frame = sys._current_frames()[threading.main_thread().ident or 0]
+            if frame.f_code.co_name != "all_reduce":
+                since = time.monotonic()
+        staging.staged()
+        ENDS[self.how]()
+
+
+def wait_for_the_end_of(pid: int) -> None:
+    """Until the process has ended; torchrun, its parent, may not have asked for its status yet."""
+    import psutil
+
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(LOOK_EVERY_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", choices=ENDS, required=True)
     parser.add_argument("--at-rank", type=int, required=True)
     parser.add_argument("--at-step", type=int, default=3)
+    parser.add_argument("--when", choices=("init", "model", "step", "collective"), default="step")
     given, rest = parser.parse_known_args()
-    whole_steps = Rank.steps
+    ending = Ending(given)
+    whole_steps, whole_model, whole_init = (
+        Rank.steps,
+        train_ddp.build_model,
+        dist.init_process_group,
+    )
 
     def steps(rank: Rank, count: int, **sizes: Any) -> Iterator[Step]:
         for step in whole_steps(rank, count, **sizes):
-            if rank.rank == given.at_rank and step.index == given.at_step:
-                ENDS[given.how]()
+            ending.come("step", step.index)
+            ending.inside_a_collective(step.index)
             yield step
 
+    def build_model(hidden_size: int) -> Any:
+        ending.come("model")
+        return whole_model(hidden_size)
+
+    def init_process_group(*words: Any, **named: Any) -> None:
+        ending.come("init")
+        whole_init(*words, **named)
+
     Rank.steps = steps  # type: ignore[method-assign, assignment]
+    train_ddp.build_model = build_model
+    dist.init_process_group = init_process_group
     sys.argv[1:] = rest
     train_ddp.main()
 

@@ -13,13 +13,15 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import psutil
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
+from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
 
 MARK_EVERY_S = 0.2
+_kept: list[IO[str]] = []  # open as long as the process lives
 
 
 def numbers() -> dict[str, int]:
@@ -29,26 +31,23 @@ def numbers() -> dict[str, int]:
     return found | {"node_rank": int(os.environ["CLUSTERSMOKE_NODE_RANK"])}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=0.0)
-    parser.add_argument("--die-rank", type=int)
-    given = parser.parse_args()
-    place, who, me = (
-        PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"])),
-        numbers(),
-        psutil.Process(),
-    )
+def begin() -> EventWriter:
+    """What every rank does first: be known to the watch, and ready to be dumped."""
+    place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+    who, me = numbers(), psutil.Process()
     rank = who["rank"]
     # What `Rank` would write when the launcher asks for dumps, or torchrun ends it first: stacks,
     # and no collectives.
     stacks = place.rank_stack(rank).open("w")
+    _kept.append(stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks)
     faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
     place.rank_flight_recorder(rank).write_text('{"entries": []}')
     events = EventWriter(place.rank_events(rank))
     events.write(
         "start",
+        schema=SCHEMA,
+        job=job_of(read_json(place.spec) or {}),
         **who,
         pid=me.pid,
         pid_started=me.create_time(),
@@ -57,6 +56,15 @@ def main() -> None:
         device="cpu",
         python=sys.version.split()[0],
     )
+    return events
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--die-rank", type=int)
+    given = parser.parse_args()
+    events, rank = begin(), int(os.environ["RANK"])
     events.write("stage", name="train", state="begin")
     ends = time.monotonic() + given.seconds
     step = 0
@@ -64,7 +72,7 @@ def main() -> None:
         step += 1
         events.write("step", step=step, steps=0)
         if rank == given.die_rank and step == 3:
-            os.kill(me.pid, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(min(MARK_EVERY_S, given.seconds))
     events.write("stage", name="train", state="end", seconds=given.seconds)
     events.write("done", seconds=given.seconds)

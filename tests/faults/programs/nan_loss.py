@@ -1,31 +1,65 @@
-"""train_ddp.py where rank 1 meets a NaN in its data at step 3."""
+"""train_ddp.py where rank 1 meets a NaN at step 3: --where data | gradient | parameter."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import sys
 from typing import Any
 
 import torch
 
 train_ddp: Any = importlib.import_module("train_ddp")
 teacher: Any = importlib.import_module("teacher")
+staging: Any = importlib.import_module("staging")
+AT_RANK, AT_STEP = 1, 3
 
 
 class Spoilt:
     """The teacher, and one bad number. Step 0 is the gradient probe's too."""
 
+    where = "data"
+    model: Any = None
+    spoils_gradient = False
+
     def __init__(self, width: int, batch_size: int, rank: int, device: torch.device) -> None:
         self._whole = teacher.Teacher(width, batch_size, rank, device)
-        self._bad = rank == 1
+        self._bad = rank == AT_RANK
 
     def batch(self, step: int) -> Any:
         inputs, targets = self._whole.batch(step)
-        if self._bad and step == 3:
+        now = self._bad and step == AT_STEP
+        if now:
+            staging.staged()
+        Spoilt.spoils_gradient = now and self.where == "gradient"
+        if now and self.where == "data":
             inputs = inputs.clone()
             inputs[0, 0] = float("nan")
+        if now and self.where == "parameter":
+            with torch.no_grad():
+                next(Spoilt.model.parameters())[0, 0] = float("nan")
         return inputs, targets
 
 
+def spoilt_model(hidden_size: int) -> Any:
+    """The model, whose first weight's gradient can be spoilt before DDP reduces it."""
+    model = whole_model(hidden_size)
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * float("nan") if Spoilt.spoils_gradient else gradient
+
+    weight: Any = next(model.parameters())
+    weight.register_hook(spoil)
+    Spoilt.model = Spoilt.model or model
+    return model
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--where", choices=("data", "gradient", "parameter"), default="data")
+    given, sys.argv[1:] = parser.parse_known_args()
+    Spoilt.where = given.where
+    whole_model = train_ddp.build_model
+    train_ddp.build_model = spoilt_model
     train_ddp.Teacher = Spoilt
     train_ddp.main()

@@ -14,31 +14,37 @@ GRADIENTS = "test_gradients_are_in_sync"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
+BEHIND = "test_no_rank_falls_behind"  # skips where there is one rank
+DEVICE = "test_every_rank_has_a_device_of_its_own"
+INTERFACES = "test_pinned_interfaces_are_on_every_node"
 CRITERIA = UNMEASURED | {
     "job",
     "test_every_node_is_allocated_once",
     "test_all_ranks_are_done",
     "test_world_size_is_the_one_asked_for",
     "test_all_ranks_passed_the_barrier",
-    "test_every_rank_has_a_device_of_its_own",
+    DEVICE,
     "test_all_ranks_run_the_versions_expected",
-    "test_pinned_interfaces_are_on_every_node",
+    INTERFACES,
     "test_all_steps_are_done",
     FINITE,
     FALLS,
     GRADIENTS,
     RELOAD,
+    BEHIND,
 }
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is staged for real, and what must come of it.
+    """A fault that is staged for real, and what must come of it: one of three.
 
-    `failed` are the criteria that must fail while the job passes; every other one stays green, or
-    skipped where it is of UNMEASURED. Where the job itself does not pass, `finding` is its primary
-    finding's id, `rank` the rank and `host` the node that it must name, `signature` the known cause
-    behind it, and every criterion points to the job.
+    - `failed`: the criteria that must fail while the job passes; every other one stays green, or
+      skipped where it is of UNMEASURED. With a `rank`, they name it and its node.
+    - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
+      the node that it must name, `signature` the known cause behind it, `words` what its text has
+      to say. Every criterion points to the job.
+    - `usage`: pytest ends with a usage error that says this, and nothing is submitted.
     """
 
     name: str
@@ -47,6 +53,9 @@ class Fault:
     failed: frozenset[str] = frozenset()
     finding: str = ""
     signature: str = ""
+    maybe: str = ""  # a signature that is found, or not, by which of two processes is quicker
+    words: tuple[str, ...] = ()
+    usage: tuple[str, ...] = ()
     rank: int | None = None
     host: str = ""
     outcome: str = "failed"  # the job's, where `finding` is given
@@ -54,5 +63,8 @@ class Fault:
     ranks_per_node: int = 2
     args: Mapping[str, Any] = field(default_factory=lambda: SMALL)
     profile: Mapping[str, Any] = field(default_factory=dict)  # added to the cluster's
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the phase in the profile
     within_s: float = 10.0  # from the fault to the finding
     replayed: bool = False  # recorded text, where the fault itself cannot be staged here
+    of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
+    slow: bool = False  # only in `make test-all`; of each family one or two are not

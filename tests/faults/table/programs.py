@@ -1,24 +1,47 @@
-"""Rank programs that are broken on purpose."""
+"""Rank programs that are broken on purpose: gradients, numbers, deaths, data, slow ranks."""
 
 from __future__ import annotations
 
 from ..harness import SMALL
-from .model import FALLS, FINITE, GRADIENTS, RELOAD, Fault
+from .model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
 
+# Of a rank that stands still; a step of these sizes takes milliseconds.
+STEP_LIMIT_S = 4
 SMALL_ZERO = {"hidden_size": 32, "layers": 1, "micro_batch": 8, "steps": 8, "learning_rate": 0.01}
 
 
-def _ends(how: str, finding: str, nodes: int = 1, rank: int = 1) -> Fault:
-    args = {**SMALL, "how": how, "at_rank": rank}
-    name = f"{how.replace('-', '_')}_on_{nodes}_node"
-    family = "hang" if how == "hangs" else "death"
-    return Fault(name, "ends.py", family, finding=finding, rank=rank, nodes=nodes, args=args)
+def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
+    """Rank 1 of two ends, or stops. torchrun, if it is quick, says by which signal."""
+    return Fault(
+        f"{how.replace('-', '_')}_in_{when}",
+        "ends.py",
+        "hang" if how == "hangs" else "death",
+        finding=finding,
+        maybe="rank_killed" if how == "killed" else "",
+        within_s=STEP_LIMIT_S + 15 if how == "hangs" else 10.0,
+        rank=1,
+        args={**SMALL, "how": how, "at_rank": 1, "when": when},
+        slow=slow,
+    )
+
+
+def _nan(where: str, words: str, rank: int | None, slow: bool) -> Fault:
+    return Fault(
+        f"nan_in_{where}_of_one_rank",
+        "nan_loss.py",
+        "numbers",
+        frozenset({FINITE, FALLS}),
+        words=(words,),
+        rank=rank,
+        args={**SMALL, "where": where},
+        slow=slow,
+    )
 
 
 PROGRAMS = (
     # Without sync the ranks' weights drift apart, and only rank 0's are saved.
     Fault("ddp_without_sync", "ddp_without_sync.py", "gradients", frozenset({GRADIENTS, RELOAD})),
-    Fault("ddp_trained_bare", "ddp_trained_bare.py", "gradients", frozenset({RELOAD})),
+    Fault("ddp_trained_bare", "ddp_trained_bare.py", "gradients", frozenset({RELOAD}), slow=True),
     Fault(
         "zero_without_reductions",
         "zero_without_reductions.py",
@@ -26,14 +49,23 @@ PROGRAMS = (
         frozenset({GRADIENTS}),
         args=SMALL_ZERO,
     ),
-    Fault(
-        "other_checkpoint",
-        "other_checkpoint.py",
-        "checkpoint",
-        frozenset({RELOAD}),
-        ranks_per_node=1,
-    ),
-    Fault("nan_loss_on_one_rank", "nan_loss.py", "numbers", frozenset({FINITE, FALLS})),
+    _nan("data", "first at step 4 on rank 1 (local0);", rank=1, slow=False),
+    _nan("parameter", "first at step 4 on rank 1 (local0);", rank=1, slow=True),
+    # The reduction carries it to all ranks before any loss shows it.
+    _nan("gradient", "first at step 5 on rank 0 (local0), rank 1 (local0);", rank=None, slow=True),
+    Fault("slow_rank", "slow_rank.py", "straggler", frozenset({BEHIND}), rank=1),
+    _ends("killed", when="init"),
+    _ends("killed", when="model"),
+    _ends("killed", when="step", slow=False),
+    _ends("killed", when="collective", slow=False),
+    _ends("exits-0", when="step"),
+    _ends("exits-0", when="collective"),
+    _ends("exits-3", when="init"),
+    _ends("exits-3", when="step"),
+    _ends("raises", "rank-error", when="model"),
+    _ends("raises", "rank-error", when="step", slow=False),
+    _ends("raises", "rank-error", when="collective"),
+    _ends("hangs", "hang"),
     Fault(
         "leaves_in_good_order",
         "leaves.py",
@@ -41,10 +73,38 @@ PROGRAMS = (
         finding="rank-left-early",
         rank=1,
         args={"steps": 8},
+        slow=True,
     ),
-    _ends("exits-0", "rank-died"),
-    _ends("exits-3", "rank-died"),
-    _ends("killed", "rank-died"),
-    _ends("raises", "rank-error"),
-    _ends("hangs", "hang"),
+    # Of three ranks two agree, so that it is known which is wrong.
+    Fault(
+        "uneven_batches",
+        "uneven_batches.py",
+        "data",
+        finding="collective-mismatch",
+        words=("rank 1 (local1) is out of step in group 0",),
+        rank=1,
+        nodes=3,
+        ranks_per_node=1,
+        within_s=STEP_LIMIT_S + 15,
+        slow=True,
+    ),
+    Fault(
+        "cache_race",
+        "cache_race.py",
+        "data",
+        finding="rank-error",
+        signature="hf_datasets_cache_race",
+        rank=1,
+        args={"steps": 8},
+    ),
+    Fault(
+        "rank_for_local_rank",
+        "rank_for_local_rank.py",
+        "configuration",
+        frozenset({DEVICE}),
+        rank=1,
+        nodes=2,
+        ranks_per_node=1,
+        slow=True,
+    ),
 )

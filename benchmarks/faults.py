@@ -1,0 +1,83 @@
+"""Every fault of tests/faults staged, and docs/faults.md written from what the tests measured.
+
+python -m benchmarks.faults                    about 20 minutes on two cores
+python -m benchmarks.faults junit.xml ...      from reports of earlier runs of these tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.measures import HEAD, Measured, by_family, from_junit, markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "faults.md"
+INTRODUCTION = """\
+# Staged faults
+
+What a failure is found by, proven: each fault below is staged in a real job, on virtual nodes of
+one machine or on a real Slurm, and a test holds what came of it against its row in
+`tests/faults/table/`: the criteria that fail and those that stay green, the finding, its cause,
+rank and host, and how long it took. Faults of hardware, which cannot be had without it, are
+replayed: a rank of a real job leaves the recorded words of one and ends as that one did.
+
+Written by `make faults` (`python -m benchmarks.faults`); the tests print the first table, too.
+Seconds run from just before the fault to the finding on the controller. A rank's death must be told
+within 10 s, a hang within its stage's limit (4 s here, where the row says no other) and 15 s.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("junit", nargs="*", type=Path)
+    given = parser.parse_args()
+    status, rows = 0, read(given.junit)
+    if not given.junit:
+        with tempfile.TemporaryDirectory() as folder:
+            junit = Path(folder) / "junit.xml"
+            command = [sys.executable, "-m", "pytest", "tests/faults", f"--junitxml={junit}"]
+            status = subprocess.run(command, cwd=ROOT).returncode
+            rows = read([junit])
+    if not rows:
+        sys.exit("no fault was staged: nothing is written")
+    DOCUMENT.write_text(document(rows))
+    print(f"{len(rows)} faults in {DOCUMENT}")
+    return status
+
+
+def read(paths: Sequence[Path]) -> list[Measured]:
+    """The rows of these reports; of a fault in several, the last."""
+    found = {row.name: row for path in paths for row in from_junit(path)}
+    return sorted(found.values(), key=lambda row: (row.family, row.name))
+
+
+def document(rows: Sequence[Measured]) -> str:
+    """docs/faults.md."""
+    head = ("fault", "family", "red", "finding and signature", "rank", "host", "seconds")
+    lines = [
+        (
+            f"`{row.name}`{' (replayed)' if row.replayed else ''}",
+            row.family,
+            (row.red if row.met else "**not as its row says**").replace("_", "\\_"),
+            row.finding.replace("_", "\\_"),
+            row.ranks or "-",
+            row.hosts or "-",
+            "-" if row.seconds is None else f"{row.seconds:.1f}",
+        )
+        for row in rows
+    ]
+    parts = (
+        INTRODUCTION,
+        "## Measures\n" + markdown(HEAD, by_family(rows)),
+        "## Every fault\n" + markdown(head, lines),
+    )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

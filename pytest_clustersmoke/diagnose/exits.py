@@ -1,0 +1,101 @@
+"""How the processes of ranks ended: their exit statuses and signals, and what to do next.
+
+torchrun reaps the ranks, so that its log tells them; what it writes there is taken by pid. A rank
+that it closed itself, since another had failed, did not end by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..findings import Evidence, tail_lines
+from .timeline import node_of
+
+if TYPE_CHECKING:
+    from ..result import PhaseResult
+
+# torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 to 2.13.
+FAILED = re.compile(r"exitcode\s{0,9}: (-?\d{1,5})\)? .{0,60}?\(pid: (\d{1,9})\)")
+CLOSED = re.compile(r"Sending process (\d{1,9}) closing signal SIG")
+# Signals by which a process ends through no other rank's doing; abort() is often the answer to a
+# peer that is gone, and SIGTERM is how a rank is asked to end.
+OWN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGXCPU", "SIGXFSZ", "SIGSYS"}
+NATIVE = (
+    "read the stack that it left in its stderr (nodes/ of the run directory), and run it on "
+    "another node to tell the program from the machine"
+)
+FIXES = {
+    "SIGKILL": "look on {node} for the kernel's out-of-memory kills (`dmesg -T | grep -i 'killed "
+    "process'`, `journalctl -k`; it may take an administrator) and at `sacct -j JOB -o "
+    "MaxRSS,State`; where there are none, somebody or a clean-up script killed it",
+    "SIGBUS": "look at `df -h /dev/shm` on {node}: a full one ends ranks so, as does a mapped file "
+    "that was cut short; a larger /dev/shm, fewer data loader workers, no stale /dev/shm/nccl-* "
+    "and /dev/shm/torch_*",
+    "SIGSEGV": NATIVE,
+    "SIGFPE": NATIVE,
+    "SIGILL": "the build is for another CPU than that of {node}: compare `lscpu` of the nodes",
+    "SIGABRT": "read the last lines of its stderr (nodes/ of the run directory): an exception or a "
+    "failed assertion of native code ended it",
+    "SIGTERM": "find out who ended it: torchrun and this suite say so in their logs, the scheduler "
+    "in its own",
+    "SIGXCPU": "raise the limit on CPU time (`ulimit -t`)",
+    "SIGXFSZ": "raise the limit on file sizes (`ulimit -f`)",
+}
+UNKNOWN = "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)"
+LEFT = "find what leaves the program before its Rank is closed (sys.exit, os._exit); its stderr"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """`code` as torchrun counts: the exit status, or minus the number of the signal."""
+
+    code: int
+    evidence: Evidence
+
+    @property
+    def signal(self) -> str:
+        """The signal's name; empty where it ended by itself."""
+        try:
+            return signal.Signals(-self.code).name if self.code < 0 else ""
+        except ValueError:
+            return f"signal {-self.code}"
+
+    @property
+    def own(self) -> bool:
+        """Whether it ended by no other rank's doing, as far as the signal tells."""
+        return self.signal in OWN
+
+    def __str__(self) -> str:
+        return f"killed by {self.signal}" if self.code < 0 else f"it left with status {self.code}"
+
+    def fix(self, node: str) -> str:
+        if self.code >= 0:
+            return LEFT
+        return FIXES.get(self.signal, UNKNOWN).format(node=node)
+
+
+def exits(result: PhaseResult) -> dict[int, Exit]:
+    """Rank -> how its process ended, where torchrun tells; not those that torchrun closed."""
+    ranks = {(node_of(rank), rank.start.get("pid")): rank.rank for rank in result.ranks}
+    found: dict[int, Exit] = {}
+    for node in result.nodes:
+        path = result.directory.torchrun_log(node.node_rank)
+        lines = list(tail_lines(path))
+        closed = {pid for _, line in lines for pid in _numbers(CLOSED, line)}
+        for number, line in lines:
+            match = FAILED.search(line)
+            if match is None or match[2] in closed:
+                continue
+            rank = ranks.get((node.node_rank, int(match[2])))
+            if rank is not None:
+                evidence = Evidence(str(path), number, line)
+                found.setdefault(rank, Exit(int(match[1]), evidence))
+    return found
+
+
+def _numbers(words: re.Pattern[str], line: str) -> Iterator[str]:
+    return (match[1] for match in words.finditer(line))

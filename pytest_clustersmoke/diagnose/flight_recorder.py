@@ -1,0 +1,236 @@
+"""The flight recorders of ranks: which collectives each has called, in which process group.
+
+Read by ourselves: torch's own analyzer fails on gloo's. The shape changed with torch's versions:
+2.2 numbers the calls `seq_id` and its groups by `pg_id`, which counts in each process for itself
+(only 0, the default group, is the same on all ranks); 2.3 has `pg_name`; from 2.4 on there are
+`process_group` (name, description), `collective_seq_id` and `p2p_seq_id`. gloo, recorded from 2.6
+on, leaves `state` at "scheduled": that a call has ended shows by `retired`. The recorder is a ring:
+its first calls may be gone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..findings import MAX_TEXT, Evidence
+from ..rundir import PhaseDir
+from .stacks import LIBRARY
+
+# 2,000 calls with 20 frames each are 5 MB.
+MAX_BYTES = 32 * 2**20
+# Of each group and rank the last ones are kept: what all ranks have come past explains nothing.
+KEPT = 256
+MAX_DIMENSIONS = 64
+DEFAULT_GROUP = "0"
+# Calls that differ between ranks by design, in roots and in sizes: only their kind is compared.
+UNEVEN = re.compile(r"gather$|scatter$|all_?to_?all|reduce$|_oop$|coalesced|send|recv|monitored")
+# These share the end of their names with those, and are even.
+EVEN = frozenset({"all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather"})
+P2P = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective as one rank called it."""
+
+    number: int
+    kind: str
+    sizes: str = ""
+    elements: int | None = None
+    dtype: str = ""
+    line: str = ""  # of the program: FILE:LINE in FUNCTION, called at FILE:LINE in FUNCTION
+    ended: bool = False
+    state: str = ""
+    created_s: float | None = None  # Unix
+
+    @property
+    def agrees_on(self) -> tuple[str, int | None, str]:
+        """What must be the same on all ranks of the group."""
+        if self.kind not in EVEN and UNEVEN.search(self.kind):
+            return self.kind, None, ""
+        return self.kind, self.elements, self.dtype
+
+    def __str__(self) -> str:
+        what = f" of {self.sizes} {self.dtype}".rstrip() if self.sizes else ""
+        return f"{self.kind}{what}" + (f" at {self.line}" if self.line else "")
+
+
+@dataclass
+class Record:
+    """What one rank's flight recorder holds, by group."""
+
+    rank: int
+    path: Path
+    calls: dict[str, dict[int, Call]] = field(default_factory=dict)
+    p2p: dict[str, list[Call]] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    descriptions: dict[str, str] = field(default_factory=dict)
+    whole: bool = True  # nothing was overwritten
+
+    def last(self, group: str) -> int:
+        """The number of the last call; 0 where there is none."""
+        return max(self.calls.get(group, {}), default=0)
+
+    def pending(self, group: str) -> Call | None:
+        """The first call that has not ended."""
+        calls = self.calls.get(group, {})
+        return next((calls[one] for one in sorted(calls) if not calls[one].ended), None)
+
+    def name(self, group: str) -> str:
+        description = self.descriptions.get(group, "")
+        return f"{group} ({description})" if description else group
+
+    def evidence(self, text: str) -> Evidence:
+        return Evidence(str(self.path), 1, text[:MAX_TEXT])
+
+
+def read_all(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, Record]:
+    """Rank -> its record, where it left one with at least one call."""
+    found = ((rank, read(directory, rank)) for rank in ranks)
+    return {rank: one for rank, one in found if one is not None}
+
+
+def read(directory: PhaseDir, rank: int) -> Record | None:
+    """One rank's record: the whole, else the one without source lines."""
+    whole, brief = directory.rank_flight_recorder(rank), directory.rank_flight_recorder_brief(rank)
+    for path in (whole, brief):
+        raw = _json(path)
+        entries = raw.get("entries")
+        if isinstance(entries, list) and entries:
+            return _record(rank, path, raw, entries)
+    return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MAX_BYTES + 1)
+        value = json.loads(text) if len(text) <= MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> Record | None:
+    record = Record(rank, path)
+    for entry in entries:
+        if isinstance(entry, dict):
+            _take(record, entry)
+    for group, calls in record.calls.items():
+        record.calls[group] = {one: calls[one] for one in sorted(calls)[-KEPT:]}
+    _take_members(record, raw)
+    ids = [one.get("record_id") for one in entries if isinstance(one, dict)]
+    record.whole = 0 in ids or not any(type(one) is int for one in ids)
+    return record if record.calls or record.p2p else None
+
+
+def _take(record: Record, entry: dict[str, Any]) -> None:
+    group, description = _group(entry)
+    number = entry.get("collective_seq_id", entry.get("seq_id"))
+    if group is None or type(number) is not int or not 0 <= number < 2**63:
+        return
+    call = _call(number, entry)
+    record.descriptions.setdefault(group, description)
+    if entry.get("is_p2p") is True or P2P.search(call.kind):
+        record.p2p.setdefault(group, []).append(call)
+    elif number > 0:
+        # Of calls that were coalesced into one number, the first stands for it.
+        record.calls.setdefault(group, {}).setdefault(number, call)
+
+
+def _group(entry: dict[str, Any]) -> tuple[str | None, str]:
+    name = entry.get("process_group", entry.get("pg_name"))
+    if isinstance(name, list) and name and all(isinstance(part, str) for part in name):
+        description = name[1] if len(name) > 1 and name[1] != "undefined" else ""
+        return name[0][:100], description[:100]
+    if isinstance(name, str):
+        return name[:100], ""
+    return (DEFAULT_GROUP, "") if entry.get("pg_id") in (0, DEFAULT_GROUP) else (None, "")
+
+
+def _call(number: int, entry: dict[str, Any]) -> Call:
+    kind = entry.get("profiling_name")
+    name = str(kind)[:100].partition(":")[2] or str(kind)[:100] if isinstance(kind, str) else "?"
+    sizes, state = entry.get("input_sizes"), entry.get("state")
+    created = entry.get("time_created_ns")
+    ended = entry.get("retired") is True or state == "completed"
+    return Call(
+        number,
+        name.lstrip("_"),
+        _sizes(sizes),
+        _elements(sizes),
+        _dtype(entry.get("input_dtypes")),
+        _line(entry.get("frames")),
+        ended,
+        state if state in ("scheduled", "started", "completed") else "",
+        created / 1e9 if type(created) is int and 0 < created < 1e20 else None,
+    )
+
+
+def _shapes(sizes: Any) -> list[list[int]] | None:
+    """The shapes of a call's tensors, as torch writes them."""
+    if not isinstance(sizes, list):
+        return None
+    shapes = [one for one in sizes if isinstance(one, list)]
+    sound = all(
+        len(one) <= MAX_DIMENSIONS and all(type(n) is int and 0 <= n < 2**48 for n in one)
+        for one in shapes
+    )
+    return shapes if sound and len(shapes) == len(sizes) else None
+
+
+def _sizes(sizes: Any) -> str:
+    shapes = _shapes(sizes)
+    if not shapes:
+        return ""
+    text = ", ".join(str(one) if one else "a scalar" for one in shapes[:3])
+    return f"{text}, ... ({len(shapes)} tensors)" if len(shapes) > 3 else text
+
+
+def _elements(sizes: Any) -> int | None:
+    shapes = _shapes(sizes)
+    return None if shapes is None else sum(math.prod(one) for one in shapes)
+
+
+def _dtype(dtypes: Any) -> str:
+    names = {one for one in dtypes if isinstance(one, str)} if isinstance(dtypes, list) else set()
+    return ", ".join(sorted(names))[:100]
+
+
+def _line(frames: Any) -> str:
+    """The innermost line of the program itself and the one that called it, where there are any."""
+    found: list[str] = []
+    for one in frames if isinstance(frames, list) else ():
+        if not isinstance(one, dict):
+            continue
+        file, line, name = one.get("filename"), one.get("line"), one.get("name")
+        if not isinstance(file, str) or type(line) is not int or LIBRARY.search(file):
+            continue
+        if not found or name != "<module>":
+            found.append(f"{file[:1000]}:{line} in {str(name)[:100]}")
+    return ", called at ".join(found[:2])
+
+
+def _take_members(record: Record, raw: dict[str, Any]) -> None:
+    """Who belongs to each group: by the rank's own word, else by torch's (gloo's tells none)."""
+    groups, config = raw.get("groups"), raw.get("pg_config")
+    for name, ranks in groups.items() if isinstance(groups, dict) else ():
+        _member(record, name, ranks)
+    for name, one in config.items() if isinstance(config, dict) else ():
+        ranks = one.get("ranks") if isinstance(one, dict) else None
+        if name and name not in record.members and isinstance(ranks, str):
+            try:
+                _member(record, name, json.loads(ranks[: MAX_TEXT * 100]))
+            except (ValueError, RecursionError):
+                continue
+
+
+def _member(record: Record, name: str, ranks: Any) -> None:
+    if isinstance(ranks, list) and ranks and all(type(one) is int and one >= 0 for one in ranks):
+        record.members[name[:100]] = tuple(sorted(set(ranks)))

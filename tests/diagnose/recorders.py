@@ -1,0 +1,98 @@
+"""Flight recorders and stacks as ranks leave them, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.result import PhaseResult, collect
+from pytest_clustersmoke.rundir import PhaseDir, write_json
+from pytest_clustersmoke.telemetry import EventWriter
+
+STANDS = '  File "/p/train.py", line {line} in {name}'
+IN_COLLECTIVE = (
+    '  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3'
+)
+
+
+def call(
+    number: int,
+    kind: str = "all_reduce",
+    sizes: Sequence[Sequence[int]] = ((4,),),
+    dtype: str = "Float",
+    *,
+    ended: bool = True,
+    group: str = "0",
+    line: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """One entry as torch 2.13 writes it for gloo."""
+    frames = [
+        {"name": kind, "filename": "/v/site-packages/torch/distributed/x.py", "line": 9},
+        {"name": "step", "filename": "/p/train.py", "line": line},
+    ]
+    return {
+        "record_id": number - 1,
+        "pg_id": 0,
+        "process_group": [group, "default_pg" if group == "0" else "undefined"],
+        "collective_seq_id": number,
+        "p2p_seq_id": 0,
+        "profiling_name": f"gloo:{kind}",
+        "time_created_ns": 10**18 + number,
+        "input_sizes": [list(one) for one in sizes],
+        "input_dtypes": [dtype],
+        "state": "scheduled",
+        "retired": ended,
+        "is_p2p": False,
+        "frames": frames if line else [],
+        **more,
+    }
+
+
+def calls(count: int, **last: Any) -> list[dict[str, Any]]:
+    """So many calls, all ended; `last` says more of the last."""
+    made = [call(number) for number in range(1, count + 1)]
+    return [*made[:-1], call(count, **last)] if last else made
+
+
+class Left:
+    """What the ranks of one phase left behind."""
+
+    def __init__(self, folder: Path, ranks: int, nodes: int = 1) -> None:
+        self.dir = PhaseDir(folder / "p")
+        self.ranks, self.per_node = ranks, ranks // nodes
+        write_json(self.dir.spec, {"phase": "p", "nodes": nodes, "ranks_per_node": self.per_node})
+        self.dir.dumps.mkdir()
+        for rank in range(ranks):
+            node = rank // self.per_node
+            self.say(rank, "start", rank=rank, node_rank=node, node=f"n{node}", pid=1000 + rank)
+            self.say(rank, "stage", name="train", state="begin")
+
+    def say(self, rank: int, event: str, /, **fields: Any) -> Left:
+        writer = EventWriter(self.dir.rank_events(rank))
+        writer.write(event, **fields)
+        writer.close()
+        return self
+
+    def stalled(self, node: int = 0) -> Left:
+        why = {"reason": "stalled", "why": "rank 0 has not moved", "rank": 0}
+        write_json(self.dir.abort, {"node": f"n{node}", **why})
+        write_json(self.dir.node_result(node), {"ok": False, "node": f"n{node}", **why})
+        return self
+
+    def record(self, rank: int, entries: Iterable[Mapping[str, Any]], **more: Any) -> Left:
+        write_json(self.dir.rank_flight_recorder(rank), {"entries": list(entries), **more})
+        return self
+
+    def stack(self, rank: int, line: int, name: str, waits: bool = False) -> Left:
+        """Its main thread stands on this line, in a collective if it `waits`."""
+        frames = [f"{IN_COLLECTIVE} in all_reduce"] if waits else []
+        text = ["Current thread 0x1 (most recent call first):", *frames]
+        text.append(STANDS.format(line=line, name=name))
+        asked = f"== asked: rank {rank}, pid {1000 + rank} =="
+        self.dir.rank_stack(rank).write_text("\n".join([asked, *text]) + "\n")
+        return self
+
+    def result(self) -> PhaseResult:
+        return collect(self.dir)

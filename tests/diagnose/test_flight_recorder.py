@@ -1,0 +1,163 @@
+"""Flight recorders of all versions of torch, and files that are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose.flight_recorder import KEPT, Record, read, read_all
+from pytest_clustersmoke.diagnose.out_of_step import absences
+from pytest_clustersmoke.rundir import PhaseDir, write_json
+
+from .recorders import call, calls
+
+FRAMES = [{"name": "step", "filename": "/p/train.py", "line": 57}]
+NCCL: dict[str, Any] = {
+    "profiling_name": "nccl:all_reduce",
+    "input_sizes": [[3, 4]],
+    "output_sizes": [[3, 4]],
+    "state": "completed",
+    "frames": FRAMES,
+    "time_created_ns": 10**18,
+}
+VERSIONS = {
+    "2.2": {"entries": [{**NCCL, "pg_id": 0, "seq_id": 1}]},
+    "2.3": {"entries": [{**NCCL, "pg_id": 0, "pg_name": "0", "seq_id": 1, "op_id": 1}]},
+    "2.4": {
+        "version": "2.3",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+        "entries": [
+            {
+                **NCCL,
+                "process_group": ["0", "default_pg"],
+                "collective_seq_id": 1,
+                "p2p_seq_id": 0,
+                "is_p2p": False,
+                "input_dtypes": ["Float"],
+            }
+        ],
+    },
+    "2.13": {"version": "2.10", "entries": [call(1, sizes=[[3, 4]], line=57)]},
+}
+
+
+def written(folder: Path, value: Any) -> Record | None:
+    directory = PhaseDir(folder)
+    directory.dumps.mkdir(parents=True)
+    directory.rank_flight_recorder(0).write_text(
+        value if isinstance(value, str) else json.dumps(value)
+    )
+    return read(directory, 0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_shapes_of_all_versions(version: str, tmp_path: Path) -> None:
+    """Group, number, kind, elements, line and end of a call, whatever their names were."""
+    record = written(tmp_path, VERSIONS[version])
+    assert record is not None
+    made = record.calls["0"][1]
+    assert (made.kind, made.elements, made.sizes) == ("all_reduce", 12, "[3, 4]")
+    assert made.line == "/p/train.py:57 in step" and made.ended
+    assert record.last("0") == 1 and record.pending("0") is None
+
+
+def test_a_group_that_only_its_process_numbers_is_not_compared(tmp_path: Path) -> None:
+    """torch 2.2: the same number is another group on another rank."""
+    assert written(tmp_path, {"entries": [{**NCCL, "pg_id": 1, "seq_id": 1}]}) is None
+
+
+def test_members_are_ours_or_torchs(tmp_path: Path) -> None:
+    """gloo's own list is empty."""
+    config = {"7": {"ranks": "[0, 2]"}, "8": {"ranks": "[0, 3]"}, "": {"ranks": "[]"}}
+    record = written(
+        tmp_path, {"entries": calls(1), "pg_config": config, "groups": {"7": [2, 1], "9": "x"}}
+    )
+    assert record is not None and record.members == {"7": (1, 2), "8": (0, 3)}
+
+
+def test_the_brief_one_stands_in(tmp_path: Path) -> None:
+    """The rank was ended before the source lines were there."""
+    directory = PhaseDir(tmp_path)
+    write_json(directory.rank_flight_recorder_brief(0), {"entries": calls(3, ended=False)})
+    record = read(directory, 0)
+    assert record is not None and record.path == directory.rank_flight_recorder_brief(0)
+    pending = record.pending("0")
+    assert pending is not None and pending.number == 3
+
+
+def test_a_ring_keeps_the_last_calls(tmp_path: Path) -> None:
+    """What is kept is bounded, and it is known that the beginning is gone."""
+    record = written(tmp_path, {"entries": calls(2 * KEPT)[9:]})
+    assert record is not None and not record.whole
+    assert sorted(record.calls["0"]) == list(range(KEPT + 1, 2 * KEPT + 1))
+
+
+HOSTILE: list[Any] = [
+    "",
+    "[]",
+    "{",
+    "null",
+    "[" * 100_000,
+    '{"entries": 5}',
+    '{"entries": [1, null, {}, {"process_group": 3}, {"pg_id": 0}]}',
+    '{"entries": [{"pg_id": 0, "seq_id": "x"}]}',
+    '{"entries": [{"pg_id": 0, "seq_id": true}]}',
+    '{"entries": [{"pg_id": 0, "seq_id": -4}]}',
+    '{"entries": [{"pg_id": 0, "seq_id": 1e999}]}',
+    '{"entries": [{"pg_id": 0, "seq_id": ' + "9" * 4000 + "}]}",
+    '{"entries": [{"process_group": [1, 2], "collective_seq_id": 1}]}',
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: str(text)[:50])
+def test_a_file_that_is_no_record_counts_as_missing(text: str, tmp_path: Path) -> None:
+    """A job wrote it: whatever it holds, nobody is accused because of it."""
+    assert written(tmp_path, text) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"input_sizes": [[2**60] * 1000]},
+        {"input_sizes": [[-1]]},
+        {"input_sizes": ["x", 7]},
+        {"input_sizes": {}},
+        {"input_dtypes": [7, None]},
+        {"profiling_name": 7},
+        {"profiling_name": "x" * 10**6},
+        {"state": []},
+        {"time_created_ns": "soon"},
+        {"frames": [7, {"filename": 3}, {"filename": "a", "line": "b"}]},
+        {"frames": "x"},
+        {"retired": "no"},
+    ],
+)
+def test_a_field_of_another_kind_counts_as_missing(field: dict[str, Any], tmp_path: Path) -> None:
+    """The call itself stays, and is short."""
+    record = written(tmp_path, {"entries": [call(1) | field]})
+    assert record is not None and len(str(record.calls["0"][1])) < 1500
+
+
+def test_a_record_that_is_too_large_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read at all."""
+    monkeypatch.setattr("pytest_clustersmoke.diagnose.flight_recorder.MAX_BYTES", 1000)
+    assert written(tmp_path, {"entries": calls(9)}) is None
+
+
+@pytest.mark.parametrize(("sent", "absent"), [(0, [0]), (1, [])])
+def test_a_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) -> None:
+    """NCCL records both: rank 1 waits for what rank 0 never sent; not told where rank 0 did."""
+    directory = PhaseDir(tmp_path)
+    send = call(0, "send 0->1", is_p2p=True, ended=False)
+    wait = call(0, "recv 1<-0", is_p2p=True, ended=False)
+    for rank, entries in enumerate(([send] * sent, [wait])):
+        for one in entries:
+            one["record_id"] = 0
+        write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
+    found = absences(read_all(directory, range(2)), 2)
+    assert [rank for one in found for rank in one.absent] == absent

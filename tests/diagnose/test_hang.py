@@ -1,0 +1,188 @@
+"""A hang names the rank that the others wait for, and never one that waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.diagnose.hang import hang, waited_in_vain
+from pytest_clustersmoke.findings import Finding
+from pytest_clustersmoke.outcome import Judgement
+
+from .recorders import Left, call, calls
+
+TIMED_OUT = "[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
+LOST = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+
+
+def only(left: Left) -> Finding:
+    (found,) = hang(left.result())
+    assert found.id == "hang" and found.primary
+    return found
+
+
+def waiting(left: Left, ranks: tuple[int, ...], number: int, **more: Any) -> Left:
+    for rank in ranks:
+        left.record(rank, calls(number, ended=False, line=57, **more)).stack(rank, 57, "step", True)
+    return left
+
+
+def test_the_rank_that_never_came_is_named_with_its_line(tmp_path: Path) -> None:
+    """Which collective, where it stands, who waits where; the waiters are in the detail only."""
+    left = waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 3), 23)
+    found = only(left.record(2, calls(22)).stack(2, 41, "load"))
+    assert (found.ranks, found.hosts) == ((2,), ("n1",))
+    assert "rank 2 (n1) never came to all_reduce 23 of group 0 (default_pg)" in found.cause
+    assert "ranks 0-1, 3 wait (at /p/train.py:57 in step)" in found.cause
+    assert "stands at /p/train.py:41 in load" in found.cause and "has not moved" in found.cause
+    assert found.detail["waiters"] == [0, 1, 3]
+    assert found.detail["lines"] == {"2": "/p/train.py:41 in load"}
+    assert found.detail["positions"] == {"train": "0-3"}
+    files = [Path(one.file).name for one in found.evidence]
+    assert files[:2] == ["rank_00002.stack.txt", "rank_00002.flight_recorder.json"]
+    assert found.evidence[0].line == 3 and "line 41" in found.evidence[0].text
+
+
+def test_nothing_stalled_is_no_hang(tmp_path: Path) -> None:
+    """Records alone accuse nobody."""
+    left = waiting(Left(tmp_path, 2), (0,), 5).record(1, calls(4))
+    assert hang(left.result()) == []
+
+
+def test_where_all_came_nobody_fell_behind(tmp_path: Path) -> None:
+    """All hosts are named, no rank; the next step is the network."""
+    found = only(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
+    assert found.ranks == () and found.hosts == ("n0", "n1")
+    assert "all 4 ranks came to all_reduce 9" in found.cause and "nobody fell behind" in found.cause
+    assert "network" in found.fix
+
+
+def test_a_device_that_never_began_is_named(tmp_path: Path) -> None:
+    """Where the recorder times calls, a rank whose device never began what others' did."""
+    left = Left(tmp_path, 2).stalled()
+    for rank, state in enumerate(("started", "scheduled")):
+        left.record(rank, calls(9, ended=False, state=state)).stack(rank, 57, "step", True)
+    assert only(left).ranks == (1,)
+
+
+def test_a_rank_that_waits_elsewhere_is_a_victim(tmp_path: Path) -> None:
+    """0 waits for 1 in one group, 1 for 2 in another: 2 is the culprit."""
+    left = Left(tmp_path, 3).stalled()
+    groups = {"7": [0, 1], "8": [1, 2]}
+    left.record(0, [*calls(2), call(1, group="7", ended=False)], groups=groups)
+    left.record(1, [*calls(2), call(1, group="8", ended=False)], groups=groups)
+    left.record(2, calls(2), groups=groups).stack(2, 41, "load")
+    found = only(left)
+    assert found.ranks == (2,) and found.detail["waiters"] == [1]
+
+
+def test_a_group_that_hangs_in_the_network_names_no_rank_though_others_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    """Ranks 0 and 1 both came to their collective; rank 2 waits for them in another."""
+    left = Left(tmp_path, 3).stalled()
+    groups = {"7": [0, 1]}
+    for rank in (0, 1):
+        left.record(rank, [*calls(2), call(1, group="7", ended=False)], groups=groups)
+    left.record(2, calls(3, ended=False), groups=groups)
+    found = only(left)
+    assert found.ranks == () and "group 7" in found.cause
+
+
+def test_one_rank_without_a_record_is_judged_by_its_stack(tmp_path: Path) -> None:
+    """It holds Python's lock, so that its recorder could not be read; its stack was."""
+    left = waiting(Left(tmp_path, 3).stalled(), (0, 1), 5).stack(2, 41, "load")
+    found = only(left)
+    assert found.ranks == (2,) and "/p/train.py:41 in load" in found.cause
+
+
+def test_one_rank_that_left_nothing_is_the_one_the_others_wait_for(tmp_path: Path) -> None:
+    """Neither record nor stack, while all others wait."""
+    found = only(waiting(Left(tmp_path, 3).stalled(), (0, 1), 5))
+    assert found.ranks == (2,) and "left no stack" in found.cause
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_stacks_alone_tell_who_is_not_in_a_collective(ranks: int, tmp_path: Path) -> None:
+    """Without any flight recorder (torch 2.2 under gloo)."""
+    left = Left(tmp_path, ranks).stalled()
+    for rank in range(ranks):
+        left.stack(rank, 41 if rank == 1 else 57, "load" if rank == 1 else "step", rank != 1)
+    found = only(left)
+    assert found.ranks == (1,) and "/p/train.py:41 in load" in found.cause
+    assert found.detail["waiters"] == [rank for rank in range(ranks) if rank != 1]
+
+
+def test_stacks_that_are_all_in_a_collective_accuse_nobody(tmp_path: Path) -> None:
+    """Without records it is only known that all wait."""
+    left = Left(tmp_path, 2).stalled()
+    found = only(left.stack(0, 57, "step", True).stack(1, 57, "step", True))
+    assert found.ranks == () and "all 2 ranks wait in a collective" in found.cause
+
+
+def test_marks_tell_who_is_behind_where_nobody_is_in_a_collective(tmp_path: Path) -> None:
+    """A rank that has not ended the stage that the others have ended."""
+    left = Left(tmp_path, 3).stalled()
+    for rank in range(3):
+        left.stack(rank, 60 + rank, "compute")
+        if rank != 1:
+            left.say(rank, "stage", name="train", state="end")
+    found = only(left)
+    assert found.ranks == (1,) and "fell behind the others: train" in found.cause
+
+
+def test_ranks_that_stand_still_each_by_itself_are_all_named(tmp_path: Path) -> None:
+    """All equally far, none in a collective."""
+    found = only(Left(tmp_path, 2).stalled().stack(0, 60, "read").stack(1, 60, "read"))
+    assert found.ranks == (0, 1) and "each by itself" in found.cause
+
+
+def test_a_group_that_timed_out_first_is_a_hang_all_the_same(tmp_path: Path) -> None:
+    """The victims raised before the stage's limit; the one that stayed away is the finding."""
+    left = Left(tmp_path, 3)
+    for rank in (0, 1):
+        # gloo marks a call that timed out as retired.
+        left.record(rank, calls(5, line=57))
+        left.say(rank, "error", type="RuntimeError", message=TIMED_OUT if rank else LOST)
+    left.record(2, calls(4)).stack(2, 41, "load")
+    (found,) = waited_in_vain(left.result())
+    assert found.ranks == (2,) and found.detail["waiters"] == [0, 1]
+    first = diagnose(left.result(), Judgement("failed", "x"))[0]
+    assert (first.id, first.ranks) == ("hang", (2,))
+
+
+def test_a_rank_that_raised_stood_where_it_raised(tmp_path: Path) -> None:
+    """By the time it is asked for its stacks it is on its way out of its program."""
+    left = Left(tmp_path, 2).record(0, calls(5)).stack(0, 72, "main")
+    traceback = (
+        'Traceback (most recent call last):\n  File "/p/train.py", line 72, in main\n'
+        '  File "/p/train.py", line 57, in step\n    all_reduce()\n'
+        '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n'
+    )
+    left.say(0, "error", type="RuntimeError", message=TIMED_OUT, traceback=traceback)
+    (found,) = waited_in_vain(left.record(1, calls(4)).stack(1, 41, "load").result())
+    at = "/p/train.py:57 in step, called at /p/train.py:72 in main"
+    assert found.detail["waiters_at"] == at
+
+
+def test_a_group_that_timed_out_without_records_is_told_by_stacks(tmp_path: Path) -> None:
+    """Only for a time-out: a connection that broke may be another rank's death."""
+    left = Left(tmp_path, 2).say(0, "error", type="RuntimeError", message=TIMED_OUT)
+    left.stack(1, 41, "load")
+    (found,) = waited_in_vain(left.result())
+    assert found.ranks == (1,)
+    left = Left(tmp_path / "b", 2).say(0, "error", type="RuntimeError", message=LOST)
+    assert waited_in_vain(left.stack(1, 41, "load").result()) == []
+
+
+@pytest.mark.parametrize("message", ["CUDA out of memory", "boom"])
+def test_a_rank_that_failed_for_its_own_reason_is_no_victim(message: str, tmp_path: Path) -> None:
+    """Rank 1 raised something else: that is the cause, though rank 0 waited for it."""
+    left = Left(tmp_path, 2).record(0, calls(5)).record(1, calls(4))
+    left.say(0, "error", type="RuntimeError", message=LOST, traceback="t")
+    left.say(1, "error", type="ValueError", message=message, traceback="t")
+    assert waited_in_vain(left.result()) == []
+    assert diagnose(left.result(), Judgement("failed", "x"))[0].ranks == (1,)

@@ -1,0 +1,257 @@
+"""Whatever a job writes: it is read in bounded memory, shown clean, and makes no failure a pass."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose, explain
+from pytest_clustersmoke.evidence import fail
+from pytest_clustersmoke.findings import Evidence as Line
+from pytest_clustersmoke.findings import Finding, job_logs, last_line
+from pytest_clustersmoke.outcome import Judgement, judge
+from pytest_clustersmoke.report.terminal import job_failure
+from pytest_clustersmoke.rundir import write_json
+from tests.evidence import Evidence
+
+# A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.
+ESCAPES = "\x1b]0;x\x07\x1b[2J\x9b1m\u202e\x00\ufffe\ud800"
+FORGED = "boom\nPASSED\nfinding none: all is well\r\x1b[A"
+
+
+def findings(evidence: Evidence) -> list[Finding]:
+    return diagnose(evidence.result(), Judgement("failed", f"the reason{ESCAPES}"))
+
+
+def error(message: str) -> tuple[str, dict[str, Any]]:
+    return "error", {"type": "ValueError", "message": message, "traceback": message}
+
+
+@pytest.mark.parametrize("text", [ESCAPES, FORGED, ESCAPES * 10_000, "\ud83d"])
+def test_no_finding_carries_a_control_character(tmp_path: Path, text: str) -> None:
+    """From what a rank raised, its node's words, and a log's last line; a cause is one line."""
+    evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(text))
+    evidence.node(0, ok=False, reason="launcher", why=text)
+    evidence.dir.submitit.mkdir()
+    (evidence.dir.submitit / "7_0_log.err").write_text(text, errors="surrogatepass")
+    for one in [*findings(evidence), *diagnose(evidence.result(), Judgement("never_ran", text))]:
+        assert one.cause.isprintable() and one.fix.isprintable() and len(one.cause) < 3000
+        for line in one.evidence:
+            assert line.text.replace("\n", "").isprintable() and len(line.text) <= 600
+        json.dumps(one.as_dict()).encode()
+
+
+def test_the_terminal_shows_no_forged_line(tmp_path: Path) -> None:
+    """What a rank raised stays on the line of its finding, or indented as evidence."""
+    evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
+    found = [one.as_dict() for one in findings(evidence)]
+    write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": found})
+    text = job_failure(evidence.result())
+    assert "PASSED" not in [line.strip("\ufffd ") for line in text.splitlines() if line[:1] != " "]
+    assert not [line for line in text.splitlines() if line.startswith("finding none")]
+    assert text.replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_a_criterion_that_fails_shows_what_ranks_said_clean(pytester: pytest.Pytester) -> None:
+    """On the terminal, and in XML that every reader takes."""
+    pytester.makepyfile(
+        f"""
+        from pytest_clustersmoke.evidence import fail
+
+        def test_x(record_property):
+            record_property("node", {ESCAPES!r})
+            fail("rank 0 said " + {ESCAPES!r})
+        """
+    )
+    done = pytester.runpytest_subprocess("--junitxml=junit.xml", "-p", "no:cacheprovider")
+    done.assert_outcomes(failed=1)
+    shown = [line for line in done.outlines if "rank 0 said" in line]
+    assert shown and all(
+        "\x1b" not in line and "\x9b" not in line for line in shown if "E " in line
+    )
+    case = ElementTree.parse(pytester.path / "junit.xml").find(".//testcase")
+    assert case is not None and "rank 0 said" in str(case.find("failure").attrib)  # type: ignore[union-attr]
+
+
+def test_fail_keeps_what_people_read() -> None:
+    """Lines, tabs and letters of every script stay."""
+    with pytest.raises(AssertionError, match="\u4f60\u597d\n\tb\ufffd"):
+        fail("\u4f60\u597d\n\tb\x1b")
+
+
+def test_what_a_rank_prints_is_no_event(tmp_path: Path) -> None:
+    """Events on its standard output, in its own words or torchrun's, are only text."""
+    evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=True)
+    events = "".join(
+        json.dumps({"event": name, "time": 1.0, "mono": 1.0, "rank": rank}) + "\n"
+        for rank in (0, 1)
+        for name in ("start", "metrics", "done")
+    )
+    for rank in (0, 1):
+        log = evidence.dir.rank_logs(0) / "x" / "attempt_0" / str(rank) / "stdout.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(events + "every node ended well and every rank was done: PASSED\n")
+        log.with_name("stderr.log").write_text(events)
+    evidence.dir.torchrun_log(0).write_text(events)
+    result = evidence.result()
+    assert result.ranks_done == 0 and judge(result, None).outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"job": "20260101-000000-aaaaaa/other"},
+        {"job": "another/small"},
+        {"rank": 0},
+        {"rank": True},
+        {"schema": 2},
+        {"job": None},
+    ],
+)
+def test_events_of_another_job_or_rank_count_for_nothing(
+    tmp_path: Path, start: dict[str, Any]
+) -> None:
+    """The phase fails, and the finding says whose file it is."""
+    evidence = _own(tmp_path, {1: start})
+    result = evidence.result()
+    assert [rank.done for rank in result.ranks] == [True, False]
+    assert judge(result, None).outcome == "failed"
+    (found,) = findings(evidence)
+    assert (found.id, found.ranks) == ("foreign-events", (1,))
+
+
+def test_a_second_start_in_a_file_spoils_it(tmp_path: Path) -> None:
+    """Another rank wrote there."""
+    evidence = _own(tmp_path, {})
+    assert evidence.result().ranks_done == 2
+    start = {"schema": 1, "job": "20260101-000000-aaaaaa/small", "rank": 0, "node_rank": 0}
+    evidence.rank(1, ("start", start), ("done", {}))
+    assert evidence.result().ranks_done == 1
+
+
+def test_done_without_a_start_is_nothing(tmp_path: Path) -> None:
+    """A program that is no rank wrote it."""
+    evidence = _own(tmp_path, {})
+    evidence.dir.rank_events(1).unlink()
+    evidence.rank(1, ("done", {}))
+    assert [rank.done for rank in evidence.result().ranks] == [True, False]
+
+
+def _own(tmp_path: Path, starts: dict[int, dict[str, Any]]) -> Evidence:
+    """A run's phase whose two ranks ended well, with some `start` changed."""
+    run = "20260101-000000-aaaaaa"
+    evidence = Evidence(tmp_path, 1, 2).node(0, ok=True)
+    spec = {"run_id": run, "phase": "small", "nodes": 1, "ranks_per_node": 2}
+    write_json(evidence.dir.spec, spec)
+    for rank in (0, 1):
+        start = {"schema": 1, "job": f"{run}/small", "rank": rank, "node_rank": 0, "node": "n0"}
+        evidence.rank(rank, ("start", start | starts.get(rank, {})), ("done", {}))
+    return evidence
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"event": "done", "time": 1, "mono": 1, "x": ' + "[" * 50_000,
+        '{"event": "done", "time": 1e999, "mono": 1}',
+        '{"event": "done", "time": NaN, "mono": 1}',
+        '{"event": "done", "time": ' + "9" * 400 + ', "mono": 1}',
+        '{"event": ["done"], "time": 1, "mono": 1}',
+        '{"event": "done"}',
+        "\x00" * 1000,
+    ],
+    ids=range(8),
+)
+def test_no_event_without_a_form(tmp_path: Path, line: str) -> None:
+    """Endless nesting, times that are none: such a line is counted, and the rest is read."""
+    evidence = Evidence(tmp_path).started()
+    with evidence.dir.rank_events(0).open("a") as stream:
+        stream.write(line + "\n")
+    (rank,) = evidence.rank(0, ("metrics", {"values": {}})).result().ranks
+    assert not rank.done and rank.events.unreadable_lines == 1
+    assert rank.events.last("metrics") is not None
+
+
+def test_a_million_events(tmp_path: Path) -> None:
+    """In seconds and bounded memory; the first, the last and all that are no marks stay."""
+    evidence = Evidence(tmp_path).started()
+    with evidence.dir.rank_events(0).open("a") as stream:
+        for step in range(1, 1_000_001):
+            stream.write(f'{{"event": "step", "time": {step}, "mono": 1, "step": {step}}}\n')
+            if step == 500_000:
+                stream.write('{"event": "gradients", "time": 1, "mono": 1}\n')
+    before, began = _peak_mib(), time.process_time()
+    (rank,) = evidence.rank(0, ("done", {})).result().ranks
+    assert rank.done and rank.events.last("gradients") is not None
+    steps = [record["step"] for record in rank.events.named("step")]
+    assert (steps[0], steps[-1], len(steps)) == (1, 1_000_000, 40_000)
+    assert rank.events.lines[-1] == 1_000_004 and rank.events.unreadable_lines == 0
+    assert _peak_mib() - before < 200 and time.process_time() - began < 60
+
+
+def _stderr(evidence: Evidence) -> Path:
+    log = evidence.dir.rank_logs(0) / "x" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    evidence.rank(0, ("start", {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}))
+    evidence.rank(0, error("boom"))
+    return log
+
+
+def test_a_log_of_gigabytes_is_no_matter(tmp_path: Path) -> None:
+    """Its last line is found; the finding stands; neither reads it into memory."""
+    evidence = Evidence(tmp_path)
+    log = _stderr(evidence)
+    with log.open("wb") as stream:
+        stream.write(b"noise\n" * 100)
+        stream.seek(2 * 2**30)
+        stream.write(b"\nlast\nthe cause\n")
+    before, began = _peak_mib(), time.process_time()
+    assert findings(evidence)[0].id == "rank-error"
+    assert last_line(log)[0] == Line(str(log), 103, "the cause")
+    assert _peak_mib() - before < 200 and time.process_time() - began < 60
+
+
+def test_of_a_long_log_the_beginning_and_the_end_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure stands at one of them, with its line in the file."""
+    monkeypatch.setattr(explain, "MAX_LOG_BYTES", 2**20)
+    evidence = Evidence(tmp_path)
+    log = _stderr(evidence)
+    log.write_text("noise\n" * 10**6 + "OSError: [Errno 28] No space left on device\n")
+    found = findings(evidence)[0]
+    assert found.detail["signature"] == "disk_full"
+    assert found.evidence[-1].line == 10**6 + 1
+    log.write_text("RuntimeError: No CUDA GPUs are available\n" + "noise\n" * 10**6)
+    found = findings(evidence)[0]
+    assert (found.detail["signature"], found.evidence[-1].line) == ("no_gpu", 1)
+
+
+def test_a_log_cut_within_a_character_and_one_endless_line(tmp_path: Path) -> None:
+    """What is there is shown."""
+    cut, endless = tmp_path / "cut.log", tmp_path / "endless.log"
+    cut.write_bytes("noise\nthe cause \u4f60".encode()[:-1])
+    endless.write_bytes(b"x" * 3 * 2**20 + b" the cause")
+    assert last_line(cut)[0] == Line(str(cut), 2, "the cause \ufffd")
+    assert last_line(endless)[0].line == 1 and len(last_line(endless)[0].text) == 600
+
+
+def test_the_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
+    """submitit's names under Slurm, the phase's on this machine; its pickles are none."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.submitit.mkdir()
+    names = ["7_0_log.err", "7_0_log.out", "small.err", "small.out"]
+    for name in [*names, "7_0_result.pkl", "7_submission.sh"]:
+        (evidence.dir.submitit / name).touch()
+    assert [path.name for path in job_logs(evidence.dir)] == names
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

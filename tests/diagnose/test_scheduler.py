@@ -1,0 +1,200 @@
+"""Findings of what the scheduler did to a job: by its fields, then by its words in the log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.findings import Finding
+from pytest_clustersmoke.outcome import judge
+from pytest_clustersmoke.submit import JobState
+
+from ..evidence import Evidence
+
+SHOWN = (
+    "JobId=7 JobState={} Partition=main TimeLimit=00:10:00 StartTime=2026-01-02T03:04:05 "
+    "EndTime=2026-01-02T03:09:05 PreemptTime=2026-01-02T03:09:04 MinMemoryNode=4G"
+)
+JOB = "$ scontrol -o show job 7\n" + SHOWN + "\n"
+NODES = "$ sinfo -n n[0-1]\n"
+
+
+class Case:
+    """Two nodes of a job that trained, and what the scheduler says of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.evidence = Evidence(folder, 2).started()
+        for node in range(2):
+            self.evidence.node(node, ok=False, reason="terminated", why="SIGTERM")
+
+    def told(self, state: str, text: str = "") -> Case:
+        self.evidence.dir.scheduler.write_text(JOB.format(state) + text)
+        return self
+
+    def log(self, text: str) -> Case:
+        self.evidence.dir.submitit.mkdir(exist_ok=True)
+        (self.evidence.dir.submitit / "7_log.err").write_text(text)
+        return self
+
+    def finding(self, state: JobState | None, ours: str = "") -> tuple[str, Finding]:
+        result = self.evidence.result()
+        judged = judge(result, state, ours)
+        return judged.outcome, diagnose(result, judged)[0]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_a_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
+    """Which node, since when, why; its line is the evidence."""
+    down = "n1|down*|2026-01-02T03:09:00|slurm|Not responding\n"
+    case.told("NODE_FAIL", f"{NODES}n0|idle|Unknown|Unknown|none\n{down}")
+    outcome, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (outcome, found.id, found.hosts) == ("cluster_failed", "node-down", ("n1",))
+    assert "n1 is down*: Not responding [slurm@2026-01-02T03:09:00]" in found.cause
+    assert found.evidence[0].text == down.strip()
+    assert found.evidence[0].line == 5
+
+
+def test_a_node_that_is_back_is_named_by_sruns_words(case: Case) -> None:
+    """It was down for a moment only: sinfo shows nothing any more."""
+    case.told("NODE_FAIL", NODES + "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
+    case.log("srun: error: Node failure on n1\nsrun: error: Node failure on elsewhere\n")
+    _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (found.id, found.hosts) == ("node-down", ("n1",))
+
+
+def test_a_node_failure_of_which_nothing_more_is_told_is_one_all_the_same(case: Case) -> None:
+    """No node is named then."""
+    _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (found.id, found.hosts) == ("node-down", ())
+    assert "Slurm does not say which" in found.cause
+
+
+def test_who_took_the_nodes_is_named(case: Case) -> None:
+    """Of the jobs on its nodes only what started once they had been taken from it."""
+    others = "$ squeue -w n0\n5|bob|main|a|2026-01-02T01:00:00|n0\n"
+    case.told("PREEMPTED", others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
+    outcome, found = case.finding(JobState("ended", "PREEMPTED"))
+    assert (outcome, found.id) == ("preempted", "preempted")
+    assert "job 8 of ann (partition high, QOS gold)" in found.cause and "bob" not in found.cause
+
+
+def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
+    """A job that was put back says so in accounting, or in its log."""
+    state = JobState("pending", "PENDING", "BeginTime")
+    outcome, found = case.finding(state)
+    assert (outcome, found.id) == ("preempted", "requeued")
+    case.log("slurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026 DUE TO PREEMPTION ***\n")
+    assert case.finding(state)[1].id == "preempted"
+    case.log("").told("PENDING", "$ sacct -j 7\n7|PREEMPTED|0:0|n0|2026-01-02T03:09:04\n")
+    assert case.finding(state)[1].id == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("uid", "words"),
+    [
+        ("4294967294", "by a user without a name here (uid 4294967294)"),
+        (str(os.getuid()), f"(uid {os.getuid()}, as this run)"),
+    ],
+)
+def test_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
+    """By accounting's user id, and that it was not this run."""
+    case.told("CANCELLED", f"$ sacct -j 7\n7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
+    outcome, found = case.finding(JobState("ended", "CANCELLED"))
+    assert (outcome, found.id) == ("cancelled", "cancelled-by-other")
+    assert words in found.cause and found.detail == {"uid": int(uid)}
+
+
+def test_what_this_run_cancelled_is_by_nobody_else(case: Case) -> None:
+    """An interrupted run keeps the general finding."""
+    _, found = case.finding(JobState("ended", "CANCELLED"), "the run was interrupted")
+    assert found.id == "job-cancelled"
+
+
+def test_slurms_time_limit_is_told_with_its_length(case: Case) -> None:
+    """No rank and no node is blamed for it."""
+    outcome, found = case.told("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
+    assert (outcome, found.id, found.hosts, found.ranks) == ("failed", "time-limit", (), ())
+    assert "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)" in found.cause
+
+
+@pytest.mark.parametrize(
+    ("since", "identity"),
+    [("2026-01-02T03:04:05", "prolog-failed"), ("2026-01-01T00:00:00", "cancelled-by-other")],
+)
+def test_a_cancelled_job_whose_node_was_drained_by_its_prolog(
+    since: str, identity: str, case: Case
+) -> None:
+    """A job that may not be requeued is CANCELLED when its prolog fails; a node that had been
+    drained for it before is no witness."""
+    case.told("CANCELLED", f"{NODES}n1|drained|{since}|root|Prolog error\n")
+    _, found = case.finding(JobState("ended", "CANCELLED"))
+    assert found.id == identity
+    assert ("n1" in found.hosts) is (identity == "prolog-failed")
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        ("srun: error: Task launch for StepId=2.0 failed on node n1: Job prolog failed", ("n1",)),
+        ("slurmstepd-n0: error: Prolog failure on node n1", ("n1",)),
+        ("Error running slurm prolog: 1", ()),
+    ],
+)
+def test_a_prolog_that_failed_by_slurms_words(
+    line: str, hosts: tuple[str, ...], case: Case
+) -> None:
+    """The node may be back in service; the job's own log still says it."""
+    outcome, found = case.log(line + "\n").finding(JobState("ended", "CANCELLED"))
+    assert (outcome, found.id, found.hosts) == ("cluster_failed", "prolog-failed", hosts)
+
+
+def test_a_job_held_after_its_launch_failed(case: Case) -> None:
+    """It will not start by itself; that is a failed prolog."""
+    state = JobState("held", "PENDING", "launch failed requeued held")
+    outcome, found = case.finding(state)
+    assert (outcome, found.id) == ("cluster_failed", "prolog-failed")
+
+
+def test_a_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
+    """By whom and why, as sinfo shows it; a healthy partition leaves the general finding."""
+    ours = "queue: the job did not start within 25 s"
+    assert case.told("PENDING").finding(None, ours)[1].id == "job-never-ran"
+    case.told("PENDING", f"{NODES}n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
+    outcome, found = case.finding(None, ours)
+    assert (outcome, found.id, found.hosts) == ("never_ran", "node-drained", ("n1",))
+    assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in found.cause
+
+
+def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
+    """Slurm names the node, the node's watch the rank; the limit is told."""
+    evidence = Evidence(tmp_path, 2).started()
+    evidence.node(0, ok=False, reason="aborted", why="n1: rank 1 died")
+    evidence.node(1, ok=False, reason="rank_died", why="rank 1 died", rank=1)
+    seen = {"states": [{"rank": 1, "alive": False, "started": True}]}
+    writer = evidence.dir.node_events(1)
+    writer.parent.mkdir(parents=True, exist_ok=True)
+    from pytest_clustersmoke.telemetry import EventWriter
+
+    EventWriter(writer).write("ranks", **seen)
+    evidence.dir.scheduler.write_text(JOB.format("FAILED"))
+    evidence.dir.submitit.mkdir()
+    words = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your\n"
+    (evidence.dir.submitit / "7_1_log.err").write_text(words)
+    result = evidence.result()
+    found = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
+    assert (found.id, found.ranks, found.hosts) == ("out-of-memory", (1,), ("n1",))
+    assert "4G a node" in found.cause
+    assert found.evidence[0].text == words.strip()
+
+
+def test_a_job_that_slurm_calls_out_of_memory_is_that(case: Case) -> None:
+    """Without a word in its log and without a dead rank, too."""
+    outcome, found = case.told("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))
+    assert (outcome, found.id, found.ranks) == ("failed", "out-of-memory", ())

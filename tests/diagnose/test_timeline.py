@@ -1,0 +1,195 @@
+"""One order of time over nodes whose clocks differ; causes before what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.diagnose.timeline import Timeline
+from pytest_clustersmoke.findings import Finding
+from pytest_clustersmoke.outcome import Judgement
+from pytest_clustersmoke.rundir import write_json
+from tests.evidence import Evidence
+
+ECHO = "Connection closed by peer [127.0.0.1]:1"
+
+
+class Job(Evidence):
+    """Evidence with times of our choice, in seconds from the job's beginning."""
+
+    def written(self, path: Path, time: float, event: str, **fields: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"event": event, "time": 1000.0 + time, "mono": 1000.0 + time, **fields}
+        with path.open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+    def said(self, rank: int, time: float, event: str, /, **fields: Any) -> None:
+        self.written(self.dir.rank_events(rank), time, event, **fields)
+
+    def saw(self, node: int, time: float, event: str, /, **fields: Any) -> None:
+        self.written(self.dir.node_events(node), time, event, **fields)
+
+    def run(self, clocks: Mapping[int, float]) -> Job:
+        """All ranks train; `clocks` are what is added to each node's own."""
+        for node, ahead in clocks.items():
+            write_json(self.dir.node_facts(node), {"node": f"n{node}", "time": 1000.0 + ahead})
+            self.dir.claim(node).touch()
+            self.saw(node, 1.0 + ahead, "rendezvous")
+        for rank in range(self.world):
+            node = rank // self.per_node
+            ahead = clocks[node]
+            start = {"rank": rank, "node_rank": node, "node": f"n{node}", "pid": 100 + rank}
+            self.said(rank, 2.0 + ahead, "start", **start)
+            self.said(rank, 3.0 + ahead, "stage", name="train", state="begin")
+        return self
+
+    def fails(
+        self, rank: int, time: float, message: str = "boom", kind: str = "ValueError"
+    ) -> None:
+        self.said(rank, time, "error", type=kind, message=message, traceback="tb")
+
+    def dies(self, rank: int, time: float, reason: str = "rank_died") -> None:
+        """Its node sees it within half a second."""
+        node = rank // self.per_node
+        self.saw(node, time + 0.4, "trouble", reason=reason, why=f"rank {rank} ended")
+        self.saw(node, time + 0.5, "ranks", states=[{"rank": rank, "alive": False}])
+
+    def ends(self, node: int, time: float) -> None:
+        flag = {"node_rank": node, "node": f"n{node}", "time": 1000.0 + time, "reason": "rank_died"}
+        write_json(self.dir.abort, flag)
+
+
+def findings(job: Evidence) -> list[Finding]:
+    return diagnose(job.result(), Judgement("failed", "the reason"))
+
+
+def ranks(found: list[Finding], primary: bool) -> list[int]:
+    return [rank for one in found if one.primary is primary for rank in one.ranks]
+
+
+@pytest.mark.parametrize("ahead", [-90.0, 0.0, 90.0])
+def test_the_first_cause_is_first_whatever_the_nodes_clocks_say(
+    tmp_path: Path, ahead: float
+) -> None:
+    """Node 1's clock is wrong by a minute and a half; its rank failed a second later, after it had
+    been told that the phase ends."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead})
+    job.fails(0, 10.0, "labels are 7")
+    job.saw(0, 10.1, "trouble", reason="rank_error", why="rank 0: labels are 7")
+    job.ends(0, 10.1)
+    job.saw(1, 10.6 + ahead, "trouble", reason="aborted", why="n0: labels are 7")
+    job.fails(1, 11.0 + ahead, "another thing", "KeyError")
+    found = findings(job)
+    assert (ranks(found, True), ranks(found, False)) == ([0], [1])
+    after = found[1].detail["after_s"]
+    assert after == pytest.approx(1.0, abs=0.6)
+    assert f", {after:.1f} s after rank 0 (n0)" in found[1].cause
+
+
+def test_clocks_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
+    """What the nodes wrote is in order as it stands."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.2})
+    job.saw(1, 1.5, "trouble", reason="aborted", why="x")
+    job.ends(0, 1.4)
+    assert Timeline.of(job.result()).moved == {0: 0.0, 1: 0.0}
+
+
+@pytest.mark.parametrize("ahead", [-90.0, 90.0])
+def test_a_clock_is_set_right_by_what_must_have_come_first(tmp_path: Path, ahead: float) -> None:
+    """Every node reads the others' facts before it meets them: that bounds it both ways."""
+    moved = Timeline.of(Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead}).result()).moved
+    assert moved[1] == pytest.approx(-ahead, abs=1.1)
+
+
+@pytest.mark.parametrize(
+    ("clock", "moved"),
+    [({"offset_s": 3.5, "error_s": 0.001}, -3.5), ({"offset_s": "nan"}, 0.0), (7, 0.0), ({}, 0.0)],
+)
+def test_a_clock_that_was_measured_is_set_right_by_that(
+    tmp_path: Path, clock: object, moved: float
+) -> None:
+    """As the node found it when it met node 0; what is no measurement counts as none."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
+    write_json(job.dir.node_meeting(1), {"ok": True, "clock": clock})
+    assert Timeline.of(job.result()).moved[1] == moved
+
+
+def test_two_ranks_that_die_by_themselves_are_both_told(tmp_path: Path) -> None:
+    """On two nodes, each seen by its own node before the flag: neither follows from the other."""
+    job = Job(tmp_path, 2, 2).run({0: 0.0, 1: 0.0})
+    job.dies(1, 10.0)
+    job.dies(2, 10.1)
+    job.ends(0, 10.4)
+    job.fails(0, 10.2, ECHO)
+    found = findings(job)
+    assert (ranks(found, True), ranks(found, False)) == ([1, 2], [0])
+    assert [one.id for one in found] == ["rank-died", "rank-died", "rank-error"]
+
+
+def test_an_exception_behind_anothers_death_is_told_with_it(tmp_path: Path) -> None:
+    """It lost no peer, and its node knew nothing yet."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
+    job.dies(0, 10.0)
+    job.fails(1, 10.1, "No space left on device", "OSError")
+    job.saw(1, 10.2, "trouble", reason="rank_error", why="rank 1: OSError")
+    found = findings(job)
+    assert ranks(found, True) == [0, 1] and found[1].detail["signature"] == "disk_full"
+
+
+def test_ranks_that_fail_in_the_same_words_are_one_cause(tmp_path: Path) -> None:
+    """Numbers aside: a mistake in the program fails on every rank."""
+    job = Job(tmp_path, 1, 3).run({0: 0.0})
+    for rank in (2, 0, 1):
+        job.fails(rank, 10.0 + 0.1 * (3 - rank), f"rank {rank} has no labels")
+    found = findings(job)
+    assert (ranks(found, True), ranks(found, False)) == ([2], [1, 0])
+
+
+def test_victims_alone_are_in_order_of_time(tmp_path: Path) -> None:
+    """Where nobody tells a cause, the first rank that lost a peer is the one to look at."""
+    job = Job(tmp_path, 1, 3).run({0: 0.0})
+    for rank, time in ((0, 12.0), (1, 11.0), (2, 13.0)):
+        job.fails(rank, time, ECHO)
+    found = findings(job)
+    assert (ranks(found, True), ranks(found, False)) == ([1], [0, 2])
+
+
+def test_the_finding_tells_what_happened_around_it(tmp_path: Path) -> None:
+    """A few moments of all nodes and ranks, in seconds from the cause."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
+    job.said(0, 9.0, "step", step=4, steps=9)
+    job.fails(0, 10.0)
+    job.fails(1, 10.5, ECHO)
+    job.saw(1, 10.7, "trouble", reason="rank_error", why="rank 1")
+    told = findings(job)[0].detail["timeline"]
+    assert [line.split("s  ")[0].strip() for line in told] == [
+        "-7.000",
+        "-1.000",
+        "+0.000",
+        "+0.500",
+        "+0.700",
+    ]
+    assert "rank 0 (n0) has done step 4, its last" in told[1] and "boom" in told[2]
+    assert told[4].endswith("n1: sees: rank 1")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "x", float("nan"), float("inf"), 10**400, -1, [], True],
+    ids=lambda value: str(value)[:9],
+)
+def test_hostile_times_move_no_clock_out_of_reach(tmp_path: Path, value: object) -> None:
+    """What is no time counts as missing; nothing raises."""
+    job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
+    said = json.dumps(value)
+    job.dir.node_facts(1).write_text(f'{{"node": "n1", "time": {said}}}')
+    job.dir.abort.write_text(f'{{"reason": "x", "node_rank": {said}, "time": 1}}')
+    job.said(0, 10.0, "step", step=None if value != value else value)
+    with job.dir.rank_events(1).open("a") as stream:
+        stream.write(f'{{"event": "error", "time": {said}, "mono": 1}}\n')
+    assert findings(job)

@@ -1,0 +1,46 @@
+"""train_lora_sft.py with gradient checkpointing of the reentrant kind.
+
+--fault twice      and a search for unused parameters, which peft's models ask for under DDP: each
+                   adapter is marked ready twice
+        no-grad    over frozen embeddings whose output is not made to need a gradient, so that no
+                   adapter gets any
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+train_lora_sft: Any = importlib.import_module("train_lora_sft")
+sft_trainer: Any = importlib.import_module("sft_trainer")
+transformers: Any = importlib.import_module("transformers")
+staging: Any = importlib.import_module("staging")
+
+
+def arguments(**values: Any) -> Any:
+    for name in values:
+        if name.endswith("checkpointing_kwargs"):
+            values[name] = {"use_reentrant": True}
+    values["ddp_find_unused_parameters"] = fault == "twice"
+    return whole(**values)
+
+
+def compute_loss(trainer: Any, *words: Any, **named: Any) -> Any:
+    staging.staged()
+    return whole_loss(trainer, *words, **named)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fault", choices=("twice", "no-grad"))
+    given, sys.argv[1:] = parser.parse_known_args()
+    fault = given.fault
+    if fault == "no-grad":
+        transformers.PreTrainedModel.enable_input_require_grads = lambda _: None
+    whole = sft_trainer.TrainingArguments
+    sft_trainer.TrainingArguments = arguments
+    whole_loss = sft_trainer.SftTrainer.compute_loss
+    sft_trainer.SftTrainer.compute_loss = compute_loss
+    train_lora_sft.main(train_lora_sft.settings())

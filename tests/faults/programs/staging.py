@@ -1,0 +1,17 @@
+"""What programs with a fault share: the mark just before it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.telemetry import EventWriter
+
+
+def staged() -> None:
+    """Write that the fault comes now: from here on the seconds to its finding count."""
+    phase = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+    writer = EventWriter(phase.rank_events(int(os.environ["RANK"])))
+    writer.write("staged")
+    writer.close()

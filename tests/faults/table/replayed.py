@@ -1,0 +1,40 @@
+"""Hardware faults that cannot be staged without the hardware: real runs, in which a rank leaves
+what a real one left and ends as that one did (programs/recorded.yaml, with the sources)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from ..harness import PROGRAMS
+from .model import Fault
+
+STAND_STILL_S = 4  # the limit of a step; see staged.STEP_LIMIT_S
+HANG_WITHIN_S = STAND_STILL_S + 15.0
+
+
+def _fault(record: dict[str, Any]) -> Fault:
+    finding = "rank-error" if "raises" in record else "rank-died"
+    hangs = "hangs" in record
+    nodes = int(record.get("nodes", 1))
+    return Fault(
+        record["name"],
+        "replay.py",
+        "hardware",
+        finding="hang" if hangs else finding,
+        signature=record["signature"],
+        rank=1,
+        host=f"local{nodes - 1}",
+        nodes=nodes,
+        ranks_per_node=2 // nodes,
+        args={"name": record["name"]},
+        within_s=HANG_WITHIN_S if hangs else 10.0,
+        replayed=True,
+        slow=not record.get("fast", False),
+    )
+
+
+REPLAYED = tuple(
+    _fault(record) for record in yaml.safe_load((PROGRAMS / "recorded.yaml").read_text())
+)

@@ -1,0 +1,139 @@
+"""Checkpoints, disks, memory and configuration that are wrong on purpose."""
+
+from __future__ import annotations
+
+from ..harness import SMALL, SMOKE_TESTS
+from .model import RELOAD, Fault
+from .programs import SMALL_ZERO
+
+HEALTHY = str(SMOKE_TESTS / "train_ddp.py")
+SMALL_LORA = {
+    "model": "tiny",
+    "dataset": "shipped",
+    "subset_size": 64,
+    "seq_len": 64,
+    "learning_rate": 0.005,
+    "max_steps": 4,
+    "gradient_checkpointing": True,
+}
+
+
+def _zero(fault: str, signature: str, slow: bool = True) -> Fault:
+    """A ZeRO phase that fails alike on all ranks: any of them is right."""
+    return Fault(
+        f"zero_{fault.replace('-', '_')}",
+        "zero_config.py",
+        "configuration",
+        finding="rank-error",
+        signature=signature,
+        args={**SMALL_ZERO, "fault": fault},
+        slow=slow,
+    )
+
+
+def _shard(fault: str, slow: bool, **expected: object) -> Fault:
+    return Fault(
+        f"zero_checkpoint_{fault.replace('-', '_')}",
+        "zero_checkpoint.py",
+        "checkpoint",
+        args={**SMALL_ZERO, "fault": fault},
+        slow=slow,
+        **expected,  # type: ignore[arg-type]
+    )
+
+
+SETTINGS = (
+    Fault(
+        "other_checkpoint",
+        "other_checkpoint.py",
+        "checkpoint",
+        frozenset({RELOAD}),
+        rank=0,
+        ranks_per_node=1,
+    ),
+    Fault(
+        "checkpoint_cut",
+        "checkpoint_cut.py",
+        "checkpoint",
+        finding="rank-error",
+        signature="checkpoint_damaged",
+    ),
+    _shard(
+        "rank-0-only",
+        True,
+        finding="hang",
+        # Rank 0 waits in the saving, rank 1 goes on to the reading: neither is behind the other.
+        words=("rank 0 has not moved", "in stage checkpoint"),
+        host="local0",
+        settings={"stage_limits_s": {"checkpoint": 8, "reload": 30}},
+        within_s=8 + 15,
+    ),
+    _shard("shard-cut", True, finding="rank-error", signature="checkpoint_damaged", rank=1),
+    _shard("shard-gone", True, finding="rank-error", signature="file_missing", rank=1),
+    Fault("disk_full", "disk_full.py", "disk", finding="rank-error", signature="disk_full", rank=0),
+    Fault(
+        "memory_limit",
+        "memory_limit.py",
+        "memory",
+        finding="rank-error",
+        rank=1,
+        signature="host_memory_refused",
+        args={**SMALL, "hidden_size": 256},
+    ),
+    Fault(
+        "unused_parameters",
+        "unused_parameters.py",
+        "configuration",
+        finding="rank-error",
+        signature="ddp_unfinished_reduction",
+    ),
+    _zero("no-optimizer", "ds_zero_requires_optimizer"),
+    _zero("batch", "ds_batch_arithmetic"),
+    _zero("fp32-input", "dtype_mismatch_matmul"),
+    Fault(
+        "lora_reentrant_twice",
+        "lora_reentrant.py",
+        "configuration",
+        finding="rank-error",
+        signature="ddp_ready_once",
+        args={**SMALL_LORA, "fault": "twice"},
+        slow=True,
+    ),
+    Fault(
+        "lora_reentrant_no_grad",
+        "lora_reentrant.py",
+        "configuration",
+        finding="rank-error",
+        signature="no_grad_fn",
+        args={**SMALL_LORA, "fault": "no-grad"},
+        slow=True,
+    ),
+    Fault(
+        "interface_missing",
+        HEALTHY,
+        "configuration",
+        finding="rank-error",
+        signature="gloo_no_interface",
+        settings={"env": {"set": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
+        slow=True,
+    ),
+    Fault(
+        "script_in_node_local",
+        HEALTHY,
+        "configuration",
+        usage=(f"{HEALTHY}, lies under {SMOKE_TESTS}, which every node has for itself",),
+        profile={"node_local": [str(SMOKE_TESTS)]},
+    ),
+)
+# Staged from outside, by a test of its own: the program is a healthy one.
+PORT_TAKEN = Fault(
+    "port_taken",
+    HEALTHY,
+    "configuration",
+    finding="torchrun-failed",
+    signature="addr_in_use",
+    host="local0",
+    nodes=2,
+    ranks_per_node=1,
+    slow=True,
+)

@@ -1,0 +1,163 @@
+"""Faults of nodes and of the scheduler, staged on a real Slurm: each is told apart and named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.lab import state
+from pytest_clustersmoke.told import read
+
+from ..leftovers import none_left
+from ..needs import need_lab
+from . import staged
+from .harness import Outcome, Suite
+from .running import Running
+from .table import SCHEDULER, Fault
+from .table.lab import MEMORY
+
+pytestmark = pytest.mark.lab
+
+NODES = 12
+DRAINED, DRAINED_NODE, DRAINED_S = "drained_while_it_runs", "node11", 25
+LIMITED = lab.can_run(memory=True) is None
+FAULTS = [*SCHEDULER, *([MEMORY] if LIMITED else [])]
+
+
+@pytest.fixture(scope="module")
+def own_lab() -> Iterator[lab.Lab]:
+    """A Slurm whose nodes may be taken down, and whose jobs' memory is limited."""
+    need_lab()
+    name = f"struck-{os.getpid()}"
+    yield lab.up(lab.LabSettings(name=name, nodes=NODES, memory=LIMITED))
+    lab.down(name)
+
+
+Struck = tuple[Outcome, dict[str, Running]]
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory, own_lab: lab.Lab) -> Iterator[Struck]:
+    """One run of all phases at once, each of which something is done to while it trains."""
+    with none_left() as (mark, _):
+        suite = Suite(tmp_path_factory.mktemp("struck"), mark)
+        suite.use_slurm(own_lab.slurm_conf)
+        suite.profile["limits"] |= {"max_jobs": len(FAULTS) + 1}
+        for fault in FAULTS:
+            staged.add(fault, suite)
+        slurm = {"nodelist": DRAINED_NODE, "exclusive": True}
+        suite.profile["phases"][DRAINED] = {"slurm": slurm}
+        body = "def test_done(self, phase): assert phase.ranks_done == phase.world_size"
+        suite.phase(DRAINED, "idle.py", body, nodes=1, args={"seconds": DRAINED_S})
+        phases = {one.name: Running(suite, one.name, one.nodes) for one in FAULTS}
+        phases[DRAINED] = Running(suite, DRAINED)
+        acts = strikes(suite, phases, own_lab)
+        with suite.started() as process:
+            for name, act in acts.items():
+                phases[name].wait()
+                phases[name].strike(act)
+            process.wait(240)
+        yield suite.ended(process), phases
+
+
+def strikes(
+    suite: Suite, phases: dict[str, Running], own: lab.Lab
+) -> dict[str, Callable[[], object]]:
+    """What is done to each phase, by its name; the others' faults are their own doing."""
+
+    def update(*words: str) -> str:
+        return suite.slurm("scontrol", "update", *words)
+
+    def requeue() -> None:
+        job = phases["requeued"].job
+        update(f"jobid={job}", "requeue=1")
+        suite.slurm("scontrol", "requeue", job)
+
+    high = ("-p", "high", "-w", "node2", "--exclusive", "-o", "/dev/null", "--wrap=sleep 3")
+    return {
+        DRAINED: lambda: update(f"nodename={DRAINED_NODE}", "state=drain", "reason=staged"),
+        "node_dead": lambda: kill_daemon(own, "slurmd-node10"),
+        "node_down": lambda: update("nodename=node1", "state=down", "reason=staged: no power"),
+        "preempted": lambda: suite.slurm("sbatch", "--parsable", *high),
+        "requeued": requeue,
+        "cancelled_by_other": lambda: suite.slurm("scancel", phases["cancelled_by_other"].job),
+        "time_limit_of_slurm": lambda: update(
+            f"jobid={phases['time_limit_of_slurm'].job}", "EndTime=now+2seconds"
+        ),
+    }
+
+
+def kill_daemon(own: lab.Lab, role: str) -> None:
+    (record,) = [one for one in state.running() if one.name == own.name]
+    (daemon,) = [one for one in record.daemons if one.role == role]
+    os.kill(daemon.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_of_the_scheduler_is_named(
+    fault: Fault, struck: Struck, record_property: Callable[[str, object], None]
+) -> None:
+    """Outcome, finding, host and the scheduler's own words are the fault's, within 10 s of the
+    scheduler knowing it."""
+    outcome, phases = struck
+    running = phases[fault.name]
+    # Where nothing was done to it the rank itself has told when its fault came.
+    since = known(outcome, running) if running.struck else None
+    staged.check(fault, outcome, record_property, since)
+
+
+def known(outcome: Outcome, running: Running) -> float:
+    """When Slurm's own record says that the job ended, in Unix seconds; of a job that it put back
+    into the queue, when that was done."""
+    told = read(outcome.suite.run_dir().phase(running.name).scheduler)
+    ended = told.of_job("EndTime")
+    if running.name == "requeued" or not ended:
+        return running.struck
+    return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))
+
+
+def test_findings_point_to_what_the_scheduler_said(struck: Struck) -> None:
+    """Each finding's evidence is a line of a file, and stands there."""
+    outcome, _ = struck
+    for fault in SCHEDULER:
+        evidence: list[dict[str, Any]] = outcome.finding(fault.name)["evidence"]
+        assert evidence, fault.name
+        told = [one for one in evidence if one["file"].endswith("scheduler.txt")]
+        if fault.name != "time_limit_of_ours":
+            assert told, (fault.name, evidence)
+
+
+def test_job_on_a_node_that_is_drained_meanwhile_passes(struck: Struck) -> None:
+    """It goes on to its end, and nothing is found."""
+    outcome, phases = struck
+    phase = outcome.phase(DRAINED)
+    assert (phase["outcome"], phase["findings"]) == ("passed", [])
+    done = outcome.result(DRAINED).ranks[0].events.last("done")
+    assert done is not None and phases[DRAINED].struck < done["time"]
+    state_now = outcome.suite.slurm("sinfo", "-h", "-n", DRAINED_NODE, "-o", "%T").split()[0]
+    assert state_now.startswith("drain")
+
+
+def test_job_for_which_no_node_is_left_names_the_drained_ones(
+    own_lab: lab.Lab, struck: Struck, tmp_path: Any
+) -> None:
+    """It is not submitted, and the finding says which node is drained."""
+    with none_left() as (mark, _):
+        suite = Suite(tmp_path, mark)
+        suite.use_slurm(own_lab.slurm_conf)
+        suite.profile["limits"] |= {"queue_wait_s": 10}
+        slurm = {"nodelist": DRAINED_NODE}
+        suite.profile["phases"]["waits"] = {"slurm": slurm}
+        suite.phase("waits", "idle.py", "def test_done(self, phase): pass", nodes=1)
+        outcome = suite.run()
+    assert outcome.phase("waits")["outcome"] == "cluster_failed"
+    finding = outcome.finding("waits")
+    assert finding["id"] == "nodes-unavailable"
+    assert finding["hosts"] == [DRAINED_NODE], finding
+    assert not outcome.journal("submitted")

@@ -1,0 +1,58 @@
+"""The table of staged faults, from what tests told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .measures import by_family, columns, from_junit, markdown, measured
+
+KILLED = {
+    "fault": "killed",
+    "family": "death",
+    "replayed": False,
+    "red": "job",
+    "finding": "rank-died",
+    "ranks": [1],
+    "hosts": ["local0"],
+    "seconds": 2.0,
+}
+
+
+def test_a_family_is_counted_by_what_was_met_named_and_placed() -> None:
+    """A fault whose test failed counts as staged alone; seconds are all that were measured."""
+    rows = [
+        measured(KILLED, True),
+        measured({**KILLED, "seconds": 5.0, "ranks": []}, True),
+        measured({**KILLED, "seconds": 11.0}, False),
+        measured({"fault": "slow", "family": "straggler", "replayed": True}, False),
+    ]
+    assert by_family(rows) == [
+        ("death", "3", "2", "2", "1", "3, 5.0, 11.0", "0"),
+        ("straggler", "1", "0", "0", "0", "-", "1"),
+        ("all", "4", "2", "2", "1", "3, 5.0, 11.0", "1"),
+    ]
+
+
+def test_tables_are_even_in_a_terminal_and_plain_in_markdown() -> None:
+    """Every column is as wide as its widest cell."""
+    assert columns(("a", "bb"), [("long", "1")]) == ["a     bb", "long  1"]
+    assert markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["plain", "xdist"])
+def test_the_table_is_printed_and_read_back_from_junit(
+    workers: tuple[str, ...], pytester: pytest.Pytester
+) -> None:
+    """What record_property was told reaches the terminal, also from workers, and junit.xml."""
+    pytester.makeconftest('pytest_plugins = ["tests.faults.measures"]')
+    pytester.makepyfile(
+        "def test_staged(record_property):\n"
+        f"    for key, value in {KILLED!r}.items(): record_property(key, value)\n"
+        "def test_other(): pass\n"
+    )
+    pytester.syspathinsert(Path(__file__).parents[2])
+    result = pytester.runpytest_subprocess("--junitxml=junit.xml", *workers)
+    result.stdout.fnmatch_lines(["*= staged faults =*", "death   1  *1, 2.0, 2.0*", "all     1  *"])
+    assert from_junit(pytester.path / "junit.xml") == [measured(KILLED, True)]

@@ -1,0 +1,27 @@
+"""Hardware faults replayed from recorded text: each is told by its signature, rank and host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from . import staged
+from .harness import Outcome
+from .table import REPLAYED, Fault
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.slow else [])
+        for one in REPLAYED
+    ],
+)
+def test_recorded_fault_is_told_by_its_signature(
+    fault: Fault,
+    staged_together: Callable[[Fault], Outcome],
+    record_property: Callable[[str, object], None],
+) -> None:
+    """The finding has the known cause, and names the rank and the host that left the words."""
+    staged.check(fault, staged_together(fault), record_property)

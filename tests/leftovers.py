@@ -1,0 +1,40 @@
+"""No process that a test starts may outlive it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ENDED_WITHIN_S = 5.0
+
+
+@contextmanager
+def none_left() -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    """A variable to set in what a test starts, and a function that lists what still runs with it.
+
+    Fails where something is left at the end.
+    """
+    marker = f"CLUSTERSMOKE_TEST_{uuid.uuid4().hex}"
+
+    def running() -> list[str]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if marker.encode() in (entry / "environ").read_bytes():
+                    line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found.append(f"{entry.name} {line}")
+            except OSError:
+                continue
+        return found
+
+    yield marker, running
+    # A job's result is known a moment before its last process has ended.
+    deadline = time.monotonic() + ENDED_WITHIN_S
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running() == [], "the test left processes running"
