@@ -73,6 +73,9 @@ def hang(result: PhaseResult) -> list[Finding]:
     ]
     if findings:
         return [replace(one, primary=not index) for index, one in enumerate(findings)]
+    crossed = out_of_step.mutual(case.records, len(case.ranks))
+    if crossed:
+        return [_crossed(case, crossed, why)]
     silent = [rank for rank in case.world if rank not in case.records]
     if waits and not silent:
         return [_together(case, waits, why)]
@@ -160,6 +163,26 @@ def _each(case: Case, why: str) -> Finding:
         f"{case.stands(ranks[0])}; {why}"
     )
     return _found(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
+
+
+def _crossed(case: Case, waits: list[Absence], why: str) -> Finding:
+    """Ranks that wait for each other, each in a collective to which the other never came. The few
+    that more than half of all ranks wait for took the wrong way; else it cannot be told who did."""
+    most = waits[0]
+    told = 2 * len(most.waiters) > len(case.ranks)
+    culprits = most.absent if told else tuple(sorted({r for one in waits for r in one.waiters}))
+    each = [
+        f"{case.named(one.waiters)} in {one.call.kind} {one.number} of group {one.group}"
+        f"{f' (at {line})' if (line := line_of(case, one.call, one.waiters)) else ''}"
+        for one in waits[:MAX_LINES]
+    ]
+    who = f"{case.named(culprits)} left the way of most" if told else "who is wrong cannot be told"
+    cause = (
+        "ranks wait for each other, each in a collective to which the other never came: "
+        f"{'; '.join(each)}; {who}; {why}"
+    )
+    detail = case.detail(waiters=list(most.waiters), lines=case.lines(culprits))
+    return _found(case, culprits, cause, most.waiters if told else (), detail)
 
 
 def _together(case: Case, waits: dict[int, tuple[str, flight_recorder.Call]], why: str) -> Finding:

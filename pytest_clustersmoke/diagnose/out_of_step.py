@@ -9,7 +9,7 @@ one that others wait in never came to it, unless it waits itself, in another gro
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from .flight_recorder import DEFAULT_GROUP, P2P, Call, Record
@@ -134,9 +134,24 @@ def absences(
     nobody themselves. Ranks that `failed` did so in their last call, which may count as ended."""
     waits = _waits(records, world_size, set(failed))
     roots = {rank for one in waits for rank in one.absent} - {one.waiters[0] for one in waits}
+    return _gathered(waits, roots)
+
+
+def mutual(records: Mapping[int, Record], world_size: int) -> list[Absence]:
+    """Where ranks wait for each other in different groups, and so nobody for one who waits for
+    none: all these collectives, the one with the most waiters first."""
+    waits = _waits(records, world_size, set())
+    waiters = {one.waiters[0] for one in waits}
+    if any(set(one.absent) - waiters for one in waits):
+        return []
+    return sorted(_gathered(waits, waiters), key=lambda one: -len(one.waiters))
+
+
+def _gathered(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]:
+    """One for each collective, with all its waiters, and of the absent those `among` these."""
     found: dict[tuple[str, int], Absence] = {}
     for one in waits:
-        absent = tuple(rank for rank in one.absent if rank in roots)
+        absent = tuple(rank for rank in one.absent if rank in among)
         if absent:
             key = one.group, one.number
             before = found[key].waiters if key in found else ()

@@ -20,6 +20,7 @@ from ..submit import Backend, scheduler
 from . import judge, records, rights
 from .judge import Asked, Slurm
 from .modules import missing_modules
+from .records import Node, Partition
 from .shared import doubtful
 from .trial import Trial, try_out
 
@@ -194,6 +195,10 @@ def findings_of(
 ) -> list[Finding]:
     """All that keeps a phase from running; with several partitions, in each of them."""
     partitions, found = judge.partition_of(phase, slurm, record.note)
+    if trial.start is not None:
+        # Rules of the site's own (job_submit plugins) may put a job into another partition than it
+        # names, or than the default one: where Slurm would start it, it counts.
+        partitions, found = _placed(partitions, slurm, trial), []
     asks = [Asked(phase, profile, one, record.note) for one in partitions]
     each = [_in_partition(asked, slurm, trial) for asked in asks]
     if each and all(each):
@@ -216,9 +221,22 @@ def _in_partition(asked: Asked, slurm: Slurm, trial: Trial) -> list[Finding]:
     if trial.accepted is False:  # who may do what sbatch knows best: here is why it says no
         found += rights.of_rights(asked, slurm, trial.kinds)
     found += rights.of_limits(asked, slurm)
-    if slurm.nodes is not None:
+    if slurm.nodes is not None and trial.start is None:
         found += judge.of_nodes(asked, slurm.nodes)
+    elif slurm.nodes is not None and _on_bad_nodes(trial, slurm.nodes):
+        found += judge.unavailable(asked, slurm.nodes)
     return found
+
+
+def _placed(partitions: list[Partition], slurm: Slurm, trial: Trial) -> list[Partition]:
+    """The partition of Slurm's estimate, where it is none of these."""
+    there = (slurm.partitions or {}).get(trial.partition)
+    return partitions if there is None or there in partitions else [there]
+
+
+def _on_bad_nodes(trial: Trial, nodes: Mapping[str, Node]) -> bool:
+    """Whether Slurm's estimate counts on nodes that take no jobs."""
+    return any(name in nodes and nodes[name].gone for name in records.hosts(trial.nodes))
 
 
 def _refused(phase: Phase, trial: Trial) -> Finding:

@@ -20,7 +20,10 @@ GONE = frozenset(
 )
 # Those that end by themselves, or when others have done with the node.
 REBOOTS = frozenset({"REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED"})  # drained until it is back
-AWAY = REBOOTS | {"NOT_RESPONDING", "MAINT", "MAINTENANCE", "RESERVED", "POWERING_DOWN", "UNKNOWN"}
+# Drained until it has been switched off (scontrol's POWER_DOWN_ASAP), then ready to be woken.
+DRAINS = frozenset({"DRAIN", "DRAINED", "DRAINING"})
+SWITCHED = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN"})
+AWAY = REBOOTS | SWITCHED | {"NOT_RESPONDING", "MAINT", "MAINTENANCE", "RESERVED", "UNKNOWN"}
 SHOWN_OF_NODES = (
     *("NodeName", "State", "Gres", "CPUTot", "RealMemory"),
     *("AvailableFeatures", "Partitions", "NodeHostName"),
@@ -57,7 +60,8 @@ class Node:
 
     @property
     def gone(self) -> bool:
-        return bool(self.states & GONE) and not self.states & REBOOTS
+        back = REBOOTS | (frozenset() if self.states & (GONE - DRAINS) else SWITCHED)
+        return bool(self.states & GONE) and not self.states & back
 
     @property
     def away(self) -> bool:

@@ -13,11 +13,15 @@ from pathlib import Path
 from ..clean import line as clean
 from ..submit import scheduler
 
-STARTS = re.compile(r"\bto start at (\S+) using \d+ processors on (?:nodes )?(\S+)")
-# The controller could not be asked, or not now: this says nothing of the job.
+STARTS = re.compile(
+    r"\bto start at (\S+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
+)
+# The controller could not be asked, or not now; or the job could run and would have to wait
+# (ESLURM_NODES_BUSY, ESLURM_RESERVATION_BUSY): this says nothing against the job.
 NO_ANSWER = re.compile(
     r"unable to contact|timed out|temporarily|zero bytes|connection (refused|reset)|"
-    r"communication connection|authentication|credential|try again|not responding",
+    r"communication connection|authentication|credential|try again|not responding|"
+    r"requested nodes are busy|requested reservation is in use",
     re.I,
 )
 PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
@@ -40,12 +44,14 @@ NO_NODES = re.compile(r"requested node configuration is not available|nodes? .*n
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it. `accepted` is None where Slurm gave no answer; `start` in Unix seconds."""
+    """What came of it. `accepted` is None where Slurm gave no answer; `start`, in Unix seconds,
+    `nodes` and `partition` are those of its estimate, where it made one."""
 
     accepted: bool | None
     words: str
     start: float | None = None
     nodes: str = ""
+    partition: str = ""
     silent: bool = False
 
     @property
@@ -79,7 +85,7 @@ def read(status: int, output: str) -> Trial:
         found = STARTS.search(words)
         if not found:
             return Trial(True, words)
-        return Trial(True, words, _seconds(found[1]), found[2])
+        return Trial(True, words, _seconds(found[1]), found[2], (found[3] or "").rstrip(";"))
     if NO_ANSWER.search(words) or not words:
         return Trial(None, words or f"sbatch --test-only ended with status {status}")
     return Trial(False, words)

@@ -186,3 +186,19 @@ def test_a_rank_that_failed_for_its_own_reason_is_no_victim(message: str, tmp_pa
     left.say(1, "error", type="ValueError", message=message, traceback="t")
     assert waited_in_vain(left.result()) == []
     assert diagnose(left.result(), Judgement("failed", "x"))[0].ranks == (1,)
+
+
+@pytest.mark.parametrize(("world", "culprits"), [(2, (0, 1)), (4, (3,))])
+def test_ranks_that_wait_for_each_other_in_different_groups(
+    world: int, culprits: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Nobody is said to have come who did not; the one whom most wait for is named, else all."""
+    left = Left(tmp_path, world).stalled()
+    left = waiting(left, tuple(range(world - 1)), 20)
+    other = [call(number, group="1", ended=number < 8) for number in range(1, 9)]
+    left.record(world - 1, [*calls(19), *other], groups={"1": list(range(world))})
+    found = only(left)
+    assert found.ranks == culprits
+    assert "wait for each other" in found.cause and "all_reduce 20 of group 0" in found.cause
+    assert "all_reduce 8 of group 1" in found.cause
+    assert ("cannot be told" in found.cause) == (world == 2)

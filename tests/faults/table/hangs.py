@@ -9,7 +9,8 @@ from .model import Fault
 
 # A hang is told within its stage's limit, which is STEP_LIMIT_S of staged.py, and 15 s.
 WITHIN_S = 4 + 15
-INIT_LIMIT_S = 25
+# Long enough for the other rank to have imported torch, on a loaded machine, too.
+INIT_LIMIT_S = 45
 
 
 def _out_of_step(how: str, words: tuple[str, ...], **more: Any) -> Fault:
