@@ -69,3 +69,18 @@ def test_descendants_leave_out_the_children_that_were_there_before(
     before = processes.children()
     assert deaf.pid in {process.pid for process in processes.descendants()}
     assert deaf.pid not in {process.pid for process in processes.descendants(besides=before)}
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit 3", 3), ("exit 0", 0), ("kill -9 $$", -9)])
+def test_how_a_process_ended_is_known_before_it_is_reaped(end: str, code: int) -> None:
+    """Its exit status or its signal, while it runs nothing; its parent still learns of it."""
+    with subprocess.Popen(["sh", "-c", f"read go; {end}"], stdin=subprocess.PIPE) as process:
+        started = processes.started_at(process.pid)
+        assert processes.exit_code(process.pid, started) is None
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.exit_code(process.pid, started) == code
+        assert processes.exit_code(process.pid, started - 60) is None
+        assert process.wait() == code
+    assert processes.exit_code(process.pid, started) is None

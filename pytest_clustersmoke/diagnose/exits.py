@@ -1,7 +1,8 @@
 """How the processes of ranks ended: their exit statuses and signals, and what to do next.
 
-torchrun reaps the ranks, so that its log tells them; what it writes there is taken by pid. A rank
-that it closed itself, since another had failed, did not end by itself.
+The node's watch sees most of them before torchrun reaps the process; of the others torchrun's log
+tells, where what it writes is taken by pid. A rank that torchrun closed itself, since another had
+failed, did not end by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..findings import Evidence, tail_lines
+from ..telemetry import read_events
 from .timeline import node_of
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ LEFT = "find what leaves the program before its Rank is closed (sys.exit, os._ex
 
 @dataclass(frozen=True)
 class Exit:
-    """`code` as torchrun counts: the exit status, or minus the number of the signal."""
+    """`code` as torchrun and Python count: the exit status, or minus the number of the signal."""
 
     code: int
     evidence: Evidence
@@ -79,7 +81,30 @@ class Exit:
 
 
 def exits(result: PhaseResult) -> dict[int, Exit]:
-    """Rank -> how its process ended, where torchrun tells; not those that torchrun closed."""
+    """Rank -> how its process ended, by the node's watch or else by torchrun; not those that
+    torchrun closed."""
+    return _by_torchrun(result) | _by_watch(result)
+
+
+def _by_watch(result: PhaseResult) -> dict[int, Exit]:
+    """Of the ranks that had ended when the watch looked; those after them torchrun ended."""
+    found: dict[int, Exit] = {}
+    for node in result.nodes:
+        events = read_events(result.directory.node_events(node.node_rank))
+        for record in events.named("ranks"):
+            states = record.get("states")
+            for state in states if isinstance(states, list) else ():
+                if not isinstance(state, dict) or state.get("alive") is not False:
+                    continue
+                rank, code = state.get("rank"), state.get("exit_code")
+                if type(rank) is int and type(code) is int and abs(code) < 256:
+                    line = events.line_of(record)
+                    said = f"rank {rank} ended with exit code {code}"
+                    found.setdefault(rank, Exit(code, Evidence(str(events.path), line, said)))
+    return found
+
+
+def _by_torchrun(result: PhaseResult) -> dict[int, Exit]:
     ranks = {(node_of(rank), rank.start.get("pid")): rank.rank for rank in result.ranks}
     found: dict[int, Exit] = {}
     for node in result.nodes:

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -119,6 +120,20 @@ def send(pid: int, started: float | None, signum: signal.Signals) -> None:
     if process is not None:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
             os.kill(process.pid, signum)
+
+
+def exit_code(pid: int, started: float) -> int | None:
+    """How that very process ended, as torchrun counts: its exit status, or minus the number of the
+    signal. None where it runs, or its parent has reaped it already, or the kernel does not say."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) <= SAME_START_S
+        if not same or process.status() != psutil.STATUS_ZOMBIE:
+            return None
+        status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(" ")[2])  # proc(5): the last
+    except (psutil.Error, OSError, ValueError):
+        return None
+    return os.waitstatus_to_exitcode(status)
 
 
 def started_at(pid: int) -> float:

@@ -51,6 +51,7 @@ class _Rank:
     done: bool = False
     error: dict[str, Any] | None = None
     gone_since: float = 0.0
+    exit_code: int | None = None
 
 
 class RankWatch:
@@ -107,6 +108,8 @@ class RankWatch:
                 continue
             if not processes.alive(rank.pid, rank.pid_started):
                 rank.gone_since = now
+                # torchrun has not reaped it yet, or a moment ago: then its log tells.
+                rank.exit_code = processes.exit_code(rank.pid, rank.pid_started)
 
     def _error(self, rank: _Rank) -> Trouble | None:
         if rank.error is None:
@@ -187,6 +190,7 @@ class RankWatch:
                 "started": bool(rank.pid),
                 "done": rank.done,
                 "failed": rank.error is not None,
+                "exit_code": rank.exit_code,
                 "stage": rank.stage,
                 "step": rank.step,
             }

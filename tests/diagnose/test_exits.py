@@ -88,3 +88,17 @@ def test_a_torn_log_tells_nothing(tmp_path: Path, line: str) -> None:
     evidence = Evidence(tmp_path).started().node(0)
     evidence.dir.torchrun_log(0).write_text(line)
     assert exits(evidence.result()) == {}
+
+
+def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
+    """What the kernel told the watch needs no line of torchrun's."""
+    evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=False, reason="rank_died")
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("trouble", reason="rank_died", why="rank 0 ended")
+    dead = {"rank": 0, "alive": False, "exit_code": -9}
+    closed = {"rank": 1, "alive": True, "exit_code": -15}
+    writer.write("ranks", states=[dead, closed, {"rank": [], "alive": False, "exit_code": "x"}])
+    writer.close()
+    assert {rank: one.code for rank, one in exits(evidence.result()).items()} == {0: -9}
+    (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
+    assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
