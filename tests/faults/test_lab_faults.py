@@ -26,7 +26,9 @@ pytestmark = pytest.mark.lab
 
 NODES = 12
 DRAINED, DRAINED_NODE, DRAINED_S = "drained_while_it_runs", "node11", 25
-LIMITED = lab.can_run(memory=True) is None
+UNLIMITED = lab.can_run(memory=True)
+LIMITED = UNLIMITED is None
+NEEDS_LIMITS = pytest.mark.skipif(not LIMITED, reason=f"no real limit on memory: {UNLIMITED}")
 FAULTS = [*SCHEDULER, *([MEMORY] if LIMITED else [])]
 
 
@@ -99,7 +101,11 @@ def kill_daemon(own: lab.Lab, role: str) -> None:
     os.kill(daemon.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [*SCHEDULER, pytest.param(MEMORY, marks=NEEDS_LIMITS)],
+    ids=lambda fault: fault.name,
+)
 def test_fault_of_the_scheduler_is_named(
     fault: Fault, struck: Struck, record_property: Callable[[str, object], None]
 ) -> None:
