@@ -41,6 +41,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             junit = Path(folder) / "junit.xml"
             command = [sys.executable, "-m", "pytest", "tests/faults", f"--junitxml={junit}"]
+            command += ["-o", "junit_family=xunit1"]  # the one that knows properties of a test
             status = subprocess.run(command, cwd=ROOT).returncode
             rows = read([junit])
     if not rows:

@@ -39,14 +39,29 @@ def _nan(where: str, words: str, rank: int | None, slow: bool) -> Fault:
 
 
 PROGRAMS = (
-    # Without sync the ranks' weights drift apart, and only rank 0's are saved.
-    Fault("ddp_without_sync", "ddp_without_sync.py", "gradients", frozenset({GRADIENTS, RELOAD})),
-    Fault("ddp_trained_bare", "ddp_trained_bare.py", "gradients", frozenset({RELOAD}), slow=True),
+    # Without sync the ranks' weights drift apart, and only rank 0's are saved: rank 1's differ.
+    Fault(
+        "ddp_without_sync",
+        "ddp_without_sync.py",
+        "gradients",
+        frozenset({GRADIENTS, RELOAD}),
+        words=("gradients are not in sync on rank 0 (local0)", "checkpoint differs on rank 1"),
+        rank=0,
+    ),
+    Fault(
+        "ddp_trained_bare",
+        "ddp_trained_bare.py",
+        "gradients",
+        frozenset({RELOAD}),
+        rank=1,
+        slow=True,
+    ),
     Fault(
         "zero_without_reductions",
         "zero_without_reductions.py",
         "gradients",
         frozenset({GRADIENTS}),
+        rank=0,
         args=SMALL_ZERO,
     ),
     _nan("data", "first at step 4 on rank 1 (local0);", rank=1, slow=False),
