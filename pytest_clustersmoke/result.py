@@ -166,8 +166,9 @@ class PhaseResult:
         for rank, record in records.items():
             if record.get("equal") is not True or not record.get("tensors"):
                 fail(
-                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of {record.get('tensors')} "
-                    f"tensors {record.get('mismatched')} are not what was saved"
+                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of "
+                    f"{record.get('tensors')} tensors {record.get('mismatched')} are not what was "
+                    "saved"
                 )
 
     def checkpoint_files(self) -> dict[str, int]:
