@@ -188,10 +188,21 @@ def test_an_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> No
     assert (said.status, said.out) == (2, "") and "holds no logs" in said.err
 
 
+def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None:
+    """Zeros stand where a node's words were lost; what is behind them counts. Zeros alone are no
+    log, and so is nothing that was wrong with them."""
+    log = tmp_path / "holed.log"
+    log.write_bytes(bytes(5000) + OOM.encode())
+    assert run(log).status == 1
+    log.write_bytes(bytes(5000))
+    said = run(log)
+    assert said.status == 2 and "is binary" in said.err
+
+
 def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
     """Control characters of a log, and of its name, never reach the terminal."""
     log = tmp_path / "a\x1b]0;x\x07.log"
-    log.write_bytes(b"\x1b[2J\x9b CUDA out of memory \x07\x08\xe2\x80\xae\xff\n")
+    log.write_bytes(b"\x1b[2J\x9b RuntimeError: CUDA out of memory \x07\x08\xe2\x80\xae\xff\n")
     said = run(log)
     assert said.status == 1
     assert all(line.isprintable() for line in said.out.splitlines())
@@ -200,7 +211,7 @@ def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
 
 def test_a_terminal_without_the_characters(log: Path) -> None:
     """Whatever the encoding of the output, it is written."""
-    log.write_text("CUDA out of memory \u4f60\u597d\n")
+    log.write_text("RuntimeError: CUDA out of memory \u4f60\u597d\n")
     done = subprocess.run(
         [*COMMAND, str(log)],
         capture_output=True,

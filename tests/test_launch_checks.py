@@ -142,6 +142,8 @@ def test_a_driver_that_failed_is_told_in_its_words() -> None:
     assert (check.id, check.severity) == ("gpu-driver-failed", FAILURE)
     assert check.what.endswith(words)
     assert only(sick, device="auto").severity == WARNING
+    bare = {**sick, "gpu_on_bus": False}  # nvidia-smi where there is no GPU
+    assert failed(bare, device="auto") == [] and only(bare).severity == FAILURE
     assert failed(sick, device="cpu") == []
 
 
@@ -154,6 +156,13 @@ def test_another_model_than_the_profiles() -> None:
     check = only({**other, "node": "n2"}, node(0), node(1), gpu="any")
     assert (check.nodes, check.severity) == ((0,), WARNING)
     assert failed(other, gpu="any") == []
+
+
+@pytest.mark.parametrize("model", ["H100", "h100 80gb", "NVIDIA H100-80GB", "HBM3 H100"])
+def test_a_model_in_fewer_words_is_the_same(model: str) -> None:
+    """The profile's words are all in nvidia-smi's name; A10 is no A100."""
+    assert failed(node(), gpu=model) == []
+    assert only(node(), gpu="H10").id == only(node(), gpu="H100 PCIe").id == "gpu-model-differs"
 
 
 @pytest.mark.parametrize(
@@ -274,6 +283,19 @@ def test_a_port_for_ethernet_beside_infiniband_is_none_of_ncclss() -> None:
     up = port(2, link_layer="Ethernet")
     assert failed(node(0, rdma_ports=[port(0), up]), node(1, rdma_ports=[port(0), ethernet])) == []
     assert only(node(0, rdma_ports=[up]), node(1, rdma_ports=[ethernet])).id == "rdma-port-down"
+
+
+def test_ports_of_nodes_that_are_built_otherwise() -> None:
+    """Where names differ and as many ports are up, one of a name is not the other's counterpart;
+    where fewer are up, or the names are the same, it is."""
+    one = node(0, rdma_ports=[port(0), port(1, "1: DOWN")])
+    other = node(1, rdma_ports=[port(1), port(0, link_layer="Ethernet")])
+    assert failed(one, other) == []
+    none_up = node(0, rdma_ports=[port(0, "1: DOWN"), port(1, "1: DOWN")])
+    assert (only(none_up, other).id, only(none_up, other).nodes) == ("rdma-port-down", (0,))
+    crossed = [node(0, rdma_ports=[port(0), port(1, "1: DOWN")])]
+    crossed += [node(1, rdma_ports=[port(0, "1: DOWN"), port(1)])]
+    assert [check.id for check in failed(*crossed)] == ["rdma-port-down"] * 2
 
 
 def test_a_node_without_ports_among_nodes_that_have_them() -> None:

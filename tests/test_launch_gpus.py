@@ -82,6 +82,31 @@ def test_the_words_of_a_tool_that_fails_are_kept(tool: Path, words: str, status:
     assert found["gpu_tool_failed"] == f"it ended with status {status}: {words}"
 
 
+@pytest.mark.parametrize(
+    ("devices", "there"),
+    [
+        ([("0x10de", "0x030200"), ("0x8086", "0x060000")], True),
+        ([("0x10de", "0x040300"), ("0x1002", "0x030000")], False),
+        ([], None),
+    ],
+)
+def test_gpus_on_the_bus(
+    devices: list[tuple[str, str]],
+    there: bool | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By vendor and class: sound devices of the same maker and others' GPUs are none of them; where
+    the bus is not shown, nothing is known."""
+    for index, (vendor, kind) in enumerate(devices):
+        device = tmp_path / f"0000:0{index}:00.0"
+        device.mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    monkeypatch.setattr(gpus, "PCI", tmp_path)
+    assert gpus.on_bus() is there
+
+
 def test_words_without_end_are_cut(tool: Path) -> None:
     """A tool that talks for pages leaves a line of it."""
     found = ask(tool, [], words="x" * 100_000, status=1)

@@ -45,7 +45,7 @@ UNKNOWN = {
 # How a process ended, which is known already where its exit status is.
 ENDS = {"rank_killed", "rank_crashed"}
 # What the victims of a hang say.
-WAITED = {"gloo_timeout", "torch_watchdog_timeout"}
+WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
 # A phase of a thousand ranks may fail on each of them; the first tell why.
 MAX_EXPLAINED, MAX_FILES = 8, 64
 MAX_LOG_BYTES = 128 * 2**20
@@ -94,7 +94,7 @@ def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Findi
     rough: Finding | None = None
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
-    ends |= WAITED if finding.id == "hang" else set()
+    ends = ends | WAITED if finding.id == "hang" else ends
     for tier in (_raised, _said, _node_logs):
         search = Search(known)
         tier(search, finding, result)

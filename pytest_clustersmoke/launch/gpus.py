@@ -35,6 +35,8 @@ SERVICES = ("nvidia-cuda-mps-server", "nvidia-cuda-mps-control")
 # What nvidia-smi says where it, and not the driver, is at fault: nothing is known of the GPUs then.
 TOOL_ONLY = ("Insufficient Permissions", "couldn't find libnvidia-ml")
 NO_GPU = "No devices were found"
+PCI = Path("/sys/bus/pci/devices")
+NVIDIA, DISPLAY = "0x10de", "0x03"  # its vendor's number; the class of GPUs (pci.ids)
 # Signs of a GPU that torch can use: NVIDIA's driver, AMD's, Windows' under WSL.
 DRIVERS = ("/proc/driver/nvidia/version", "/dev/kfd", "/dev/dxg")
 
@@ -56,6 +58,7 @@ def ask(health: bool, environ: Mapping[str, str] = os.environ) -> dict[str, Any]
         "gpu_processes": None,
         "gpu_tool_failed": None,
         "gpu_driver": has_driver(),
+        "gpu_on_bus": on_bus(),
         "cuda_visible_devices": environ.get("CUDA_VISIBLE_DEVICES"),
         "cuda_device_order": environ.get("CUDA_DEVICE_ORDER"),
     }
@@ -160,6 +163,25 @@ def rows(facts: Mapping[str, Any], key: str) -> list[dict[str, str]] | None:
 def has_driver() -> bool:
     """Whether there is any sign of a GPU that torch could use."""
     return any(Path(path).exists() for path in DRIVERS) or any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def on_bus() -> bool | None:
+    """Whether an NVIDIA GPU is on the PCI bus, with a driver or without; None where it is not
+    shown, or where GPUs come another way."""
+    devices = list(PCI.glob("*"))
+    if not devices or Path("/dev/dxg").exists():
+        return None
+    return any(
+        _word(one / "vendor") == NVIDIA and _word(one / "class").startswith(DISPLAY)
+        for one in devices
+    )
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def run_all(commands: list[list[str]]) -> list[Answer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def _receive(
     job: NodeJob, facts: list[dict[str, Any]], lookup: Lookup | None, deadline: float
 ) -> Meeting:
     """Node 0's part."""
-    address = LOOPBACK if lookup is None else _own_address(job.node_name, facts[0])
+    address = LOOPBACK if lookup is None else _own_address(job.node_name, facts)
     door = Door(address, backlog=job.nodes)
     meeting = Meeting(address, door.port, lookup is None, door.hold)
     published = {"address": address, "port": door.port, "one_host": meeting.one_host}
@@ -200,14 +200,18 @@ def _unread(paths: list[Path], found: dict[Path, dict[str, Any]]) -> list[Path]:
     return [path for path in paths if path not in found]
 
 
-def _own_address(node_name: str, facts: dict[str, Any]) -> str:
-    """An IPv4 address of this node which the others can reach.
+def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
+    """An IPv4 address of this node, of rank 0, which the others can reach.
 
     The interface that the environment pins comes first, then what the scheduler's name of the node
-    resolves to, then any interface that is up.
+    resolves to (where that is this node, and no gateway before it), then any interface that is up:
+    but for addresses that another node has, too (a container bridge's), and those of one link (a
+    management controller's, RFC 3927).
+
+    Raises NodeFailed where there is none.
     """
     pinned = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME") or ""
-    interfaces = facts["interfaces"]
+    interfaces = facts[0]["interfaces"]
     for prefix in pinned.lstrip("=").split(",") if pinned and not pinned.startswith("^") else []:
         for name, entry in interfaces.items():
             if name.startswith(prefix) and entry["ipv4"]:
@@ -217,8 +221,23 @@ def _own_address(node_name: str, facts: dict[str, Any]) -> str:
             address = socket.gethostbyname(host)
         except OSError:
             continue
-        if not address.startswith("127."):
+        if not address.startswith("127.") and address in _addresses(facts[0]):
             return address
     up = [entry["ipv4"][0] for entry in interfaces.values() if entry["up"] and entry["ipv4"]]
-    outward = [address for address in up if not address.startswith("127.")]
-    return str(outward[0]) if outward else LOOPBACK
+    theirs = {address for other in facts[1:] for address in _addresses(other)}
+    own = [one for one in up if not one.startswith(("127.", "169.254.")) and one not in theirs]
+    if not own:
+        raise NodeFailed(
+            f"{node_name} has no IPv4 address that other nodes could reach: its interfaces have "
+            f"{', '.join(up) or 'none'}, and torchrun's nodes meet at one; see that its name "
+            "resolves to its address there, or pin the interface with GLOO_SOCKET_IFNAME"
+        )
+    return str(own[0])
+
+
+def _addresses(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The IPv4 addresses that another node says it has."""
+    interfaces = facts.get("interfaces")
+    for entry in interfaces.values() if isinstance(interfaces, dict) else ():
+        known = entry.get("ipv4") if isinstance(entry, dict) else None
+        yield from known if isinstance(known, list) else ()

@@ -151,5 +151,7 @@ def _cannot(path: Path, error: OSError) -> str:
         return f"cannot be read: {reason}"
     if not path.parent.is_dir():
         return f"does not exist, nor does {path.parent}; check the path"
+    if path.is_symlink():
+        return "is a link to what does not exist; check where it points"
     meant = near(path.name, [one.name for one in _children(path.parent)])
     return f"does not exist; {meant or 'check the name'}"

@@ -169,7 +169,7 @@ def _edge(link: Link) -> str:
     rest = _rest(link[CHANNELS:ASYMMETRIC], link.wording, link.asymmetric, link.where.file)
     hosts = _hosts(*link.ends)
     ends = f'"src": {link.source}, "dst": {link.destination}'
-    return f"{{{ends}, {told}, {hosts}, {rest}, \"line\": {link.where.line}}}"
+    return f'{{{ends}, {told}, {hosts}, {rest}, "line": {link.where.line}}}'
 
 
 @lru_cache(maxsize=MANY)

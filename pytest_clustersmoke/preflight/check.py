@@ -153,11 +153,11 @@ class SlurmCheck:
         )
         if "slurmdbd" not in told.get("AccountingStorageType", ""):
             return slurm
-        user, cluster = pwd.getpwuid(os.getuid()).pw_name, told.get("ClusterName", "")
+        cluster = told.get("ClusterName", "")
         show = ("sacctmgr", "-n", "-P", "show")
         asked = [
             self._aside(*show, "qos", f"format={records.QOS_FIELDS}"),
-            self._aside(*show, "assoc", f"user={user}", f"format={records.ASSOCIATION_FIELDS}"),
+            self._aside(*show, "assoc", f"user={_user()}", f"format={records.ASSOCIATION_FIELDS}"),
         ]
         qos, associations = (one.result() for one in asked)
         return replace(
@@ -165,7 +165,7 @@ class SlurmCheck:
             qos=records.parse_qos(qos) if qos else None,
             associations=(
                 records.parse_associations(associations, cluster)
-                if associations is not None
+                if associations is not None and _user()
                 else None
             ),
         )
@@ -284,6 +284,14 @@ def _starts(
         for name, when in starts.items()
         if name not in found and when - now > 60
     ]
+
+
+def _user() -> str:
+    """The user's name; empty where this machine knows none (a container)."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return ""
 
 
 def _groups() -> frozenset[str]:

@@ -8,6 +8,7 @@ engine.py).
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,10 @@ TRAIN, MICRO, STEPS = (
 )
 # They fill in `"auto"`, make optimizers and place ranks by rules of their own.
 FILLERS = frozenset({"transformers", "accelerate", "trl", "lightning", "pytorch_lightning"})
+# Calls by which a program reads such a file for itself (of json, hjson, yaml, OmegaConf), and those
+# of these names that read something else.
+LOADERS = ("load", "loads", "safe_load")
+OF_TENSORS = frozenset({"torch.load", "np.load", "numpy.load", "pickle.load", "pickle.loads"})
 # With these a rank is not one data-parallel replica.
 PARALLEL = frozenset(
     {"elasticity", "tensor_parallel", "sequence_parallel_size", "pipeline", "autotp_size"}
@@ -81,8 +86,11 @@ def _path(name: str, one: Sourced, phase: Phase) -> Path | None:
         return None
     for folder in (Path.cwd(), phase.script.parent):
         path = folder / value
-        if path.is_file():
-            return path
+        try:
+            if path.is_file():
+                return path
+        except OSError:  # too long for a name: the configuration itself, and no path
+            continue
     return None
 
 
@@ -92,8 +100,8 @@ def _file(path: Path, name: str, one: Sourced, phase: Phase, profile: Profile) -
     try:
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES).decode(errors="replace")
-        values = json.loads(text)
-    except (OSError, RecursionError):
+        values = _values(text, read_program(phase.script))
+    except (OSError, ImportError, RecursionError):
         return
     except ValueError as error:
         if name in NAMES:
@@ -122,10 +130,23 @@ def _file(path: Path, name: str, one: Sourced, phase: Phase, profile: Profile) -
     yield from _auto(config)
 
 
+def _values(text: str, program: Program | None) -> Any:
+    """The configuration as its reader takes it: transformers and accelerate read JSON, DeepSpeed
+    itself Hjson, which has comments and trailing commas. Raises ValueError where it is neither, and
+    ImportError where what is no JSON cannot be judged here."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if program is not None and program.imports & FILLERS:
+            raise
+        return importlib.import_module("hjson").loads(text)  # DeepSpeed brings it along
+
+
 def _as_it_is(program: Program) -> bool:
     """Whether the file goes into DeepSpeed as it is: its path is given to `initialize`, or to a
     library that reads it. A program that loads it itself may change it."""
-    if program.calls_any("json.load", "json.loads"):
+    called = [one.node for name in LOADERS for one in program.named(name)]
+    if any(ast.unparse(one.func) not in OF_TENSORS for one in called):
         return False
     return bool(program.imports & FILLERS or program.named("initialize"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
@@ -119,8 +118,11 @@ def ask_quota(directory: Path, environ: Mapping[str, str]) -> Quota | None:
     tool = shutil.which("lfs" if lustre else "quota", path=path)
     if tool is None:
         return None
-    user = pwd.getpwuid(os.getuid()).pw_name
-    command = [tool, "quota", "-q", "-u", user, str(mount.point)] if lustre else [tool, "-w", "-p"]
+    command = (
+        [tool, "quota", "-q", "-u", str(os.getuid()), str(mount.point)]
+        if lustre
+        else [tool, "-w", "-p"]
+    )
     try:
         answer = subprocess.run(
             command,

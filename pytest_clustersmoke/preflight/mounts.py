@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
+EXPORTS = Path("/etc/exports")
+EXPORT = re.compile(r'\s*(?:"(/[^"]*)"|(/\S*))')
 # In the memory of one machine, or the layers of one container: no other node ever sees it.
 PRIVATE = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "aufs"})
 # On a disk of one machine, which may export it to the nodes.
@@ -49,13 +51,31 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
+def exported(path: Path) -> bool:
+    """Whether this machine's NFS server exports the path or a directory above it (man 5 exports);
+    False where its tables cannot be read."""
+    there = path.resolve()
+    tables = [EXPORTS, *sorted(EXPORTS.with_name("exports.d").glob("*.exports"))]
+    return any(there.is_relative_to(one) for table in tables for one in _directories(table))
+
+
+def _directories(table: Path) -> list[Path]:
+    try:
+        lines = table.read_text(errors="replace").replace("\\\n", " ").splitlines()
+    except OSError:
+        return []
+    first = [found[1] or found[2] for line in lines if (found := EXPORT.match(line))]
+    return [Path(_plain(one)).resolve() for one in first]
+
+
 def existing(path: Path) -> Path:
     """The path, or the nearest directory above it that exists, with its links followed."""
-    there = next((one for one in (path, *path.parents) if _exists(one)), Path("/"))
+    there = next((one for one in (path, *path.parents) if exists(one)), Path("/"))
     return there.resolve()
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Whether there is such a path, as far as this user can see."""
     try:
         return path.exists()
     except OSError:  # below a directory that this user may not search

@@ -37,10 +37,6 @@ class Program:
         """The calls of a function or method of this name, whatever stands before the dot."""
         return [one for one in self.calls if _name(one.node) == name]
 
-    def calls_any(self, *dotted: str) -> bool:
-        """Whether one of these is called, by its name as written (`json.load`)."""
-        return any(ast.unparse(one.node.func) in dotted for one in self.calls)
-
     def started(self) -> Iterator[tuple[Call, str]]:
         """Calls that start another program whose name stands in the source, and that name."""
         for one in self.calls:
@@ -74,7 +70,7 @@ def _tree(path: Path) -> ast.Module | None:
     try:
         with path.open("rb") as stream:
             return ast.parse(stream.read(MAX_BYTES))
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 

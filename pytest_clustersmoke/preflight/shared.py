@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Problem
-from .mounts import LOCAL_DISK, PRIVATE, Mount, mount_of, read_mounts
+from .mounts import LOCAL_DISK, PRIVATE, Mount, exported, mount_of, read_mounts
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -121,8 +121,8 @@ def unshared(
 
 
 def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -> list[str]:
-    """What is to be said of paths on a disk of this machine: it may be exported to the nodes, which
-    cannot be seen from here. Silent where every node is this machine."""
+    """What is to be said of paths on a disk of this machine that it does not export itself: nodes
+    may see it some other way. Silent where every node is this machine."""
     hosts = {node.host for node in nodes}
     if profile.lab or not hosts or hosts <= _this_host():
         return []
@@ -130,7 +130,7 @@ def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -
     by_mount: dict[Mount, list[Place]] = {}
     for place in places(profile, phases):
         mount = mount_of(place.path, mounts)
-        if mount is not None and mount.kind in LOCAL_DISK:
+        if mount is not None and mount.kind in LOCAL_DISK and not exported(place.path):
             by_mount.setdefault(mount, []).append(place)
     return [
         f"{' and '.join(f'{one.what} ({one.path}, {one.where})' for one in told[:3])} "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Problem, UsageProblems
 from ..rundir import RunDir, check_path, create_run, write_json
+from .mounts import exists
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -84,7 +85,7 @@ def scheduler_environ(
 
 def _writable(directory: Path, what: str, where: str) -> list[Problem]:
     """Whether files can be made there when they are needed; nothing is made here yet."""
-    there = next(path for path in (directory, *directory.parents) if path.exists())
+    there = next(path for path in (directory, *directory.parents) if exists(path))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
     why = "cannot be written" if there.is_dir() else "is no directory"

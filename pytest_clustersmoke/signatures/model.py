@@ -26,7 +26,9 @@ class Sample:
 @dataclass(frozen=True)
 class Signature:
     """`primary`: it names a cause, where other texts only follow from one. `general`: it names a
-    cause so roughly that it counts as one only where nothing more exact was found. `follows`:
+    cause so roughly that it counts as one only where nothing more exact was found. `late`: the
+    failure of a rank brings it about, too (the others waited until the time was up), so that it
+    is a cause only where no other exact one, and no unknown Python exception, was found. `follows`:
     signatures that explain it; found beside one of them, it follows from that.
 
     `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
@@ -39,6 +41,7 @@ class Signature:
     source: str = ""
     primary: bool = True
     general: bool = False
+    late: bool = False
     follows: tuple[str, ...] = ()
     lines: int = 1
     names: dict[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ..findings import Evidence, Finding
 from .place import Time
 from .search import Line, Match, Search
-from .unknown import WEIGHTS
+from .unknown import TRACEBACK, WEIGHTS
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (
@@ -15,28 +15,49 @@ UNKNOWN_FIX = (
     "next run say more"
 )
 Key = tuple[bool, Time, int, int]
+# Slurm tells of an end and ends the ranks within this, its KillWait (30 s) included.
+TOGETHER_S = 120
 NEVER: Time = (0, 0, 0, 0, 0.0)
 
 
 def findings(search: Search) -> list[Finding]:
     """Causes before what follows from them; within each by time, else by file and line."""
     matches = search.matches
+    raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
+    clock = _Clock([*raised, *(line for one in matches.values() for line in one.lines)])
     exact = {
-        one.signature.id
-        for one in matches.values()
+        name
+        for name, one in matches.items()
         if one.signature.primary and not one.signature.general
+        if not _explained(one, search, clock)
     }
-    exact -= {name for name in exact if exact & set(matches[name].signature.follows)}
-    clock = _Clock(line for one in matches.values() for line in one.lines)
+    late = {name for name in exact if matches[name].signature.late}
+    others = [line for name in exact - late for line in matches[name].lines] + raised
+    exact -= {
+        name
+        for name in late
+        if not all(clock.surely_before(matches[name].lines[0], line) for line in others)
+    }
     unknown = None if exact else _unknown(search)
     told = [unknown] if unknown else []
     for one in sorted(matches.values(), key=lambda one: clock.first(one.lines)):
         primary = one.signature.id in exact
         if one.signature.general:
-            follows = set(one.signature.follows) & set(matches)
-            primary = not exact and unknown is None and not follows
+            explained = _explained(one, search, clock)
+            primary = not exact and unknown is None and not explained
         told.append(_finding(one, primary))
     return sorted(told, key=lambda one: not one.primary)
+
+
+def _explained(match: Match, search: Search, clock: _Clock) -> bool:
+    """Whether something that explains it was found. An end that came long after it explains
+    nothing: the ranks that were left waited for it."""
+    others = [search.matches[name] for name in match.signature.follows if name in search.matches]
+    return any(
+        not (other.signature.late or other.signature.general)
+        or not clock.long_before(match.lines, other.lines)
+        for other in others
+    )
 
 
 def _finding(match: Match, primary: bool) -> Finding:
@@ -89,6 +110,24 @@ class _Clock:
     def first(self, lines: list[Line]) -> Key:
         return min(self._key(line) for line in lines)
 
+    def surely_before(self, line: Line, other: Line) -> bool:
+        """Whether a line was written before another: in one file, or by the times of both."""
+        if line.source == other.source:
+            return line.number < other.number
+        mine, others = self._key(line), self._key(other)
+        return not mine[0] and not others[0] and mine[1] < others[1]
+
+    def long_before(self, lines: list[Line], others: list[Line]) -> bool:
+        """Whether the first of these lines was written well before the first of the others."""
+        mine, other = self.first(lines)[1], self.first(others)[1]
+        return NEVER not in (mine, other) and _seconds(mine) + TOGETHER_S < _seconds(other)
+
     def _key(self, line: Line) -> Key:
         time = self._times[line.source, line.number]
         return time is None, time or NEVER, line.source, line.number
+
+
+def _seconds(time: Time) -> float:
+    """For differences: months count as 31 days, which is exact within one."""
+    month, day, hour, minute, second = time
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second

@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[type, str]] = {
     "id": (str, "a name in lower case with underscores"),
     "primary": (bool, "true or false"),
     "general": (bool, "true or false"),
+    "late": (bool, "true or false"),
     "follows": (tuple, "a list of ids"),
     "cause": (str, "why it happens, in a sentence"),
     "fix": (str, "what to do, in a sentence"),
@@ -101,6 +102,8 @@ class _Checker:
             self._bad((*route, "lines"), f"`lines` is {lines}", KINDS["lines"][1])
         if values.get("general") and not values.get("primary"):
             self._bad((*route, "general"), "general, but not primary", "`primary: true` with it")
+        if values.get("late") and (values.get("general") or not values.get("primary")):
+            self._bad((*route, "late"), "late, but no exact cause", "`primary: true`, not general")
         kept = {key: value for key, value in values.items() if key not in ("patterns", "samples")}
         return Signature(**kept, patterns=patterns, samples=samples, harmless=harmless)
 

@@ -75,7 +75,9 @@ def _kind(text: str) -> str:
 def _traceback(lines: Sequence[str], prefix: str) -> Unmatched | None:
     """The exception at the end of a traceback: the first line with the same prefix that is not
     indented, and rather one that is named as exceptions are."""
-    prefix = prefix if prefix.strip() else ""
+    # What stands before it is no label where the next line goes on without it: a progress bar's.
+    bar = not _same(lines[1], prefix) and FRAME.match(lines[1]) if len(lines) > 1 else False
+    prefix = prefix if prefix.strip() and not bar else ""
     where, first = "", None
     for offset, line in enumerate(lines[1:MAX_TRACEBACK_LINES], 1):
         if not _same(line, prefix):

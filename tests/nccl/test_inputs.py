@@ -95,10 +95,11 @@ def test_a_run_of_several_jobs_is_refused(tmp_path: Path) -> None:
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.mkdir(), "holds no files; expected NCCL's logs"),
+        (lambda path: path.symlink_to("gone"), "is a link to what does not exist"),
         (os.mkfifo, "is a FIFO, which might never end; expected a file (cat FIFO | "),
         (phase, "holds no NCCL logs of its phases (those under gloo write none)"),
     ],
-    ids=["missing", "empty", "fifo", "gloo"],
+    ids=["missing", "empty", "dangling", "fifo", "gloo"],
 )
 def test_what_cannot_be_read_is_refused(tmp_path: Path, make: object, words: str) -> None:
     """Each with its name, why, and what to do."""

@@ -97,6 +97,29 @@ def test_without_a_partition_the_default_one_is_meant(judge: Judge) -> None:
     assert found.id == "too-many-nodes" and "allows a job 1" in found.cause
 
 
+def test_where_slurm_would_start_the_job_counts(judge: Judge) -> None:
+    """A site's rules may put a job into another partition than the default one, or than one that is
+    no partition at all: what Slurm would start lacks nothing, and that partition's limits hold."""
+    nodes = [texts.node("c0", gres="(null)"), texts.node("g0", partitions="high")]
+    told = slurm(nodes)
+    assert judge(told, options={"partition": False}, gpus_per_node=2) != []
+    there = Trial(True, "", start=1.0, nodes="g0", partition="high")
+    assert judge(told, there, {"partition": False}, gpus_per_node=2) == []
+    assert judge(told, there, {"partition": "a-name-of-the-sites"}, gpus_per_node=2) == []
+    short = texts.partition("high", default="NO", time="00:30:00")
+    limited = slurm(nodes, [texts.partition(), short])
+    found = judge(limited, there, {"partition": False, "time": 60}, gpus_per_node=2)
+    assert ids(found) == ["time-over-limit"]
+
+
+def test_an_estimate_on_nodes_that_take_no_jobs_is_not_believed(judge: Judge) -> None:
+    """They are named all the same."""
+    told = slurm([texts.node("n0"), texts.node("n1", state="IDLE+DRAIN", reason="bad disk")])
+    there = Trial(True, "", start=1.0, nodes="n[0-1]", partition="main")
+    (found,) = judge(told, there, nodes=2)
+    assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
+
+
 def test_of_several_partitions_one_that_fits_is_enough(judge: Judge) -> None:
     """A job for either runs in the one that takes it."""
     told = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.preflight import disk, modules, mounts, records, shared
+from pytest_clustersmoke.preflight import disk, modules, mounts, records, shared, way
 from pytest_clustersmoke.preflight.disk import Need, Quota
 
 from ..evidence import make_phase, make_profile
@@ -31,6 +31,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "mountinfo"
     path.write_text(TABLE.format(folder=tmp_path))
     monkeypatch.setattr(shared, "read_mounts", lambda: mounts.read_mounts(path))
+    monkeypatch.setattr(mounts, "EXPORTS", tmp_path / "exports")
     for name in ("with space", "over"):
         (tmp_path / name).mkdir()
     return path
@@ -96,8 +97,35 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
     others = records.parse_nodes(texts.node(host="elsewhere")).values()
     (line,) = shared.doubtful(profile, phases, others)
     assert "ext4 on /dev/vda" in line and "only if it is exported" in line
+    for text, silent in (
+        (f"# {tmp_path} *(rw)\n/srv *(rw)\n", False),
+        (f"/srv \\\n  {tmp_path}(rw)\n", False),
+        (f'/srv *(rw)\n"{tmp_path}" \\\n  10.0.0.0/8(rw,sync)\n', True),
+        (f"{tmp_path}/plain\t@nodes(rw)\n", True),
+    ):
+        (tmp_path / "exports").write_text(text)
+        assert (shared.doubtful(profile, phases, others) == []) is silent
     own = records.parse_nodes(texts.node(host=os.uname().nodename)).values()
     assert shared.doubtful(profile, phases, own) == [] == shared.doubtful(profile, phases, [])
+
+
+def test_a_directory_below_one_that_may_not_be_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as one that cannot be written, by the last directory that is seen."""
+    closed, whole = tmp_path / "closed", Path.exists
+
+    def there(path: Path) -> bool:
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return whole(path)
+
+    closed.mkdir()
+    monkeypatch.setattr(Path, "exists", there)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
+    profile = make_profile(tmp_path)
+    (problem,) = way.unusable(profile, [], closed / "reports" / "mine")
+    assert problem.what.endswith(f"{closed}/reports/mine, but {closed} cannot be written")
 
 
 def sizes(**keys: int) -> SimpleNamespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def test_zero_without_an_optimizer(case: Case, stage: int) -> None:
         PLAIN.replace("args=args", "args, None, adam"),
         PLAIN.replace("args=args", "**known"),
         "import deepspeed, json\nvalues = json.load(file)\ndeepspeed.initialize(config=values)",
+        "import deepspeed\nfrom json import load\ndeepspeed.initialize(config=load(file))",
+        "import deepspeed, yaml\ndeepspeed.initialize(config=yaml.safe_load(file))",
         "from transformers import Trainer\nTrainer().train()",
         "import somewhere\nsomewhere.train()",
         "this is no Python",
@@ -184,12 +187,42 @@ def test_auto_that_nothing_fills(case: Case) -> None:
 
 def test_a_configuration_that_is_no_json(case: Case) -> None:
     """With its line; another file than DeepSpeed's is nobody's business."""
-    (found,) = case.problems('{\n "a": 1,\n}')
+    trainer = "from transformers import Trainer\nTrainer().train()"
+    (found,) = case.problems('{\n "a": 1,\n}', trainer)
     assert "is no JSON" in found.what and found.where.endswith("ds.json:3")
+    case.script.write_text(PLAIN)
     case.config.write_text("{")
     assert case.problems(data=str(case.config)) == []
     case.config.write_text('{"rows": []}')
     assert case.problems(data=str(case.config)) == []
+
+
+def test_a_configuration_that_deepspeed_reads_all_the_same(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed takes Hjson: comments and trailing commas are no mistake of the user's, and what
+    stands beside them is checked; where Hjson cannot be read here, nothing is said."""
+    text = json.dumps(without("optimizer"), indent=1)
+    loose = f"// of the group\n{text[:-2]},\n}}"
+    pytest.importorskip("hjson", reason="DeepSpeed brings it along")
+    (found,) = case.problems(loose)
+    assert "ZeRO stage 1 and no `optimizer`" in found.what
+    (found,) = case.problems("[")
+    assert "is no JSON" in found.what
+    monkeypatch.setitem(sys.modules, "hjson", None)
+    assert case.problems(loose) == []
+
+
+def test_a_configuration_in_the_place_of_its_path_is_left_alone(case: Case) -> None:
+    """It is no file's name, however long it is."""
+    values = json.dumps({**GOOD, "steps_per_print": list(range(2000))})
+    assert case.problems(deepspeed=values) == []
+
+
+def test_tensors_that_a_program_loads_hide_nothing(case: Case) -> None:
+    """Only what may be the configuration counts as read by the program."""
+    source = f"import torch\n{PLAIN}    torch.load('data.pt')\n"
+    assert len(case.problems(without("optimizer"), source)) == 1
 
 
 def test_a_file_is_known_as_deepspeeds_by_its_keys(case: Case) -> None:

@@ -52,6 +52,9 @@ def test_a_node_of_slurm_24() -> None:
         ("IDLE+NOT_RESPONDING", False, True),
         ("IDLE+MAINTENANCE+RESERVED", False, True),
         ("MIXED+DRAIN+REBOOT_REQUESTED", False, True),
+        ("IDLE+CLOUD+DRAIN+POWER_DOWN+POWER_DRAIN", False, True),
+        ("IDLE+CLOUD+DRAIN+POWERED_DOWN", True, False),
+        ("DOWN+CLOUD+POWERING_DOWN", True, False),
         ("", False, False),
     ],
 )

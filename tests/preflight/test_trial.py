@@ -22,6 +22,7 @@ def test_an_estimate(words: str) -> None:
     """When and where the job might start."""
     trial = read(0, f"{words}\n")
     assert trial.accepted is True and trial.nodes == "node0"
+    assert trial.partition == ("main" if "partition" in words else "")
     assert trial.start == datetime(2026, 11, 21, 22, 35, 52).timestamp()
 
 
@@ -71,6 +72,9 @@ def test_a_refusal(words: str, kinds: set[str]) -> None:
         "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
         "sbatch: error: Zero Bytes were transmitted or received",
         "allocation failure: Invalid authentication credential",
+        # The job could run, and would have to wait (src/common/slurm_errno.c).
+        "allocation failure: Requested nodes are busy",
+        "allocation failure: Requested reservation is in use",
     ],
 )
 def test_a_controller_that_cannot_be_asked_has_refused_nothing(words: str) -> None:

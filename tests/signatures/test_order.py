@@ -38,11 +38,11 @@ def test_an_out_of_memory_kill_explains_the_killed_rank() -> None:
 def test_causes_are_in_the_order_of_time() -> None:
     """Across files by their stamps; a line without takes that of the lines around it."""
     early = "[2026-11-21 20:00:00] step 1\n" + OOM.format(3)
-    late = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T21:00:00 DUE TO TIME LIMIT\n"
-    assert primary(diagnosed(a=late, b=early)) == ["cuda_oom", "slurm_time_limit"]
-    assert primary(diagnosed(a=early, b=late)) == ["cuda_oom", "slurm_time_limit"]
+    late = "Nov 21 21:00:00 node7 kernel: NVRM: Xid (PCI:0000:44:00): 79, off the bus\n"
+    assert primary(diagnosed(a=late, b=early)) == ["cuda_oom", "gpu_ecc_xid"]
+    assert primary(diagnosed(a=early, b=late)) == ["cuda_oom", "gpu_ecc_xid"]
     # Before a line of its own file that has one.
-    assert primary(diagnosed(OOM.format(3) + late)) == ["cuda_oom", "slurm_time_limit"]
+    assert primary(diagnosed(OOM.format(3) + late)) == ["cuda_oom", "gpu_ecc_xid"]
 
 
 def test_without_times_the_order_is_that_of_files_and_lines() -> None:
@@ -166,3 +166,95 @@ def test_a_traceback_behind_time_stamps() -> None:
     )
     (found,) = diagnosed(log)
     assert found.ranks == (6,) and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
+
+
+ENDED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T{0}:00{1} ***\n"
+LIMIT = " DUE TO TIME LIMIT"
+CONNECT = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 1800s while trying "
+    "to connect to (10.0.0.1, 29500).\n"
+)
+IB = (
+    "[2026-11-21 20:00:00] node1:71:72 [0] NCCL WARN NET/IB : Got completion from peer "
+    "10.0.0.2<4711> with status=12 opcode=0 len=0 vendor err 129 (Recv)\n"
+)
+
+
+@pytest.mark.parametrize("late", [ENDED.format("23:40", LIMIT), CONNECT, IB])
+def test_what_a_rank_s_failure_brings_about_is_no_cause_beside_it(late: str) -> None:
+    """The others wait for it until their time is up, whatever stamps the lines have."""
+    for logs in (late, TRACEBACK.format("[rank3]: ")), (TRACEBACK.format(""), late):
+        found = diagnosed(*logs)
+        assert primary(found) == ["unknown"] and "ValueError: labels" in found[0].cause
+        assert len(found) == 2
+    assert primary(diagnosed(late, OOM.format(3))) == ["cuda_oom"]
+    # What is raised behind it is of its making: a program says so as it is ended.
+    assert primary(diagnosed(late + TRACEBACK.format(""))) == primary(diagnosed(late))
+    # By itself it is one, and it is more than a rough word.
+    assert len(primary(diagnosed(late))) == 1
+    assert primary(diagnosed(late + WATCHDOG.format(1, "10"))) == primary(diagnosed(late))
+    assert primary(diagnosed(late + "srun: error: something new\n")) == primary(diagnosed(late))
+
+
+def test_an_end_explains_the_kills_that_go_with_it_alone() -> None:
+    """A rank that was killed hours before somebody cancelled the job died by itself."""
+    for why, name in ((LIMIT, "slurm_time_limit"), ("", "slurm_cancelled")):
+        together = diagnosed(KILLED + ENDED.format("20:20", why))
+        assert primary(together) == [name] and "rank_killed" in ids(together)
+        assert primary(diagnosed(KILLED + ENDED.format("23:40", why))) == ["rank_killed"]
+
+
+def test_a_traceback_behind_a_progress_bar() -> None:
+    """The bar ends with no line; what stands before the traceback is no label of its lines."""
+    bar = "\r  0%|      | 0/9 [00:00<?, ?it/s]\r 33%|###   | 3/9 [00:01<00:02, 3.0it/s]"
+    (found,) = diagnosed(bar + TRACEBACK.format(""))
+    assert found.id == "unknown" and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
+    (found,) = diagnosed("^C" + TRACEBACK.format(""))
+    assert found.id == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'sample 17: "How do I fix CUDA out of memory in PyTorch?"',
+        '{"text": "my laptop says out of memory and No space left on device"}',
+        "Checking for EADDRINUSE on port 29500: free",
+        "ECC Errors: aggregate uncorrectable ECC error encountered: 0",
+        "WARNING: ModuleNotFoundError: No module named 'apex', using torch.nn.LayerNorm",
+        "INFO: DUE TO TIME LIMIT handling enabled, will checkpoint at 03:55:00",
+        "text: he said: MemoryError",
+        'prompt: what does "Permission denied (publickey)" mean?',
+        'The paper "No route to host: networks"',
+        "Namespace(timeout=1800, backend='nccl', handle_oom=True)",
+        "NCCL INFO GPU Direct RDMA Disabled for GPU 0 / HCA 1 (distance 9 > 5), read 0",
+    ],
+)
+def test_the_words_of_failures_in_other_texts_are_none(line: str) -> None:
+    """Data sets, settings and advice name failures; a healthy job prints them."""
+    assert diagnosed(line + "\n") == []
+
+
+def test_a_name_that_the_user_s_own_module_lacks_is_no_matter_of_versions() -> None:
+    """Only what lies among the installed packages is."""
+    said = "ImportError: cannot import name 'build' from 'utils' ({0}/utils.py)\n"
+    head = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+    assert ids(diagnosed(head + said.format("/home/u"))) == ["unknown"]
+    installed = said.format("/opt/lib/python3.11/site-packages")
+    assert ids(diagnosed(head + installed)) == ["packages_do_not_fit"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "KeyboardInterrupt",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "torch.distributed.DistStoreError: Socket Timeout",
+        "RuntimeError: Connection reset by peer",
+    ],
+)
+def test_the_exceptions_of_victims_are_not_taken_for_the_cause(said: str) -> None:
+    """Though they were logged first: the exception of a rank that failed by itself is told."""
+    victim = TRACEBACK.format("[rank0]: ").rsplit("ValueError", 1)[0] + said + "\n"
+    found = diagnosed(victim, TRACEBACK.format("[rank3]: "))
+    assert primary(found) == ["unknown"] and found[0].ranks == (3,)
+    assert len(found) == 2

@@ -60,6 +60,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("source: a book", "source: a book\n  lines: 99", "`lines` is 99; expected how many lines"),
         ("source: a book", "source: a book\n  follows: [two]", "follows `two`, which is no other"),
         ("primary: true", "primary: false\n  general: true", "general, but not primary"),
+        ("primary: true", "primary: false\n  late: true", "late, but no exact cause"),
         ("  - {text: some words, source: the book}", "  - some words", "a sample is of another"),
         ("signatures:\n", "signature:\n", "holds no signatures"),
         ("signatures:\n", "other: 1\nsignatures:\n", "unknown key `other`"),

@@ -55,7 +55,7 @@ def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
 def test_a_line_without_an_end() -> None:
     """It is looked at in pieces; a word in it is found once, with what stands around it."""
     filler = b"a" * 3 * search.CHUNK_BYTES
-    (found,) = diagnosed(filler + b" CUDA out of memory " + filler)
+    (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
     assert found.id == "cuda_oom" and found.detail["lines"] == 1
     assert "CUDA out of memory" in found.evidence[0].text
     assert len(found.evidence[0].text) <= search.MAX_TEXT

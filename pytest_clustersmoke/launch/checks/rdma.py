@@ -65,7 +65,7 @@ def _down(
     for key, port in own.items():
         if _active(port):
             continue
-        there = [found[key] for found in others if key in found]
+        there = [found[key] for found in others if key in found and not _other_way(own, found)]
         up = [one for one in there if _active(one)]
         if not up:
             continue
@@ -82,6 +82,13 @@ def _down(
             "rdma_ports",
             detail={"hca": key[0], "port": key[1], "state": state},
         )
+
+
+def _other_way(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key, Any]) -> bool:
+    """Whether another node has ports of other names, and no more of them up than this one: of one
+    name they are then not one place of the same cabling."""
+    up, ups = (sum(map(_active, ports.values())) for ports in (own, other))
+    return own.keys() != other.keys() and up >= ups
 
 
 def _slow(

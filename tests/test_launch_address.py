@@ -1,0 +1,78 @@
+"""The address at which node 0 is to be reached."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.launch.flag import NodeFailed
+from pytest_clustersmoke.launch.rendezvous import _own_address
+
+
+@pytest.fixture(autouse=True)
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What names resolve to; this test's own, and no interface is pinned."""
+    known: dict[str, str] = {}
+
+    def resolve(name: str) -> str:
+        if name not in known:
+            raise socket.gaierror(-2, "Name or service not known")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    monkeypatch.setattr(socket, "gethostname", lambda: "host0")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    return known
+
+
+def node(up: bool = True, **interfaces: str) -> dict[str, Any]:
+    """A node's facts, with one address an interface."""
+    known = {
+        name: {"up": up, "ipv4": [address] if address else [], "ipv6": ["fe80::1"]}
+        for name, address in interfaces.items()
+    }
+    return {"interfaces": {"lo": {"up": True, "ipv4": ["127.0.0.1"], "ipv6": []}, **known}}
+
+
+def test_the_schedulers_name_comes_before_the_hosts(names: dict[str, str]) -> None:
+    """Nodes may be named otherwise than hosts; what resolves to loopback is no address."""
+    facts = [node(eth0="10.0.0.5", ib0="10.1.0.5")]
+    names |= {"n0": "10.1.0.5", "host0": "10.0.0.5"}
+    assert _own_address("n0", facts) == "10.1.0.5"
+    names["n0"] = "127.0.1.1"
+    assert _own_address("n0", facts) == "10.0.0.5"
+
+
+def test_a_pinned_interface_comes_first(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name's beginning, as NCCL takes it."""
+    names["n0"] = "10.0.0.5"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
+    assert _own_address("n0", [node(eth0="10.0.0.5", ib0="10.1.0.5")]) == "10.1.0.5"
+
+
+def test_an_address_that_is_not_on_the_node_is_not_taken(names: dict[str, str]) -> None:
+    """A name may lead to a gateway before the node, where nothing can listen."""
+    names["n0"] = "203.0.113.7"
+    assert _own_address("n0", [node(eth0="10.0.0.5")]) == "10.0.0.5"
+
+
+def test_addresses_that_lead_nowhere_else_are_passed_over() -> None:
+    """Those that every node has, and those of one link alone."""
+    zero = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.5")
+    one = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.6")
+    assert _own_address("n0", [zero, one]) == "10.0.0.5"
+    assert _own_address("n0", [zero, {"interfaces": [{"ipv4": 3}]}]) == "172.17.0.1"
+
+
+@pytest.mark.parametrize(
+    "facts", [node(eth0=""), node(bmc="169.254.3.1"), node(False, e="10.0.0.5")]
+)
+def test_a_node_without_such_an_address_says_so(facts: dict[str, Any]) -> None:
+    """Loopback would have every other node find itself there."""
+    with pytest.raises(NodeFailed, match="n0 has no IPv4 address that other nodes could reach"):
+        _own_address("n0", [facts, node(eth0="10.0.0.6")])
