@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:
         print(f"clustersmoke: {error}", file=sys.stderr)
-        return 1
+        return 2
     except Ended as ended:
         return 128 + ended.number
 

@@ -527,7 +527,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (gzip.compress(b"NCCL INFO"), "is compressed; expected text (zcat FILE | … -)"),
+        (gzip.compress(b"NCCL INFO", mtime=0), "is compressed; expected text (zcat FILE | … -)"),
         (b"\x28\xb5\x2f\xfd....", "is compressed; expected text (zstdcat FILE | … -)"),
         (HEAD.encode("utf-16"), "is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)"),
         (HEAD.encode("utf-16-le"), "is binary; expected the text of a log"),
