@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import preflight
 from .cluster import Profile, find_config, load
 from .errors import Problem, UsageProblems
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
@@ -119,15 +118,20 @@ class Suite:
             absence(marked, self.profile) for marked in read.values() if marked.name not in phases
         ]
         self.phases = phases
-        problems += preflight.planned(self.profile, phases.values())
-        if not self._plans_only:
-            problems += preflight.problems(
-                self.profile, phases.values(), self.report_dir, os.environ
-            )
+        if not self.config.getoption("collectonly"):
+            problems += self._preflight(phases.values())
         self._problems(problems)
         here = [item for item in items if self._runs(item)]
         self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
         items[:] = here
+
+    def _preflight(self, phases: Iterable[Phase]) -> list[Problem]:
+        from . import preflight  # not for a collection alone, which is to be quick
+
+        found = preflight.planned(self.profile, phases)
+        if not self._plans_only:
+            found += preflight.problems(self.profile, phases, self.report_dir, os.environ)
+        return found
 
     def _problems(self, problems: list[Problem]) -> None:
         if problems:
@@ -166,6 +170,7 @@ class Suite:
 
     def start(self, phases: list[Phase]) -> None:
         """Check what can be known before, then submit. Raises UsageError with all problems."""
+        from . import preflight
         from .session import Session as JobSession
 
         try:

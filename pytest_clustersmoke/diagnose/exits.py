@@ -83,7 +83,19 @@ class Exit:
 def exits(result: PhaseResult) -> dict[int, Exit]:
     """Rank -> how its process ended, by the node's watch or else by torchrun; not those that
     torchrun closed."""
-    return _by_torchrun(result) | _by_watch(result)
+    return _by_torchrun(result) | _by_watch(result) | _all_well(result)
+
+
+def _all_well(result: PhaseResult) -> dict[int, Exit]:
+    """Of the ranks of nodes whose torchrun ended with status 0: so did each of theirs."""
+    found: dict[int, Exit] = {}
+    for node in result.nodes:
+        code = node.result.get("returncode")
+        if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
+            path = str(result.directory.node_result(node.node_rank))
+            said = Exit(0, Evidence(path, 1, "torchrun ended with status 0"))
+            found |= {one.rank: said for one in result.ranks if node_of(one) == node.node_rank}
+    return found
 
 
 def _by_watch(result: PhaseResult) -> dict[int, Exit]:
