@@ -109,7 +109,8 @@ def test_a_job_that_fails_must_blame_the_rank_of_the_fault(suite: Suite) -> None
     suite.phase(base="Trained", script=str(STAGED), args={"steps": 3}, gpus_per_node=2)
     result = suite.run("--cluster-prove", "-k", "rank-raised")
     assert result.ret == 1
-    assert lines_with(result, "the fault was to be staged on rank 1, and was on [0, 1]")
+    # Rank 1 may be ended before it writes that it stages it, too.
+    assert lines_with(result, "the fault was to be staged on rank 1, and was on [0")
     assert lines_with(result, "the finding names ranks [0] and hosts ['local0'], expected rank 1")
 
 
