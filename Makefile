@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 # A file's tests stay on one worker, which shares what they start.
 TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm clean
+.PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser clean
 
 help:
 	@sed -n '/^$$/q; s/^# //p' Makefile
@@ -46,10 +46,14 @@ smoke: $(INSTALLED)
 slurm: $(INSTALLED)
 	@$(BIN)/clustersmoke lab install || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
-test: slurm
+# Debian's package of Chromium, likewise (and fail with CLUSTERSMOKE_REQUIRE_BROWSER=1).
+browser: $(INSTALLED)
+	@$(BIN)/python -m tests.browser || test -z "$$CLUSTERSMOKE_REQUIRE_BROWSER"
+
+test: slurm browser
 	$(TESTS) -m 'not slow and not slow_lab'
 
-test-all: slurm
+test-all: slurm browser
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(TESTS)
 

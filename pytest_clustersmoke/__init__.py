@@ -16,6 +16,7 @@ The way of the data, and where each step lives:
     dryrun.py       all that would be submitted, and where each value came from
     preflight/      what can be known to fail before anything is submitted
     session.py      one run: submits all, watches, tells results, cancels what is left
+    live/           what is seen of a run while pytest waits: a view on a terminal, or lines
     submit/         submitit: Slurm, and virtual nodes on this machine
     watch.py        when to ask the scheduler; what all witnesses say of a job
     told.py         what the scheduler said of a job that did not end well; hostlist.py: its names
@@ -38,9 +39,12 @@ The way of the data, and where each step lives:
     faults/         faults that can be staged on purpose, by name
     prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
                     (rank/staged/: what a rank does to stage one)
+    known.py        acknowledged failures: what in cluster.yaml answers for one, and until when
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         JUnit properties, report.json, the terminal's table
     rundir.py       every file name of a run
+    exclusive.py    one run of a cluster at a time, where that is asked for
+    init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster
     lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command
     errors.py       what a user can get wrong, told in one shape
     clean.py        what a job wrote, made harmless before it is shown

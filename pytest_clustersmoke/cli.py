@@ -1,8 +1,8 @@
 """The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
 
-Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings) or it did
-not work out (`lab up`), 2 words, a machine or a file that cannot be used, 130 and 143 ended by a
-signal.
+Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
+`compare`: differences) or it did not work out (`lab up`), 2 words, a machine or a file that cannot
+be used, 130 and 143 ended by a signal.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from types import FrameType
 
 from . import diagnose_command as diagnose
 from .errors import UsageProblems
+from .history import command as history
+from .history import compare_command as compare
+from .history import propose
+from .init import command as init
 from .lab import command as lab
 from .lab.model import LabError, LabStartError
 from .nccl import command as transports
@@ -24,6 +28,10 @@ from .nccl import command as transports
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     transports.add_parser,
     diagnose.add_parser,
+    init.add_parser,
+    history.add_parser,
+    compare.add_parser,
+    propose.add_parser,
     lab.add_parser,
 )
 

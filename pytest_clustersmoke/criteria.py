@@ -84,6 +84,10 @@ class Started:
                     f"{who} runs {name} {found}, expected {wanted}"
                 )
 
+    def test_metrics_are_as_in_the_past(self, phase: PhaseResult) -> None:
+        """No metric is off what the same phase reached before on the same hardware and versions."""
+        phase.check_past()
+
 
 class Trained(Started):
     """The job trained: steps, loss, gradients, throughput, memory, checkpoint."""

@@ -69,13 +69,16 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
     """Search all there is. Gives how many inputs were read, and what could not be, and why."""
     from .nccl.progress import Progress
     from .nccl.reader import Unreadable
+    from .signatures.search import Search
 
     read, refused = 0, list(inputs.refused)
     with Progress(sys.stderr, inputs.size) as progress:
         for one in inputs.named():
             try:
                 with opened(one.path, progress) as stream:
-                    search.stream(stream, one.name, one.host, one.rank)
+                    # What a rank survived is no failure.
+                    found = Search(()) if one.survived else search
+                    found.stream(stream, one.name, one.host, one.rank)
                 read += 1
             except Unreadable as error:
                 if one.asked_for or " is compressed" in str(error):

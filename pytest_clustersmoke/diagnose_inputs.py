@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from .rundir import PhaseDir, read_json
 
 # In a phase's directory these are logs; all else is ours, or what the program wrote.
 LOG_FOLDERS = ("submitit", "nodes", "nccl")
+MAX_RANKS = 2**16
 OURS = (".json", ".jsonl", ".pkl", ".sh")
 
 
@@ -29,6 +31,7 @@ class Named:
     asked_for: bool
     host: str = ""
     rank: int | None = None
+    survived: bool = False  # its writer ended well, whatever it said before
 
 
 @dataclass
@@ -40,8 +43,8 @@ class LogInputs(Inputs):
 
     def named(self) -> Iterator[Named]:
         for one in self.found:
-            host, rank = _writer(one.path) if one.path is not None else ("", None)
-            yield Named(one.path, one.name, one.name not in self._walked, host, rank)
+            host, rank, survived = _writer(one.path) if one.path is not None else ("", None, False)
+            yield Named(one.path, one.name, one.name not in self._walked, host, rank, survived)
 
     def _directory(self, path: Path) -> None:
         phases = [path] if (path / SPEC).is_file() else _phases(path)
@@ -71,8 +74,9 @@ def _logs(phase: Path, walk: Callable[[Path], Iterator[Path]]) -> Iterator[Path]
             yield from (file for file in walk(phase / folder) if file.suffix not in OURS)
 
 
-def _writer(path: Path) -> tuple[str, int | None]:
-    """Node and rank that wrote a log of this suite's: `nodes/N/logs/…/attempt_0/LOCAL_RANK/…`.
+def _writer(path: Path) -> tuple[str, int | None, bool]:
+    """Node and rank that wrote a log of this suite's (`nodes/N/logs/…/attempt_0/LOCAL_RANK/…`), and
+    whether that rank ended well.
 
     Ranks are laid out by node there, as torchrun's static rendezvous does.
     """
@@ -90,5 +94,20 @@ def _writer(path: Path) -> tuple[str, int | None]:
         each, local = spec.get("ranks_per_node"), parts[-2]
         logs = folder == "nodes" and "logs" in parts[at:] and local.isdigit()
         rank = int(number) * each + int(local) if logs and isinstance(each, int) else None
-        return host if isinstance(host, str) else "", rank
-    return "", None
+        survived = rank is not None and rank in _survivors(phase.root)
+        return host if isinstance(host, str) else "", rank, survived
+    return "", None, False
+
+
+@lru_cache(maxsize=1)
+def _survivors(phase: Path) -> frozenset[int]:
+    """The ranks of a phase that ended well; none where what was recorded of it is no such."""
+    from .diagnose.exits import survivors
+    from .result import collect
+
+    directory = PhaseDir(phase)
+    spec = read_json(directory.spec) or {}
+    nodes, each = spec.get("nodes"), spec.get("ranks_per_node")
+    if type(nodes) is not int or type(each) is not int or not 0 < nodes * each <= MAX_RANKS:
+        return frozenset()
+    return survivors(collect(directory)) if isinstance(spec.get("phase"), str) else frozenset()

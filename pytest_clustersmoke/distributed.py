@@ -73,7 +73,8 @@ class ControllerSuite(Suite):
         self.tally.scope(self.config, chosen, self.profile)
         if chosen and not self._plans_only:
             self.start(chosen)
-            assert self.run is not None
+            assert self.run is not None and self.show is not None
+            self.show.wait_with_xdist()
             write_json(self._exchange / "run.json", {"root": str(self.run.root)})
 
     @pytest.hookimpl(wrapper=True)
@@ -96,7 +97,7 @@ class WorkerSuite(Suite):
         super().__init__(config, profile)
         given = config.workerinput[INPUT]  # type: ignore[attr-defined]
         self.run_id, self._exchange = given["run_id"], Path(given["exchange"])
-        self._controller: int = given["controller"]
+        self._parent: int = given["controller"]
         self._found: list[Problem] = []
         self._marked: list[Marked] = []
 
@@ -129,7 +130,7 @@ class WorkerSuite(Suite):
                 self.run = RunDir(Path(started["root"]))
                 if self.run.phase(name).result.exists():
                     return
-            if (self._exchange / "over.json").exists() or os.getppid() != self._controller:
+            if (self._exchange / "over.json").exists() or os.getppid() != self._parent:
                 pytest.exit("the controller has ended the run")
             time.sleep(POLL_S)
 

@@ -63,6 +63,12 @@ class PhaseClass(pytest.Class):
             yield from gates(self)
 
     @property
+    def criteria_names(self) -> list[str] | None:
+        """All criteria by name; None where a class inside this one holds some."""
+        items = [one for one in self.criteria if isinstance(one, pytest.Item)]
+        return [one.name for one in items] if len(items) == len(self.criteria) else None
+
+    @property
     def marker(self) -> pytest.Mark:
         found = self.get_closest_marker("phase")
         assert found is not None

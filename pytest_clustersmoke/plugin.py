@@ -60,6 +60,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="jobs at once (default: the cluster's)",
     )
     group.addoption(
+        "--cluster-exclusive",
+        action="store_true",
+        help="one such run of the cluster at a time: where another has begun, end with status 4",
+    )
+    group.addoption(
         "--cluster-report-dir", metavar="DIR", help="where reports go (default: ROOTDIR/reports)"
     )
     parser.addini("cluster", "the cluster to run phases on, where --cluster is not given")
@@ -85,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--cluster-set",
             "--cluster-max-jobs",
             "--cluster-prove",
+            "--cluster-exclusive",
         )
         if config.getoption(option) and not name
     ]

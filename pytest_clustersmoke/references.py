@@ -42,8 +42,10 @@ def compare(name: str, value: float, reference: Reference | None) -> Comparison:
     return Comparison(met, f"{said}: {against}{tail}")
 
 
-def show(value: float) -> str:
-    """A number as people read it: four significant digits, no exponent in the usual range."""
+def show(value: float | str) -> str:
+    """A number as people read it: four significant digits, no exponent in the usual range. One that
+    is not finite may come by its name, as in the record."""
+    value = float(value)
     if not math.isfinite(value):
         return str(value)
     if value and not 1e-3 <= abs(value) < 1e6:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .hostlist import expand
+from .identity import identity
 from .rundir import PhaseDir, job_of, read_json
 from .telemetry import METRICS, number, of_job, read_events
 from .told import read
@@ -33,6 +35,15 @@ OUTCOMES = (
 )
 
 
+@dataclass(frozen=True)
+class Past:
+    """Where a phase's past runs are told, and whether a regression fails or is only told."""
+
+    cluster: str
+    report_dir: Path
+    fails: bool
+
+
 @dataclass(frozen=True, repr=False)
 class PhaseResult:
     """A finished phase. Attributes are what its job wrote down; checks raise AssertionError."""
@@ -47,6 +58,7 @@ class PhaseResult:
     # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
     # was not measured.
     judged: set[str] = field(default_factory=set)
+    past: Past | None = None
 
     def __repr__(self) -> str:
         return f"<phase {self.name}: {self.outcome}>"  # pytest prints it above a failed check
@@ -171,6 +183,38 @@ class PhaseResult:
                     "saved"
                 )
 
+    def check_past(self) -> None:
+        """No metric is off what this phase reached in the past, on the same hardware and versions.
+
+        Unmeasured where there is not enough history, or where the profile says `warn`.
+        """
+        __tracebackhide__ = True
+        if self.past is None:
+            raise Unmeasured("history", "there is no history to compare with")
+        from .history import HistoryUnusable, past_of
+        from .history.check import check
+
+        who, past = identity(self), self.past
+        try:
+            found = past_of(
+                past.cluster,
+                self.name,
+                who.hardware,
+                who.shape,
+                who.versions,
+                self.metrics(),
+                past.report_dir,
+            )
+        except HistoryUnusable as error:
+            raise Unmeasured("history", str(error)) from None
+        try:
+            check(found)
+        except AssertionError as error:
+            if past.fails:
+                raise
+            raise Unmeasured("history", f"{error} (history_check: warn)") from None
+        self.judged.add("history")
+
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them when all ranks had written."""
         record = self.events("checkpoint").get(0, {})
@@ -231,8 +275,11 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def collect(directory: PhaseDir, profile: Profile | None = None) -> PhaseResult:
-    """Read everything a phase's job left behind in its directory."""
+def collect(
+    directory: PhaseDir, profile: Profile | None = None, report_dir: Path | None = None
+) -> PhaseResult:
+    """Read everything a phase's job left behind in its directory; its past runs are those that
+    `report_dir` has."""
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,
@@ -247,6 +294,9 @@ def collect(directory: PhaseDir, profile: Profile | None = None) -> PhaseResult:
         ranks=tuple(_rank(directory, rank, job_of(spec)) for rank in range(world_size)),
         references=dict(profile.references.get(name, {})) if profile else {},
         expect=profile.expect.get(name) if profile else None,
+        past=Past(profile.name, report_dir, profile.history_check == "fail")
+        if profile and report_dir
+        else None,
     )
 
 

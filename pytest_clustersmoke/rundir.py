@@ -1,7 +1,8 @@
 """Every file name of a run, in one place, and the two ways files are written.
 
 <shared_dir>/<run_id>/               0700, ours, or refused
-    run.json, journal.jsonl          what was asked; what was submitted, in order
+    run.json, controller.lock        what was asked, and by whom; held while the controller lives
+    journal.jsonl                    what was submitted, how it ended, what was judged, in order
     phases/<phase>/
         spec.json                    the job, as plain data; written before it is submitted
         preflight.txt                what the scheduler said of it before it was submitted
@@ -186,6 +187,10 @@ class RunDir:
     @property
     def run(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "controller.lock"
 
     @property
     def journal(self) -> Path:

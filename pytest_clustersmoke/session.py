@@ -11,13 +11,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import diagnose
 from .diagnose.node_checks import warnings
 from .findings import Finding
 from .launch.flag import visible
+from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
 from .outcome import Judgement, judge
 from .result import collect
 from .rundir import PhaseDir, RunDir, write_json
@@ -30,25 +30,15 @@ if TYPE_CHECKING:
     from .cluster import Profile
     from .phase import Phase
     from .preflight.check import Checked
+    from .report.model import CriterionRecord
     from .result import PhaseResult
 
-TICK_S = 0.2
+__all__ = ["Progress", "Session", "WatchFailed"]
+
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
 # How long the end may wait for a scheduler that has not answered yet; its command goes on alone.
 LAST_CALL_S = 0.3
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One change in the life of a phase, for people: what happened, in a few words."""
-
-    phase: str
-    text: str
-
-
-class WatchFailed(Exception):
-    """The thread that watches the jobs met something it did not expect."""
 
 
 class Session:
@@ -69,44 +59,34 @@ class Session:
         self._waiting = list(self.phases.values())
         self._watched: dict[str, Watched] = {}
         self._submitted_wall: dict[str, float] = {}
-        self._told: dict[str, str] = {}
-        self._changed = threading.Condition()
-        self._progress: list[Progress] = []
-        self._outcomes: dict[str, Judgement] = {}
+        self._judged: dict[tuple[str, str], str] = {}
+        self.board = Board(self.phases)
         self._stop = threading.Event()
         self._submitting: Phase | None = None
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
-        self._error: BaseException | None = None
         self._journal = EventWriter(run.journal)
         self._thread = threading.Thread(target=self._work, name="clustersmoke-watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def wait(self, phase: str, tell: Callable[[Progress], None]) -> None:
-        """Return when the phase's result is known; `tell` hears of every change meanwhile.
-
-        Raises WatchFailed, from its cause, where the watching thread could not go on.
-        """
-        while True:
-            with self._changed:
-                if not self._progress and phase not in self._outcomes:
-                    self._changed.wait(timeout=TICK_S)
-                fresh, self._progress = self._progress, []
-                known = phase in self._outcomes
-                error = self._error
-            for progress in fresh:
-                tell(progress)
-            if known:
-                return
-            if error is not None:
-                raise WatchFailed(f"the watch over the jobs failed: {error}") from error
+    def wait(
+        self, phase: str, tell: Callable[[Progress], None], tick: Callable[[], None] = nothing
+    ) -> None:
+        """Return when the phase's result is known, as Board.wait does."""
+        self.board.wait(phase, tell, tick)
 
     @property
     def outcomes(self) -> dict[str, Judgement]:
-        with self._changed:
-            return dict(self._outcomes)
+        return self.board.outcomes
+
+    def judged(self, phase: str, criterion: str, one: CriterionRecord) -> None:
+        """Keep what was judged: where this process is killed, the journal alone tells it."""
+        if self._judged.get((phase, criterion)) != one["result"]:
+            self._judged[phase, criterion] = one["result"]
+            with contextlib.suppress(OSError):  # a full disk must not fail a criterion
+                self._journal.write("judged", phase=phase, criterion=criterion, **one)
 
     def cancel(self) -> None:
         """Have every job ended; returns at once, so that a signal handler may call it.
@@ -150,19 +130,19 @@ class Session:
             if self._watched or self._waiting:
                 self._cancel_all()
         except BaseException as error:  # told to whoever waits; a thread has nobody else to tell
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
+            self.board.fail(error)
             self._cancel_quietly()
 
     def _preflight(self) -> None:
         """Ask the scheduler about all phases; those that it would not run are told now."""
         if self._check is None:
             return
+        self.board.awaits("preflight")
         checked = self._check(list(self._waiting), self.run)
+        self.board.awaits("")
         self._starts = checked.starts
         for line in checked.lines:
-            self._tell("preflight", line)
+            self.board.tell("preflight", line)
         for phase in [one for one in self._waiting if one.name in checked.findings]:
             findings = checked.findings[phase.name]
             self._waiting.remove(phase)
@@ -211,10 +191,11 @@ class Session:
         watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
         self._watched[phase.name] = watched
         self._submitting = None
-        self._tell(phase.name, f"submitted as job {job_id}")
+        when = self._submitted_wall[phase.name]
+        self.board.submitted(phase.name, job_id, when, self._starts.get(phase.name))
 
     def _look(self) -> None:
-        for name, job in list(self._watched.items()):
+        for job in list(self._watched.values()):
             if job.over():
                 self._settle(job, "")
                 continue
@@ -225,7 +206,7 @@ class Session:
                 self._backend.cancel([job.job_id])
                 self._settle(job, "")
             else:
-                self._tell(name, _describe(job))
+                self.board.see(job)
 
     def _settle(self, job: Watched, ours: str) -> None:
         pending = job.state is not None and job.state.kind in ("pending", "held")
@@ -253,6 +234,7 @@ class Session:
     ) -> None:
         self._watched.pop(name, None)
         directory = self.run.phase(name)
+        times = job_times(result or collect(directory), state, self._submitted_wall.get(name))
         record = {
             "schema": 1,
             "phase": name,
@@ -263,16 +245,12 @@ class Session:
             "scheduler_state": state.raw if state else "",
             "scheduler_nodes": state.nodes if state else "",
             "estimated_start": self._starts.get(name),
-            **job_times(result or collect(directory), state, self._submitted_wall.get(name)),
+            **times,
             "findings": [finding.as_dict() for finding in findings],
         }
         write_json(directory.result, record)
         self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
-        with self._changed:
-            self._outcomes[name] = judgement
-            self._changed.notify_all()
-        took = f" after {record['run_s']:.1f} s" if record["run_s"] is not None else ""
-        self._tell(name, f"{judgement.outcome}{took}")
+        self.board.finish(name, judgement, times["run_s"])
 
     def _fault_of(self, name: str) -> dict[str, str]:
         """The mark of a phase in which a fault is staged, for every record of it."""
@@ -314,24 +292,9 @@ class Session:
             with contextlib.suppress(OSError):
                 self._journal.write("cancel_failed", why=str(error))
 
-    def _tell(self, phase: str, text: str) -> None:
-        if text and self._told.get(phase) != text:
-            self._told[phase] = text
-            with self._changed:
-                self._progress.append(Progress(phase, text))
-                self._changed.notify_all()
-
 
 def _aside(call: Callable[[], object]) -> threading.Thread:
     """Run a call in a thread that holds up nobody."""
     thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
     thread.start()
     return thread
-
-
-def _describe(job: Watched) -> str:
-    """The job's state in words, once they say more than that it was submitted."""
-    state = job.state
-    if job.running:
-        return f"running on {state.nodes}" if state and state.nodes else ""
-    return f"pending: {state.reason}" if state and state.reason else ""

@@ -96,8 +96,8 @@ def _times(rank: RankResult) -> _Times:
     record = rank.events.last("step_times") or {}
     warmup = record.get("warmup")
     first = warmup if type(warmup) is int and warmup >= 0 else 0
-    own = _seconds(record, "local_seconds")[first:]
-    steps = _seconds(record, "seconds")[first:]
+    own = seconds(record, "local_seconds")[first:]
+    steps = seconds(record, "seconds")[first:]
     if len(own) != len(steps) or len(own) < FEWEST_STEPS:
         raise Unmeasured(
             "stragglers",
@@ -107,7 +107,7 @@ def _times(rank: RankResult) -> _Times:
     return _Times(rank, own, steps)
 
 
-def _seconds(record: Mapping[str, Any], name: str) -> list[float]:
+def seconds(record: Mapping[str, Any], name: str) -> list[float]:
     """A list of seconds that a rank wrote; empty where anything in it is none."""
     raw = record.get(name)
     values = [number(one) for one in raw] if isinstance(raw, list) else []

@@ -6,13 +6,11 @@ has a suite that waits for results in the run directory.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import signal
 import time
-import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,19 +18,32 @@ import pytest
 
 from .cluster import Profile, find_config, load
 from .errors import Problem, UsageProblems
+from .interrupts import Interrupts
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
+from .known import Acknowledgements
+from .live.show import Show, say
 from .marker import Marked
 from .phase import Phase, absence, resolve_all
 from .verdict import Tally
 
 if TYPE_CHECKING:
+    from .controller import Controller
     from .result import PhaseResult
     from .rundir import RunDir
-    from .session import Progress, Session
+    from .session import Session
+
+
+TAKEN_FOR_ROOT = (
+    "pytest took the directory of --cluster-report-dir for its root, as it exists and stands apart "
+    "from its option: write --cluster-report-dir=DIR, with `=`"
+)
 
 
 def register(config: pytest.Config, name: str) -> None:
     """Read the profile and register the suite; a worker gets one that only waits."""
+    report_dir = config.getoption("--cluster-report-dir")
+    if report_dir and Path(report_dir).resolve() == config.rootpath.resolve() != Path.cwd():
+        raise pytest.UsageError(TAKEN_FOR_ROOT)  # pytest does not know yet whose word it is
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load(path, os.environ).profile(name)
@@ -93,13 +104,20 @@ class Suite:
         self.phases: dict[str, Phase] = {}
         self.run: RunDir | None = None
         self.session: Session | None = None
+        self.show: Show | None = None
         self._names: dict[PhaseClass, str] = {}
         self._results: dict[str, PhaseResult] = {}
-        self._handlers: dict[int, Any] = {}
+        self._controller: Controller | None = None
+        self._interrupts = Interrupts(self._cancel)
         self._plans_only = bool(
             config.getoption("--cluster-dry-run") or config.getoption("collectonly")
         )
         self._own_junit()
+
+    @cached_property
+    def known(self) -> Acknowledgements:
+        """Who answers for which failures; a worker knows its run's name only once it is made."""
+        return Acknowledgements.of(self.profile, self.run_id)
 
     # Collection
 
@@ -118,6 +136,7 @@ class Suite:
             absence(marked, self.profile) for marked in read.values() if marked.name not in phases
         ]
         self.phases = phases
+        problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
         if not self.config.getoption("collectonly"):
             problems += self._preflight(phases.values())
         self._problems(problems)
@@ -174,15 +193,54 @@ class Suite:
         from .session import Session as JobSession
 
         try:
+            self._take_cluster()
             start = preflight.prepare(self.profile, self.run_id, os.environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
         for line in preflight.remarks(self.profile, phases, os.environ):
-            self._say(line)
+            say(self.config, line)
+        self._announce(start.run)
         self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
-        self._catch_signals()
+        self.show = Show(self.config, self.session)
+        self._interrupts.catch()
         self.session.start()
+
+    def _take_cluster(self) -> None:
+        """Under --cluster-exclusive take the cluster's lock until pytest has done with all else."""
+        if self.config.getoption("--cluster-exclusive"):
+            from .exclusive import take
+
+            held = take(self.profile.shared_dir, self.profile.name, self.run_id)
+            self.config.add_cleanup(held.release)
+
+    def _announce(self, run: RunDir) -> None:
+        """From here on a later command can tell what became of the run, whatever ends this one;
+        and this one tells what became of those before it."""
+        from .controller import Controller
+        from .report.recover import recover
+
+        self._controller = Controller(run)
+        try:
+            self._controller.announce(self.asked(), self.report_path)
+        except OSError as error:
+            raise pytest.UsageError(f"nothing is submitted: {error}") from None
+        for line in recover(self.report_dir, os.environ, self.profile):
+            say(self.config, line)
+
+    def asked(self) -> dict[str, Any]:
+        """What run.json says of what was asked, beside the cluster."""
+        return {"phases_chosen": self.tally.chosen, "selection": self.tally.selection}
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What run.json says of the run that was started."""
+        assert self._controller is not None
+        return self._controller.about
+
+    def _cancel(self) -> None:
+        if self.session is not None:
+            self.session.cancel()
 
     def result_of(self, item: pytest.Item) -> PhaseResult:
         """Wait for the item's phase, and give the item the phase's properties."""
@@ -194,7 +252,7 @@ class Suite:
             from .result import collect
 
             assert self.run is not None
-            self._results[name] = collect(self.run.phase(name), self.profile)
+            self._results[name] = collect(self.run.phase(name), self.profile, self.report_dir)
         result = self._results[name]
         known = {key for key, _ in item.user_properties}
         if "phase" not in known:
@@ -204,26 +262,8 @@ class Suite:
         return result
 
     def wait(self, name: str) -> None:
-        from .session import WatchFailed
-
-        assert self.session is not None
-        try:
-            self.session.wait(name, self._show)
-        except WatchFailed as error:
-            traceback.print_exception(error.__cause__)
-            pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
-
-    def _show(self, progress: Progress) -> None:
-        self._say(f"  {progress.phase}: {progress.text}")
-
-    def _say(self, line: str) -> None:
-        """A line between pytest's own, while items run."""
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None and reporter.verbosity >= 0:
-            capture = self.config.pluginmanager.get_plugin("capturemanager")
-            with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-                reporter.ensure_newline()
-                reporter.write_line(line)
+        assert self.show is not None
+        self.show.wait(name)
 
     def run_job(self, item: JobItem) -> None:
         result = self.result_of(item)
@@ -255,6 +295,8 @@ class Suite:
         result = self._results.get(self._names.get(cls, "")) if cls else None
         if result is not None and result.judged and report.when == "call":
             report.user_properties.append(("judged", ",".join(sorted(result.judged))))
+        if result is not None and report.failed and report.when == "call" and call.excinfo:
+            self.known.mark(report, item, result, call.excinfo.value)
         kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
         if report.skipped and isinstance(kind, str) and cls is not None:
             item.user_properties.append(("unmeasured", kind))
@@ -265,16 +307,20 @@ class Suite:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tally.hear(report)
+        heard = self.tally.hear(report)
+        if heard is not None and self.session is not None:
+            phase, name = heard
+            self.session.judged(phase, name, self.tally.criteria[phase][name])
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
-        if self.session is not None:
-            self.session.cancel()
+        self._cancel()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is not None:
+            assert self.show is not None
+            self.show.close()
             for name in self.session.close():
                 self.absences.append(
                     f"{name}: the scheduler has not answered its submission; look into the queue"
@@ -283,7 +329,12 @@ class Suite:
                 name: judged.outcome for name, judged in self.session.outcomes.items()
             }
             self.tally.exitstatus = int(exitstatus)
+            assert self.run is not None
+            self.tally.known_remarks = self.known.remarks(self.tally, self.run)
             session.exitstatus = self.tally.exit_code()
+            from .report.junit import complete
+
+            complete(self)  # the verdict is known, and pytest writes the file next
         else:
             self._drop_empty_junit()
         yield
@@ -291,25 +342,17 @@ class Suite:
             try:
                 self._publish(session)
             finally:
-                self._release_signals()
+                self._interrupts.release()
 
     def _publish(self, session: pytest.Session) -> None:
         """Write the report, then end the terminal's output with the verdict."""
-        from .report import make_record, publish
-        from .report.terminal import write_summary
+        from .report.finish import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        record = make_record(self)
-        try:
-            publish(self, record)
-        except OSError as error:  # a full disk, say: the verdict is told all the same
-            lost = f"the report cannot be written to {self.report_path}: {error}"
-            if session.exitstatus == pytest.ExitCode.OK:
-                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        else:
-            lost = ""
-        if reporter is not None:
-            write_summary(reporter, record, lost or f"report: {self.report_path}")
+        if not finish(self, reporter) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        assert self._controller is not None
+        self._controller.release()
 
     # junit.xml of the run's own, unless the user asked for one elsewhere
 
@@ -332,24 +375,3 @@ class Suite:
             xml.logfile = os.devnull  # its own end of the session is under way already
             del self.config.stash[xml_key]
             self.config.pluginmanager.unregister(xml)
-
-    # Signals
-
-    def _catch_signals(self) -> None:
-        """SIGINT and SIGTERM cancel from the handler: pytest's own way out comes later."""
-
-        def handle(signum: int, frame: Any) -> None:
-            for one in self._handlers:  # once is enough: the end is bounded from here on
-                signal.signal(one, signal.SIG_IGN)
-            if self.session is not None:
-                self.session.cancel()
-            raise KeyboardInterrupt
-
-        with contextlib.suppress(ValueError):  # not in the main thread
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                self._handlers[signum] = signal.signal(signum, handle)
-
-    def _release_signals(self) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-        self._handlers.clear()

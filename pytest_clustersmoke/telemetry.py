@@ -126,7 +126,7 @@ def read_events(path: Path) -> Events:
             while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
                 read_bytes += len(line)
                 line_number += 1
-                record = _record(line)
+                record = read_record(line)
                 mark = record is not None and record["event"] == MARK
                 marks += mark
                 other_bytes += 0 if mark else len(line)
@@ -154,7 +154,8 @@ def of_job(events: Events, job: str, rank: int) -> Events:
     return Events(events.path, unreadable_lines=events.unreadable_lines, foreign=True)
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def read_record(line: bytes) -> dict[str, Any] | None:
+    """The event on a line; None where it is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -63,14 +63,14 @@ class Side:
                 f"the ranks talked over {self.result.backend}, which has none of NCCL's",
             )
         expect = self.result.expect
-        globs = (expect.intra_node if self.inside else expect.inter_node) if expect else ()
+        globs = self._globs(expect) if expect else ()
         rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
         if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
             f"{self._say(pair)}, {reason}: {pair.links[0].where}"
-            for pair in self._pairs()
-            if (reason := self._reason(pair, globs, expect))
+            for pair, reason in self.judged()
+            if reason
         ]
         wrong += [*self._wrong_without_peer(expect), *self._wrong_anywhere(expect)]
         if wrong:
@@ -81,6 +81,17 @@ class Side:
         if unknown := self._unknown(globs, expect, where):
             raise Unmeasured("transports", unknown)
         self.result.judged.add("transports")
+
+    def judged(self) -> Iterator[tuple[Pair, str]]:
+        """Every connection, and why it is not as the cluster expects: empty where it is, or where
+        nothing is expected."""
+        expect = self.result.expect
+        globs = self._globs(expect) if expect else ()
+        for pair in self._pairs():
+            yield pair, self._reason(pair, globs, expect) if expect else ""
+
+    def _globs(self, expect: Expectation) -> tuple[str, ...]:
+        return expect.intra_node if self.inside else expect.inter_node
 
     # -- What is wrong -----------------------------------------------------------------------------
 

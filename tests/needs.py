@@ -9,6 +9,8 @@ import pytest
 
 from pytest_clustersmoke import lab
 
+from . import browser
+
 
 def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:
     """Skip where no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 that is a failure."""
@@ -17,3 +19,15 @@ def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = Fa
         pytest.fail(f"a real Slurm must be had here: {reason}", pytrace=False)
     if reason:
         pytest.skip(f"no real Slurm here: {reason}")
+
+
+def need_browser() -> str:
+    """The path of Chromium. Skip where there is none; with CLUSTERSMOKE_REQUIRE_BROWSER=1 that is a
+    failure."""
+    found = browser.path()
+    reason = "no Chromium here: `make browser` installs Debian's package as root"
+    if not found and os.environ.get("CLUSTERSMOKE_REQUIRE_BROWSER"):
+        pytest.fail(reason, pytrace=False)
+    if not found:
+        pytest.skip(reason)
+    return found

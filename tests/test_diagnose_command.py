@@ -14,6 +14,7 @@ import pytest
 
 from pytest_clustersmoke.cli import parser
 from pytest_clustersmoke.rundir import PhaseDir, write_json
+from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -171,6 +172,31 @@ def test_the_place_of_a_log_of_ours_tells_rank_and_node(run: Any, tmp_path: Path
         assert set(found) == {"cuda_oom", "rank_killed", "torchrun_child_failed"}
         assert (found["cuda_oom"]["ranks"], found["cuda_oom"]["hosts"]) == ([3], ["n1"])
         assert (found["rank_killed"]["ranks"], found["rank_killed"]["hosts"]) == ([5], ["n1"])
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_a_rank_of_ours_survived_is_no_finding(run: Any, tmp_path: Path, done: bool) -> None:
+    """It caught an out of memory, tried again and was done; the same of one that was not counts."""
+    directory = phase(tmp_path)
+    directory.torchrun_log(1).write_text("all is well\n")
+    writer = EventWriter(directory.rank_events(3))
+    writer.write("start", schema=SCHEMA, job="", rank=3, local_rank=1, node_rank=1, pid=7)
+    if done:
+        writer.write("done", seconds=1.0)
+    writer.close()
+    said = run(directory.root)
+    assert said.status == (0 if done else 1)
+    assert ("nothing wrong found in 2 files" in said.out) is done
+
+
+@pytest.mark.parametrize("spec", [{}, {"nodes": 10**9}, {"nodes": "x"}, {"nodes": True}])
+def test_a_phase_whose_record_is_none_is_read_as_logs(
+    run: Any, tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    """Nothing of it is taken for survived, whatever stands there."""
+    directory = phase(tmp_path)
+    write_json(directory.spec, {"ranks_per_node": 2, **spec})
+    assert run("--json", directory.root).status == 1
 
 
 def test_the_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "pytest_clustersmoke"
 HEAVY = {"torch", "numpy", "deepspeed", "transformers", "peft", "datasets", "accelerate"}
-LATE = {"pydantic", "submitit", "psutil", "yaml"}
+LATE = {"pydantic", "submitit", "psutil", "yaml", "prometheus_client"}
 
 
 def modules() -> dict[str, Path]:

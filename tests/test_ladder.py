@@ -44,6 +44,8 @@ SKIPPABLE = {
     "test_all_ranks_are_equally_fast",
     "test_bandwidth_does_not_fall_as_sizes_grow",
     "test_no_pair_of_nodes_is_slow",
+    # The first run of a directory has no past.
+    "test_metrics_are_as_in_the_past",
     # One rank has no other; Trainer's steps do not tell where a rank's own part ends.
     "test_no_rank_falls_behind",
 }
@@ -69,9 +71,10 @@ def check(report: dict[str, Any], phases: set[str] = PHASES) -> None:
     for name, phase in found.items():
         assert phase["outcome"] == "passed" and phase["findings"] == []
         assert len(phase["nodes"]) == NODES.get(name, 1)
-        skipped = {key for key, result in phase["criteria"].items() if result == "skipped"}
+        results = {key: one["result"] for key, one in phase["criteria"].items()}
+        skipped = {key for key, result in results.items() if result == "skipped"}
         assert skipped <= SKIPPABLE
-        assert "failed" not in phase["criteria"].values() and len(phase["criteria"]) > 12
+        assert "failed" not in results.values() and len(results) > 12
 
 
 def cases(folder: Path) -> dict[str, tuple[str, frozenset[str]]]:

@@ -23,7 +23,8 @@ def test_a_report_is_whole(suite: Suite) -> None:
     assert phase["phase"] == "small" and phase["outcome"] == "passed" and phase["world_size"] == 1
     assert phase["metrics"]["steps_per_s"]["unit"] == "steps/s"
     assert phase["nodes"][0]["node"] == "local0" and phase["queue_s"] is not None
-    assert phase["criteria"] == {"job": "passed", "test_all_done": "passed"}
+    passed = {"result": "passed", "text": ""}
+    assert phase["criteria"] == {"job": passed, "test_all_done": passed}
     kept = {
         str(path.relative_to(suite.report.resolve())) for path in suite.report.resolve().rglob("*")
     }
@@ -72,7 +73,7 @@ def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> N
     measured = {metric: {"value": 0.52, "met": None}}
     phase = {"phase": "p", "outcome": "passed", "nodes": [], "transport": "", "metrics": measured}
     record = {"cluster": "c", "run_id": "r", "phases": [phase], "absent_phases": []}
-    write_summary(Reporter(), {**record, "verdict": "FIT", "sentence": "FIT"}, "report: here")
+    write_summary(Reporter(), {**record, "verdict": "FIT", "sentence": "FIT"}, ["report: here"])
     assert shown in lines[1]
 
 
@@ -104,7 +105,7 @@ def test_latest_points_to_the_newest_and_old_runs_go(suite: Suite) -> None:
         ids.append(suite.record()["run_id"])
         assert suite.report.is_symlink() and suite.report.readlink() == Path(ids[-1])
     names = {path.name for path in suite.reports.iterdir()}
-    assert names == {"README.md", "mine", "latest", *ids[1:]}
+    assert names == {"README.md", "mine", "latest", "history.db", "metrics-one.prom", *ids[1:]}
     assert {path.name for path in suite.runs()} == set(ids[1:])
 
 

@@ -43,7 +43,7 @@ def test_no_file_of_clusters(suite: Suite) -> None:
     suite.path.joinpath("cluster.yaml").unlink()
     assert suite.refused() == [
         f"no cluster.yaml in {suite.path}; expected a file of profiles there; write one "
-        "(docs/cluster-yaml.md), or name one with --cluster-config"
+        "(`clustersmoke init`), or name one with --cluster-config"
     ]
     assert suite.refused("--cluster-config", "mine.yaml") == [
         "--cluster-config: no such file: mine.yaml; expected a file of profiles"

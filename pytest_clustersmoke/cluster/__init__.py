@@ -4,8 +4,8 @@
 variables and checks it again. Whatever is wrong is raised at once, as `UsageProblems`.
 
 `source` reads YAML with lines, `schema` has the keys and their kinds, `fields` the kinds that are
-ours, `checks` what keys mean together, `sbatch` the options of sbatch, `expand` variables,
-`messages` the words for errors, `json_schema` the schema for editors.
+ours, `checks` what keys mean together, `acknowledged` the same of `known`, `sbatch` the options of
+sbatch, `expand` variables, `messages` the words for errors, `json_schema` the schema for editors.
 """
 
 from pytest_clustersmoke.cluster.file import ClusterFile, find_config, load
@@ -16,6 +16,7 @@ from pytest_clustersmoke.cluster.schema import (
     EnvSettings,
     Expectation,
     Hardware,
+    Known,
     Limits,
     PhaseSettings,
     Profile,
@@ -30,6 +31,7 @@ __all__ = [
     "EnvSettings",
     "Expectation",
     "Hardware",
+    "Known",
     "Limits",
     "PhaseSettings",
     "Profile",

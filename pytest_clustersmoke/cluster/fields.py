@@ -6,6 +6,7 @@ A value that does not fit raises `misfit`, with what was expected in the words o
 from __future__ import annotations
 
 import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ MISFIT = "misfit"
 
 Scalar = str | int | float | bool
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PERCENT = re.compile(r"([-+]?\d+(?:\.\d+)?) *%")
 
 
@@ -114,6 +116,23 @@ def _upper(value: Any) -> float:
     return share
 
 
+def day_of(value: Any) -> date | None:
+    """The day that a text names as `2026-12-31`; None where it names none."""
+    if not isinstance(value, str) or not _DAY.fullmatch(value):
+        return None
+    try:
+        return date.fromisoformat(value)
+    except ValueError:
+        return None
+
+
+def _day(value: Any) -> date:
+    day = day_of(value)
+    if day is None:
+        raise misfit("a day of the calendar such as `2026-12-31`")
+    return day
+
+
 def _nothing_is_empty(value: Any) -> Any:
     """`mlp_1gpu:` with nothing behind it lists the phase and sets nothing."""
     return {} if value is None else value
@@ -138,6 +157,11 @@ Option = Annotated[
 Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
 Lower = Annotated[float, PlainValidator(_lower), _PERCENT_SCHEMA]
 Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
+Day = Annotated[
+    date,
+    PlainValidator(_day),
+    WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
+]
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NothingIsEmpty = BeforeValidator(_nothing_is_empty)

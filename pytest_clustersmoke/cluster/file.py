@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pytest_clustersmoke.cluster import checks, messages
+from pytest_clustersmoke.cluster import acknowledged, checks, messages
 from pytest_clustersmoke.cluster.checks import Fault
 from pytest_clustersmoke.cluster.expand import MalformedVariableError, expand, lookup, parse
 from pytest_clustersmoke.cluster.schema import READING, Profile
@@ -19,7 +19,7 @@ from pytest_clustersmoke.errors import Problem, UsageProblems, near
 CONFIG_NAME = "cluster.yaml"
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # What the node's shell expands, and what is for the reader alone.
-_NOT_EXPANDED = ("setup", "description", "references")
+_NOT_EXPANDED = ("setup", "description", "references", "known")
 _PATHS = ("shared_dir", "node_local")
 
 
@@ -39,7 +39,7 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
                 Problem(
                     f"no {CONFIG_NAME} in {rootdir}",
                     expected="a file of profiles there",
-                    todo="write one (docs/cluster-yaml.md), or name one with --cluster-config",
+                    todo="write one (`clustersmoke init`), or name one with --cluster-config",
                 )
             ]
         )
@@ -151,6 +151,7 @@ def _validate(values: Any, expanded: bool) -> tuple[Profile | None, list[Fault]]
         faults += messages.faults(error)
     if isinstance(values, dict):
         faults += checks.check(values, lambda text: not expanded and "$" in text)
+        faults += acknowledged.check(values)
     return (None if faults else profile), faults
 
 

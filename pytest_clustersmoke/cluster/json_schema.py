@@ -87,6 +87,11 @@ def _add_names(models: dict[str, Any]) -> None:
     versions = models["Expectation"]["properties"]["versions"]
     versions["propertyNames"] = {"enum": list(VERSION_NAMES)}
     models["Reference"]["anyOf"] = [{"required": ["lower"]}, {"required": ["upper"]}]
+    both = [{"required": ["phase"]}, {"required": ["criterion"]}]
+    models["Known"]["oneOf"] = [
+        {"required": ["node"], "not": {"anyOf": both}},
+        {"required": ["phase", "criterion"], "not": {"required": ["node"]}},
+    ]
     profile["references"]["additionalProperties"] = {
         "type": "object",
         "additionalProperties": False,

@@ -26,7 +26,7 @@ STAGE_LIMITS_S: dict[str, float] = {
     "reload": 600,
 }
 # Kinds of criteria that `require` can make necessary for FIT.
-CRITERIA_KINDS = ("transports", "references")
+CRITERIA_KINDS = ("transports", "references", "history")
 # What `expect.<phase>.versions` can be compared with.
 VERSION_NAMES = (
     "python",
@@ -172,6 +172,20 @@ class Expectation(_Model):
     )
 
 
+class Known(_Model):
+    """A failure that somebody answers for until a day: a node's, or a criterion's of a phase."""
+
+    node: f.Line | None = Field(default=None, description="the node that is bad, as a glob")
+    phase: f.Line | None = Field(
+        default=None, description="the phase whose criterion fails, as a glob"
+    )
+    criterion: f.Line | None = Field(
+        default=None, description="the criterion that fails, as a glob; `job` for the job itself"
+    )
+    reason: f.Line = Field(description="why it fails and who sees to it, in one line")
+    until: f.Day = Field(description="the last day on which this holds")
+
+
 class Profile(_Model):
     """One cluster of cluster.yaml, checked, its variables filled in."""
 
@@ -211,8 +225,16 @@ class Profile(_Model):
     references: dict[str, dict[str, Reference]] = Field(
         default={}, description="by phase and metric, what to measure against"
     )
+    history_check: Literal["fail", "warn"] = Field(
+        default="fail",
+        description="whether a metric that is off its past runs fails its criterion, or is told "
+        "alone (a machine that does other work beside)",
+    )
     expect: dict[str, Expectation] = Field(
         default={}, description="by phase, transports and versions that must be found"
+    )
+    known: tuple[Known, ...] = Field(
+        default=(), description="failures that show as known, neither as passed nor as failed"
     )
 
     _name: str = PrivateAttr("")
@@ -270,5 +292,6 @@ def section_model(route: tuple[Any, ...]) -> type[BaseModel] | None:
         ("phases", 3): EnvBlock,
         ("references", 3): Reference,
         ("expect", 2): Expectation,
+        ("known", 2): Known,
     }
     return models.get((str(route[0]), len(route)))

@@ -10,7 +10,8 @@ staged.py    a fault that was staged in a run that did not ask for it
 start.py     what kept the job from starting
 node_checks.py  what the nodes' checks before torchrun say of each host
 ranks.py     ranks that died, left early or raised; exits.py: how their processes ended
-timeline.py  what happened over all nodes and ranks, in one order of time
+timeline.py  what happened over all nodes and ranks, in one order of time; logged.py: what logs said
+             beside it
 hang.py      ranks that the others waited for; mismatch.py: ranks out of step with the others;
              out_of_step.py: which these are by flight_recorder.py; suspects.py: by stacks.py and
              marks; case.py: what is known of them

@@ -86,6 +86,17 @@ def exits(result: PhaseResult) -> dict[int, Exit]:
     return _by_torchrun(result) | _by_watch(result) | _all_well(result)
 
 
+def survivors(result: PhaseResult) -> frozenset[int]:
+    """The ranks that were done and whose process did not fail behind that: whatever they said on
+    the way they survived, such as an out of memory that the program caught and tried again."""
+    known = exits(result)
+    return frozenset(
+        rank.rank
+        for rank in result.ranks
+        if rank.done and (rank.rank not in known or known[rank.rank].code == 0)
+    )
+
+
 def _all_well(result: PhaseResult) -> dict[int, Exit]:
     """Of the ranks of nodes whose torchrun ended with status 0: so did each of theirs."""
     found: dict[int, Exit] = {}

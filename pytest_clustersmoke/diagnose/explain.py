@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .. import clean
-from ..findings import Finding, job_logs, lines_before
+from ..findings import Evidence, Finding, job_logs, last_line, lines_before
+from .exits import survivors
 
 if TYPE_CHECKING:
+    from ..evidence import RankResult
     from ..result import PhaseResult
     from ..signatures.search import Search
 
@@ -59,10 +61,15 @@ def explained(found: list[Finding], result: PhaseResult) -> list[Finding]:
 
 def _explained(finding: Finding, result: PhaseResult) -> Finding:
     cause, unknown = _cause(finding, result)
+    if cause is not None and unknown is not None and finding.id != "rank-error":
+        return _with_both(finding, cause, unknown)
     if cause is not None:
         return _with(finding, cause)
-    if finding.id not in UNKNOWN or "exitcode" in finding.detail:
+    code = finding.detail.get("exitcode")
+    if finding.id not in UNKNOWN or (code is not None and code <= 0):
         return finding
+    if code is not None and unknown is None:
+        return _with_last_words(finding, result)
     if unknown is None or finding.id == "rank-error":
         said = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{said}")
@@ -83,9 +90,34 @@ def _with(finding: Finding, cause: Finding) -> Finding:
     )
 
 
+def _with_last_words(finding: Finding, result: PhaseResult) -> Finding:
+    """A rank that left with a status of its own may have said why in words of any kind, as the last
+    line of its stderr: `raise SystemExit("...")`."""
+    said: list[Evidence] = []
+    for path in _stderr_of(finding, result):
+        said += last_line(path)
+    if not said:
+        return finding
+    told = f"{finding.cause}; unknown cause; its last words: {said[0].text}"
+    return replace(finding, cause=told, evidence=(*finding.evidence, said[0]))
+
+
+def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
+    """A known cause, and the exception before it that nobody knows and from which it may follow."""
+    from ..signatures.order import UNKNOWN_CAUSE
+
+    told = _with(finding, cause)
+    said = before.cause.removeprefix(UNKNOWN_CAUSE)
+    return replace(
+        told,
+        cause=f"{told.cause}; before that the rank raised, unknown to every signature: {said}",
+        evidence=(*told.evidence, *before.evidence[:1]),
+    )
+
+
 def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Finding | None]:
-    """The most exact of the known causes: of the first place that has one. Without any, the first
-    error that is not known."""
+    """The most exact of the known causes: of the first place that has one, with an error that is
+    not known where it came before it. Without any, the first error that is not known."""
     from ..signatures import order, schema
     from ..signatures.search import Search
 
@@ -98,14 +130,15 @@ def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Findi
     for tier in (_raised, _said, _node_logs):
         search = Search(known)
         tier(search, finding, result)
+        before: Finding | None = None
         for one in order.findings(search):
             elsewhere = one.ranks and finding.ranks and not set(one.ranks) & set(finding.ranks)
             if not one.primary or elsewhere or one.id in ends:
                 continue
             if one.id == order.UNKNOWN:
-                unknown = unknown or one
+                unknown, before = unknown or one, one
             elif one.id not in general:
-                return one, None
+                return one, before
             else:
                 rough = rough or one
     return rough, unknown
@@ -132,19 +165,35 @@ def _put_on_line(search: Search, file: str, line: int) -> None:
 
 
 def _said(search: Search, finding: Finding, result: PhaseResult) -> None:
-    """The standard error of the finding's ranks; of all ranks of its nodes, where it names none."""
+    """The standard error of the finding's ranks; of all ranks of its nodes, where it names none. A
+    rank that ended well survived whatever it said: it may have caught it and tried again."""
     files: list[tuple[Path, str, int | None]] = []
+    well = {_place(result.ranks[rank]) for rank in survivors(result)}
     if finding.ranks:
-        for rank in result.ranks:
-            node = rank.start.get("node_rank")
-            if rank.rank in finding.ranks and isinstance(node, int):
-                logs = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
-                files += [(path, rank.node, rank.rank) for path in logs]
+        names = {rank.rank: rank.node for rank in result.ranks}
+        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, result).items()]
     else:
         for number, name in _nodes(finding, result):
             logs = result.directory.rank_logs(number).glob("**/stderr.log")
-            files += [(path, name, None) for path in logs]
+            said = [path for path in logs if (number, path.parent.name) not in well]
+            files += [(path, name, None) for path in said]
     _search(search, files)
+
+
+def _stderr_of(finding: Finding, result: PhaseResult) -> dict[Path, int]:
+    """The standard error of the finding's ranks, and whose each is."""
+    found: dict[Path, int] = {}
+    for rank in result.ranks:
+        node = rank.start.get("node_rank")
+        if rank.rank in finding.ranks and isinstance(node, int):
+            logs = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
+            found |= dict.fromkeys(sorted(logs), rank.rank)
+    return found
+
+
+def _place(rank: RankResult) -> tuple[object, str]:
+    """The node of a rank by number, and the name of its folder of logs there."""
+    return rank.start.get("node_rank"), str(rank.local_rank)
 
 
 def _node_logs(search: Search, finding: Finding, result: PhaseResult) -> None:

@@ -17,6 +17,7 @@ from ..rundir import read_json
 from ..telemetry import read_events
 from . import suspects
 from .exits import UNKNOWN, Exit, exits
+from .logged import logged
 from .nodes import NODE_REASONS
 from .timeline import Timeline, node_of
 
@@ -62,13 +63,18 @@ def rank_failures(result: PhaseResult) -> list[Finding]:
             return leavers
     told: list[Finding] = []
     said: set[str] = set()
+    around: list[str] = []
+    if failures:
+        first = failures[0]
+        logs = logged(result, first.rank, first.time, timeline)
+        around = timeline.around(first.time, logs)
     for one in failures:
         node = node_of(one.rank)
         end = timeline.told.get(node) if node is not None else None
         before_the_end = end is None or one.time <= end
         primary = not told or (not one.victim and before_the_end and one.words not in said)
         said.add(one.words)
-        told.append(_told(one, failures[0], primary, timeline))
+        told.append(_told(one, failures[0], primary, around))
     return sorted(told, key=lambda one: not one.primary)
 
 
@@ -95,10 +101,10 @@ def early_leavers(result: PhaseResult) -> list[Finding]:
     ]
 
 
-def _told(one: _Failure, first: _Failure, primary: bool, timeline: Timeline) -> Finding:
+def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
     """The finding with what happened around it, or with how long it came after the first one."""
     if one is first:
-        detail = {**one.finding.detail, "timeline": timeline.around(one.time)}
+        detail = {**one.finding.detail, "timeline": around}
         return replace(one.finding, primary=True, detail=detail)
     after = one.time - first.time
     when = f", {after:.1f} s after {first.rank}" if after > 0 else ""

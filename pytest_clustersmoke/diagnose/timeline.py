@@ -10,7 +10,7 @@ left alone; another one is moved to the middle of what they allow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +76,13 @@ class Timeline:
         """When a node or one of its ranks wrote a record."""
         return float(record["time"]) + (self.moved.get(node, 0.0) if node is not None else 0.0)
 
-    def around(self, time: float) -> list[str]:
-        """A few lines about what happened then, in seconds from that moment on."""
+    def around(self, time: float, logged: Iterable[Moment] = ()) -> list[str]:
+        """A few lines about what happened then, in seconds from that moment on, and what logs said
+        beside it."""
         before = [one for one in self.moments if one.time < time][-BEFORE:]
         behind = [one for one in self.moments if one.time >= time][: BEHIND + 1]
-        return [f"{one.time - time:+8.3f} s  {one.what}" for one in (*before, *behind)]
+        told = sorted([*before, *behind, *logged], key=lambda one: one.time)
+        return [f"{one.time - time:+8.3f} s  {one.what}" for one in told]
 
 
 def node_of(rank: RankResult) -> int | None:

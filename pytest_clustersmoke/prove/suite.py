@@ -19,8 +19,8 @@ from _pytest.runner import runtestprotocol
 from ..faults import FAULTS
 from ..items import JobFailed, PhaseClass, phase_class
 from ..phase import Phase
-from ..rundir import write_json
 from ..suite import Suite
+from ..verdict import words_of
 from .choose import Candidate, alone, best, with_fault
 from .items import GateItem
 from .judge import PROVEN, Alone, Gate, Seen, judge
@@ -28,6 +28,7 @@ from .verdict import Proof
 
 if TYPE_CHECKING:
     from ..cluster import Profile
+    from ..report.model import CriterionRecord
     from ..result import PhaseResult
 
 # A phase on which every rank sleeps as long as it works is at half its speed.
@@ -46,7 +47,8 @@ class ProveSuite(Suite):
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         if hasattr(config, "workerinput") or getattr(config.option, "tx", None):
             raise pytest.UsageError(WITH_XDIST)
-        super().__init__(config, profile)
+        # What is staged must turn red, whoever answers for the same failure of the cluster.
+        super().__init__(config, profile.model_copy(update={"known": ()}))
         self.tally: Proof = Proof(profile.name)
         self._chosen: dict[str, Candidate] = {}
         self._alone: dict[PhaseClass, Alone] = {}
@@ -102,7 +104,6 @@ class ProveSuite(Suite):
         if chosen and not self._plans_only and not session.testsfailed:
             self.phases = {phase.name: phase for phase in phases}
             self.start(phases)
-            self._mark_run()
         return (yield)
 
     def _staged_phases(self, chosen: list[Candidate]) -> list[Phase]:
@@ -114,10 +115,8 @@ class ProveSuite(Suite):
             phases |= {phase.name: phase for phase in [*made, with_fault(fault, one)]}
         return list(phases.values())
 
-    def _mark_run(self) -> None:
-        assert self.run is not None
-        told = {"schema": 1, "run_id": self.run_id, "cluster": self.profile.name}
-        write_json(self.run.run, {**told, "proof": list(self._chosen)})
+    def asked(self) -> dict[str, Any]:
+        return {**super().asked(), "proof": list(self._chosen)}
 
     def _print_plan(self, chosen: list[Candidate]) -> None:
         out = sys.stdout
@@ -172,18 +171,18 @@ class ProveSuite(Suite):
     def _judge(self, gate: GateItem, one: Candidate, name: str) -> dict[str, Seen]:
         """Every criterion of the phase, over the job of this name."""
         self._current = name
-        seen = {}
+        results: dict[str, CriterionRecord] = {}
         for item in one.criteria:
             item.user_properties.clear()
             reports = runtestprotocol(item, log=False, nextitem=gate)
             failed = next((report for report in reports if report.failed), None)
             if failed is not None:
-                seen[item.name] = Seen("failed", _words(failed))
+                results[item.name] = {"result": "failed", "text": words_of(failed)}
             else:
                 skipped = any(report.skipped for report in reports)
-                seen[item.name] = Seen("skipped" if skipped else "passed")
-        self.tally.criteria[name] = {key: value.result for key, value in seen.items()}
-        return seen
+                results[item.name] = {"result": "skipped" if skipped else "passed", "text": ""}
+        self.tally.criteria[name] = results
+        return {key: Seen(told["result"], told["text"]) for key, told in results.items()}
 
     def _compare_with_alone(self, item: GateItem, one: Candidate) -> None:
         """Give the staged phase what the same phase reached alone as its reference."""
@@ -223,12 +222,6 @@ class ProveSuite(Suite):
         assert self.run is not None
         for name in self.phases:  # checkpoints of jobs that failed as they had to
             shutil.rmtree(self.run.phase(name).output, ignore_errors=True)
-
-
-def _words(report: pytest.TestReport) -> str:
-    """The failure's message, without its traceback."""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message) if crash is not None else report.longreprtext[-1000:]
 
 
 def _properties(gate: Gate, result: PhaseResult, date: str) -> list[tuple[str, object]]:

@@ -40,7 +40,10 @@ class Proof(verdict.Tally):
             self.selection = ""
 
     def hear(self, report: pytest.TestReport) -> None:
-        """A gate is told by the suite, which judged it; here come those that could not be."""
+        """A gate is told by the suite, which judged it; what pytest reports of it says no more."""
+
+    def unheard(self) -> list[str]:
+        return [name for name in self.planned if name not in self.gates]
 
     def count(self, status: str) -> list[str]:
         return [name for name, gate in self.gates.items() if gate.status == status]
@@ -54,8 +57,7 @@ class Proof(verdict.Tally):
         ]
 
     def missing(self) -> list[str]:
-        silent = [name for name in self.planned if name not in self.gates]
-        reasons = {"could not be staged": self.count(NOT_STAGED), "not judged": silent}
+        reasons = {"could not be staged": self.count(NOT_STAGED), "not judged": self.unheard()}
         return [f"{words}: {', '.join(names)}" for words, names in reasons.items() if names]
 
     def verdict(self) -> str:

@@ -7,14 +7,17 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..rundir import RUN_ID, write_json
-from ..telemetry import plain, read_events
+from ..history import HistoryUnusable, add, annotate
+from ..rundir import RUN_ID, RunDir
+from ..telemetry import read_events
+from .files import write_all
 
 if TYPE_CHECKING:
-    from ..suite import Suite
+    from .model import RunRecord
 
 MAX_FILE_BYTES = 32 * 2**20
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
@@ -23,21 +26,49 @@ SKIPPED = {"output", "build"}
 ABANDONED_S = 30 * 24 * 3600
 
 
-def publish(suite: Suite, record: dict[str, Any]) -> None:
-    """Write the run's report. Raises OSError where it cannot be written."""
-    assert suite.run is not None
-    target = suite.report_path
+def publish(
+    record: RunRecord,
+    run: RunDir,
+    report_dir: Path,
+    environ: Mapping[str, str],
+    *,
+    latest: str = "latest",
+    keep_runs: int | None = None,
+) -> list[str]:
+    """Write the run's report, and store it in the history; the record is completed from there.
+
+    Returns what could not be written beside report.json and the evidence, in words. `latest` is the
+    link that shall point to it; empty for none. Raises OSError where report.json or the evidence
+    cannot be written.
+    """
+    target = report_dir / record["run_id"]
     target.mkdir(parents=True, exist_ok=True)
-    write_json(target / "report.json", plain(record), mode=0o644)
-    for name in suite.tally.chosen:
-        _copy(suite.run.phase(name).root, target / "phases" / name)
-        if suite.tally.outcomes.get(name) == "passed":
-            shutil.rmtree(suite.run.phase(name).output, ignore_errors=True)
-    shutil.copyfile(suite.run.journal, target / "journal.jsonl")
-    _point(suite.report_dir / suite.latest, target.name)
-    keep = suite.profile.limits.keep_runs
-    _prune(suite.report_dir, keep)
-    _prune(suite.profile.shared_dir, keep)
+    remarks = _compare(record, report_dir)
+    remarks += write_all(record, target, report_dir, environ)
+    for phase in record["phases"]:
+        _copy(run.phase(phase["phase"]).root, target / "phases" / phase["phase"])
+        if phase["outcome"] == "passed":
+            shutil.rmtree(run.phase(phase["phase"]).output, ignore_errors=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(run.journal, target / "journal.jsonl")
+    if latest:
+        _point(report_dir / latest, target.name)
+    if keep_runs is not None:
+        _prune(report_dir, keep_runs)
+        _prune(run.root.parent, keep_runs)
+    return remarks
+
+
+def _compare(record: RunRecord, report_dir: Path) -> list[str]:
+    """Put the run beside those of the past, then among them. What was staged is no part of it."""
+    if "proof" in record:
+        return []
+    try:
+        annotate(record, report_dir)
+        add(record, report_dir)
+    except HistoryUnusable as error:
+        return [str(error)]
+    return []
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import clean
 from ..environment import Remark, grouped, lines
+from ..known import sentence
 from ..references import show
 from ..verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 from . import proof
@@ -48,15 +49,16 @@ def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
     yield f"  next: {finding['fix']}"
 
 
-def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None:
-    """The table over all phases and the verdict, last. `report` says where the report lies."""
+def write_summary(reporter: Any, record: Mapping[str, Any], report: Iterable[str]) -> None:
+    """The table over all phases and the verdict, last. `report`: lines on the report itself."""
     reporter.section(f"cluster {record['cluster']}, run {record['run_id']}", sep="-")
     if "proof" in record:
         for line, bad in proof.lines(record):
             reporter.write_line(printable(line), red=bad)
     else:
         _write_phases(reporter, record)
-    reporter.write_line(report)
+    for line in report:
+        reporter.write_line(printable(line))
     verdict = record["verdict"]
     good, bad = verdict in (FIT, PROVEN), verdict in (UNFIT, NOT_PROVEN)
     colour = "green" if good else "red" if bad else "yellow"
@@ -64,7 +66,7 @@ def write_summary(reporter: Any, record: Mapping[str, Any], report: str) -> None
 
 
 def _write_phases(reporter: Any, record: Mapping[str, Any]) -> None:
-    rows = [[*COLUMNS, "reference"]] + [_row(phase) for phase in record["phases"]]
+    rows = [[*COLUMNS, "reference"]] + [row_of(phase) for phase in record["phases"]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     for index, row in enumerate(rows):
         cells = [
@@ -72,11 +74,29 @@ def _write_phases(reporter: Any, record: Mapping[str, Any]) -> None:
             for i, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         failed = index > 0 and row[1] != "passed"
-        reporter.write_line(printable("  ".join([*cells, row[-1]]).rstrip()), red=failed)
+        known = index > 0 and bool(record["phases"][index - 1].get("known"))
+        line = printable("  ".join([*cells, row[-1]]).rstrip())
+        reporter.write_line(line, red=failed and not known, yellow=known)
     for line in record["absent_phases"]:
         reporter.write_line(line)
-    for line in _warnings(record["phases"]):
+    for one in record.get("known", ()):
+        reporter.write_line(printable(f"known: {one['what']}: {sentence(one)}"), yellow=True)
+    for line in record.get("known_remarks", ()):
         reporter.write_line(printable(line), yellow=True)
+    for line in [*_off(record["phases"]), *_warnings(record["phases"])]:
+        reporter.write_line(printable(line), yellow=True)
+
+
+def _off(phases: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Metrics that are off their past, and, beside any regression, the versions that changed."""
+    for phase in phases:
+        metrics = phase["metrics"].values()
+        past = [one["past"] for one in metrics if one.get("past") is not None]
+        texts = [str(one["text"]) for one in past if one["status"] in ("warn", "fail")]
+        yield from (f"{phase['phase']}: {text}" for text in texts)
+        if phase.get("changed") and (texts or any(one["met"] is False for one in metrics)):
+            changed = ", ".join(map(str, phase["changed"]))
+            yield f"{phase['phase']}: changed since its last good run: {changed}"
 
 
 def _warnings(phases: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -93,7 +113,8 @@ def _warnings(phases: Iterable[Mapping[str, Any]]) -> list[str]:
     return found[:MAX_WARNINGS] + told
 
 
-def _row(phase: Mapping[str, Any]) -> list[str]:
+def row_of(phase: Mapping[str, Any]) -> list[str]:
+    """A phase's cells: those of COLUMNS, and the comparison with its references."""
     metrics = phase["metrics"]
 
     def value(name: str, unit: str = "") -> str:
@@ -106,7 +127,7 @@ def _row(phase: Mapping[str, Any]) -> list[str]:
         rate = value("busbw_gb_per_s", " GB/s bus")
     return [
         str(phase["phase"]),
-        str(phase["outcome"]),
+        f"{phase['outcome']}{', known' if phase.get('known') else ''}",
         str(len(phase["nodes"])),
         _seconds(phase.get("queue_s")),
         _seconds(phase.get("run_s")),

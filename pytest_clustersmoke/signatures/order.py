@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from ..findings import Evidence, Finding
 from .place import Time
 from .search import Line, Match, Search
-from .unknown import TRACEBACK, WEIGHTS
+from .unknown import LAST, TRACEBACK, WEIGHTS, Unmatched
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (
     "read the log around that line; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL make the "
     "next run say more"
 )
+UNKNOWN_CAUSE = "unknown cause; the first error: "
+# Last words count where nothing else is a cause.
+STARTED = WEIGHTS.keys() - {LAST}
+# A rank that logged so much more had gone on.
+GOES_ON_LINES = 500
 Key = tuple[bool, Time, int, int]
+Told = tuple[Unmatched, Line, list[str], list[int]]
 # Slurm tells of an end and ends the ranks within this, its KillWait (30 s) included.
 TOGETHER_S = 120
 NEVER: Time = (0, 0, 0, 0, 0.0)
@@ -24,7 +30,8 @@ def findings(search: Search) -> list[Finding]:
     """Causes before what follows from them; within each by time, else by file and line."""
     matches = search.matches
     raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
-    clock = _Clock([*raised, *(line for one in matches.values() for line in one.lines)])
+    unmatched = [line for _, line, _, _ in search.unknown.errors]
+    clock = _Clock([*unmatched, *(line for one in matches.values() for line in one.lines)])
     exact = {
         name
         for name, one in matches.items()
@@ -38,15 +45,17 @@ def findings(search: Search) -> list[Finding]:
         for name in late
         if not all(clock.surely_before(matches[name].lines[0], line) for line in others)
     }
-    unknown = None if exact else _unknown(search)
-    told = [unknown] if unknown else []
-    for one in sorted(matches.values(), key=lambda one: clock.first(one.lines)):
+    unknown = _first_on_its_rank(search, exact, clock) if exact else _unknown(search, STARTED)
+    told = [(clock.first([unknown[1]]), _unknown_finding(*unknown))] if unknown else []
+    for one in matches.values():
         primary = one.signature.id in exact
         if one.signature.general:
             explained = _explained(one, search, clock)
             primary = not exact and unknown is None and not explained
-        told.append(_finding(one, primary))
-    return sorted(told, key=lambda one: not one.primary)
+        told.append((clock.first(one.lines), _finding(one, primary)))
+    if not any(one.primary for _, one in told) and (last := _unknown(search, {LAST})):
+        told.append(((False, NEVER, 0, 0), _unknown_finding(*last)))
+    return [one for _, one in sorted(told, key=lambda pair: (not pair[1].primary, pair[0]))]
 
 
 def _explained(match: Match, search: Search, clock: _Clock) -> bool:
@@ -74,18 +83,41 @@ def _finding(match: Match, primary: bool) -> Finding:
     )
 
 
-def _unknown(search: Search) -> Finding | None:
-    errors = search.unknown.errors
+def _unknown(search: Search, kinds: Collection[str]) -> Told | None:
+    """The first of the errors of these kinds that no signature knows."""
+    errors = [one for one in search.unknown.errors if one[0].kind in kinds]
     if not errors:
         return None
     clock = _Clock(line for _, line, _, _ in errors)
-    error, line, hosts, ranks = min(
-        errors, key=lambda one: (WEIGHTS[one[0].kind], clock.first([one[1]]))
-    )
+    return min(errors, key=lambda one: (WEIGHTS[one[0].kind], clock.first([one[1]])))
+
+
+def _first_on_its_rank(search: Search, exact: Collection[str], clock: _Clock) -> Told | None:
+    """The first exception that no signature knows, and behind which the same rank logged a known
+    cause: that may follow from it. Where the program handled it or went on, it was none."""
+    known = [line for name in exact for line in search.matches[name].lines]
+    found = []
+    for one in search.unknown.errors:
+        error, line = one[0], one[1]
+        mine = [other for other in known if _same_writer(line, other)]
+        behind = [other for other in mine if other.number > line.number]
+        if error.kind != TRACEBACK or error.handled or not behind or len(behind) < len(mine):
+            continue
+        soon = min(other.number for other in behind) - line.number <= GOES_ON_LINES
+        if soon and not clock.long_before([line], behind):
+            found.append(one)
+    return min(found, key=lambda one: clock.first([one[1]]), default=None)
+
+
+def _same_writer(one: Line, other: Line) -> bool:
+    return one.source == other.source and one.rank is not None and one.rank == other.rank
+
+
+def _unknown_finding(error: Unmatched, line: Line, hosts: list[str], ranks: list[int]) -> Finding:
     where = f" ({error.where})" if error.where else ""
     return Finding(
         UNKNOWN,
-        f"unknown cause; the first error: {line.text}{where}",
+        f"{UNKNOWN_CAUSE}{line.text}{where}",
         UNKNOWN_FIX,
         True,
         (Evidence(line.file, line.number, line.text),),

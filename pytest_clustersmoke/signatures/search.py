@@ -7,7 +7,6 @@ the line there, or the few lines that a signature spans, is given to its regexes
 from __future__ import annotations
 
 import heapq
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,20 +14,30 @@ from typing import BinaryIO, NamedTuple
 
 from . import place
 from .model import Pattern, Signature
-from .unknown import STARTS, Unknown, Unmatched
+from .pieces import (
+    BEFORE_BYTES,
+    BEHIND_BYTES,
+    MAX_TEXT,
+    Piece,
+    cut,
+    groups_at,
+    piece_at,
+    plain,
+    time_at,
+)
+from .unknown import LAST, STARTS, Unknown, Unmatched, last_words
 
 CHUNK_BYTES = 2**18
-# Of a line without an end so much is looked at around a word.
-BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
-# What stays at hand before a chunk, and what must be there behind a word: the lines that a
-# signature spans, the traceback above an exception, the nearest time stamp above a line.
-BEHIND_BYTES, AHEAD_BYTES = 2**13, 2**15
+# What must be there behind a word: the lines that a signature spans, the traceback above an
+# exception, the nearest time stamp above a line.
+AHEAD_BYTES = 2**15
 # So many lines of a file count for one signature; a log may repeat one for gigabytes.
 MAX_COUNTED = 1000
-MAX_KEPT, MAX_PLACES, MAX_TEXT = 5, 256, 600
+MAX_KEPT, MAX_PLACES = 5, 256
+# So many lines may tell of the end behind a log's last words.
+MAX_LAST_LINES = 20
 # What Python says above a traceback as it ends, where an object could not be tidied up.
 IGNORED = b"Exception ignored in"
-ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Line(NamedTuple):
@@ -39,6 +48,7 @@ class Line(NamedTuple):
     file: str
     text: str
     time: place.Time | None
+    rank: int | None = None  # its writer's, where that is certain
 
 
 @dataclass
@@ -64,14 +74,6 @@ class Match:
             self.ranks.update(dict.fromkeys(ranks))
 
 
-class Piece(NamedTuple):
-    """A line, or as much of it as is looked at: its bounds in the buffer, and its text."""
-
-    begin: int
-    end: int
-    text: bytes
-
-
 class Search:
     """Feed it streams, then ask what was found: `matches` by signature, `unknown` errors."""
 
@@ -94,6 +96,7 @@ class Search:
         self._host = ""
         self._rank: int | None = None
         self._counted: Counter[str] = Counter()
+        self._tried: Counter[str] = Counter()
 
     def stream(
         self, stream: BinaryIO, name: str, host: str = "", rank: int | None = None, line: int = 1
@@ -108,6 +111,7 @@ class Search:
         self._file, self._host, self._rank = name, host, rank
         self._index += 1
         self._counted.clear()
+        self._tried.clear()
         # Words before `since` were found, and lines before `looked` were looked at.
         buffer, since, looked, first = b"", 0, 0, True
         while chunk := stream.read(CHUNK_BYTES):
@@ -122,6 +126,7 @@ class Search:
                 line += buffer.count(b"\n", 0, cut)
                 buffer, since, looked = buffer[cut:], max(limit, looked) - cut, looked - cut
         self._scan(buffer, line, since, looked, len(buffer))
+        self._last_line(buffer, line)
 
     # -- Lines -------------------------------------------------------------------------------------
 
@@ -137,7 +142,7 @@ class Search:
                 break
             if start < looked or self._tired(self._words[word]):
                 continue
-            piece = _piece(buffer, start, end, looked)
+            piece = piece_at(buffer, start, end, looked)
             line += buffer.count(b"\n", counted, piece.begin)
             counted = max(counted, piece.begin)
             self._line(buffer, piece, line)
@@ -148,8 +153,15 @@ class Search:
         """Whether all that a word leads to was found so often that more of it tells nothing."""
         entries = self._entries.get(word, [])
         return bool(entries) and all(
-            self._counted[signature.id] >= MAX_COUNTED for signature, _ in entries
+            max(self._counted[signature.id], self._tried[signature.id]) >= MAX_COUNTED
+            for signature, _ in entries
         )
+
+    def _is_costly(self, signature: Signature) -> bool:
+        """Whether a rough cause was looked for often enough: one over several lines costs most."""
+        if signature.general and signature.lines > 1:
+            self._tried[signature.id] += 1
+        return self._tried[signature.id] > MAX_COUNTED
 
     def _line(self, buffer: bytes, piece: Piece, number: int) -> None:
         text = piece.text.decode(errors="replace")
@@ -158,15 +170,21 @@ class Search:
         for word in self._words_of(piece.text):
             starts = starts or word in STARTS
             for signature, pattern in self._entries.get(word, ()):
+                if self._is_costly(signature):
+                    continue
                 # Of several patterns of one signature, one that names something.
                 if signature.id in found and any(found[signature.id][2].values()):
                     continue
-                groups = _match(signature, pattern, buffer, piece, text)
+                groups = groups_at(signature, pattern, buffer, piece, text)
                 if groups is not None:
                     found[signature.id] = signature, pattern, groups
         for signature, pattern, groups in found.values():
-            shown = _cut(text, text.find(pattern.word))
-            line = Line(self._index, number, self._file, shown, _time(buffer, piece, text))
+            # A line that says what exactly happened says no less exactly what that brings about.
+            if signature.general and any(name in found for name in signature.follows):
+                continue
+            shown = cut(text, text.find(pattern.word))
+            time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
+            line = Line(self._index, number, self._file, shown, time, rank)
             self._add(signature, line, text, groups)
         if starts and not found:
             self._look_at_error(buffer, piece, number, text)
@@ -190,7 +208,7 @@ class Search:
         match.add(line, own_hosts if self._host else hosts or own_hosts, ranks or own_ranks)
         for group, words in signature.names.items():
             if said := groups.get(group):
-                match.names.setdefault(words, _cut(said))
+                match.names.setdefault(words, cut(said))
 
     def _writer(self, text: str) -> tuple[list[str], list[int]]:
         """The host and rank that wrote a line, by the line, else by its file."""
@@ -203,20 +221,36 @@ class Search:
         above = buffer[max(0, piece.begin - MAX_TEXT) : max(0, piece.begin - 1)]
         if IGNORED in above[above.rfind(b"\n") + 1 :] or not self.unknown.wants(self._index, text):
             return
-        ahead = _clean(buffer[piece.begin : piece.begin + AHEAD_BYTES])
+        ahead = plain(buffer[piece.begin : piece.begin + AHEAD_BYTES])
         error = Unmatched.read(ahead.decode(errors="replace").split("\n"))
         if error is None or any(self._knows(said) for said in error.message):
             return
         hosts, ranks = self._writer(text)
-        time = _time(buffer, piece, text)
-        said = Line(self._index, number + error.offset, self._file, _cut(error.message[0]), time)
+        time = time_at(buffer, piece, text)
+        text, number = cut(error.message[0]), number + error.offset
+        said = Line(self._index, number, self._file, text, time, ranks[0] if ranks else None)
         self.unknown.add(error, said, hosts, ranks)
+
+    def _last_line(self, buffer: bytes, line: int) -> None:
+        """An error without a traceback, as the last words of a log but for those that tell of the
+        end itself. `line` is the number of the buffer's first line."""
+        tail = buffer[-AHEAD_BYTES:]
+        numbers = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
+        lines = plain(tail).decode(errors="replace").split("\n")
+        for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
+            text = lines[index]
+            if not text.strip() or self._knows(text):
+                continue
+            if said := last_words(text, lines[index - 1] if index else ""):
+                at = Line(self._index, numbers + index, self._file, cut(said), place.time(text))
+                self.unknown.add(Unmatched(LAST, (said,), 0, ""), at, *self._writer(text))
+            return
 
     def _knows(self, text: str) -> bool:
         raw = text.encode()
         piece = Piece(0, len(raw), raw)
         return any(
-            _match(signature, pattern, raw, piece, text) is not None
+            groups_at(signature, pattern, raw, piece, text) is not None
             for word in self._words_of(raw)
             for signature, pattern in self._entries.get(word, ())
         )
@@ -224,59 +258,3 @@ class Search:
 
 def _early(line: Line) -> tuple[bool, place.Time, int, int]:
     return line.time is None, line.time or (0, 0, 0, 0, 0.0), line.source, line.number
-
-
-def _piece(buffer: bytes, start: int, end: int, looked: int) -> Piece:
-    """The line around a word; of a long one what was not looked at yet. A progress bar ends its
-    lines with a carriage return."""
-    least, most = max(0, start - BEFORE_BYTES), min(len(buffer), end + AFTER_BYTES)
-    begin = max(buffer.rfind(b"\n", least, start), buffer.rfind(b"\r", least, start)) + 1
-    begin = max(begin, least, looked if looked <= start else 0)
-    stops = [at for at in (buffer.find(b"\n", end, most), buffer.find(b"\r", end, most)) if at >= 0]
-    stop = min(stops, default=most)
-    return Piece(begin, stop, _clean(buffer[begin:stop]))
-
-
-def _match(
-    signature: Signature, pattern: Pattern, buffer: bytes, piece: Piece, text: str
-) -> dict[str, str | None] | None:
-    """The groups of a pattern that matches there; None where it does not."""
-    if pattern.regex is None:
-        return {}
-    if signature.lines > 1:
-        text = _around(buffer, piece, signature.lines - 1)
-    found = pattern.regex.search(text)
-    return found.groupdict() if found else None
-
-
-def _around(buffer: bytes, piece: Piece, lines: int) -> str:
-    """The line and so many lines before and behind it."""
-    begin, end = piece.begin, piece.end
-    for _ in range(lines):
-        begin = max(buffer.rfind(b"\n", max(0, begin - BEFORE_BYTES), max(0, begin - 1)) + 1, 0)
-        stop = buffer.find(b"\n", end + 1, end + AFTER_BYTES)
-        end = stop if stop >= 0 else min(len(buffer), end + AFTER_BYTES)
-    return _clean(buffer[max(begin, piece.begin - BEHIND_BYTES) : end]).decode(errors="replace")
-
-
-def _time(buffer: bytes, piece: Piece, text: str) -> place.Time | None:
-    """The time that a line tells, else the last one told shortly before it."""
-    told = place.time(text)
-    if told is None:
-        before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]
-        told = place.time(before.decode(errors="replace"))
-    return told
-
-
-def _clean(raw: bytes) -> bytes:
-    """Without colours and carriage returns."""
-    return (ANSI.sub(b"", raw) if b"\x1b" in raw else raw).replace(b"\r", b"")
-
-
-def _cut(text: str, start: int = 0) -> str:
-    """What fits of a line, around the place where its word stands."""
-    text = text.rstrip()
-    if len(text) <= MAX_TEXT:
-        return text.strip()
-    begin = max(0, min(start - MAX_TEXT // 3, len(text) - MAX_TEXT))
-    return text[begin : begin + MAX_TEXT].strip()

@@ -17,8 +17,10 @@ TRACEBACK = "Traceback (most recent call last)"
 WARN = "NCCL WARN"
 SCHEDULER = ("srun: error:", "slurmstepd: error:", "sbatch: error:", "salloc: error:")
 STARTS = tuple(word.encode() for word in (TRACEBACK, WARN, *SCHEDULER))
+# How a program ends that says why without a traceback: in its last line.
+LAST = "last line"
 # A Python exception says most, Slurm's words least: they come last, of tasks that ended.
-WEIGHTS = {TRACEBACK: 0, WARN: 1, SCHEDULER[0]: 2}
+WEIGHTS = {TRACEBACK: 0, WARN: 1, SCHEDULER[0]: 2, LAST: 3}
 MAX_TRACEBACK_LINES = 400
 MAX_LOOKS = 1000  # at one file; the first error counts
 # What NCCL says of an error stands on the lines behind torch's.
@@ -27,17 +29,31 @@ DIGIT = re.compile(r"\d")
 FRAME = re.compile(r'\s*File "([^"]{1,400})", line (\d{1,9}), in ([^\s,]{1,200})')
 # `module.SomeError: why`, at the beginning of a line; other programs' words may stand between.
 RAISED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Timeout)\b(?::|\s*$)")
+# Words of an exception as the last line: not a number, which a metric's name may end in `Error`.
+LAST_RAISED = re.compile(
+    r"(?:[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Timeout): |"  # C extensions
+    r"(?:\S{1,200}: )?(?:fatal |internal )?error: |Error: )"  # argparse, SystemExit("error: ...")
+    r"(?!\s*[-+]?[\d.]+(?:e[-+]?\d+)?\s*%?\s*$)(?=.{0,99}\w)",
+)
+# What others put before a line: torch's and torchrun's ranks, srun's tasks, a container's stream.
+LABEL = re.compile(
+    r"(?:\[(?:rank|default)\d{1,6}\]: ?|\d{1,6}: |\S{10,40} std(?:err|out) [FP] )+", re.ASCII
+)
+# Said as the exception behind a traceback was being handled: the next one ended the program.
+HANDLED = "During handling of the above exception, another exception occurred"
 NAMED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: |\s*$)")
 
 
 class Unmatched(NamedTuple):
     """An error as a log tells it: its kind, its message (the first line says what), how many lines
-    below its beginning that stands, and where in the program it happened."""
+    below its beginning that stands, and where in the program it happened. `handled`: the program
+    was handling it as the next one came."""
 
     kind: str
     message: tuple[str, ...]
     offset: int
     where: str
+    handled: bool = False
 
     @classmethod
     def read(cls, lines: Sequence[str]) -> Unmatched | None:
@@ -88,10 +104,31 @@ def _traceback(lines: Sequence[str], prefix: str) -> Unmatched | None:
         elif said.startswith("Traceback"):
             break
         elif RAISED.match(said):
-            return Unmatched(TRACEBACK, _message(lines, offset, prefix), offset, where)
+            message, handled = _message(lines, offset, prefix), _is_handled(lines, offset)
+            return Unmatched(TRACEBACK, message, offset, where, handled)
         elif first is None and where and NAMED.match(said):
             first = Unmatched(TRACEBACK, _message(lines, offset, prefix), offset, where)
     return first
+
+
+def _is_handled(lines: Sequence[str], offset: int) -> bool:
+    """Whether the lines behind an exception's words say that another one came as it was handled;
+    several ranks may write between them."""
+    return any(HANDLED in line for line in lines[offset + 1 : offset + 9])
+
+
+def last_words(text: str, above: str) -> str:
+    """A last line that tells an error, without the label before it; empty where it tells none, or
+    where the line above is of a traceback, which is read as one."""
+    said = _bare(text)
+    if _bare(above)[:1].isspace() or any(word in text for word in SCHEDULER):
+        return ""
+    return said.strip() if LAST_RAISED.match(said) else ""
+
+
+def _bare(text: str) -> str:
+    label = LABEL.match(text)
+    return text[label.end() :] if label else text
 
 
 def _same(line: str, prefix: str) -> bool:

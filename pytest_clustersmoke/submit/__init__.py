@@ -33,7 +33,8 @@ class JobState:
 
     `kind` is ours: pending, running, ended, held (put back after its launch failed, and it will not
     start by itself), or unknown (the scheduler has forgotten the job).
-    `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not told.
+    `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not told;
+    `expected_start` is its estimate for a pending job.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class JobState:
     nodes: str = ""
     submitted: float | None = None
     started: float | None = None
+    expected_start: float | None = None
 
 
 class Backend(Protocol):

@@ -144,8 +144,10 @@ def _state(fields: list[str]) -> JobState:
     kind = "held" if kind == "pending" and reason in HELD else kind
     reason = "" if reason in ("None", "(null)") else reason
     nodes = "" if nodes in ("(null)", "None assigned") else nodes
-    start = _seconds(started) if kind not in ("pending", "held") else None
-    return JobState(kind, word, reason, nodes, _seconds(submitted), start)
+    start = _seconds(started)
+    waits = kind in ("pending", "held")  # then it is an estimate
+    times = (None, start) if waits else (start, None)
+    return JobState(kind, word, reason, nodes, _seconds(submitted), *times)
 
 
 def _seconds(text: str) -> float | None:

@@ -118,7 +118,7 @@ def added(lines: str) -> str:
         (
             "require: [transport]",
             "unknown kind of criteria `transport` in clusters.one.require; expected one of "
-            "`transports`, `references`; did you mean `transports`?",
+            "`transports`, `references`, `history`; did you mean `transports`?",
         ),
         ("require: transports", "clusters.one.require is `transports`; expected a list"),
         ("setup: [' ']", "clusters.one.setup[0] is blank; expected text that is not blank"),
@@ -154,8 +154,8 @@ def added(lines: str) -> str:
             "setpu: []",
             "unknown key `setpu` in clusters.one; expected one of `backend`, `description`, "
             "`shared_dir`, `node_local`, `python`, `lab`, `hardware`, `setup`, `slurm`, `env`, "
-            "`limits`, `stage_limits_s`, `require`, `phases`, `references`, `expect`; did you "
-            "mean `setup`?",
+            "`limits`, `stage_limits_s`, `require`, `phases`, `references`, "
+            "`history_check`, `expect`, `known`; did you mean `setup`?",
         ),
         (
             "python: ${PY:-python",
@@ -380,7 +380,7 @@ def test_the_file_is_found_or_asked_for(tmp_path: Path) -> None:
         find_config(tmp_path, None)
     assert str(raised.value) == (
         f"no cluster.yaml in {tmp_path}; expected a file of profiles there; write one "
-        "(docs/cluster-yaml.md), or name one with --cluster-config"
+        "(`clustersmoke init`), or name one with --cluster-config"
     )
     (tmp_path / "cluster.yaml").write_text(BASE)
     assert find_config(tmp_path, None) == tmp_path / "cluster.yaml"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, refused
+from pytest_clustersmoke.diagnose.exits import survivors
 from pytest_clustersmoke.findings import Finding, last_line
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.rundir import write_json
@@ -262,3 +263,76 @@ def test_texts_explain_nothing_that_was_done_to_a_job(tmp_path: Path, outcome: s
     """What ranks say of their ending is not why it was ended."""
     evidence = Evidence(tmp_path).started().rank(0, error("CUDA out of memory"))
     assert "signature" not in findings(evidence, outcome)[0].detail
+
+
+def test_what_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
+    """An out of memory that the program caught and tried again is no failure of a rank that was
+    done; of one that was not, it is."""
+    retried = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nretry\n"
+    for done, folder in ((True, tmp_path / "done"), (False, tmp_path / "not")):
+        evidence = Evidence(folder, 1, 2).node(0, ok=False, reason="torchrun", why="x")
+        for rank in (0, 1):
+            start = {"rank": rank, "node_rank": 0, "node": "n0", "local_rank": rank}
+            evidence.rank(rank, ("start", start))
+        evidence.rank(1, *([("done", {"seconds": 1.0})] if done else []))
+        stderr(evidence, 1, retried)
+        found = findings(evidence)[0]
+        assert found.id == "torchrun-failed"
+        assert found.detail.get("signature") == (None if done else "cuda_oom")
+
+
+def test_a_rank_that_failed_behind_its_end_did_not_survive(tmp_path: Path) -> None:
+    """It was done, and its process ended badly all the same: what it said counts."""
+    evidence = Evidence(tmp_path, 1, 1).node(0, ok=False, reason="torchrun", why="x")
+    start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0, "pid": 7}
+    evidence.rank(0, ("start", start), ("done", {"seconds": 1.0}))
+    assert survivors(evidence.result()) == {0}
+    evidence.dir.torchrun_log(0).write_text(
+        "failed (exitcode: -6) local_rank: 0 (pid: 7) of binary"
+    )
+    assert survivors(evidence.result()) == frozenset()
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_exception_before_a_known_cause_is_told_with_it(tmp_path: Path, recorded: bool) -> None:
+    """Of a rank that died without a word; one that a rank recorded itself is not told twice."""
+    evidence = Evidence(tmp_path, 1, 1)
+    start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}
+    evidence.rank(0, ("start", start), *([error("labels are 7, 9")] if recorded else []))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False}])
+    writer.close()
+    stderr(evidence, 0, TRACEBACK.format("") + "OSError: [Errno 28] No space left on device\n")
+    found = findings(evidence)[0]
+    assert found.id == ("rank-error" if recorded else "rank-died")
+    assert found.detail["signature"] == "disk_full"
+    told = "unknown to every signature: ValueError: labels are 7, 9 (/work/train.py:23, in main)"
+    assert (told in found.cause) is not recorded
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        (2, "train.py: error: unrecognized arguments: --sede", "first error: train.py: error: unr"),
+        (1, "mylib.DecodeError: frame 7 is cut", "first error: mylib.DecodeError: frame 7 is cut"),
+        (1, "there are no labels in /data", "its last words: there are no labels in /data"),
+        (0, "there are no labels in /data", ""),
+        (-9, "there are no labels in /data", ""),
+    ],
+)
+def test_a_rank_that_left_with_a_status_has_last_words(
+    tmp_path: Path, code: int, text: str, told: str
+) -> None:
+    """As a parser of arguments or SystemExit leaves them; one that was killed said none."""
+    evidence = Evidence(tmp_path, 1, 1)
+    start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}
+    evidence.rank(0, ("start", start))
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("ranks", states=[{"rank": 0, "alive": False, "exit_code": code}])
+    writer.close()
+    stderr(evidence, 0, f"step 1\n{text}\n")
+    found = findings(evidence)[0]
+    assert found.id == "rank-died"
+    assert (f"; unknown cause; {'the ' * ('first' in told)}{told}" in found.cause) is bool(told)
+    assert ("unknown cause" in found.cause) is bool(told)
+    assert bool(told) is any(one.line == 2 and "stderr" in one.file for one in found.evidence)

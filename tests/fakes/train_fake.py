@@ -28,10 +28,12 @@ parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--fail", action="store_true", help="raise in training")
 parser.add_argument("--leave", action="store_true", help="exit 0 without being done")
 parser.add_argument("--wait-for", type=Path, help="train on only once this file is there")
+parser.add_argument("--before", type=int, default=0, help="steps done before --wait-for")
 parser.add_argument("--loss", default="falls", choices=["falls", "rises", "nan"])
 parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s as written")
 parser.add_argument("--say", default="", help="a fact's text")
 parser.add_argument("--nccl", choices=FAULTS, help="log as NCCL would, with this fault or none")
+parser.add_argument("--slow", type=int, help="the rank that keeps the others waiting")
 given = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -74,11 +76,18 @@ if given.fail and rank == 0:
     raise ValueError("staged")
 if given.leave and rank == 0:
     raise SystemExit(0)
+for step in range(1, given.before + 1):
+    figures = {"loss": 2.5 / step, "steps_per_s": given.rate}
+    events.write("step", step=step, steps=given.steps, **figures)
 while given.wait_for and not given.wait_for.exists():
     time.sleep(0.02)
-for step in range(1, given.steps + 1):
+for step in range(given.before + 1, given.steps + 1):
     events.write("step", step=step, steps=given.steps)
 losses = {"falls": [2.0, 1.0], "rises": [1.0, 2.0], "nan": [1.0, float("nan")]}[given.loss]
+if given.slow is not None:
+    own = 0.131 if rank == given.slow else 0.041
+    times = {"seconds": [0.142] * 20, "local_seconds": [own] * 20, "warmup": 5}
+    events.write("step_times", **times)
 events.write("losses", mean=losses, local_finite=given.loss != "nan", local_final=losses[-1])
 gradients = {"parameters": 4, "compared": 4, "max_relative_error": 0.0, "tolerance": 1e-5}
 events.write("gradients", **gradients, worst="w", precision="fp32", synced=True, sensitive=True)

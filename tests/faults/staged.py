@@ -104,8 +104,8 @@ def _check_finding(fault: Fault, outcome: Outcome, tell: Tell, struck: float | N
 
 def _by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
     by_result: dict[str, set[str]] = {"passed": set(), "failed": set(), "skipped": set()}
-    for name, result in outcome.phase(fault.name)["criteria"].items():
-        by_result[result].add(name)
+    for name, one in outcome.phase(fault.name)["criteria"].items():
+        by_result[one["result"]].add(name)
     return by_result
 
 

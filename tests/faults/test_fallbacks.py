@@ -67,7 +67,9 @@ def test_a_fallback_is_unfit(talking: Suite, fault: str, criterion: str, words: 
     assert result.ret == 1
     result.assert_outcomes(passed=3, failed=1)
     failed = [
-        case for case, said in talking.record()["phases"][0]["criteria"].items() if said == "failed"
+        case
+        for case, said in talking.record()["phases"][0]["criteria"].items()
+        if said["result"] == "failed"
     ]
     assert failed == [criterion]
     assert lines_with(result, words), result.stdout.str()

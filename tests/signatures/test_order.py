@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
-from pytest_clustersmoke.signatures import search
+from pytest_clustersmoke.signatures import order, schema, search
+from pytest_clustersmoke.signatures.search import Search
 from tests.signatures.logs import (
     KILLED,
     REMOTE,
@@ -258,3 +261,153 @@ def test_the_exceptions_of_victims_are_not_taken_for_the_cause(said: str) -> Non
     found = diagnosed(victim, TRACEBACK.format("[rank3]: "))
     assert primary(found) == ["unknown"] and found[0].ranks == (3,)
     assert len(found) == 2
+
+
+FULL = "[rank{0}]: OSError: [Errno 28] No space left on device\n"
+
+
+def test_an_exception_that_nobody_knows_is_not_hidden_by_a_cause_behind_it() -> None:
+    """What the same rank logs behind it may follow from it: both are told, in order of time."""
+    found = diagnosed(TRACEBACK.format("[rank3]: ") + FULL.format(3))
+    assert primary(found) == ["unknown", "disk_full"]
+    assert found[0].ranks == (3,) and "ValueError: labels are 7, 9" in found[0].cause
+    # In a log of that rank alone, nothing needs to stand before its lines.
+    alone = Search(schema.known())
+    text = TRACEBACK.format("") + FULL.format(3).removeprefix("[rank3]: ")
+    alone.stream(io.BytesIO(text.encode()), "stderr.log", "n1", 3)
+    assert primary(order.findings(alone)) == ["unknown", "disk_full"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        FULL.format(3) + TRACEBACK.format("[rank3]: "),
+        TRACEBACK.format("[rank3]: ") + FULL.format(4),
+        TRACEBACK.format("") + FULL.format(3),
+        FULL.format(3) + TRACEBACK.format("[rank3]: ") + FULL.format(3),
+        TRACEBACK.format("[rank3]: ") + "[rank3]: step\n" * 600 + FULL.format(3),
+        "2026-11-21 20:00:00,1 x\n"
+        + TRACEBACK.format("[rank3]: ")
+        + "2026-11-21 21:00:00,1 x\n"
+        + FULL.format(3),
+        TRACEBACK.format("[rank3]: ")
+        + "[rank3]: \n[rank3]: During handling of the above exception, another exception "
+        "occurred:\n" + FULL.format(3),
+    ],
+    ids=["behind", "other rank", "whose", "between", "went on", "an hour later", "handled"],
+)
+def test_an_exception_that_did_not_come_first_is_no_cause(log: str) -> None:
+    """Behind a known cause, of another rank or of who knows whom, survived or handled."""
+    assert primary(diagnosed(log)) == ["disk_full"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mylib.DecodeError: frame 7 is cut short",
+        "[rank3]: mylib.DecodeError: frame 7 is cut short",
+        "3: mylib.DecodeError: frame 7 is cut short",
+        "train.py: error: unrecognized arguments: --sede 7",
+        "error: no configuration was given",
+        "Error: no configuration was given",
+    ],
+)
+@pytest.mark.parametrize(
+    "behind", ["", "\n\n", "srun: error: node7: task 3: Exited with exit code 2\n"]
+)
+def test_an_error_without_a_traceback_is_told(line: str, behind: str) -> None:
+    """As the last words of a log, but for those of who tells of the end."""
+    found = diagnosed("step 1\nusage: train.py [-h]\n" + line + "\n" + behind)
+    (cause,) = [one for one in found if one.primary]
+    assert cause.id == "unknown" and cause.cause.endswith(line.split(": ", 1)[-1])
+    assert (cause.evidence[0].line, cause.ranks) == (3, (3,) if "rank3" in line else ())
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "mylib.DecodeError: frame 7 is cut short\nstep 8\n",
+        "ReconstructionError: 0.0173\n",
+        "test error: 1.7e-3\n",
+        "validation error: 3.1 %\n",
+        "he said: mylib.DecodeError: frame 7\n",
+        "step 9 error: 0.2 loss: 0.3\n",
+    ],
+)
+def test_the_last_words_of_a_healthy_log_are_no_error(log: str) -> None:
+    """Metrics, and what was said before the program went on."""
+    assert diagnosed(log) == []
+
+
+def test_last_words_count_where_nothing_else_is_a_cause() -> None:
+    """Neither beside a known cause nor beside a rough one."""
+    last = "mylib.DecodeError: frame 7 is cut short\n"
+    assert primary(diagnosed(OOM.format(1), last)) == ["cuda_oom"]
+    assert primary(diagnosed(WATCHDOG.format(1, "10"), last)) == ["torch_watchdog_timeout"]
+    (found, *_) = diagnosed(TRACEBACK.format(""), last)
+    assert "labels are 7" in found.cause
+    assert primary(diagnosed(REMOTE.format(1, "20"), last)) == ["unknown"]
+
+
+def test_last_words_of_a_large_log_have_their_line() -> None:
+    """However much stands before them."""
+    (found,) = diagnosed("step\n" * 300_000 + "error: no more data\n")
+    assert found.evidence[0].line == 300_001
+
+
+# Whose port was taken
+
+FRAMES = (
+    "Traceback (most recent call last):\n"
+    '  File "/work/train.py", line 19, in <module>\n'
+    "    serve()\n"
+    '  File "{0}", line 7, in serve\n'
+    "    self.socket.bind(self.server_address)\n"
+    "OSError: [Errno 98] Address already in use\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "words"),
+    [
+        ("RuntimeError: Address already in use\n", "addr_in_use", "the master port"),
+        (
+            "[W socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 "
+            "(errno: 98 - Address already in use).\n",
+            "addr_in_use",
+            "port 29500",
+        ),
+        (
+            FRAMES.format("/opt/lib/python3.11/site-packages/tensorboard/program.py"),
+            "server_addr_in_use",
+            "server tensorboard",
+        ),
+        (
+            FRAMES.format("/opt/lib/python3.11/site-packages/wandb/sdk/service.py"),
+            "server_addr_in_use",
+            "server wandb",
+        ),
+        (FRAMES.format("/usr/lib/python3.11/http/server.py"), "server_addr_in_use", "server http"),
+        (
+            "ERROR: [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): "
+            "address already in use\n",
+            "server_addr_in_use",
+            "port 8000",
+        ),
+        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not say"),
+        ("bind [127.0.0.1]:8888: Address already in use\n", "port_in_use", "port 8888"),
+    ],
+)
+def test_a_port_is_told_by_who_wanted_it(log: str, name: str, words: str) -> None:
+    """The rendezvous, another server, or nobody knows: only the first is the master port."""
+    (found,) = diagnosed("step 1\n" + log)
+    assert (found.id, found.primary) == (name, True) and words in found.cause
+    assert ("master port" in found.cause) is (name == "addr_in_use")
+
+
+def test_another_servers_port_is_no_cause_beside_an_exact_one() -> None:
+    """A board that did not start ended no training by itself."""
+    board = "TensorBoard could not bind to port 6006, it was already in use\n"
+    assert primary(diagnosed(board + OOM.format(3))) == ["cuda_oom"]
+    rendezvous = "RuntimeError: Address already in use\n"
+    assert primary(diagnosed(board + "x\n" * 20 + rendezvous)) == ["addr_in_use"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.nccl.reader import Unreadable
-from pytest_clustersmoke.signatures import order, place, schema, search
+from pytest_clustersmoke.signatures import order, pieces, place, schema, search
 from pytest_clustersmoke.signatures.search import Search
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
 
@@ -58,7 +58,7 @@ def test_a_line_without_an_end() -> None:
     (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
     assert found.id == "cuda_oom" and found.detail["lines"] == 1
     assert "CUDA out of memory" in found.evidence[0].text
-    assert len(found.evidence[0].text) <= search.MAX_TEXT
+    assert len(found.evidence[0].text) <= pieces.MAX_TEXT
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
@@ -141,7 +141,7 @@ def test_the_rank_and_host_of_a_line(line: str, rank: int | None, host: str | No
 def check(found: list[Finding]) -> None:
     for one in found:
         assert one.cause and one.fix and one.evidence
-        assert all(len(line.text) <= search.MAX_TEXT and line.line > 0 for line in one.evidence)
+        assert all(len(line.text) <= pieces.MAX_TEXT and line.line > 0 for line in one.evidence)
     primary = [one.primary for one in found]
     assert primary == sorted(primary, reverse=True)
 
@@ -191,3 +191,12 @@ def test_a_stream_that_gives_little_at_a_time() -> None:
     found.stream(Slow(text.encode()), "0.log")
     assert ids(order.findings(found)) == ids(diagnosed(text))
     assert order.findings(found)[0].evidence == diagnosed(text)[0].evidence
+
+
+def test_a_rough_cause_over_several_lines_is_looked_for_so_often_alone() -> None:
+    """A log that names it on every line costs no more than one that does not end."""
+    line = "OSError: [Errno 98] Address already in use\n"
+    found = Search(schema.known())
+    found.stream(io.BytesIO((line * 20_000).encode()), "0.log")
+    assert max(found._tried.values()) < search.MAX_COUNTED + 9
+    assert ids(order.findings(found)) == ["port_in_use"]

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# One night's run of the suite, for cron: silent while the cluster is FIT; else it prints what
+# pytest printed, which cron mails. Ends with pytest's exit status. Words behind it go to pytest.
+set -euo pipefail
+
+SUITE=${SUITE:-$HOME/clustersmoke}  # the directory that `clustersmoke init` wrote
+
+# cron gives HOME, LOGNAME, SHELL and PATH=/usr/bin:/bin, and reads no profile. What this machine
+# needs beyond that is set in nightly.env: CLUSTER, PATH with Slurm's commands, SLURM_CONF, proxies.
+if [ -r "$SUITE/nightly.env" ]; then
+  set -a
+  # shellcheck source=/dev/null
+  . "$SUITE/nightly.env"
+  set +a
+fi
+CLUSTER=${CLUSTER:?set it in nightly.env}
+PYTHON=${PYTHON:-$SUITE/.venv/bin/python}
+REPORTS=${REPORTS:-$SUITE/reports}
+LIMIT=${LIMIT:-8h}
+
+cd "$SUITE"
+mkdir -p "$REPORTS"
+log=$REPORTS/nightly-$(date +%Y%m%d-%H%M%S)-$$.log
+status=0
+# At the limit SIGTERM has pytest cancel its jobs and report what is known (status 2).
+timeout --preserve-status --kill-after=10m "$LIMIT" \
+  "$PYTHON" -m pytest smoke_tests --cluster "$CLUSTER" --cluster-exclusive \
+  --cluster-report-dir "$REPORTS" --color=no "$@" >"$log" 2>&1 </dev/null || status=$?
+if [ "$status" -ne 0 ]; then
+  cat "$log"
+  echo "exit status $status; this output: $log"
+fi
+find "$REPORTS" -maxdepth 1 -name 'nightly-*.log' -mtime +30 -delete
+exit "$status"

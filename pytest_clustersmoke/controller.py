@@ -1,0 +1,97 @@
+"""Who runs a run, and whether it still lives: so that a later command can tell a run that is under
+way from one whose controller was killed.
+
+The controller holds a lock on a file of the run's directory; the kernel drops it with the process,
+on whatever host that was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .rundir import RunDir, read_json, write_json
+
+if TYPE_CHECKING:
+    from .cluster import Profile
+
+# File systems without locks (Lustre mounted without `flock`) tell nothing: a run there is taken to
+# live as long as a job may run.
+LONGEST_S = 8 * 24 * 3600
+
+
+def describe(profile: Profile, run_id: str) -> dict[str, Any]:
+    """What run.json says of a run: who asked for what, where and when (Unix seconds)."""
+    hardware = profile.hardware
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "cluster": profile.name,
+        "backend": profile.backend,
+        "hardware": {
+            "gpu": hardware.gpu,
+            "device": hardware.device,
+            "gpus_per_node": hardware.gpus_per_node,
+            "interconnect": hardware.interconnect,
+        },
+        "require": list(profile.require),
+        "begun": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "phases_chosen": [],
+        "phases_of_cluster": list(profile.phases),
+        "selection": "",
+    }
+
+
+class Controller:
+    """The life of this process as the controller of one run."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.about = read_json(run.run) or {}
+        self._run = run
+        self._fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._locks = _lock(self._fd)
+
+    def announce(self, asked: Mapping[str, Any], report: Path) -> None:
+        """Say what was chosen, here and where the report will be: whoever finds no report there
+        knows by it where the evidence lies. Raises OSError where it cannot be written."""
+        self.about.update(asked, locks=self._locks)
+        write_json(self._run.run, self.about)
+        report.mkdir(parents=True, exist_ok=True)
+        write_json(report / "run.json", {**self.about, "evidence": str(self._run.root)}, 0o644)
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def lives(run: RunDir) -> bool:
+    """Whether the run's controller may still be at work."""
+    about = read_json(run.run) or {}
+    try:
+        fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if about.get("locks") and _lock(fd):
+            return False
+    finally:
+        os.close(fd)
+    if about.get("locks"):
+        return True
+    began = about.get("begun")
+    return isinstance(began, float) and time.time() - began < LONGEST_S
+
+
+def _lock(fd: int) -> bool:
+    """Take the lock; False where somebody has it, or the file system has none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""`clustersmoke history`: what was measured, night by night."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ..errors import near
+from ..log_command import print_lines
+from ..telemetry import METRICS
+from . import words
+
+if TYPE_CHECKING:
+    from .overview import Past
+
+DESCRIPTION = """\
+Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
+night by night where it is one phase of one cluster. Nothing is changed.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke history                                    each phase, its newest run and its trend
+  clustersmoke history --cluster gilbreth --phase zero1_4node
+  clustersmoke history --metric peak_memory_gib --last 60
+  clustersmoke history --csv > history.csv
+
+exit status: 0 done, 2 the history or the words cannot be used
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    history = subparsers.add_parser(
+        "history",
+        help="what was measured in past runs",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    history.add_argument("--cluster", metavar="C", help="of one cluster")
+    history.add_argument("--phase", metavar="P", help="of one phase")
+    history.add_argument("--metric", metavar="M", help="of one metric")
+    history.add_argument(
+        "--last",
+        type=_count,
+        default=20,
+        metavar="N",
+        help="the newest N runs of each phase (default: 20)",
+    )
+    words.add_report_dir(history)
+    form = history.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    form.add_argument("--csv", action="store_true", help="one line for each metric of each run")
+    history.set_defaults(run=_run)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or not 0 < int(word) < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"`{word}` is no count; expected a number of runs, 1 or more"
+        )
+    return int(word)
+
+
+def _run(asked: argparse.Namespace) -> int:
+    from . import overview
+    from .query import groups, phase_runs
+
+    with words.history(asked.report_dir) as connection:
+        chosen = words.choose(groups(connection), asked.cluster, asked.phase)
+        past = [
+            overview.Past(
+                one, phase_runs(connection, one.cluster, one.phase, limit=asked.last), asked.metric
+            )
+            for one in chosen
+        ]
+    if asked.metric is not None:
+        _check_metric(asked.metric, past)
+    if asked.json:
+        print_lines(overview.json_lines(past))
+    elif asked.csv:
+        print_lines(overview.csv_lines(past))
+    else:
+        print_lines(overview.text(past))
+    return 0
+
+
+def _check_metric(metric: str, past: Iterable[Past]) -> None:
+    found = {name for one in past for run in one.runs for name in run.metrics}
+    if metric not in found:
+        known = sorted(found) or list(METRICS)
+        words.refuse(
+            f"no metric `{metric}` in these runs",
+            "--metric",
+            words.one_of(known),
+            near(metric, known),
+        )

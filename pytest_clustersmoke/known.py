@@ -1,0 +1,227 @@
+"""Acknowledged failures: which entry of `known` in cluster.yaml answers for one, and until when.
+
+A known failure is neither green nor red: pytest is told of an expected failure, and the verdict is
+never better than INCONCLUSIVE. An entry answers only for what it names. An error in a criterion's
+own code, a finding that names no host, a host that nobody acknowledged: these stay failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import date, datetime
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .errors import Problem, near
+from .items import JobFailed
+from .rundir import read_json
+from .verdict import words_of
+
+if TYPE_CHECKING:
+    from .cluster import Known, Profile
+    from .report.model import KnownRecord
+    from .result import PhaseResult
+    from .rundir import RunDir
+    from .verdict import Tally
+
+JOB = "job"
+# How a criterion says that something does not hold; any other exception is a mistake in its code.
+JUDGED = (AssertionError, JobFailed, pytest.fail.Exception)
+# A job that was cancelled was ended by us: that is nobody's failure.
+NO_FAILURE = {"passed", "cancelled"}
+# What a finding calls a host that it could not tell.
+NO_HOST = {"unknown", ""}
+
+
+class Acknowledgements:
+    """The entries of one profile, as they hold on the day on which the run began."""
+
+    def __init__(self, profile: Profile, day: date) -> None:
+        self._phases = tuple(profile.phases)
+        places = [profile.where("known", index) for index in range(len(profile.known))]
+        entries = list(zip(profile.known, places, strict=True))
+        self._held = [(entry, where) for entry, where in entries if day <= entry.until]
+        self._expired = [(entry, where) for entry, where in entries if day > entry.until]
+
+    @classmethod
+    def of(cls, profile: Profile, run_id: str) -> Acknowledgements:
+        """As they hold for a run: all its processes go by the day in its name."""
+        return cls(profile, datetime.strptime(run_id[:8], "%Y%m%d").date())
+
+    # What an entry answers for
+
+    def mark(
+        self, report: pytest.TestReport, item: pytest.Item, result: PhaseResult, error: object
+    ) -> None:
+        """Make a failure that is known one that was expected; leave any other as it is."""
+        known = self.answer(result, item.name) if isinstance(error, JUDGED) else None
+        if known is None:
+            return
+        properties = [
+            ("known", known["reason"]),
+            ("known_until", known["until"]),
+            ("known_where", known["where"]),
+        ]
+        item.user_properties += properties  # JUnit reads those of the teardown
+        report.user_properties += properties
+        first = next(iter(words_of(report).splitlines()), "")
+        report.outcome = "skipped"
+        report.wasxfail = f"{sentence(known)}: {first}"
+
+    def answer(self, result: PhaseResult, criterion: str) -> KnownRecord | None:
+        """The entry for a criterion of this phase that failed. Where the job did not pass, no
+        criterion was judged: what answers for the job answers for them."""
+        if result.outcome == "passed":
+            return self._of_criterion(result.name, criterion)
+        if result.outcome in NO_FAILURE:
+            return None
+        return self._of_criterion(result.name, JOB) or self._of_nodes(result)
+
+    def _of_criterion(self, phase: str, criterion: str) -> KnownRecord | None:
+        found = (one for one in self._held if _names(one[0], phase, criterion))
+        return next((_record(f"{phase}: {criterion}", [one]) for one in found), None)
+
+    def _of_nodes(self, result: PhaseResult) -> KnownRecord | None:
+        """The entries that answer for every host of every cause; none where a cause has none."""
+        causes = [one for one in _findings(result.job) if one.get("primary")]
+        hosts = [_hosts(one) for one in causes]
+        if not hosts or not all(hosts):
+            return None
+        found: list[tuple[Known, str]] = []
+        for host in sorted(set().union(*hosts)):
+            entry = next((one for one in self._held if _is_node(one[0], host)), None)
+            if entry is None:
+                return None
+            found += [] if entry in found else [entry]
+        return _record(f"{result.name}: {JOB}", found)
+
+    # What is told of the entries themselves
+
+    def misnamed(self, criteria: Mapping[str, Collection[str] | None]) -> list[Problem]:
+        """Entries that name no criterion of their phases. `criteria` are all of each phase that was
+        collected; where a phase was not, nothing is known to be wrong."""
+        found = []
+        for entry, where in self._held:
+            phases = _phases(entry, self._phases)
+            collected = [criteria.get(one) for one in phases]
+            if not phases or None in collected:
+                continue
+            names = list(dict.fromkeys([JOB, *(name for one in collected for name in one or ())]))
+            if not any(_is_criterion(entry, name) for name in names):
+                found.append(
+                    Problem(
+                        f"`{entry.criterion}` matches no criterion of {', '.join(phases)}",
+                        where,
+                        f"one of {', '.join(f'`{name}`' for name in names)}",
+                        near(str(entry.criterion), names),
+                    )
+                )
+        return found
+
+    def remarks(self, tally: Tally, run: RunDir) -> list[str]:
+        """Entries that have expired; after a full run also those that nothing needed."""
+        told = [
+            f"the acknowledgement at {where} expired on {entry.until}: renew it, or take it out"
+            for entry, where in self._expired
+        ]
+        if _is_full(tally):
+            told += self._unneeded(tally, run)
+        return told
+
+    def _unneeded(self, tally: Tally, run: RunDir) -> Iterator[str]:
+        jobs = {name: read_json(run.phase(name).result) or {} for name in tally.chosen}
+        hosts = {host for job in jobs.values() for one in _findings(job) for host in _hosts(one)}
+        for entry, where in self._held:
+            unneeded = f"nothing failed that {where} answers for"
+            if entry.node is None:
+                if _was_judged(entry, tally) and not _failed(entry, tally):
+                    yield f"{unneeded}: take it out?"
+            elif not any(_is_node(entry, host) for host in hosts):
+                had = any(_is_node(entry, node) for name in jobs for node in _nodes(run, name))
+                yield f"{unneeded}{': take it out?' if had else ', and no job ran on such a node'}"
+
+
+def sentence(known: KnownRecord) -> str:
+    """Why, until when, and where that is written."""
+    return f"{known['reason']} (known until {known['until']}, {known['where']})"
+
+
+def _names(entry: Known, phase: str, criterion: str) -> bool:
+    return bool(_phases(entry, [phase])) and _is_criterion(entry, criterion)
+
+
+def _phases(entry: Known, names: Iterable[str]) -> list[str]:
+    return [one for one in names if entry.phase is not None and fnmatchcase(one, entry.phase)]
+
+
+def _is_criterion(entry: Known, name: str) -> bool:
+    """Whether an entry names a criterion; one with parameters by its bare name, too."""
+    glob = entry.criterion
+    forms = (name, name.partition("[")[0])
+    return glob is not None and any(one == glob or fnmatchcase(one, glob) for one in forms)
+
+
+def _is_node(entry: Known, host: str) -> bool:
+    """Whether an entry names a node, by the name it has or by that without its domain."""
+    if entry.node is None or host in NO_HOST:
+        return False
+    return any(fnmatchcase(one, entry.node) for one in (host, host.partition(".")[0]))
+
+
+def _record(what: str, entries: list[tuple[Known, str]]) -> KnownRecord:
+    """All that answer for one failure, as one; it holds as long as each of them does."""
+    return {
+        "what": what,
+        "reason": "; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
+        "until": min(entry.until for entry, _ in entries).isoformat(),
+        "where": ", ".join(dict.fromkeys(where for _, where in entries)),
+    }
+
+
+def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a job failed of; warnings decide nothing."""
+    found = job.get("findings")
+    listed = found if isinstance(found, list) else []
+    return [one for one in listed if isinstance(one, dict) and one.get("severity") != "warning"]
+
+
+def _hosts(finding: Mapping[str, Any]) -> set[str]:
+    return {str(host) for host in finding.get("hosts") or ()}
+
+
+def _nodes(run: RunDir, phase: str) -> Iterator[str]:
+    """The nodes on which a phase's job ran, as they called themselves."""
+    directory = run.phase(phase)
+    count = (read_json(directory.spec) or {}).get("nodes")
+    for number in range(count if isinstance(count, int) else 0):
+        yield str((read_json(directory.node_facts(number)) or {}).get("node", ""))
+
+
+def _is_full(tally: Tally) -> bool:
+    """Whether every phase and criterion of the cluster was asked for, and the run came to its
+    end."""
+    return (
+        not tally.selection
+        and tally.all_criteria
+        and not tally.interrupted
+        and tally.exitstatus <= 1
+        and set(tally.chosen) == set(tally.outcomes)
+    )
+
+
+def _was_judged(entry: Known, tally: Tally) -> bool:
+    """Whether the phases that an entry names were judged as far as it needs: a criterion is where
+    its job passed."""
+    phases = _phases(entry, tally.chosen)
+    judged = {"passed"} if entry.criterion != JOB else {"passed", "failed", "cluster_failed"}
+    return all(tally.outcomes.get(one) in judged for one in phases)
+
+
+def _failed(entry: Known, tally: Tally) -> bool:
+    return any(
+        one["result"] in ("failed", "known") and _names(entry, phase, name)
+        for phase in _phases(entry, tally.chosen)
+        for name, one in tally.criteria.get(phase, {}).items()
+    )

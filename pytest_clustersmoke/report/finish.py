@@ -1,0 +1,56 @@
+"""The end of a run: its record is made, published, and told at the end of the terminal's output."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .publish import publish
+from .record import Run, make_record
+from .terminal import write_summary
+
+if TYPE_CHECKING:
+    from ..suite import Suite
+
+
+def finish(suite: Suite, reporter: Any) -> bool:
+    """Report a run whose jobs are over; False where the report could not be written."""
+    assert suite.run is not None
+    record = make_record(
+        Run(
+            suite.run,
+            suite.about,
+            suite.tally,
+            suite.profile,
+            suite.phases,
+            tuple(suite.absences),
+            _partial(suite),
+        )
+    )
+    written = True
+    try:
+        remarks = publish(
+            record,
+            suite.run,
+            suite.report_dir,
+            os.environ,
+            latest=suite.latest,
+            keep_runs=suite.profile.limits.keep_runs,
+        )
+        told = f"report: {suite.report_path}"
+    except OSError as error:  # a full disk, say: the verdict is told all the same
+        written, remarks = False, []
+        told = f"the report cannot be written to {suite.report_path}: {error}"
+    if reporter is not None:
+        write_summary(reporter, record, [*remarks, told])
+    return written
+
+
+def _partial(suite: Suite) -> str:
+    """Why a run did not come to its end, in words; empty where it did."""
+    if suite.tally.interrupted:
+        return "it was interrupted"
+    if suite.tally.exitstatus > 1:
+        return f"pytest ended early, with status {suite.tally.exitstatus}"
+    unheard = suite.tally.unheard()
+    return f"nothing was judged of {', '.join(unheard)}" if unheard else ""

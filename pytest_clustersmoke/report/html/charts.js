@@ -1,0 +1,210 @@
+"use strict";
+// Charts of index.html, drawn by Observable Plot from the tables beside them.
+const Charts = (() => {
+  const MANY = 64; // ranks from which on there is no room for two boxes side by side
+  const TONES = { good: "var(--good)", bad: "var(--bad)", warn: "var(--warn)" };
+
+  // The rows of a table: texts of its data- attributes, numbers of its columns by data-key.
+  function rows(table) {
+    if (!table) return [];
+    const keys = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.key);
+    return [...table.tBodies[0].rows].map((row) => {
+      const made = { ...row.dataset };
+      keys.forEach((key, at) => {
+        if (!key) return;
+        const told = row.cells[at].dataset.value;
+        made[key] = told === undefined ? null : Number(told);
+        if (told !== undefined && !Number.isFinite(made[key])) made[key + "_word"] = told;
+      });
+      return made;
+    });
+  }
+
+  const near = (figure, name) => {
+    const place = figure.closest("section") || figure;
+    return place.querySelector(`table[data-table="${name}"]`);
+  };
+  const known = (value) => value !== null && Number.isFinite(value);
+
+  function plot(options, words) {
+    const svg = Plot.plot({
+      style: { fontSize: "12px", fontFamily: "inherit", background: "transparent", color: "inherit" },
+      marginTop: 28, marginRight: 12, marginBottom: 34, marginLeft: 48,
+      ...options,
+    });
+    // Plot names its marks for screen readers, which a picture with words of its own must not.
+    for (const part of svg.querySelectorAll("[aria-label]")) {
+      part.dataset.mark = part.getAttribute("aria-label");
+      part.removeAttribute("aria-label");
+    }
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", words);
+    return svg;
+  }
+
+  function steps(figure, width) {
+    const ranks = rows(near(figure, "ranks")).filter((one) => known(one.step_p50));
+    if (!ranks.length) return null;
+    for (const one of ranks) one.at = Number(one.rank);
+    const own = ranks.filter((one) => known(one.own_p50));
+    const room = (width - 64) / ranks.length;
+    const beside = own.length && ranks.length <= MANY;
+    const thick = Math.max(1, Math.min(16, room * (beside ? 0.3 : 0.6)));
+    const shift = beside ? thick * 0.7 : 0;
+    const ms = (key) => (one) => one[key] * 1e3;
+    const boxes = (data, name, colour, dx, wide = thick) => [
+      Plot.ruleX(data, { x: "at", y1: ms(name + "_p5"), y2: ms(name + "_p95"), stroke: colour, dx }),
+      Plot.ruleX(data, { x: "at", y1: ms(name + "_p25"), y2: ms(name + "_p75"), stroke: colour, strokeWidth: wide, dx }),
+      Plot.dot(data, { x: "at", y: ms(name + "_p50"), r: thick < 4 ? 0.75 : 1.8, fill: "var(--ink)", dx }),
+    ];
+    const behind = ranks.filter((one) => one.behind);
+    const named = behind.slice(0, 6);
+    const top = (one) => Math.max(one.step_p95, one.own_p95 || 0) * 1e3;
+    const svg = plot({
+      width, height: 240,
+      x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
+      y: { label: "ms a step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
+      marks: [
+        Plot.ruleY([0], { stroke: "var(--line)" }),
+        ...boxes(ranks, "step", "var(--steel)", -shift),
+        ...boxes(own.filter((one) => !one.behind), "own", "var(--accent)", shift),
+        ...boxes(own.filter((one) => one.behind), "own", "var(--warn)", shift, Math.max(thick, 4)),
+        Plot.text(named, { x: "at", y: top, text: (one) => `▲ rank ${one.rank} is behind`, dy: -10, fill: "var(--warn)", fontWeight: 650, textAnchor: "middle" }),
+      ],
+    }, `Step time by rank, ${ranks.length} ranks. ` + (behind.length ? `Behind: ${behind.map((one) => one.rank).join(", ")}.` : "No rank is behind."));
+    inside(svg, width);
+    return svg;
+  }
+
+  // Labels near the left or right edge are moved until they lie inside the picture.
+  function inside(svg, width) {
+    svg.style.visibility = "hidden";
+    document.body.append(svg);
+    for (const text of svg.querySelectorAll("g[data-mark=text] text")) {
+      const box = text.getBoundingClientRect(), frame = svg.getBoundingClientRect();
+      const over = Math.max(0, box.right - frame.left - width + 4) - Math.max(0, 4 - (box.left - frame.left));
+      if (over) text.setAttribute("dx", String(-over));
+    }
+    svg.remove();
+    svg.style.visibility = "";
+  }
+
+  function memory(figure, width) {
+    const ranks = rows(near(figure, "ranks")).filter((one) => known(one.memory));
+    if (!ranks.length) return null;
+    const thick = Math.max(1, Math.min(18, ((width - 64) / ranks.length) * 0.6));
+    return plot({
+      width, height: 240,
+      x: { domain: [-0.5 + d3.min(ranks, (r) => +r.rank), d3.max(ranks, (r) => +r.rank) + 0.5], label: "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
+      y: { label: "GiB", grid: true, zero: true, nice: true },
+      marks: [
+        Plot.ruleX(ranks, { x: (one) => Number(one.rank), y1: 0, y2: "memory", stroke: "var(--accent)", strokeOpacity: 0.75, strokeWidth: thick }),
+        Plot.ruleY([0], { stroke: "var(--steel)" }),
+      ],
+    }, `Peak memory by rank, from ${d3.min(ranks, (r) => r.memory)} to ${d3.max(ranks, (r) => r.memory)} GiB.`);
+  }
+
+  function loss(figure, width) {
+    const points = rows(near(figure, "loss"));
+    const good = points.filter((one) => known(one.loss));
+    const bad = points.filter((one) => one.loss_word);
+    if (!points.length) return null;
+    const [low, high] = d3.extent(good, (one) => one.loss);
+    const log = low > 0 && high / low > 30;
+    const marks = [
+      Plot.line(points.map((one) => ({ ...one, loss: known(one.loss) ? one.loss : NaN })), { x: "step", y: "loss", stroke: "var(--accent)", strokeWidth: 1.75 }),
+      Plot.ruleX(bad, { x: "step", stroke: "var(--bad)", strokeDasharray: "3 3" }),
+      Plot.text(bad.slice(0, 1), { x: "step", text: "loss_word", frameAnchor: "top", fill: "var(--bad)", fontWeight: 650, dx: 4, textAnchor: "start" }),
+    ];
+    if (good.length <= 40) marks.push(Plot.dot(good, { x: "step", y: "loss", r: 2, fill: "var(--accent)" }));
+    return plot({
+      width, height: 240,
+      x: { label: "step", domain: d3.extent(points, (one) => one.step), ticks: Math.floor(width / 60), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
+      y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
+      marks,
+    }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` No number from step ${bad[0].step} on.` : ""));
+  }
+
+  function timeline(figure, width) {
+    const phases = rows(figure.querySelector("table")).filter((one) => known(one.submitted));
+    if (!phases.length) return null;
+    const first = d3.min(phases, (one) => one.submitted);
+    const since = (moment) => moment - first;
+    const ran = phases.filter((one) => known(one.started) && known(one.ended));
+    const waited = phases.map((one) => ({ ...one, until: known(one.started) ? one.started : known(one.ended) ? one.ended : one.submitted + (one.queue_s || 0) }));
+    const seconds = (value) => (known(value) ? value.toFixed(1) : "-");
+    const told = new Map(phases.map((one) => [one.label, `queue ${seconds(one.queue_s)} s, run ${seconds(one.run_s)} s`]));
+    const left = Math.min(190, Math.max(150, width * 0.18));
+    const short = (name) => (name.length > 24 ? name.slice(0, 23) + "…" : name);
+    return plot({
+      width, height: 44 * phases.length + 52, marginLeft: left, marginTop: 4,
+      x: { label: "seconds", grid: true, nice: true, ticks: Math.floor((width - left) / 70) },
+      y: { domain: phases.map((one) => one.label), label: null, padding: 0.45, axis: null },
+      marks: [
+        Plot.barX(waited, { y: "label", x1: (one) => since(one.submitted), x2: (one) => since(one.until), fill: "var(--none-bg)", stroke: "var(--steel)", strokeDasharray: "3 2" }),
+        Plot.barX(ran, { y: "label", x1: (one) => since(one.started), x2: (one) => since(one.ended), fill: (one) => one.tone, fillOpacity: 0.8 }),
+        Plot.text(phases, { y: "label", text: (one) => short(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: -7, fontWeight: 600 }),
+        Plot.text(phases, { y: "label", text: (one) => told.get(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: 8, fill: "var(--muted)", fontSize: 11 }),
+      ],
+      color: { domain: ["good", "bad", "warn", "none"], range: [TONES.good, TONES.bad, TONES.warn, "var(--steel)"] },
+    }, "Queue and run time of all phases. " + phases.map((one) => `${one.label}: ${told.get(one.label)}`).join("; "));
+  }
+
+  // One small chart for each metric that has a past.
+  function trends(figure, width) {
+    const table = figure.querySelector("table");
+    const runs = rows(table);
+    for (const one of runs) one.when = new Date(Number(one.begun) * 1e3);
+    const heads = [...table.tHead.rows[0].cells].filter((cell) => cell.dataset.key);
+    const drawn = heads.filter((head) => runs.filter((one) => known(one[head.dataset.key])).length > 1);
+    const gap = 32, least = Math.min(width, 270);
+    const count = Math.max(1, Math.floor((width + gap) / (least + gap)));
+    const each = Math.floor((width - gap * (count - 1)) / count);
+    return drawn.map((head) => trend(head, runs, each));
+  }
+
+  function trend(head, runs, width) {
+    const { key, unit, status, met } = head.dataset;
+    const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
+    const points = runs.filter((one) => known(one[key]));
+    const past = points.filter((one) => !one.now);
+    const kind = (test) => past.filter(test);
+    const lines = [["warn", of("warn")], ["fail", of("fail")]].filter(([, value]) => known(value));
+    const low = of("low"), high = of("high"), reference = of("reference");
+    const seen = [...points.map((one) => one[key]), ...[low, high, reference, of("warn"), of("fail")].filter(known)];
+    const [least, most] = d3.extent(seen);
+    const pad = (most - least) * 0.12 || Math.abs(most) * 0.05 || 1;
+    const domain = [least - pad, most + pad];
+    const band = known(low) || known(high) ? [{ y1: known(low) ? low : domain[0], y2: known(high) ? high : domain[1] }] : [];
+    // Both words stand apart where their lines are close.
+    const side = lines.length > 1 && lines[0][1] > lines[1][1] ? 4 : -4;
+    const off = met === "no" || status === "fail";
+    const svg = plot({
+      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 52, marginRight: lines.length ? 30 : 12,
+      x: { type: "utc", label: null, ticks: Math.max(2, Math.floor(width / 90)) },
+      y: { domain, label: null, grid: true, ticks: 4 },
+      marks: [
+        Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),
+        Plot.ruleY(known(reference) ? [reference] : [], { stroke: "var(--good)" }),
+        Plot.ruleY(lines, { y: (one) => one[1], stroke: "var(--bad)", strokeDasharray: "2 3" }),
+        ...lines.map((one, at) => Plot.text([one], { y: one[1], text: [one[0]], frameAnchor: "right", textAnchor: "start", dx: 4, dy: (at ? 1 : -1) * side, fontSize: 10, fill: "var(--bad)" })),
+        Plot.line(points.filter((one) => one.same && (one.good || one.now)), { x: "when", y: key, stroke: "var(--steel)" }),
+        Plot.dot(kind((one) => one.same && one.good), { x: "when", y: key, r: 2.5, fill: "var(--steel)" }),
+        Plot.dot(kind((one) => !one.same && one.good), { x: "when", y: key, r: 3, stroke: "var(--steel)", fill: "var(--bg)" }),
+        Plot.dot(kind((one) => !one.good), { x: "when", y: key, r: 3, symbol: "times", stroke: "var(--bad)" }),
+        Plot.dot(points.filter((one) => one.now), { x: "when", y: key, r: 5, symbol: "diamond", fill: off ? "var(--bad)" : "var(--accent)", stroke: "var(--bg)" }),
+      ],
+    }, `${key} over ${past.length} past runs` + (off ? ", beyond its bounds now." : "."));
+    const made = document.createElement("div");
+    made.className = off ? "small off" : "small";
+    made.dataset.metric = key;
+    const title = document.createElement("p");
+    const small = document.createElement("span");
+    small.textContent = unit === "1" ? "" : ` ${unit}`;
+    title.append(off ? "⚠ " : "", key, small);
+    made.append(title, svg);
+    return made;
+  }
+
+  return { rows, near, known, kinds: { steps, memory, loss, timeline, trends } };
+})();

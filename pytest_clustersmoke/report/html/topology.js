@@ -1,0 +1,256 @@
+"use strict";
+// The picture of who talks to whom: nodes as boxes, their ranks in them, links between ranks; of
+// many nodes a grid of boxes, and links as a matrix of pairs.
+const Topology = (() => {
+  const FEW_NODES = 12, FEW_RANKS = 96, FEW_LINES = 40, FEW_LABELS = 15;
+  const CELL = 36, GPU_W = 30, GPU_H = 24, GAP = 8;
+
+  function read(figure) {
+    const phase = figure.closest(".phase");
+    const ranks = Charts.rows(phase.querySelector('table[data-table="ranks"]')).map((one) => ({
+      rank: Number(one.rank), place: one.place === undefined ? null : Number(one.place), behind: !!one.behind, done: !!one.done,
+    }));
+    const names = new Map([...figure.querySelectorAll('table[data-table="places"] tbody tr')].map((row) => [Number(row.dataset.place), row.dataset.label]));
+    const groups = Charts.rows(figure.querySelector('table[data-table="groups"]'));
+    const kinds = [...figure.querySelectorAll('table[data-table="groups"] tbody tr')].map((row) => row.cells[1].textContent);
+    groups.forEach((one, at) => { one.kind = kinds[at]; one.one = Number(one.one); one.other = Number(one.other); });
+    const links = Charts.rows(figure.querySelector('table[data-table="links"]')).map((one) => ({
+      source: Number(one.source), destination: Number(one.destination), kind: one.kind, wrong: !!one.unexpected, inside: !!one.inside,
+    }));
+    for (const one of groups) for (const end of [one.one, one.other]) if (!names.has(end)) names.set(end, `node ${end}`);
+    const nodes = [...names].sort((a, b) => a[0] - b[0]).map(([place, name]) => ({
+      place, name, ranks: ranks.filter((one) => one.place === place).sort((a, b) => a.rank - b.rank),
+      inside: groups.filter((one) => one.one === place && one.other === place),
+    }));
+    const wrong = new Set(links.filter((one) => one.wrong).flatMap((one) => [one.source, one.destination]));
+    return { nodes, groups: groups.filter((one) => one.one !== one.other), links, wrong, count: ranks.length };
+  }
+
+  function draw(figure, width) {
+    const data = read(figure);
+    if (!data.nodes.length) return null;
+    const few = data.nodes.length <= FEW_NODES && data.count <= FEW_RANKS;
+    const drawn = few ? [picture(data, width)] : [grid(data, width)];
+    if (data.groups.length && (!few || data.groups.length > FEW_LABELS)) drawn.push(matrix(data, width));
+    const bad = data.groups.filter((one) => one.unexpected).concat(data.nodes.flatMap((one) => one.inside.filter((g) => g.unexpected)));
+    const said = `${data.nodes.length} nodes, ${data.count} ranks` + (bad.length ? `; ${d3.sum(bad, (one) => one.unexpected)} unexpected links: ${[...new Set(bad.map((one) => one.kind))].join(", ")}` : "; no unexpected link");
+    drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said));
+    return drawn.map((svg) => svg.node());
+  }
+
+  const canvas = (width, height) => d3.create("svg").attr("width", width).attr("height", height).attr("viewBox", `0 0 ${width} ${height}`);
+  const gb = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toPrecision(3)) + " GB/s";
+
+  // -- Few nodes: boxes around an ellipse ---------------------------------------------------------
+
+  function size(node) {
+    const columns = Math.min(4, Math.max(1, node.ranks.length));
+    const rows = Math.ceil(node.ranks.length / columns);
+    const words = Math.max(node.name.length * 7.2, ...node.inside.map((one) => insideWords(one).length * 6.1));
+    return { columns, rows, w: Math.max(columns * CELL + 14, Math.min(190, words + 20), 84), h: 28 + rows * 32 + 15 * node.inside.length + 8 };
+  }
+  const insideWords = (one) => (one.unexpected ? "⚠ " : "") + one.kind + (one.links > 1 ? ` × ${one.links}` : "");
+
+  // Centres of the boxes for the narrowest picture in which there is room for links between them.
+  function places(sizes, width, labelled) {
+    const count = sizes.length, w = d3.max(sizes, (s) => s.w), h = d3.max(sizes, (s) => s.h);
+    const gapX = labelled ? 108 : 28, gapY = labelled ? 64 : 28;
+    if (count === 1) return { width: w + 8, height: h + 8, centres: [[w / 2 + 4, h / 2 + 4]] };
+    if (count === 2) {
+      const wide = Math.min(Math.max(width, 2 * w + gapX), 2 * w + 260);
+      return { width: wide, height: h + 16, centres: [[w / 2 + 4, h / 2 + 8], [wide - w / 2 - 4, h / 2 + 8]] };
+    }
+    const raw = d3.range(count).map((at) => {
+      const angle = -Math.PI / 2 + (2 * Math.PI * at) / count - (count % 2 ? 0 : Math.PI / count);
+      return [Math.cos(angle), Math.sin(angle)];
+    });
+    const [mx, my] = [d3.max(raw, (p) => Math.abs(p[0])), d3.max(raw, (p) => Math.abs(p[1]))];
+    const apart = (pts) => pts.every((p, i) => pts.every((q, j) => j <= i || Math.abs(p[0] - q[0]) >= w + gapX - 1e-6 || Math.abs(p[1] - q[1]) >= h + gapY - 1e-6));
+    const start = Math.max(Math.min(width, 2 * w + 440, 900), Math.min(width, count * 95));
+    for (let wide = start; ; wide += 30) {
+      const rx = (wide - w) / 2 - 4;
+      for (let ry = (h + gapY) / 2; ry <= Math.max(280, 60 * count); ry += 8) {
+        const pts = raw.map(([x, y]) => [(x / mx) * rx, (y / my) * ry]);
+        if (rx > 0 && apart(pts)) {
+          const height = 2 * ry + h + 16;
+          return { width: wide, height, centres: pts.map(([x, y]) => [x + wide / 2, y + height / 2]) };
+        }
+      }
+    }
+  }
+
+  function picture(data, width) {
+    const sizes = data.nodes.map(size);
+    const put = places(sizes, width, data.groups.length > 0);
+    const svg = canvas(put.width, put.height);
+    if (put.width > width) svg.classed("fixed", true);
+    const at = new Map(), box = new Map();
+    data.nodes.forEach((node, index) => {
+      const { columns, w, h } = sizes[index], [cx, cy] = put.centres[index];
+      const frame = { x: cx - w / 2, y: cy - h / 2, w, h, cx, cy };
+      box.set(node.place, frame);
+      node.ranks.forEach((one, k) => at.set(one.rank, [cx + ((k % columns) - (columns - 1) / 2) * CELL, frame.y + 28 + Math.floor(k / columns) * 32 + GPU_H / 2]));
+    });
+    const boxes = svg.append("g"), lines = svg.append("g"), gpus = svg.append("g"), labels = svg.append("g");
+    for (const [index, node] of data.nodes.entries()) drawBox(boxes, gpus, node, box.get(node.place), sizes[index]);
+    drawInside(lines, data, at);
+    const ends = drawBetween(lines, data, at, box);
+    for (const node of data.nodes) for (const one of node.ranks) drawRank(gpus, one, at.get(one.rank), data.wrong.has(one.rank));
+    drawLabels(labels, data, ends, [...box.values()], put);
+    return svg;
+  }
+
+  function drawBox(layer, above, node, frame, { rows }) {
+    const wrong = node.inside.some((one) => one.unexpected);
+    layer.append("rect").attr("class", wrong ? "box wrong" : "box").attr("x", frame.x).attr("y", frame.y).attr("width", frame.w).attr("height", frame.h).attr("rx", 6);
+    const room = Math.floor((frame.w - 12) / 6.6);
+    above.append("text").attr("class", "name").attr("x", frame.cx).attr("y", frame.y + 18).attr("text-anchor", "middle").text(node.name.length > room ? node.name.slice(0, room - 1) + "…" : node.name);
+    node.inside.forEach((one, index) => above.append("text").attr("class", one.unexpected ? "kinds wrong" : "kinds").attr("x", frame.cx).attr("y", frame.y + 28 + rows * 32 + 10 + 15 * index).attr("text-anchor", "middle").text(insideWords(one)));
+  }
+
+  function drawRank(layer, one, [x, y], wrong) {
+    const kind = "gpu" + (one.behind ? " behind" : wrong ? " wrong" : "") + (one.done ? "" : " undone");
+    layer.append("rect").attr("class", kind).attr("data-rank", one.rank).attr("x", x - GPU_W / 2).attr("y", y - GPU_H / 2).attr("width", GPU_W).attr("height", GPU_H).attr("rx", 4);
+    layer.append("text").attr("class", one.behind ? "behind-mark" : null).attr("x", x).attr("y", y + 4).attr("text-anchor", "middle").text((one.behind ? "▲" : "") + one.rank);
+  }
+
+  // One line for both directions of two ranks over one transport.
+  function merged(links) {
+    const found = new Map();
+    for (const one of links) {
+      const [a, b] = [Math.min(one.source, one.destination), Math.max(one.source, one.destination)];
+      const key = `${a} ${b} ${one.kind}`;
+      const held = found.get(key) || { a, b, kind: one.kind, wrong: false };
+      held.wrong = held.wrong || one.wrong;
+      found.set(key, held);
+    }
+    return [...found.values()].sort((x, y) => x.wrong - y.wrong);
+  }
+
+  function drawInside(layer, data, at) {
+    for (const one of merged(data.links.filter((link) => link.inside))) {
+      const p = at.get(one.a), q = at.get(one.b);
+      if (!p || !q) continue;
+      const far = Math.abs(p[0] - q[0]) > CELL + 1 && Math.abs(p[1] - q[1]) < 1;
+      const path = far ? `M${p}Q${(p[0] + q[0]) / 2},${p[1] + 30} ${q}` : `M${p}L${q}`;
+      layer.append("path").attr("class", one.wrong ? "link wrong" : "link").attr("data-link", `${one.a}-${one.b}`).attr("d", path);
+    }
+  }
+
+  // Lines between nodes: of ranks where they are few, else of nodes. Returns them by group.
+  function drawBetween(layer, data, at, box) {
+    const place = new Map(data.nodes.flatMap((node) => node.ranks.map((one) => [one.rank, node.place])));
+    const lines = merged(data.links.filter((link) => !link.inside && at.has(link.source) && at.has(link.destination)));
+    const single = lines.length <= FEW_LINES;
+    const ends = new Map();
+    for (const [index, group] of data.groups.entries()) {
+      const mine = single ? lines.filter((one) => one.kind === group.kind && [one.a, one.b].map((r) => place.get(r)).sort((x, y) => x - y).join() === [group.one, group.other].join()) : [];
+      const held = mine.map((one) => ({ p: at.get(one.a), q: at.get(one.b), wrong: one.wrong, name: `${one.a}-${one.b}` }));
+      if (!held.length) {
+        const same = data.groups.slice(0, index).filter((one) => one.one === group.one && one.other === group.other).length;
+        const [a, b] = [box.get(group.one), box.get(group.other)];
+        held.push({ p: [a.cx, a.cy + 7 * same], q: [b.cx, b.cy + 7 * same], wrong: !!group.unexpected, name: "" });
+      }
+      ends.set(group, held);
+    }
+    const under = layer.insert("g", ":first-child");
+    for (const [group, held] of [...ends].sort((x, y) => !!x[0].unexpected - !!y[0].unexpected)) {
+      for (const one of held) {
+        const to = one.name ? layer : under;
+        to.append("path").attr("class", one.wrong ? "link wrong" : "link").attr("data-link", one.name || null).attr("d", `M${one.p}L${one.q}`);
+        if (!one.name) [one.p, one.q] = [edge(box.get(group.one), one.q), edge(box.get(group.other), one.p)];
+      }
+    }
+    return ends;
+  }
+
+  // Where the line from a box's centre to a point leaves the box.
+  function edge(frame, [x, y]) {
+    const dx = x - frame.cx, dy = y - frame.cy;
+    const share = Math.min(frame.w / 2 / Math.abs(dx || 1e-9), frame.h / 2 / Math.abs(dy || 1e-9), 1);
+    return [frame.cx + dx * share, frame.cy + dy * share];
+  }
+
+  function drawLabels(layer, data, ends, boxes, put) {
+    const measured = data.groups.filter((one) => Charts.known(one.bandwidth));
+    const slowest = d3.least(measured, (one) => one.bandwidth);
+    const all = data.groups.length <= FEW_LABELS;
+    const taken = boxes.map((one) => ({ x: one.x, y: one.y, w: one.w, h: one.h }));
+    const order = [...ends].sort((x, y) => y[0].unexpected - x[0].unexpected || (y[0] === slowest) - (x[0] === slowest));
+    for (const [group, held] of order) {
+      if (!all && !group.unexpected && group !== slowest) continue;
+      const said = [(group.unexpected ? "⚠ " : "") + group.kind + (group.links > 1 ? ` × ${group.links}` : "")];
+      if (Charts.known(group.bandwidth)) said.push(gb(group.bandwidth) + (!all && group === slowest ? ", slowest" : ""));
+      const w = d3.max(said, (words) => words.length) * 6.7 + 8, h = said.length * 15 + 4;
+      const p = [d3.mean(held, (one) => one.p[0]), d3.mean(held, (one) => one.p[1])], q = [d3.mean(held, (one) => one.q[0]), d3.mean(held, (one) => one.q[1])];
+      for (const t of [0.5, 0.42, 0.58, 0.35, 0.65, 0.28, 0.72]) {
+        const [cx, cy] = [p[0] + (q[0] - p[0]) * t, p[1] + (q[1] - p[1]) * t];
+        const frame = { x: Math.max(2, Math.min(put.width - w - 2, cx - w / 2)), y: cy - h / 2, w, h };
+        const free = taken.every((o) => frame.x + w <= o.x || o.x + o.w <= frame.x || frame.y + h <= o.y || o.y + o.h <= frame.y);
+        if (!free) continue;
+        taken.push(frame);
+        const made = layer.append("g").attr("class", group.unexpected ? "label wrong" : "label");
+        made.append("rect").attr("x", frame.x).attr("y", frame.y).attr("width", w).attr("height", h).attr("rx", 3);
+        said.forEach((words, k) => made.append("text").attr("x", frame.x + w / 2).attr("y", frame.y + 14 + 15 * k).attr("text-anchor", "middle").text(words));
+        break;
+      }
+    }
+  }
+
+  // -- Many nodes --------------------------------------------------------------------------------
+
+  function grid(data, width) {
+    const square = 10, most = d3.max(data.nodes, (one) => one.ranks.length) || 1;
+    const columns = Math.min(most, 8), deep = Math.ceil(most / columns);
+    const longest = Math.min(12, d3.max(data.nodes, (one) => one.name.length));
+    const w = Math.max(columns * (square + 2) + 10, longest * 6.8 + 10), h = 22 + deep * (square + 2) + 4;
+    const across = Math.max(1, Math.floor((width + GAP) / (w + GAP)));
+    const svg = canvas(width, Math.ceil(data.nodes.length / across) * (h + GAP));
+    const touched = new Set(data.groups.filter((one) => one.unexpected).flatMap((one) => [one.one, one.other]));
+    data.nodes.forEach((node, index) => {
+      const x = (index % across) * (w + GAP) + 1, y = Math.floor(index / across) * (h + GAP) + 1;
+      const wrong = touched.has(node.place) || node.inside.some((one) => one.unexpected);
+      const behind = node.ranks.filter((one) => one.behind);
+      svg.append("rect").attr("class", wrong ? "box wrong" : "box").attr("x", x).attr("y", y).attr("width", w - 2).attr("height", h - 2).attr("rx", 4);
+      const mark = (wrong ? "⚠ " : "") + (behind.length ? "▲ " : "");
+      const room = Math.floor((w - 8) / 6.6) - mark.length;
+      svg.append("text").attr("class", behind.length ? "behind-mark" : "name").attr("x", x + 5).attr("y", y + 14).text(mark + (node.name.length > room ? "…" + node.name.slice(1 - room) : node.name));
+      node.ranks.forEach((one, k) => svg.append("rect")
+        .attr("class", "gpu" + (one.behind ? " behind" : data.wrong.has(one.rank) ? " wrong" : "") + (one.done ? "" : " undone"))
+        .attr("data-rank", one.rank).attr("x", x + 5 + (k % columns) * (square + 2)).attr("y", y + 20 + Math.floor(k / columns) * (square + 2)).attr("width", square).attr("height", square).attr("rx", 1.5));
+    });
+    return svg;
+  }
+
+  // A square for each pair of nodes: the stronger its colour, the more bandwidth was measured.
+  function matrix(data, width) {
+    const count = data.nodes.length, index = new Map(data.nodes.map((one, at) => [one.place, at]));
+    const named = Math.min(88, d3.max(data.nodes, (one) => one.name.length) * 7.4 + 10);
+    const cell = Math.max(5, Math.min(34, Math.floor((Math.min(width, 760) - named - 4) / count)));
+    const every = Math.ceil(13 / cell);
+    const svg = canvas(named + cell * count + 40, cell * count + 28);
+    if (named + cell * count + 40 > width) svg.classed("fixed", true);
+    const speeds = data.groups.map((one) => one.bandwidth).filter(Charts.known);
+    const strength = d3.scaleLinear().domain([0, d3.max(speeds) || 1]).range([0.08, 0.85]);
+    data.nodes.forEach((node, at) => {
+      if (at % every) return;
+      svg.append("text").attr("x", named - 6).attr("y", at * cell + cell / 2 + 4).attr("text-anchor", "end").text(node.name.length > 12 ? "…" + node.name.slice(-11) : node.name);
+    });
+    const side = cell - (cell > 8 ? 2 : 1);
+    for (const group of [...data.groups].sort((a, b) => a.unexpected - b.unexpected)) {
+      const [row, column] = [index.get(group.other), index.get(group.one)];
+      const x = named + column * cell, y = row * cell, wrong = group.unexpected > 0;
+      const fill = svg.append("rect").attr("class", wrong ? "cell wrong" : "cell").attr("x", x).attr("y", y).attr("width", side).attr("height", side);
+      if (!wrong) fill.attr("fill-opacity", Charts.known(group.bandwidth) ? strength(group.bandwidth) : 0.35);
+      else svg.append("path").attr("class", "cross").attr("d", `M${x + 1},${y + 1}L${x + side - 1},${y + side - 1}M${x + side - 1},${y + 1}L${x + 1},${y + side - 1}`);
+      if (!wrong || !(group === data.groups.find((one) => one.unexpected))) continue;
+      svg.append("text").attr("class", "kinds wrong").attr("x", x + side + 4).attr("y", y - 3 < 10 ? y + side + 12 : y - 3).text(`⚠ ${group.kind}: ${data.nodes[column].name}, ${data.nodes[row].name}`);
+    }
+    data.nodes.forEach((node, at) => svg.append("path").attr("class", "grid").attr("d", `M${named + at * cell},${at * cell}h${side}v${side}`));
+    const said = speeds.length ? `${gb(d3.min(speeds))} (pale) to ${gb(d3.max(speeds))} (strong); ` : "";
+    svg.append("text").attr("class", "kinds").attr("x", named).attr("y", cell * count + 18).text(said + "crossed: unexpected; blank: no link");
+    return svg;
+  }
+
+  return { draw };
+})();

@@ -1,0 +1,113 @@
+"""index.html: the whole report of a run in one file, which asks nothing of the network.
+
+Every figure stands in a table that is there without scripts; charts.js and topology.js read those
+tables and draw. So the page carries each number once, as text and exactly in `data-value`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import clean
+from .page_facts import all_facts, fact_words, node_table
+from .page_view import PERCENTILES, evidence_link, soft, spread_cells, tone, utc, view
+from .standout import show_number, words
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from .model import RunRecord
+
+HERE = Path(__file__).parent / "html"
+SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
+# What a person can read of one text; the evidence has the rest.
+MAX_TEXT = 8000
+
+
+def page(record: RunRecord) -> str:
+    """The page of a record, which is taken as hostile text throughout."""
+    cleaned = _clean(record)
+    held = view(cleaned)
+    columns, rows = node_table(held.nodes, cleaned["differences"])
+    scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run=cleaned,
+            view=held,
+            node_columns=columns,
+            node_rows=rows,
+            facts=all_facts(held.nodes, cleaned["differences"]),
+            scripts=scripts,
+            styles=(HERE / "page.css").read_text(encoding="utf-8"),
+            policy=_policy(scripts),
+            percentiles=PERCENTILES,
+        )
+    )
+
+
+def _policy(scripts: list[str]) -> str:
+    """Nothing is fetched, and no script runs but these. Plot writes its styles into its SVGs."""
+    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "show": show_number,
+        "exact": _exact,
+        "seconds": _seconds,
+        "utc": utc,
+        "tone": tone,
+        "words": words,
+        "soft": soft,
+        "fact": fact_words,
+        "spread": spread_cells,
+    }
+    made.globals["evidence_link"] = evidence_link
+    return made
+
+
+def _exact(value: float | str | None) -> str:
+    """A number as report.json has it, to the last digit."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _clean(value: Any) -> Any:
+    """The same data with every text harmless, names of fields and entries included."""
+    if isinstance(value, str):
+        cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + " …"
+        return clean.lines(cut)
+    if isinstance(value, Mapping):
+        return {clean.lines(str(key)): _clean(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(inner) for inner in value]
+    return value

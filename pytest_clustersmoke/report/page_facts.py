@@ -1,0 +1,127 @@
+"""What the nodes said of themselves, as tables: one row a node, and every fact with its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..references import show
+
+if TYPE_CHECKING:
+    from .model import DifferenceRecord, NodeRecord
+
+# Columns that every table of nodes has, by the names of differences.py.
+COLUMNS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
+# Facts that say which node it is, and differ between any two.
+OWN = {"node_rank", "node", "time"}
+MAX_WORDS = 200
+MAX_NAMES = 8
+MAX_FACTS = 400
+UNKNOWN = "not told"
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    differs: bool  # it is not what most nodes have, in a fact in which they should be alike
+
+
+@dataclass(frozen=True)
+class FactRow:
+    """A fact, its values with their nodes, and whether nodes should be alike in it and are not."""
+
+    fact: str
+    values: list[tuple[str, str]]
+    differs: bool
+
+
+def node_table(
+    nodes: list[NodeRecord], differences: list[DifferenceRecord]
+) -> tuple[list[str], list[tuple[NodeRecord, list[Cell]]]]:
+    """The columns, and each node's cells."""
+    by_fact = {one["fact"]: one["values"] for one in differences}
+    told = {node["node"]: dict(_named(node["facts"])) for node in nodes}
+    columns = [name for name in COLUMNS if any(name in facts for facts in told.values())]
+    columns += [name for name in by_fact if name not in columns]
+    rows = []
+    for node in nodes:
+        cells = [_cell(node["node"], told[node["node"]], name, by_fact) for name in columns]
+        rows.append((node, cells))
+    return columns, rows
+
+
+def _cell(
+    node: str, facts: Mapping[str, str], name: str, by_fact: Mapping[str, dict[str, list[str]]]
+) -> Cell:
+    for place, (value, nodes) in enumerate(by_fact.get(name, {}).items()):
+        if node in nodes:
+            return Cell(value, place > 0)
+    return Cell(facts.get(name, UNKNOWN), False)
+
+
+def _named(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts of COLUMNS."""
+    gpus = [one for one in facts.get("gpus") or [] if isinstance(one, dict)]
+    if gpus:
+        yield "GPUs", str(len(gpus))
+        yield "GPU", ", ".join(sorted({_word(one.get("name")) for one in gpus}))
+        yield "driver", ", ".join(sorted({_word(one.get("driver_version")) for one in gpus}))
+    packages = facts.get("packages")
+    if isinstance(packages, dict) and packages.get("torch"):
+        yield "package torch", _word(packages["torch"])
+    for name in ("kernel", "python", "memory_bytes"):
+        if facts.get(name) is not None:
+            yield name, _word(facts[name])
+
+
+def all_facts(nodes: list[NodeRecord], differences: list[DifferenceRecord]) -> list[FactRow]:
+    """Every fact of every node, by name; equal values once, with their nodes."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for node in nodes:
+        for name, value in _flat("", {k: v for k, v in node["facts"].items() if k not in OWN}):
+            found.setdefault(name, {}).setdefault(value, []).append(node["node"])
+    unlike = {one["fact"] for one in differences}
+    rows = []
+    for name, values in sorted(found.items())[:MAX_FACTS]:
+        ordered = sorted(values.items(), key=lambda one: -len(one[1]))
+        told = [(value, _who(held, len(nodes))) for value, held in ordered[:MAX_NAMES]]
+        if len(ordered) > MAX_NAMES:
+            told.append((f"and {len(ordered) - MAX_NAMES} more values", "facts.json of each node"))
+        rows.append(FactRow(name, told, _as_named(name) in unlike))
+    return rows
+
+
+def _as_named(name: str) -> str:
+    """A flattened fact's name in differences.py."""
+    if name.startswith("packages."):
+        return "package " + name.partition(".")[2]
+    return "driver" if name.endswith(".driver_version") else name
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(value, list) and any(isinstance(one, dict | list) for one in value):
+        for number, inner in enumerate(value):
+            yield from _flat(f"{name}.{number}", inner)
+    else:
+        yield name, ", ".join(map(_word, value)) if isinstance(value, list) else _word(value)
+
+
+def _who(held: list[str], count: int) -> str:
+    if len(held) == count:
+        return "all nodes" if count > 1 else held[0]
+    return ", ".join(held) if len(held) <= MAX_NAMES else f"{len(held)} nodes"
+
+
+def fact_words(value: str, fact: str) -> str:
+    """A fact's value as people read it: bytes as GiB."""
+    if fact.endswith("_bytes") and value.isdecimal():
+        return f"{show(int(value) / 2**30)} GiB"
+    return value
+
+
+def _word(value: Any) -> str:
+    return str(value)[:MAX_WORDS]

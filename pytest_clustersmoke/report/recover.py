@@ -1,0 +1,101 @@
+"""Runs whose controller was killed: the next command that meets one writes the report of what is
+known of it.
+
+What was judged before stands in the journal; what the jobs left lies in the run's directory. Their
+jobs may still run: the scheduler was never told to end them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..controller import lives
+from ..result import OUTCOMES
+from ..rundir import RUN_ID, RunDir, read_json
+from ..telemetry import EventWriter, read_events
+from ..verdict import Tally
+from .publish import publish
+from .record import Run, make_record
+
+if TYPE_CHECKING:
+    from ..cluster import Profile
+    from .model import CriterionRecord
+
+RESULTS = ("passed", "failed", "skipped", "known")
+
+
+def recover(report_dir: Path, environ: Mapping[str, str], profile: Profile | None) -> list[str]:
+    """Report every run that was announced in this directory and never reported, if its controller
+    is dead; returns a line on each. `profile` gives the references of runs on its cluster."""
+    told = []
+    for target, run, about in _unreported(report_dir):
+        if lives(run):
+            continue
+        same = profile if profile is not None and profile.name == about["cluster"] else None
+        tally, partial = _tally(run, about)
+        record = make_record(Run(run, about, tally, same, partial=partial))
+        try:
+            remarks = publish(record, run, report_dir, environ, latest="")
+        except OSError as error:
+            told.append(f"run {target.name} was never reported, and cannot be now: {error}")
+            continue
+        _close(run)
+        told.append(f"run {target.name}: {partial}; its report was written now: {target}")
+        told += remarks
+    return told
+
+
+def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
+    """Where a report is missing, the run's directory and its run.json. A proof that was killed
+    proved nothing: it is to be run again."""
+    try:
+        names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
+    except OSError:
+        return
+    for name in names:
+        target = report_dir / name
+        if (target / "report.json").exists():
+            continue
+        stub = read_json(target / "run.json") or {}
+        run = RunDir(Path(str(stub.get("evidence", ""))))
+        about = read_json(run.run)
+        is_same = about is not None and about.get("run_id") == name == run.root.name
+        if about is not None and is_same and "proof" not in about:
+            yield target, run, about
+
+
+def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[Tally, str]:
+    """What the journal says was judged, and how the run ended, in words."""
+    tally = Tally(about.get("require", ()), interrupted=True)
+    tally.chosen = [str(name) for name in about.get("phases_chosen", ())]
+    tally.all_phases = [str(name) for name in about.get("phases_of_cluster", ())]
+    tally.selection = str(about.get("selection", ""))
+    journal = read_events(run.journal)
+    for one in journal.named("judged"):
+        result, phase = one.get("result"), str(one.get("phase"))
+        if result in RESULTS and phase in tally.chosen:
+            criteria = tally.criteria.setdefault(phase, {})
+            judged: CriterionRecord = {"result": result, "text": str(one.get("text"))}
+            if isinstance(one.get("known"), dict):
+                judged["known"] = one["known"]
+            criteria[str(one.get("criterion"))] = judged
+    for name in tally.chosen:
+        outcome = (read_json(run.phase(name).result) or {}).get("outcome")
+        if outcome in OUTCOMES:
+            tally.outcomes[name] = outcome
+    left = [
+        str(one["job_id"])
+        for one in journal.named("submitted")
+        if one.get("job_id") and one.get("phase") not in tally.outcomes
+    ]
+    jobs = f"; left in the scheduler's hands: job {', '.join(left)}" if left else ""
+    return tally, f"its controller was killed{jobs}"
+
+
+def _close(run: RunDir) -> None:
+    """So that its directories may be pruned like those of other runs."""
+    writer = EventWriter(run.journal)
+    writer.write("closed", recovered=True)
+    writer.close()

@@ -1,0 +1,208 @@
+"""What stands out in a run: what a person should see first, each with the place that shows it.
+
+Failed jobs and criteria, ranks that fall behind, links that are not as the cluster expects, metrics
+beyond their reference or their own past, nodes that differ, gates that are not proven.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..references import show
+
+if TYPE_CHECKING:
+    from .model import MetricRecord, PhaseRecord, RankRecord, RunRecord, Spread
+
+MAX_EACH = 3  # of one kind on the first screen; the rest is counted
+MAX_NAMES = 4
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing: what, a sentence with its figures, and where on the page it is shown."""
+
+    what: str
+    text: str
+    where: str  # the name of the phase, or of the part of the page
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """All things of one kind; `more` are not listed."""
+
+    id: str
+    title: str
+    tone: Literal["bad", "warn"]
+    items: list[Item]
+    more: int
+
+
+def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[Group]:
+    """What stands out, the worst kind first. `anchors` are those of the phases' parts."""
+    if "proof" in record:
+        return list(_group("gates", "Gates not proven", "bad", _gates(record)))
+    phases = [(phase, anchors[phase["phase"]]) for phase in record["phases"]]
+    return [
+        *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
+        *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
+        *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
+        *_group("metrics", "Off its reference or past", "bad", _each(_metrics, phases)),
+        *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
+        *_group("differences", "Nodes differ", "warn", _differences(record)),
+    ]
+
+
+def _group(
+    name: str, title: str, tone: Literal["bad", "warn"], items: Iterable[Item]
+) -> Iterator[Group]:
+    found = list(items)
+    if found:
+        yield Group(name, title, tone, found[:MAX_EACH], len(found) - MAX_EACH)
+
+
+def _each(
+    find: Callable[[PhaseRecord, str], Iterator[Item]], phases: list[tuple[PhaseRecord, str]]
+) -> Iterator[Item]:
+    for phase, anchor in phases:
+        yield from find(phase, anchor)
+
+
+def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
+    if phase["outcome"] == "passed":
+        return
+    primary = [one for one in phase["findings"] if one["primary"]]
+    what = primary[0]["cause"] if primary else phase["reason"] or "no reason was told"
+    hosts = f" on {listed(primary[0]['hosts'])}" if primary and primary[0]["hosts"] else ""
+    target = f"{anchor}-findings" if phase["findings"] else anchor
+    yield Item(what, f"{words(phase['outcome'])}{hosts}", phase["phase"], target)
+
+
+def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
+    behind = [one for one in phase["ranks"] if one["behind"]]
+    for rank in behind[:MAX_NAMES]:
+        yield Item(
+            f"rank {rank['rank']} on {rank['node']}",
+            _lateness(rank, phase["ranks"]),
+            phase["phase"],
+            f"{anchor}-ranks",
+        )
+    if len(behind) > MAX_NAMES:
+        rest = [str(one["rank"]) for one in behind[MAX_NAMES:]]
+        yield Item(f"ranks {listed(rest)} too", "behind", phase["phase"], f"{anchor}-ranks")
+
+
+def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
+    """Its own part of a step beside the others', by medians."""
+    others = [one["own_s"]["p50"] for one in ranks if one["own_s"] and one is not rank]
+    if not rank["own_s"] or not others:
+        return "it falls behind the others"
+    own, usual = rank["own_s"]["p50"], statistics.median(others)
+    whole = rank["step_s"]
+    of = f", of {_ms(whole)} a step" if whole else ""
+    times = f"{show(own * 1e3)} ms, the others' {show(usual * 1e3)} ms{of}"
+    return f"its own part of a step takes {times}"
+
+
+def _ms(spread: Spread) -> str:
+    return f"{show(spread['p50'] * 1e3)} ms"
+
+
+def _links(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
+    topology = phase["topology"]
+    wrong = [one for one in topology["links"] if one["unexpected"]] if topology else []
+    if not topology or not wrong:
+        return
+    first, count = wrong[0], sum(group["unexpected"] for group in topology["groups"])
+    node = {one["rank"]: one["node"] for one in phase["ranks"]}
+    ends = [node.get(first["source"], "?"), node.get(first["destination"], "?")]
+    where = f"inside {ends[0]}" if first["inside"] else f"from {ends[0]} to {ends[1]}"
+    more = f"; {count} such links" if count > 1 else ""
+    yield Item(
+        f"{first['transport']} {where}",
+        f"rank {first['source']} to rank {first['destination']}: {first['unexpected']}{more}",
+        phase["phase"],
+        f"{anchor}-topology",
+    )
+
+
+def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
+    """One thing for each phase: the metric that is furthest off, and the names of the others."""
+    found = [(name, *off) for name, one in phase["metrics"].items() if (off := _off(one))]
+    if not found:
+        return
+    found.sort(key=lambda one: -one[1])
+    name, share, against = found[0]
+    metric = phase["metrics"][name]
+    value = f"{name} is {show_number(metric['value'])} {metric['unit']}"
+    also = f"; also {listed([one[0] for one in found[1:]])}" if found[1:] else ""
+    since = f". Since the last good run: {listed(phase['changed'])}" if phase["changed"] else ""
+    what = against if math.isinf(share) else f"{name} {against}"
+    yield Item(what, f"{value}{also}{since}", phase["phase"], f"{anchor}-metrics")
+
+
+def _off(metric: MetricRecord) -> tuple[float, str] | None:
+    """By what share a metric is off, and the words for it; None where nothing says that it is."""
+    reference, past, value = metric["reference"], metric["past"], metric["value"]
+    if isinstance(value, str):
+        return math.inf, f"{value}, which is no number"
+    if metric["met"] is False and reference and reference["value"]:
+        return _share(value, reference["value"], "the reference")
+    if metric["met"] is False:
+        return math.inf, "beyond its reference"
+    if past and past["status"] in ("warn", "fail") and past["median"]:
+        return _share(value, past["median"], f"the median of {past['runs']} runs")
+    return None
+
+
+def _share(value: float, base: float, words: str) -> tuple[float, str]:
+    share = (value / base - 1) * 100
+    return abs(share), f"{share:+.1f} % against {words} {show(base)}"
+
+
+def _criteria(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
+    red = [name for name, one in phase["criteria"].items() if one["result"] == "failed"]
+    if phase["outcome"] != "passed" or not red:
+        return
+    said = phase["criteria"][red[0]]["text"].strip().splitlines()
+    what = f"{len(red)} of {len(phase['criteria'])} criteria" if red[1:] else red[0]
+    text = listed(red) if red[1:] else said[0] if said else ""
+    yield Item(what, text, phase["phase"], f"{anchor}-criteria")
+
+
+def _differences(record: RunRecord) -> Iterator[Item]:
+    for one in record["differences"]:
+        usual, *others = one["values"].items()
+        said = "; ".join(f"{value} on {listed(nodes)}" for value, nodes in others[:MAX_NAMES])
+        text = f"{said}; {usual[0]} on the other {len(usual[1])}"
+        yield Item(one["fact"], text, "nodes", "nodes")
+
+
+def _gates(record: RunRecord) -> Iterator[Item]:
+    for gate in record["proof"]["gates"]:
+        if gate["status"] != "proven":
+            text = "; ".join(map(str, gate.get("reasons", [])))
+            yield Item(f"{gate['fault']}: {gate['status']}", text, "proof", "proof")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in one line, and how many more there are."""
+    held = list(names)
+    more = f" and {len(held) - MAX_NAMES} more" if len(held) > MAX_NAMES else ""
+    return ", ".join(held[:MAX_NAMES]) + more
+
+
+def words(outcome: str) -> str:
+    """An outcome as people read it."""
+    return outcome.replace("_", " ")
+
+
+def show_number(value: float | str | None) -> str:
+    """A number of the record in words; a dash where there is none."""
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else show(value)

@@ -1,0 +1,107 @@
+"""Who talked to whom over what, for the record: each link, and all links of two nodes together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ..evidence import Unmeasured
+from ..pairs import Pairs
+
+if TYPE_CHECKING:
+    from ..result import PhaseResult
+    from ..transport_checks import Pair
+    from .model import GroupRecord, LinkRecord, TopologyRecord
+
+# A job in which all ranks talk to all has as many links as ranks squared.
+MAX_LINKS = 2000
+MAX_NICS = 4
+
+Nodes = tuple[int, int]
+
+
+def topology(result: PhaseResult) -> TopologyRecord | None:
+    """The links of a phase; None where its ranks never told what they talk over."""
+    backends = {str(record.get("backend")) for record in result.events("group").values()}
+    if not backends:
+        return None
+    backend = ", ".join(sorted(backends))
+    speeds = _speeds(result)
+    if backend != "nccl":
+        measured = [_group(nodes, backend, 0, 0, speed) for nodes, speed in sorted(speeds.items())]
+        note = f"the ranks talked over {backend}, which does not log who talks to whom"
+        return {"backend": backend, "note": note, "links": [], "groups": measured}
+    return _of_nccl(result, speeds)
+
+
+def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
+    transports = result.transports
+    links: list[LinkRecord] = []
+    counts: Counter[tuple[Nodes, str]] = Counter()
+    unexpected: Counter[tuple[Nodes, str]] = Counter()
+    for side in (transports.intra_node, transports.inter_node):
+        for pair, reason in side.judged():
+            link = _link(pair, reason, side.inside)
+            one, other = sorted(transports.nodes[rank] for rank in (pair.source, pair.destination))
+            counts[(one, other), link["kind"]] += 1
+            unexpected[(one, other), link["kind"]] += bool(reason)
+            links.append(link)
+    notes = list(transports.unreadable)
+    if lost := len(transports.placed.unplaced):
+        notes.append(f"{lost} connections are between ranks that are not known")
+    if not links:
+        notes.append("NCCL's logs tell of no connection")
+    if len(links) > MAX_LINKS:
+        notes.append(f"of {len(links)} connections {MAX_LINKS} are listed one by one")
+    links.sort(key=lambda link: (not link["unexpected"], link["source"], link["destination"]))
+    groups = [
+        _group(nodes, kind, count, unexpected[nodes, kind], speeds.get(nodes))
+        for (nodes, kind), count in sorted(counts.items())
+    ]
+    return {
+        "backend": "nccl",
+        "note": "; ".join(notes),
+        "links": links[:MAX_LINKS],
+        "groups": groups,
+    }
+
+
+def _link(pair: Pair, reason: str, inside: bool) -> LinkRecord:
+    first = pair.links[0]
+    return {
+        "source": pair.source,
+        "destination": pair.destination,
+        "inside": inside,
+        "transport": pair.wording,
+        "kind": first.transport.kind,
+        "nics": sorted({link.edge.nic for link in pair.links if link.edge.nic})[:MAX_NICS],
+        "channels": len(first.edge.channels),
+        "unexpected": reason,
+        "where": str(first.where),
+    }
+
+
+def _group(
+    nodes: Nodes, kind: str, links: int, unexpected: int, speed: float | None
+) -> GroupRecord:
+    return {
+        "nodes": nodes,
+        "kind": kind,
+        "links": links,
+        "unexpected": unexpected,
+        "bandwidth_gb_per_s": speed,
+    }
+
+
+def _speeds(result: PhaseResult) -> dict[Nodes, float]:
+    """Pair of nodes -> GB/s each way, where the phase measured pairs and they can be believed."""
+    if not any(
+        record.get("what") == "pair"
+        for rank in result.ranks
+        for record in rank.events.named("measured")
+    ):
+        return {}
+    try:
+        return {(min(pair), max(pair)): speed for pair, speed in Pairs(result).speeds.items()}
+    except (AssertionError, Unmeasured):
+        return {}  # the phase's own criteria say what is wrong with them

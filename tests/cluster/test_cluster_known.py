@@ -1,0 +1,169 @@
+"""Acknowledged failures in cluster.yaml: what an entry may say, and for how long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, timedelta
+
+import jsonschema
+import pytest
+
+from pytest_clustersmoke.cluster import Profile
+from pytest_clustersmoke.cluster.acknowledged import LONGEST_DAYS
+from pytest_clustersmoke.cluster.json_schema import generate
+
+BASE = """\
+clusters:
+  one:
+    backend: slurm
+    shared_dir: /shared
+    hardware: {gpu: A100, gpus_per_node: 2}
+    phases: {ddp_2gpu: {}, zero1_4node: {}}
+    known:
+      - {node: n*, reason: fine, until: 2020-01-01}
+      - ENTRY
+"""
+SOON = (date.today() + timedelta(days=7)).isoformat()
+
+
+def entry(words: str) -> str:
+    return BASE.replace("ENTRY", words)
+
+
+def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> None:
+    """A node, or a criterion of a phase; the day is one, and the place is the entry's line."""
+    made = profile(
+        entry(f"{{phase: zero1_*, criterion: test_throughput, reason: $5 short, until: {SOON}}}")
+    )
+    node, criterion = made.known
+    assert (node.node, node.phase, node.until) == ("n*", None, date(2020, 1, 1))
+    assert (criterion.phase, criterion.criterion) == ("zero1_*", "test_throughput")
+    assert criterion.reason == "$5 short" and criterion.until.isoformat() == SOON
+    assert made.where("known", 1).endswith("cluster.yaml:9")
+
+
+def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
+    """Up to the limit a day is accepted; long past it is no mistake either."""
+    last = date.today() + timedelta(days=LONGEST_DAYS)
+    assert profile(entry(f"{{node: n1, reason: x, until: {last}}}")).known[1].until == last
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            "{node: n1, until: SOON}",
+            "clusters.one.known[1] has no `reason`; expected why it fails and who sees to it, in "
+            "one line",
+        ),
+        (
+            "{node: n1, reason: x}",
+            "clusters.one.known[1] has no `until`; expected the last day on which this holds",
+        ),
+        (
+            '{node: n1, reason: "a\\nb", until: SOON}',
+            "clusters.one.known[1].reason is `a b`; expected one line of text",
+        ),
+        (
+            "{node: n1, reason: x, until: 2026-02-30}",
+            "clusters.one.known[1].until is `2026-02-30`; expected a day of the calendar such as "
+            "`2026-12-31`",
+        ),
+        (
+            "{node: n1, reason: x, until: 20261231}",
+            "clusters.one.known[1].until is `20261231`; expected a day of the calendar such as "
+            "`2026-12-31`",
+        ),
+        (
+            "{node: n1, reason: x, until: next week}",
+            "clusters.one.known[1].until is `next week`; expected a day of the calendar such as "
+            "`2026-12-31`",
+        ),
+        (
+            "{reason: x, until: SOON}",
+            "clusters.one.known[1] has neither `node` nor `phase`; expected either `node`, or "
+            "`phase` with `criterion`",
+        ),
+        (
+            "{node: , reason: x, until: SOON}",
+            "clusters.one.known[1] has neither `node` nor `phase`; expected either `node`, or "
+            "`phase` with `criterion`",
+        ),
+        (
+            "{phase: ddp_2gpu, reason: x, until: SOON}",
+            "clusters.one.known[1] has `phase`; expected either `node`, or `phase` with "
+            "`criterion`",
+        ),
+        (
+            "{node: n1, phase: ddp_2gpu, criterion: job, reason: x, until: SOON}",
+            "clusters.one.known[1] has `node` and `phase` and `criterion`; expected either `node`, "
+            "or `phase` with `criterion`",
+        ),
+        (
+            "{node: '*', reason: x, until: SOON}",
+            "`node: *` in clusters.one.known[1] answers for every failure; expected the names of "
+            "what is known to fail",
+        ),
+        (
+            "{phase: '*', criterion: '**', reason: x, until: SOON}",
+            "`phase: *` and `criterion: **` in clusters.one.known[1] answers for every failure; "
+            "expected the names of what is known to fail",
+        ),
+        (
+            "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
+            "`zero1_4nodes` in clusters.one.known[1] matches no phase that is listed under "
+            "`phases`; expected one of `ddp_2gpu`, `zero1_4node`; did you mean `zero1_4node`?",
+        ),
+        (
+            "{nod: n1, reason: x, until: SOON}",
+            "unknown key `nod` in clusters.one.known[1]; expected one of `node`, `phase`, "
+            "`criterion`, `reason`, `until`; did you mean `node`?",
+        ),
+        ("n1", "clusters.one.known[1] is `n1`; expected a mapping of keys"),
+    ],
+)
+def test_an_entry_that_cannot_be_meant_is_refused(
+    problems: Callable[..., list[str]], words: str, expected: str
+) -> None:
+    """At its line, with what was expected."""
+    assert f"cluster.yaml:9: {expected}" in problems(entry(words.replace("SOON", SOON)))
+
+
+def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
+    """An acknowledgement is to be renewed: nobody answers for years."""
+    last = date.today() + timedelta(days=LONGEST_DAYS)
+    far = last + timedelta(days=1)
+    assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
+        f"cluster.yaml:9: clusters.one.known[1].until is `{far}`, more than 90 days ahead; "
+        f"expected a day up to {last}; an acknowledgement is to be looked at again and renewed"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "valid"),
+    [
+        ({"node": "n1", "reason": "x", "until": "2026-12-31"}, True),
+        ({"phase": "a", "criterion": "job", "reason": "x", "until": "2026-12-31"}, True),
+        ({"node": "n1", "reason": "x", "until": "2026"}, False),
+        ({"node": "n1", "until": "2026-12-31"}, False),
+        ({"phase": "a", "reason": "x", "until": "2026-12-31"}, False),
+        (
+            {"node": "n1", "phase": "a", "criterion": "b", "reason": "x", "until": "2026-12-31"},
+            False,
+        ),
+        ({"node": "n1", "phase": "a", "reason": "x", "until": "2026-12-31"}, False),
+    ],
+)
+def test_editors_hear_of_the_same(known: dict[str, str], valid: bool) -> None:
+    """The JSON Schema takes and refuses what the reader does."""
+    profile = {
+        "backend": "local",
+        "shared_dir": "/x",
+        "hardware": {"gpu": "any", "gpus_per_node": 1},
+        "phases": {"a": None},
+        "known": [known],
+    }
+    validator = jsonschema.Draft7Validator(generate())
+    file = json.loads(json.dumps({"clusters": {"one": profile}}))
+    assert validator.is_valid(file) is valid

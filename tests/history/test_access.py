@@ -1,0 +1,122 @@
+"""Histories that cannot be written, or are somebody else's. The processes here are real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.history import HistoryUnusable, add, database
+from pytest_clustersmoke.history.query import runs
+
+from ..records import phase
+from .made import in_process, nights, of_night, stored
+
+
+def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:
+    """A file without a byte, as a crash at its making leaves it, is filled."""
+    tmp_path.joinpath(database.NAME).touch()
+    nights(tmp_path, 1)
+    assert len(stored(tmp_path)) == 1
+
+
+def test_a_full_disk_is_told_and_loses_nothing(directory: Path) -> None:
+    """Where the file cannot grow, the run is not stored, the words say so, the rest stays."""
+    nights(directory, 2)
+    size = directory.joinpath(database.NAME).stat().st_size
+
+    def full() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
+        with pytest.raises(HistoryUnusable) as raised:
+            nights(directory, 200, first=2)
+        assert "cannot be written (" in str(raised.value)
+        assert "this run is not in the history" in str(raised.value)
+
+    assert in_process(full) == 0
+    kept = len(stored(directory))
+    assert kept >= 2
+    add(of_night(300, phase(), run_id="after"), directory)
+    assert len(stored(directory)) == kept + 1
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """Where the report directory's place is a file, there is one line that names it."""
+    tmp_path.joinpath("file").write_text("")
+    with pytest.raises(HistoryUnusable, match=r"file/reports/history.db cannot be written .Not a"):
+        nights(tmp_path / "file" / "reports", 1)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that everybody may read, and nobody but us write."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def as_somebody_else(directory: Path) -> None:
+    """Be a user who may not write there; root becomes nobody, others take their right away."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    else:
+        directory.joinpath(database.NAME).chmod(0o444)
+        directory.chmod(0o555)
+
+
+@pytest.mark.parametrize("network", [False, True])
+def test_others_read_and_cannot_write(
+    open_directory: Path, monkeypatch: pytest.MonkeyPatch, network: bool
+) -> None:
+    """Somebody without the right to write reads the history, and is told where they would write."""
+    monkeypatch.setattr(database, "on_network", lambda _: network)
+    old = os.umask(0o077)
+    try:
+        nights(open_directory, 3)
+    finally:
+        os.umask(old)
+    mode = open_directory.joinpath(database.NAME).stat().st_mode
+    assert stat.S_IMODE(mode) == 0o644
+
+    def other() -> None:
+        as_somebody_else(open_directory)
+        assert len(stored(open_directory)) == 3
+        with pytest.raises(HistoryUnusable, match="cannot be written"):
+            nights(open_directory, 1, first=3)
+
+    assert in_process(other) == 0
+    open_directory.chmod(0o755)
+
+
+def test_others_read_while_somebody_writes(open_directory: Path) -> None:
+    """With a writer's files beside the database, a reader without rights sees what is committed."""
+    nights(open_directory, 2)
+    path = open_directory / database.NAME
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("UPDATE runs SET verdict = 'UNFIT'")
+        assert open_directory.joinpath(f"{database.NAME}-wal").stat().st_size > 0
+
+        def other() -> None:
+            as_somebody_else(open_directory)
+            with database.reading(open_directory) as connection:
+                assert connection is not None
+                assert {run.verdict for run in runs(connection)} == {"UNFIT"}
+
+        assert in_process(other) == 0
+
+
+def test_no_history_is_no_error(tmp_path: Path) -> None:
+    """Where there is no database, reading says so and makes none."""
+    with database.reading(tmp_path) as connection:
+        assert connection is None
+    assert list(tmp_path.iterdir()) == []

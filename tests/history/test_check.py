@@ -1,0 +1,91 @@
+"""The criterion on the past, and that it judges as the report does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence import Unmeasured
+from pytest_clustersmoke.history import annotate, past_of
+from pytest_clustersmoke.history.check import check
+from pytest_clustersmoke.report.model import PastRecord, RunRecord
+
+from ..records import VERSIONS, metric, phase
+from .made import night, nights
+
+
+def judged(record: RunRecord, directory: Path) -> PastRecord:
+    annotate(record, directory)
+    past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert past is not None
+    return past
+
+
+def of_values(directory: Path, **metrics: Any) -> dict[str, PastRecord]:
+    held = phase()
+    return past_of(
+        "gilbreth",
+        held["phase"],
+        held["hardware"],
+        held["shape"],
+        VERSIONS,
+        metrics,
+        directory,
+    )
+
+
+def test_past_of_is_what_annotate_says(tmp_path: Path) -> None:
+    """A criterion and the report judge alike, to the letter."""
+    nights(tmp_path, 12)
+    record = night(12, 6.65)
+    assert judged(record, tmp_path) == of_values(tmp_path, steps_per_s=6.65)["steps_per_s"]
+
+
+def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
+    """It names every metric that fails, with its text, and none that does not."""
+    nights(
+        tmp_path,
+        8,
+        metrics={"steps_per_s": metric(10.0), "samples_per_s": metric(100.0, "samples/s")}
+        | {"peak_memory_gib": metric(9.0, "GiB", False)},
+    )
+    past = of_values(tmp_path, steps_per_s=8.0, samples_per_s=99.0, peak_memory_gib=12.0)
+    with pytest.raises(AssertionError) as raised:
+        check(past)
+    words = str(raised.value)
+    assert words.startswith("steps_per_s is 8.000 steps/s: 20.0 % below the median 10.00 of 8")
+    assert "; peak_memory_gib is 12.00 GiB: 33.3 % above the median 9.000" in words
+    assert "samples_per_s" not in words
+
+
+def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
+    """Between the two thresholds the criterion passes, and the record says warn."""
+    nights(tmp_path, 10, noise=0.2)  # median 9.5, scaled MAD 0.297
+    past = of_values(tmp_path, steps_per_s=8.5)
+    assert past["steps_per_s"]["status"] == "warn"
+    check(past)
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_too_little_history_is_unmeasured(tmp_path: Path, count: int) -> None:
+    """With fewer than eight good runs the criterion is not measured, and says how many there
+    are."""
+    nights(tmp_path, count)
+    with pytest.raises(Unmeasured) as raised:
+        check(of_values(tmp_path, steps_per_s=9.5))
+    assert raised.value.kind == "history"
+    assert f"not enough history: {count} good runs on this hardware" in str(raised.value)
+
+
+def test_no_metrics_are_unmeasured() -> None:
+    """A phase without metrics does not pass."""
+    with pytest.raises(Unmeasured, match="there are no metrics to compare"):
+        check({})
+
+
+def test_a_number_that_is_none_fails_without_history(tmp_path: Path) -> None:
+    """An infinite value fails the criterion even on the first day."""
+    with pytest.raises(AssertionError, match="steps_per_s is inf steps/s, which is no number"):
+        check(of_values(tmp_path, steps_per_s=float("inf")))

@@ -1,0 +1,171 @@
+"""history.db: which journal, several writers at once, locks. The processes here are real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.history import HistoryUnusable, add, annotate, database
+from pytest_clustersmoke.history.query import groups, runs
+from pytest_clustersmoke.preflight import mounts
+
+from ..records import phase
+from .made import FORK, in_process, nights, of_night, pragma, stored
+
+WRITERS, EACH = 6, 8
+
+
+def test_the_journal_suits_the_file_system(directory: Path) -> None:
+    """WAL on a local disk; a rollback journal where other machines may write; no lock is left."""
+    nights(directory, 1)
+    network = mounts.read_mounts()[0].kind == "nfs4"
+    assert pragma(directory / database.NAME, "journal_mode") == ("delete" if network else "wal")
+    assert [path.name for path in directory.iterdir()] == [database.NAME]
+
+
+def test_a_history_that_moved_changes_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database from a local disk goes on with a rollback journal on a network file system."""
+    monkeypatch.setattr(mounts, "EXPORTS", tmp_path / "none")
+    for kind, mode in (("xfs", "wal"), ("lustre", "delete"), ("tmpfs", "wal")):
+        monkeypatch.setattr(mounts, "read_mounts", lambda: [mounts.Mount(Path("/"), kind, "x")])  # noqa: B023
+        nights(tmp_path, 1)
+        assert pragma(tmp_path / database.NAME, "journal_mode") == mode
+    assert len(stored(tmp_path)) == 3
+
+
+def test_unknown_and_exported_file_systems_count_as_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is known, or this machine exports the disk, other machines may write."""
+    exports = tmp_path / "exports"
+    monkeypatch.setattr(mounts, "EXPORTS", exports)
+    monkeypatch.setattr(mounts, "read_mounts", lambda: [mounts.Mount(Path("/"), "ext4", "x")])
+    assert not database.on_network(tmp_path)
+    exports.write_text(f"{tmp_path} *(rw)\n")
+    assert database.on_network(tmp_path)
+    exports.unlink()
+    monkeypatch.setattr(mounts, "read_mounts", list)
+    assert database.on_network(tmp_path)
+
+
+def test_concurrent_writers_lose_nothing(directory: Path) -> None:
+    """Six processes that start together on no database at all store every run of theirs."""
+    gate = FORK.Barrier(WRITERS)
+
+    def writer(number: int) -> None:
+        records = [
+            of_night(night, phase("a"), phase("b"), run_id=f"{number}-{night}")
+            for night in range(EACH)
+        ]
+        gate.wait(60)
+        for record in records:
+            annotate(record, directory)  # as every run does before it is stored
+            add(record, directory)
+
+    started = [FORK.Process(target=writer, args=(number,)) for number in range(WRITERS)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0] * WRITERS
+    wanted = {f"{number}-{night}" for number in range(WRITERS) for night in range(EACH)}
+    assert set(stored(directory)) == wanted
+    with database.reading(directory) as connection:
+        assert connection is not None
+        assert [(one.phase, one.runs) for one in groups(connection)] == [
+            ("a", WRITERS * EACH),
+            ("b", WRITERS * EACH),
+        ]
+        (setups,) = connection.execute("SELECT count(*) FROM setups").fetchone()
+        assert setups == 1
+
+
+def test_a_writer_that_is_killed_leaves_all_or_nothing(directory: Path) -> None:
+    """A writer killed inside its transaction leaves what was there; the next one goes on."""
+    nights(directory, 3)
+
+    def killed() -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM runs")
+            connection.execute("PRAGMA cache_spill = 1")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        database.write(directory, work)
+
+    assert in_process(killed) == -signal.SIGKILL
+    nights(directory, 1, first=3)
+    assert len(stored(directory)) == 4
+
+
+def test_the_same_run_is_stored_once(directory: Path) -> None:
+    """A second record of a run takes the place of the first, with all that hangs on it."""
+    nights(directory, 1)
+    record = of_night(1, phase("a"), phase("b"), run_id="r1", verdict="INCONCLUSIVE")
+    add(record, directory)
+    add({**record, "verdict": "FIT", "phases": record["phases"][:1]}, directory)
+    with database.reading(directory) as connection:
+        assert connection is not None
+        found = {run.run_id: run.verdict for run in runs(connection)}
+        assert found.pop("r1") == "FIT"
+        assert len(found) == 1
+        assert [one.phase for one in groups(connection)] == ["a", "zero1_4node"]
+        orphans = "SELECT count(*) FROM metrics WHERE phase NOT IN (SELECT id FROM phases)"
+        assert connection.execute(orphans).fetchone() == (0,)
+
+
+def test_the_lock_of_a_holder_that_lives_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a network file system a lock held elsewhere ends in one line that names the file, and the
+    database is as it was."""
+    monkeypatch.setattr(database, "on_network", lambda _: True)
+    nights(tmp_path, 1)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    lock = tmp_path / f"{database.NAME}.lock"
+    lock.write_text("1\nanother-host\n")
+    with pytest.raises(HistoryUnusable) as raised:
+        nights(tmp_path, 1, first=1)
+    assert str(raised.value) == (
+        f"{lock} has been there for more than 0 s, so {tmp_path / database.NAME} was not written; "
+        "delete it where the process and host that it names are gone"
+    )
+    lock.unlink()
+    nights(tmp_path, 1, first=2)
+    assert len(stored(tmp_path)) == 2
+
+
+def test_the_lock_of_a_process_that_died_here_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer of this host that was killed with the lock file holds nobody up."""
+    monkeypatch.setattr(database, "on_network", lambda _: True)
+
+    def killed() -> None:
+        database.write(tmp_path, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+    assert in_process(killed) == -signal.SIGKILL
+    assert tmp_path.joinpath(f"{database.NAME}.lock").exists()
+    nights(tmp_path, 1)
+    assert len(stored(tmp_path)) == 1
+    assert not tmp_path.joinpath(f"{database.NAME}.lock").exists()
+
+
+def test_a_database_that_stays_locked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody else holds the database for good, the writer gives up in words."""
+    nights(tmp_path, 1)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(database, "BUSY_S", 0.05)
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HistoryUnusable, match=r"be written .database is locked.; this r"):
+            nights(tmp_path, 1, first=1)
+        assert len(stored(tmp_path)) == 1  # readers do not wait for it

@@ -1,0 +1,67 @@
+"""docs/history.md says what is so."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+
+from pytest_clustersmoke.history import annotate, database, schema
+from pytest_clustersmoke.history.past import (
+    FAIL_MADS,
+    LEAST,
+    MIN_RUNS,
+    SCALE,
+    WARN_MADS,
+    WINDOW,
+)
+
+from .made import night, nights
+
+TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
+
+
+def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
+    """Every table and column stands in the document, and no other."""
+    nights(tmp_path, 1)
+    said = {
+        table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
+        for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
+        if table in ("runs", "phases", "setups", "metrics")
+    }
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection:
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall()
+        held = {
+            name: {row[1] for row in connection.execute(f"PRAGMA table_info({name})")} - {"id"}
+            for (name,) in tables
+        }
+    assert said == held
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    """Application id, schema version and thresholds."""
+    assert f"`PRAGMA application_id` is {schema.APPLICATION_ID}," in TEXT
+    assert f"the schema's version ({schema.VERSION})" in TEXT
+    assert f"the newest {WINDOW} good runs" in TEXT
+    assert f"fewer than {MIN_RUNS} such runs" in TEXT
+    assert f"`warn` | {WARN_MADS:.0f} scaled MADs or more from the median, and {LEAST:.0%}" in (
+        TEXT.replace("5 %", "5%")
+    )
+    assert f"`fail` | {FAIL_MADS:.0f} scaled MADs" in TEXT
+    assert f"times {SCALE}" in TEXT
+
+
+def test_old_runs_can_be_taken_out_of_what_is_compared(tmp_path: Path) -> None:
+    """The statement that the document gives leaves the runs from its day on."""
+    (statement,) = re.findall(r'sqlite3 reports/history.db "(.*)"$', TEXT, re.MULTILINE)
+    nights(tmp_path, 12)  # from 2026-11-18 on, one a day
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection, connection:
+        assert connection.execute(statement).rowcount == 2
+    record = night(12)
+    annotate(record, tmp_path)
+    past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert past is not None
+    assert past["runs"] == 10

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from pytest_clustersmoke.history.past import MIN_RUNS, SCALE, WINDOW, Judge, level
+
+QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, MAD 0.1
+LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, MAD 0.5
+
+
+def test_the_mad_estimates_the_standard_deviation_of_normal_noise() -> None:
+    """Over normal noise the scaled MAD is its standard deviation within sampling error."""
+    drawn = random.Random(1)
+    found = level(drawn.gauss(100, 3) for _ in range(WINDOW))
+    assert found is not None
+    assert found.mad == pytest.approx(3, rel=0.35)
+    assert found.median == pytest.approx(100, abs=1.5)
+
+
+def test_a_few_bad_runs_do_not_move_the_level() -> None:
+    """Two runs at a tenth of the speed leave the median and bounds where they were."""
+    found, clean = level([1.0, 1.0, *QUIET]), level(QUIET)
+    assert found and clean
+    assert found.median == pytest.approx(clean.median, abs=0.1)
+    assert found.mad <= 2 * clean.mad
+
+
+def test_only_the_newest_runs_count() -> None:
+    """Values older than the window say nothing."""
+    found = level([10.0] * WINDOW + [1.0] * 500)
+    assert found is not None
+    assert (found.runs, found.median, found.mad) == (WINDOW, 10.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "higher", "past", "status"),
+    [
+        (10.0, True, QUIET, "ok"),
+        (9.51, True, QUIET, "ok"),  # 3.3 MADs, but nearer than 5 %
+        (9.4, True, QUIET, "warn"),  # 6 %, 4.05 MADs
+        (9.2, True, QUIET, "fail"),  # 8 %, 5.4 MADs
+        (15.0, True, QUIET, "ok"),  # the good direction
+        (10.49, False, QUIET, "ok"),
+        (10.6, False, QUIET, "warn"),
+        (10.8, False, QUIET, "fail"),
+        (5.0, False, QUIET, "ok"),
+        (8.0, True, LOUD, "ok"),  # 20 %, but 2.7 MADs
+        (7.7, True, LOUD, "warn"),  # 3.1 MADs
+        (6.2, True, LOUD, "fail"),  # 5.1 MADs
+        (9.51, True, [10.0] * 8, "ok"),  # no noise at all: 5 % decide
+        (9.5, True, [10.0] * 8, "fail"),
+        (0.0, False, [0.0] * 8, "ok"),
+        (0.1, False, [0.0] * 8, "fail"),
+        (math.nan, True, QUIET, "fail"),
+        (math.inf, True, QUIET, "fail"),
+        (math.nan, True, [], "fail"),
+    ],
+)
+def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
+    """Beyond 3 MADs is a warning, beyond 5 a failure: of the bad direction, and 5 % away."""
+    record = Judge().judge("m is said", value, higher, past, [])
+    assert record["status"] == status
+    assert record["text"].startswith("m is said")
+
+
+def test_the_bounds_are_where_the_status_changes() -> None:
+    """`warn` and `fail` of the record are the first values that warn and fail."""
+    for past in (QUIET, LOUD):
+        for higher in (True, False):
+            record = Judge().judge("", 10.0, higher, past, [])
+            for status in ("warn", "fail"):
+                bound = record["warn"] if status == "warn" else record["fail"]
+                assert bound is not None
+                inside = bound + (1e-9 if higher else -1e-9)
+                assert Judge().judge("", bound, higher, past, [])["status"] == status
+                assert Judge().judge("", inside, higher, past, [])["status"] != status
+
+
+@pytest.mark.parametrize("count", range(MIN_RUNS))
+def test_too_few_runs_are_no_pass(count: int) -> None:
+    """With fewer than eight good runs nothing is judged, however near the value is."""
+    record = Judge().judge("m is 10", 10.0, True, [10.0] * count, [])
+    assert record["status"] == "not enough history"
+    assert (record["runs"], record["median"], record["fail"]) == (count, None, None)
+    runs = f"{count} good run{'s' * (count != 1)}"
+    assert record["text"] == (
+        f"m is 10: not enough history: {runs} on this hardware and these versions, 8 are needed"
+    )
+
+
+def test_values_that_are_not_finite_are_no_past() -> None:
+    """A NaN of the past neither counts as a run nor moves the median."""
+    record = Judge().judge("m", 10.0, True, [math.nan, *[10.0] * 7], [])
+    assert (record["status"], record["runs"]) == ("not enough history", 7)
+
+
+def test_a_regression_names_what_changed() -> None:
+    """The text of a failure has the distance, the bounds, and the versions that changed."""
+    changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
+    text = Judge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    assert text == (
+        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1483; it warns from 9.500 "
+        "and fails from 9.259); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
+    )
+    text = Judge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    assert text.endswith("; no version changed since the last good run r1")
+
+
+def test_new_versions_are_compared_in_words() -> None:
+    """With too few runs on these versions the text compares with those on others."""
+    record = Judge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
+        "m is 7", 7.0, True, [7.0], QUIET
+    )
+    assert record["status"] == "not enough history"
+    assert "1 good run on this hardware and these versions, 8 are needed" in record["text"]
+    assert "on other versions it is 30.0 % below the median 10.00 of 9 good runs" in record["text"]
+    assert record["text"].endswith("changed: torch 2.4 -> 2.5 (last good run r1)")
+
+
+def test_the_scale_is_that_of_the_normal_distribution() -> None:
+    """1.4826 is one over the normal distribution's quantile at 0.75."""
+    from statistics import NormalDist
+
+    assert pytest.approx(1 / NormalDist().inv_cdf(0.75), abs=5e-5) == SCALE

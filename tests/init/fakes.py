@@ -1,0 +1,72 @@
+"""A Slurm that answers `scontrol` and `sacctmgr` with recorded words, as programs on PATH."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.preflight.slurm_texts import CONFIG, node, partition
+
+REPOSITORY = Path(__file__).parents[2]
+# What an outer job, lab or site may have set, and `init` would read.
+READ = ("SLURM_CONF", "SCRATCH", "WORK", "WORKDIR", "LOADEDMODULES")
+
+
+class Slurm:
+    """Recorded answers, as a directory that comes first on PATH."""
+
+    def __init__(self, directory: Path) -> None:
+        self.bin = directory / "bin"
+        self.bin.mkdir()
+        self.answer("config", CONFIG.replace("slurmdbd", "none"))
+        self.nodes(
+            *(
+                node(f"n{i}", host=f"host{i}", partitions="gpu", gres="gpu:a100:4(S:0-1)")
+                for i in range(4)
+            )
+        )
+        self.partitions(partition("gpu"))
+        self._program(
+            "scontrol",
+            'for word; do last=$word; done; cat "$here/$last" 2>/dev/null || '
+            "{ echo first >&2; echo 'scontrol: fatal: no such thing' >&2; exit 1; }",
+        )
+
+    def _program(self, name: str, body: str) -> None:
+        path = self.bin / name
+        path.write_text(f"#!/bin/sh\nhere={shlex.quote(str(self.bin))}\n{body}\n")
+        path.chmod(0o755)
+
+    def answer(self, what: str, text: str) -> None:
+        (self.bin / what).write_text(text)
+
+    def nodes(self, *lines: str) -> None:
+        self.answer("node", "\n".join(lines))
+
+    def partitions(self, *lines: str) -> None:
+        self.answer("partition", "\n".join(lines))
+
+    def accounts(self, associations: str, default: str) -> None:
+        """Have accounting, which enforces these associations."""
+        self.answer("config", CONFIG)
+        self.answer("associations", associations)
+        self.answer("default", default)
+        self._program(
+            "sacctmgr",
+            'case "$*" in *" assoc "*) cat "$here/associations";; *) cat "$here/default";; esac',
+        )
+
+
+def run(
+    slurm: Slurm | None, *words: str | Path, cwd: Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """`clustersmoke init` as a user runs it; without a Slurm there is none on PATH."""
+    env = {name: value for name, value in os.environ.items() if name not in READ}
+    path = [str(slurm.bin)] if slurm else []
+    env |= {"PATH": ":".join([*path, "/nowhere"] if not slurm else [*path, "/usr/bin", "/bin"])}
+    env |= {"PYTHONPATH": str(REPOSITORY), **environ}
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", "init", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)

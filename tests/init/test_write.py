@@ -1,0 +1,192 @@
+"""All files of a set are written, or none; nothing is overwritten that was not meant to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.init import suite
+from pytest_clustersmoke.init.write import write
+
+Init = Callable[..., "subprocess.CompletedProcess[str]"]
+FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}
+
+
+def accept(staged: Path) -> None:
+    """The check of a set that is right: all of it is there to be looked at."""
+    assert tree(staged) == FILES
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, hidden ones included."""
+    found = directory.rglob("*")
+    return {str(p.relative_to(directory)): p.read_bytes() for p in found if p.is_file()}
+
+
+def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
+    """Directories above it are made; nothing else is left."""
+    new = tmp_path / "x" / "y"
+    assert write(new, FILES, False, accept) == list(FILES)
+    assert tree(tmp_path) == {f"x/y/{name}": data for name, data in FILES.items()}
+    umask = os.umask(0o22)
+    os.umask(umask)
+    assert (new / "three").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (new / "a").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    """In a directory that is there only the files of the set are new."""
+    tmp_path.joinpath("a").mkdir()
+    tmp_path.joinpath("a/mine.py").write_bytes(b"mine")
+    write(tmp_path, FILES, False, accept)
+    assert tree(tmp_path) == {**FILES, "a/mine.py": b"mine"}
+
+
+def test_what_is_there_already_is_written_again_by_nobody(tmp_path: Path) -> None:
+    """The same content is no refusal: what an earlier call could not finish is finished."""
+    write(tmp_path, FILES, False, accept)
+    (tmp_path / "three").unlink()
+    assert write(tmp_path, FILES, False, accept) == ["three"]
+    assert write(tmp_path, FILES, False, accept) == []
+
+
+def test_all_refusals_at_once(tmp_path: Path) -> None:
+    """Each file that is there with other content, each directory in a file's place and each file in
+    a directory's; nothing is written. --force helps against the first alone."""
+    tmp_path.joinpath("a").mkdir()
+    tmp_path.joinpath("a/one.py").write_bytes(b"other")
+    tmp_path.joinpath("a/b").write_bytes(b"a file")
+    tmp_path.joinpath("three").mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(UsageProblems) as refused:
+        write(tmp_path, FILES, False, accept)
+    assert [problem.what for problem in refused.value.problems] == [
+        f"{tmp_path}/a/one.py is there already",
+        f"{tmp_path}/a/b is no directory",
+        f"{tmp_path}/three is a directory",
+    ]
+    assert "--force" in refused.value.problems[0].todo
+    with pytest.raises(UsageProblems) as refused:
+        write(tmp_path, FILES, True, accept)
+    assert len(refused.value.problems) == 2
+    assert tree(tmp_path) == before
+
+
+def test_force_replaces_files_and_links(tmp_path: Path) -> None:
+    """The file itself is replaced, and not what a link points to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"kept")
+    new = tmp_path / "new"
+    new.mkdir()
+    new.joinpath("three").symlink_to(elsewhere)
+    write(new, FILES, True, accept)
+    assert tree(new) == FILES and elsewhere.read_bytes() == b"kept"
+
+
+def test_what_is_not_accepted_leaves_nothing(tmp_path: Path) -> None:
+    """Where the check refuses, neither the directory nor what was written aside is left."""
+
+    def refuse(staged: Path) -> None:
+        raise ValueError(str(staged))
+
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        write(tmp_path / "new", FILES, False, refuse)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fails_at", range(1, 6))
+def test_what_fails_on_the_way_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    """Whichever move fails, or is interrupted, all is as it was."""
+    tmp_path.joinpath("a").mkdir()
+    tmp_path.joinpath("a/one.py").write_bytes(b"old")
+    tmp_path.joinpath("three").write_bytes(b"old, too")
+    before = tree(tmp_path)
+    real, calls = Path.replace, 0
+
+    def replace(self: Path, target: Path) -> Path:
+        nonlocal calls
+        calls += 1
+        if calls == fails_at:
+            raise KeyboardInterrupt
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, FILES, True, accept)
+    assert tree(tmp_path) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "three"]
+
+
+def test_places_that_cannot_be(tmp_path: Path) -> None:
+    """A directory below a file is refused before anything is made."""
+    tmp_path.joinpath("file").touch()
+    with pytest.raises(UsageProblems, match=r"file is no directory; expected a directory"):
+        write(tmp_path / "file" / "new", FILES, False, accept)
+
+
+def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
+    """A second cluster in the same place: each file that differs, status 2, nothing changed; and a
+    word that is no name with them. --force writes it."""
+    assert init().returncode == 0
+    new = tmp_path / "new"
+    (new / "smoke_tests" / "test_mlp.py").write_text("mine")
+    before = tree(new)
+    refused = init("--cluster", "other")
+    assert refused.returncode == 2 and refused.stdout == "" and tree(new) == before
+    assert [line.split(";")[0] for line in refused.stderr.splitlines()] == [
+        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py is there already",
+        f"clustersmoke: DIRECTORY: {new}/cluster.yaml is there already",
+    ]
+    done = init("--cluster", "other", "--force")
+    assert "wrote cluster.yaml, smoke_tests/ (1 files) in" in done.stdout
+    refused = init("--cluster", "no name", "--shared-dir", "/a%b", "--partition", "gqu")
+    assert refused.returncode == 2
+    for words in ("`no name` is no name", "holds a `%`", "no partition `gqu`"):
+        assert words in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "own"),
+    [
+        ("pyproject.toml", "[project]\nname = 'x'\n", True),
+        ("pyproject.toml", "[tool.pytest.ini_options]\n", False),
+        ("pyproject.toml", "[tool.pytest]\n", False),
+        ("tox.ini", "[tox]\n", True),
+        ("tox.ini", "[pytest]\n", False),
+        ("setup.cfg", "[tool:pytest]\n", False),
+        ("pytest.ini", "", False),
+    ],
+)
+def test_pytest_ini_is_written_where_pytest_needs_it(
+    init: Init, tmp_path: Path, name: str, text: str, own: bool
+) -> None:
+    """Settings of pytest that are there stay the only ones, and the next command fits them."""
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / name).write_text(text)
+    said = init("--cluster", "mine").stdout
+    assert (
+        (new / "pytest.ini").exists() and "smoke_tests" in (new / "pytest.ini").read_text()
+    ) is own
+    paths = "" if own else "smoke_tests "
+    assert f"  pytest {paths}--cluster mine --cluster-dry-run" in said
+    assert (new / name).read_text() == text
+
+
+def test_the_suite_is_the_one_of_the_repository() -> None:
+    """Programs, their tests and their data; no caches and no hidden files."""
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(
+        ["git", "ls-files", "smoke_tests"], cwd=root, capture_output=True, text=True
+    )
+    names = set(suite.files())
+    assert {"smoke_tests/train_mlp.py", "smoke_tests/data/instructions.jsonl"} <= names
+    if listed.returncode == 0:  # a copy without its history has no list to compare with
+        assert names == set(listed.stdout.split())

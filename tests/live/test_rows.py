@@ -1,0 +1,127 @@
+"""The view's rows: aligned, folded, cut to the terminal, from states, marks and a clock alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.live.board import PhaseState
+from pytest_clustersmoke.live.rows import ansi, rows
+from pytest_clustersmoke.live.tail import Mark
+
+NOW = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
+PHASES = [
+    PhaseState("ddp_1node", "done", outcome="passed", run_s=41.4),
+    PhaseState("zero1_4node", "running", "n[1-4]", "71", NOW - 300, NOW - 62),
+    PhaseState("lora_2node", "running", "n[5-6]", "72", NOW - 90, NOW - 3),
+    PhaseState("allreduce", "pending", "Priority", "73", NOW - 4000, None, NOW + 3600),
+    PhaseState("bad", "done", outcome="failed", run_s=7.0),
+    PhaseState("last"),
+]
+MARKS = {
+    "zero1_4node": Mark("train", 99, 1000, 2.34567, 4.2),
+    "lora_2node": Mark("model"),
+}
+
+
+def drawn(
+    width: int = 100, height: int = 20, phases: Any = PHASES, marks: Any = MARKS
+) -> list[str]:
+    return ansi(rows("cluster one", phases, marks, NOW, width, height), colour=False)
+
+
+def test_every_phase_has_its_row() -> None:
+    """State, time and what else is known stand below each other."""
+    assert drawn() == [
+        "cluster one: 2 of 6 phases done, 2 running, 1 pending, 1 waiting",
+        "  ddp_1node    passed      0:41",
+        "  zero1_4node  running     1:02  step 99 of 1000  loss 2.346  4.2 steps/s  n[1-4]  job 71",
+        "  lora_2node   running     0:03  stage model                               n[5-6]  job 72",
+        "  allreduce    pending  1:06:40  Priority, start estimated 13:00  job 73",
+        "  bad          failed      0:07",
+        "  last         waiting           to be submitted",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 79])
+def test_no_row_is_wider_than_asked(width: int) -> None:
+    """Figures that do not fit are left out whole; what remains is cut, and says so."""
+    seen = drawn(width)
+    assert max(map(len, seen)) <= width
+    (row,) = [row for row in seen if "4no" in row or "zero1" in row]
+    assert "loss 2.346" in row or "loss" not in row
+
+
+def test_too_little_room_is_none() -> None:
+    """Nothing is drawn where a row says nothing, nor when there is nothing to wait for."""
+    assert drawn(width=19) == drawn(height=0) == drawn(phases=PHASES[:1]) == []
+    assert len(drawn(height=1)) == 1
+
+
+def test_what_runs_is_folded_last() -> None:
+    """Of more phases than rows those that run stand first in line, then those that are pending."""
+    assert [row.split()[0] for row in drawn(height=4)] == [
+        "cluster",
+        "zero1_4node",
+        "lora_2node",
+        "and",
+    ]
+    assert drawn(height=4)[-1] == "  and 4 more: 1 passed, 1 pending, 1 failed, 1 waiting"
+    five = drawn(height=6)
+    assert [row.split()[0] for row in five[1:5]] == [
+        "zero1_4node",
+        "lora_2node",
+        "allreduce",
+        "last",
+    ]
+    assert five[-1] == "  and 2 more: 1 passed, 1 failed"
+    assert len(drawn(height=7)) == 7 and "more" not in "".join(drawn(height=7))
+
+
+@pytest.mark.parametrize(
+    ("estimated", "said"),
+    [
+        (NOW + 60, "start estimated 12:01"),
+        (NOW + 24 * 3600, "start estimated 2026-03-05 12:00"),
+        (NOW - 60, ""),
+        (None, ""),
+    ],
+)
+def test_the_estimated_start(estimated: float | None, said: str) -> None:
+    """The time of day, with its date where that is another day; nothing once it has passed."""
+    waits = PhaseState("a", "pending", "", "7", NOW, None, estimated)
+    assert (
+        drawn(phases=[waits])[1].split(maxsplit=3)[3]
+        == " ".join(filter(None, [said, " job 7"])).strip()
+    )
+
+
+def test_wide_characters_keep_the_columns() -> None:
+    """Columns are counted in cells of the terminal, not in characters."""
+    one = PhaseState("相位", "running", "n1", "", NOW, NOW)
+    two = PhaseState("long", "running", "n2", "", NOW, NOW)
+    assert drawn(phases=[one, two], marks={})[1:] == [
+        "  相位  running  0:00  starting  n1",
+        "  long  running  0:00  starting  n2",
+    ]
+
+
+def test_colour_only_where_it_is_asked_for() -> None:
+    """The states' colours are the sixteen that a terminal's theme sets."""
+    told = rows("c", PHASES, MARKS, NOW, 80, 20)
+    assert "\x1b" not in "".join(ansi(told, colour=False))
+    assert "\x1b[32mpassed" in ansi(told, colour=True)[1] and "38;" not in "".join(ansi(told, True))
+
+
+def test_a_loss_that_is_no_number_is_seen() -> None:
+    """nan stands where the loss would."""
+    mark = {"zero1_4node": Mark("train", 1, 2, float("nan"))}
+    assert "step 1 of 2  loss nan" in drawn(marks=mark)[2]
+
+
+def test_days_of_waiting() -> None:
+    """A queue of days is told in days."""
+    waits = PhaseState("a", "pending", "Priority", "7", NOW - 180_000)
+    assert drawn(phases=[waits])[1] == "  a  pending  2d 2:00:00  Priority  job 7"

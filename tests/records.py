@@ -1,0 +1,230 @@
+"""Records of runs, made by hand: what the renderers and the history are tested with.
+
+Each builder gives a sound record; a test changes what it is about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from pytest_clustersmoke.report.model import (
+    FindingRecord,
+    GroupRecord,
+    LinkRecord,
+    MetricRecord,
+    NodeRecord,
+    PhaseRecord,
+    RankRecord,
+    RunRecord,
+    TopologyRecord,
+)
+
+BEGUN = 1_795_000_000.0
+VERSIONS = {
+    "python": "3.11.7",
+    "torch": "2.5.1+cu121",
+    "cuda": "12.1",
+    "nccl": "2.21.5",
+    "driver": "550.54.15",
+}
+
+
+def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> MetricRecord:
+    return {
+        "value": value,
+        "unit": unit,
+        "higher_is_better": higher_is_better,
+        "reference": None,
+        "met": None,
+        "text": f"{value} {unit}; no reference",
+        "past": None,
+    }
+
+
+def finding(**changes: Any) -> FindingRecord:
+    made: dict[str, Any] = {
+        "id": "rank-killed",
+        "cause": "rank 3 was killed by signal 9",
+        "fix": "look into the kernel's log of node1",
+        "primary": True,
+        "evidence": [{"file": "nodes/0001/torchrun.log", "line": 12, "text": "exitcode: -9"}],
+        "hosts": ["node1"],
+        "ranks": [3],
+        "detail": {},
+        "severity": "failure",
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def node(number: int, **facts: Any) -> NodeRecord:
+    held = {
+        "kernel": "6.1.0",
+        "python": "3.11.7",
+        "packages": {"torch": "2.5.1"},
+        "gpus": [{"name": "NVIDIA H100", "driver_version": "550.54.15"}],
+        "memory_bytes": 2**40,
+    }
+    return {
+        "node_rank": number,
+        "node": f"node{number}",
+        "host": f"node{number}",
+        "facts": {**held, **facts},
+    }
+
+
+def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> RankRecord:
+    place = number // ranks_per_node
+    return {
+        "rank": number,
+        "node_rank": place,
+        "node": f"node{place}",
+        "host": f"node{place}",
+        "local_rank": number % ranks_per_node,
+        "device": f"cuda:{number % ranks_per_node}",
+        "done": True,
+        "steps": 30,
+        "peak_memory_gib": 9.0 + number / 1000,
+        "step_s": dict(
+            zip(
+                ("p5", "p25", "p50", "p75", "p95"),
+                (step_s * f for f in (0.9, 0.97, 1, 1.03, 1.1)),
+                strict=True,
+            )
+        ),  # type: ignore[typeddict-item]
+        "own_s": None,
+        "behind": False,
+    }
+
+
+def topology(nodes: int, ranks_per_node: int) -> TopologyRecord:
+    """A ring over all ranks, by P2P inside nodes and InfiniBand between them."""
+    world = nodes * ranks_per_node
+    links: list[LinkRecord] = []
+    counts: dict[tuple[tuple[int, int], str], int] = {}
+    for source in range(world if world > 1 else 0):
+        destination = (source + 1) % world
+        ends = sorted((source // ranks_per_node, destination // ranks_per_node))
+        inside = ends[0] == ends[1]
+        kind = "P2P/CUMEM" if inside else "NET/IB"
+        counts[(ends[0], ends[1]), kind] = counts.get(((ends[0], ends[1]), kind), 0) + 1
+        links.append(
+            {
+                "source": source,
+                "destination": destination,
+                "inside": inside,
+                "transport": kind if inside else "NET/IB/0/GDRDMA",
+                "kind": kind,
+                "nics": [] if inside else ["mlx5_0"],
+                "channels": 2,
+                "unexpected": "",
+                "where": f"nccl/0000/node0.{source}.log:42",
+            }
+        )
+    groups: list[GroupRecord] = [
+        {
+            "nodes": pair,
+            "kind": kind,
+            "links": count,
+            "unexpected": 0,
+            "bandwidth_gb_per_s": None if pair[0] == pair[1] else 45.5,
+        }
+        for (pair, kind), count in counts.items()
+    ]
+    return {"backend": "nccl", "note": "", "links": links, "groups": groups}
+
+
+def phase(
+    name: str = "zero1_4node", nodes: int = 4, ranks_per_node: int = 2, **changes: Any
+) -> PhaseRecord:
+    world = nodes * ranks_per_node
+    made: dict[str, Any] = {
+        "phase": name,
+        "outcome": "passed",
+        "reason": "",
+        "job_id": "1042",
+        "scheduler_state": "COMPLETED",
+        "scheduler_nodes": f"node[0-{nodes - 1}]",
+        "estimated_start": None,
+        "submitted": BEGUN,
+        "started": BEGUN + 12.5,
+        "ended": BEGUN + 72.5,
+        "queue_s": 12.5,
+        "run_s": 60.0,
+        "torchrun_s": 55.0,
+        "overhead_s": 4.0,
+        "findings": [],
+        "known": None,
+        "world_size": world,
+        "marks": ["multinode" if nodes > 1 else "multigpu", "deepspeed"],
+        "args": {"steps": 30},
+        "nodes": [node(number) for number in range(nodes)],
+        "ranks": [rank(number, ranks_per_node) for number in range(world)],
+        "versions": dict(VERSIONS),
+        "hardware": f"{nodes} nodes x {ranks_per_node} NVIDIA H100",
+        "shape": "steps=30",
+        "transport": "NET/IB, P2P/CUMEM",
+        "topology": topology(nodes, ranks_per_node),
+        "metrics": {
+            "steps_per_s": metric(9.5),
+            "samples_per_s": metric(2432.0, "samples/s"),
+            "peak_memory_gib": metric(9.007, "GiB", higher_is_better=False),
+            "final_loss": metric(0.25, "1", higher_is_better=False),
+        },
+        "loss": [(step, 1.0 / step) for step in range(1, 31)],
+        "trend": None,
+        "changed": [],
+        "remarks": [],
+        "stage_seconds": {"init": 2.0, "model": 3.0, "train": 40.0},
+        "criteria": {
+            "job": {"result": "passed", "text": ""},
+            "test_all_ranks_are_done": {"result": "passed", "text": ""},
+            "test_throughput_meets_the_reference": {
+                "result": "skipped",
+                "text": "not measured (references): no reference",
+            },
+        },
+        "not_measured": ["references"],
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+_numbers = itertools.count(1)
+
+
+def run(*phases: PhaseRecord, **changes: Any) -> RunRecord:
+    """A run of these phases, or of one; each has a run id of its own."""
+    held = list(phases) or [phase()]
+    number = next(_numbers)
+    made: dict[str, Any] = {
+        "schema": 1,
+        "run_id": f"20261101-020000-{number:06x}",
+        "package_version": "0.1.0",
+        "cluster": "gilbreth",
+        "backend": "slurm",
+        "hardware": {
+            "gpu": "NVIDIA H100",
+            "device": "cuda",
+            "gpus_per_node": 2,
+            "interconnect": "InfiniBand",
+        },
+        "evidence": f"/scratch/runs/20261101-020000-{number:06x}",
+        "begun": BEGUN,
+        "written": BEGUN + 90,
+        "verdict": "FIT",
+        "sentence": f"FIT: {len(held)} of {len(held)} phases",
+        "failed": [],
+        "not_measured": [],
+        "known": [],
+        "known_remarks": [],
+        "phases_chosen": [one["phase"] for one in held],
+        "phases_of_cluster": [one["phase"] for one in held],
+        "selection": "",
+        "interrupted": False,
+        "partial": "",
+        "absent_phases": [],
+        "changes": [],
+        "differences": [],
+        "phases": held,
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]

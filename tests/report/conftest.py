@@ -1,0 +1,57 @@
+"""One Chromium for the tests of a worker, and a page of its own for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from pytest_clustersmoke.report.model import RunRecord
+
+from ..needs import need_browser
+from .browsing import LAPTOP, Browse, Opened, written
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = need_browser()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def browse(chromium: Browser, tmp_path: Path) -> Iterator[Browse]:
+    """A function that opens the page of a record; `scripts=False` opens it without any."""
+    opened: list[Opened] = []
+
+    def open_page(
+        record: RunRecord,
+        size: tuple[int, int] = LAPTOP,
+        scheme: Literal["light", "dark"] = "light",
+        scripts: bool = True,
+    ) -> Opened:
+        width, height = size
+        made = chromium.new_page(
+            viewport={"width": width, "height": height},
+            color_scheme=scheme,
+            java_script_enabled=scripts,
+        )
+        opened.append(Opened(made, written(record, tmp_path)))
+        if scripts:
+            opened[-1].open()
+        else:
+            made.goto(opened[-1].file.as_uri())
+        return opened[-1]
+
+    yield open_page
+    for one in opened:
+        one.page.close()

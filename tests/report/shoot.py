@@ -1,0 +1,45 @@
+"""Pictures of a report's page, for the documents: `python -m tests.report.shoot PAGE FOLDER`.
+
+Writes FOLDER/report.png (the first screen), report-dark.png, report-phone.png and report-whole.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..needs import need_browser
+from .browsing import DRAWN, LAPTOP, PHONE
+
+SHOTS = {
+    "report": (LAPTOP, "light", False),
+    "report-dark": (LAPTOP, "dark", False),
+    "report-phone": (PHONE, "light", False),
+    "report-whole": (LAPTOP, "light", True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("folder", type=Path)
+    words = parser.parse_args()
+    words.folder.mkdir(parents=True, exist_ok=True)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=need_browser())
+        for name, ((width, height), scheme, whole) in SHOTS.items():
+            page = browser.new_page(
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if scheme == "dark" else "light",
+            )
+            page.goto(words.page.resolve().as_uri())
+            page.wait_for_selector(DRAWN, state="attached")
+            page.screenshot(path=words.folder / f"{name}.png", full_page=whole)
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Records of runs in which something stands out, made from tests/records.py."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pytest_clustersmoke.references import show
+from pytest_clustersmoke.report.model import (
+    GroupRecord,
+    MetricRecord,
+    PhaseRecord,
+    RunRecord,
+    Spread,
+    TrendRecord,
+)
+
+from .. import records
+
+DAY_S = 86400.0
+
+
+def spread(median: float, share: float = 0.04) -> Spread:
+    return {
+        "p5": median * (1 - 2 * share),
+        "p25": median * (1 - share),
+        "p50": median,
+        "p75": median * (1 + share),
+        "p95": median * (1 + 2.5 * share),
+    }
+
+
+def with_own_times(phase: PhaseRecord, slow: int | None = None) -> PhaseRecord:
+    """Each rank with its own part of a step; the rank `slow` keeps all others waiting."""
+    for one in phase["ranks"]:
+        wobble = 1 + 0.02 * math.sin(one["rank"] * 1.7)
+        one["own_s"] = spread(0.041 * wobble)
+        one["step_s"] = spread(0.1 if slow is None else 0.142)
+        if one["rank"] == slow:
+            one["own_s"], one["behind"] = spread(0.131), True
+    return phase
+
+
+def with_wrong_link(phase: PhaseRecord, source: int) -> PhaseRecord:
+    """The link from this rank to the next goes over sockets."""
+    topology = phase["topology"]
+    assert topology is not None
+    (link,) = [one for one in topology["links"] if one["source"] == source]
+    link |= {"transport": "NET/Socket/0", "kind": "NET/Socket", "nics": ["eth0"]}
+    link["unexpected"] = "expected NET/IB*"
+    topology["links"].sort(key=lambda one: not one["unexpected"])
+    place = {one["rank"]: one["node_rank"] or 0 for one in phase["ranks"]}
+    ends = sorted((place[source], place[link["destination"]]))
+    topology["groups"] = [one for one in topology["groups"] if list(one["nodes"]) != ends]
+    made: GroupRecord = {
+        "nodes": (ends[0], ends[1]),
+        "kind": "NET/Socket",
+        "links": 1,
+        "unexpected": 1,
+        "bandwidth_gb_per_s": 1.17,
+    }
+    topology["groups"].append(made)
+    return phase
+
+
+def against(value: float, reference: float, unit: str = "samples/s") -> MetricRecord:
+    """A metric beside its reference, 10 % below which is allowed, and its past."""
+    made = records.metric(value, unit)
+    low = reference * 0.9
+    made["reference"] = {"value": reference, "low": low, "high": None, "source": "acceptance"}
+    made["met"] = value >= low
+    share = (value / reference - 1) * 100
+    made["text"] = f"{share:+.1f} % against the reference {show(reference)} {unit}"
+    status = "ok" if value >= low else "fail"
+    made["past"] = {
+        "status": "ok" if status == "ok" else "fail",
+        "runs": 24,
+        "median": reference * 1.01,
+        "mad": reference * 0.008,
+        "warn": reference * 0.96,
+        "fail": reference * 0.93,
+        "text": f"{share - 1:+.1f} % against the median of 24 runs",
+    }
+    return made
+
+
+def trend(phase: PhaseRecord, runs: int = 30) -> TrendRecord:
+    """So many past nights; the first six on another driver, one of them not good."""
+    bases = {
+        name: one["reference"]["value"] if one["reference"] else one["value"]
+        for name, one in phase["metrics"].items()
+    }
+    nights = range(runs)
+    return {
+        "run_ids": [f"202610{night:02d}-020000-00{night:04x}" for night in nights],
+        "begun": [records.BEGUN - (runs - night) * DAY_S for night in nights],
+        "good": [night != 17 for night in nights],
+        "same": [night >= 6 for night in nights],
+        "metrics": {
+            name: [
+                float(base) * (1 + 0.012 * math.sin(night * 2.3) - (0.08 if night < 6 else 0))
+                for night in nights
+            ]
+            for name, base in bases.items()
+        },
+    }
+
+
+def slow_phase() -> PhaseRecord:
+    """A slow rank, a link over sockets, and 30 % of the throughput lost."""
+    phase = records.phase("zero1_4node")
+    with_wrong_link(with_own_times(phase, slow=5), 3)
+    phase["metrics"]["samples_per_s"] = against(1702.4, 2432.0)
+    phase["metrics"]["steps_per_s"] = against(6.65, 9.5, "steps/s")
+    phase["trend"] = trend(phase)
+    phase["changed"] = ["driver 550.54.15 to 550.90.07"]
+    phase["criteria"] |= {
+        "test_no_rank_falls_behind": {
+            "result": "failed",
+            "text": "rank 5 on node2 falls behind: its own part of a step takes 131 ms",
+        },
+        "test_transports_between_nodes": {
+            "result": "failed",
+            "text": "rank 3 (node1, GPU 1) -> rank 4 (node2, GPU 0): NET/Socket/0 (eth0), "
+            "expected NET/IB*: nccl/0001/node1.3.log:88",
+        },
+        "test_throughput_meets_the_reference": {
+            "result": "failed",
+            "text": phase["metrics"]["samples_per_s"]["text"],
+        },
+    }
+    phase["nodes"][2]["facts"]["gpus"] = [
+        {"name": "NVIDIA H100", "driver_version": "550.90.07"},
+    ]
+    return phase
+
+
+def later(phase: PhaseRecord, after_s: float, run_s: float, queue_s: float = 4.0) -> PhaseRecord:
+    """The phase, submitted with the others and run so much later."""
+    begun = records.BEGUN + after_s
+    phase |= {"submitted": begun, "started": begun + queue_s, "ended": begun + queue_s + run_s}
+    phase |= {"queue_s": queue_s, "run_s": run_s}
+    return phase
+
+
+def gloo_phase() -> PhaseRecord:
+    phase = records.phase("allreduce_multinode", nodes=4, ranks_per_node=1)
+    pairs = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+    phase["topology"] = {
+        "backend": "gloo",
+        "note": "the ranks talked over gloo, which does not log who talks to whom",
+        "links": [],
+        "groups": [
+            {
+                "nodes": pair,
+                "kind": "gloo",
+                "links": 0,
+                "unexpected": 0,
+                "bandwidth_gb_per_s": 0.4 + 0.03 * number,
+            }
+            for number, pair in enumerate(pairs)
+        ],
+    }
+    phase["metrics"] = {"busbw_gb_per_s": records.metric(0.4812, "GB/s")}
+    phase["loss"] = []
+    return phase
+
+
+def failed_phase() -> PhaseRecord:
+    """A rank was killed: a finding, no metrics, a loss that ended in NaN."""
+    phase = records.phase(
+        "zero1_2gpu",
+        nodes=1,
+        outcome="failed",
+        reason="rank 1 was killed by signal 9",
+        findings=[
+            records.finding(cause="rank 1 was killed by signal 9", ranks=[1], hosts=["node0"]),
+            records.finding(id="watchdog", cause="the other rank waited", primary=False),
+        ],
+        metrics={},
+        not_measured=[],
+    )
+    phase["loss"] = [*phase["loss"][:20], (21, "nan"), (22, "nan")]
+    phase["ranks"][1]["done"] = False
+    phase["criteria"] = {"job": {"result": "failed", "text": "see the finding"}}
+    return phase
+
+
+def run(**changes: Any) -> RunRecord:
+    """A morning on which three things went wrong in one phase, and a rank died in another."""
+    one_gpu = records.phase("mlp_1gpu", nodes=1, ranks_per_node=1)
+    one_gpu["metrics"]["steps_per_s"] = against(307.7, 305.0, "steps/s")
+    one_gpu["trend"] = trend(one_gpu)
+    phases = [
+        later(one_gpu, 0, 16.8, 0.4),
+        later(with_own_times(records.phase("ddp_2gpu", nodes=1)), 1, 21.0, 18.5),
+        later(slow_phase(), 2, 61.2, 41.5),
+        later(failed_phase(), 3, 12.0, 6.0),
+        later(gloo_phase(), 4, 44.0, 64.0),
+    ]
+    verdict = "UNFIT"
+    reds = ", ".join(n for n, c in phases[2]["criteria"].items() if c["result"] == "failed")
+    failed = [f"zero1_4node: {reds}", "zero1_2gpu: failed"]
+    return records.run(
+        *phases,
+        **{
+            "verdict": verdict,
+            "sentence": f"{verdict}: 5 of 5 phases ({'; '.join(failed)})",
+            "failed": failed,
+            "changes": [
+                "driver on node2: 550.54.15 to 550.90.07",
+                "zero1_4node: passed, now 3 criteria fail",
+            ],
+            "known": [
+                {
+                    "what": "allreduce_multinode::test_latency",
+                    "reason": "switch 4 awaits its firmware",
+                    "until": "2026-12-01",
+                    "where": "cluster.yaml:71",
+                }
+            ],
+            "not_measured": ["mlp_1gpu: references not measured"],
+            "absent_phases": ["lora_sft_ddp is not on gilbreth: needs 8 GPUs a node, it has 2"],
+            "differences": [
+                {
+                    "fact": "driver",
+                    "values": {"550.54.15": ["node0", "node1", "node3"], "550.90.07": ["node2"]},
+                }
+            ],
+            **changes,
+        },
+    )
+
+
+def large(nodes: int = 64, ranks_per_node: int = 8) -> RunRecord:
+    """Every rank in a ring, every pair of nodes measured: 64 and 2,016 groups of links."""
+    phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
+    slow = nodes * ranks_per_node * 2 // 3
+    with_wrong_link(with_own_times(phase, slow=slow), 41 * ranks_per_node - 1)
+    topology = phase["topology"]
+    assert topology is not None
+    held = {tuple(one["nodes"]) for one in topology["groups"]}
+    for one in range(nodes):
+        for other in range(one + 1, nodes):
+            if (one, other) not in held:
+                topology["groups"].append(
+                    {
+                        "nodes": (one, other),
+                        "kind": "NET/IB",
+                        "links": 8,
+                        "unexpected": 0,
+                        "bandwidth_gb_per_s": 44 + ((one * 7 + other * 13) % 40) / 10,
+                    }
+                )
+    phase["metrics"]["busbw_gb_per_s"] = against(170.1, 243.0, "GB/s")
+    phase["trend"] = trend(phase, 100)
+    return records.run(phase, verdict="UNFIT", sentence="UNFIT: 1 of 1 phases", failed=["x"])

@@ -1,0 +1,110 @@
+"""A run with a slow rank, a wrong transport and a third less throughput, from its jobs to what
+people look at: each is on the first screen, and a figure is the same wherever it is told.
+
+The rank program and NCCL's logs are fakes; all that reads and reports them is real.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_clustersmoke.references import show
+
+from ..harness import Suite, properties
+from .browsing import LAPTOP, Opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+GOOD, BAD = 10.0, 7.0
+REFERENCE = {"value": GOOD, "lower": "-10 %", "unit": "steps/s", "source": "an earlier run"}
+QUERY = """SELECT metrics.name, metrics.value FROM metrics
+JOIN phases ON phases.id = metrics.phase JOIN runs ON runs.id = phases.run WHERE run_id = ?"""
+FIRST = {
+    "stragglers": "rank 1",
+    "links": "NET/Socket/0",
+    "metrics": "-30.0 % against the reference",
+}
+
+
+@pytest.fixture
+def ran(suite: Suite) -> tuple[Suite, pytest.RunResult]:
+    """Two nodes of two ranks, once healthy and once not."""
+    suite.cluster(
+        expect={"small": {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}},
+        references={"small": {"steps_per_s": REFERENCE}},
+    )
+    suite.phase(
+        base="Trained, TalkedInsideNodes, TalkedBetweenNodes",
+        body="pass",
+        nodes=2,
+        gpus_per_node=2,
+        args={"nccl": "none", "slow": -1, "rate": GOOD, "steps": 3},
+    )
+    suite.run()
+    sets = {"nccl": "socket", "slow": 1, "rate": BAD}
+    return suite, suite.run(*(f"--cluster-set=small.args.{k}={v}" for k, v in sets.items()))
+
+
+@pytest.fixture
+def opened(ran: tuple[Suite, pytest.RunResult], chromium: Browser) -> Iterator[Opened]:
+    page = chromium.new_page(viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
+    one = Opened(page, ran[0].report.resolve() / "index.html")
+    one.open()
+    yield one
+    page.close()
+
+
+def test_each_fault_is_on_the_first_screen(opened: Opened) -> None:
+    """Without scrolling: the verdict, the slow rank, the wrong link, the lost throughput."""
+    opened.check_quiet()
+    assert opened.page.locator("h1").inner_text().startswith("UNFIT")
+    for kind, words in FIRST.items():
+        card = opened.page.locator(f'.card[data-kind="{kind}"]')
+        assert words in card.inner_text()
+        box = card.bounding_box()
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= LAPTOP[1]
+
+
+def test_figures_agree_to_the_digit(ran: tuple[Suite, pytest.RunResult], opened: Opened) -> None:
+    """Page, report.json, JUnit, terminal, metrics.prom and history tell the same figures."""
+    suite, result = ran
+    (phase,) = suite.record()["phases"]
+    (case,) = {
+        tuple(sorted(told.items()))
+        for name, told in properties(suite.report / "junit.xml").items()
+        if name.endswith("::job")
+    }
+    junit, kept = dict(case), history(suite)
+    row = next(line for line in result.outlines if line.startswith("small "))
+    exposed = exposition(suite.report / "metrics.prom")
+    opened.open_all()
+    for name, metric in phase["metrics"].items():
+        value = metric["value"]
+        cell = f'table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
+        assert opened.figures(cell) == [(show(value), json.dumps(value))]
+        assert float(junit[name]) == value and kept[name] == value
+        assert value * (2**30 if metric["unit"] == "GiB" else 1) in exposed
+    for name in ("steps_per_s", "samples_per_s", "peak_memory_gib"):
+        assert show(phase["metrics"][name]["value"]) in row
+    for name in ("queue_s", "run_s"):
+        assert float(junit[name]) == phase[name] and f"{phase[name]:.1f}" in row
+
+
+def exposition(path: Path) -> set[float]:
+    """The values of all gauges; bytes where the record has GiB."""
+    lines = path.read_text().splitlines()
+    return {float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+def history(suite: Suite) -> dict[str, Any]:
+    """The metrics of the newest run in the database, read without our own code."""
+    with sqlite3.connect(f"file:{suite.reports / 'history.db'}?mode=ro", uri=True) as database:
+        rows = database.execute(QUERY, (Path(suite.report.resolve()).name,)).fetchall()
+    return dict(rows)

@@ -1,0 +1,274 @@
+"""junit.xml: read back by a dashboard's reader, valid for Jenkins, and no larger than needed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import junitparser
+import pytest
+import xmlschema
+from junitparser import xunit2
+
+from pytest_clustersmoke import __version__
+from pytest_clustersmoke.identity import VERSIONS
+from pytest_clustersmoke.report.junit import CUT_OFF, MAX_MESSAGE, MAX_TEXT_BYTES, cut
+from pytest_clustersmoke.telemetry import METRICS
+from tests.harness import BARE, Suite
+
+XSD = Path(__file__).parent / "data" / "junit-10.xsd"
+OF_RECORD = ["cluster", "backend", "run_id", "verdict", "sentence", "selection"]
+SUITE_PROPERTIES = [*OF_RECORD, "interrupted", "report", "package_version"]
+REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
+# How a metric's name says its unit.
+ENDS = {
+    "steps/s": "steps_per_s",
+    "samples/s": "samples_per_s",
+    "tokens/s": "tokens_per_s_per_rank",
+    "GiB": "_gib",
+    "GB/s": "_gb_per_s",
+    "s": "_s",
+    "us": "_us",
+    "1": "_loss",
+}
+# Not in XML 1.0, however it is escaped.
+NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Read:
+    """A junit.xml as junitparser reads it, once it is known to be by the XSD."""
+
+    def __init__(self, path: Path) -> None:
+        assert not NO_XML.search(path.read_text(encoding="utf-8"))
+        tree = ElementTree.parse(path)
+        for case in tree.iter("testcase"):  # the XSD knows properties of the suite alone
+            for properties in case.findall("properties"):
+                case.remove(properties)
+        xmlschema.XMLSchema(str(XSD)).validate(tree)
+        (self.suite,) = xunit2.JUnitXml.fromfile(str(path))
+        self.told = self._named(self.suite)
+        self.cases = {f"{one.classname}::{one.name}": one for one in self.suite}
+        assert len(self.cases) == self.suite.tests
+
+    def properties(self, case: str) -> dict[str, str]:
+        return self._named(self.cases[case])
+
+    @staticmethod
+    def _named(element: Any) -> dict[str, str]:
+        return {one.name: one.value for one in element.properties()}
+
+    def result(self, case: str) -> Any:
+        """What stands in a case that did not pass."""
+        (one,) = self.cases[case].result
+        return one
+
+
+def same(record: Mapping[str, Any], read: Read) -> None:
+    """What the suite's properties say is what report.json says."""
+    assert [read.told[name] for name in OF_RECORD] == [record[name] for name in OF_RECORD]
+    assert read.told["interrupted"] == str(record["interrupted"]).lower()
+    assert read.told["package_version"] == record["package_version"] == __version__
+    for name in VERSIONS:
+        said = {one["versions"][name] for one in record["phases"] if name in one["versions"]}
+        told = set(filter(None, read.told.get(name, "").split(", ")))
+        # They are those of the cases, and a run that was cut off may have none.
+        assert told <= said if record["interrupted"] else told == said
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
+    """Passed, failed with its finding, failed criterion, expected failure, skipped; with workers
+    the same."""
+    suite.cluster(
+        phases=dict.fromkeys(["good", "bad"]),
+        references={"good": {"steps_per_s": REFERENCE}},
+        known=[
+            {
+                "phase": "good",
+                "criterion": "test_known",
+                "reason": "the switch",
+                "until": str(date.today() + timedelta(days=30)),
+            }
+        ],
+    )
+    suite.phase(
+        "good",
+        nodes=2,
+        body="""\
+        def test_rate(self, phase): phase.metric('steps_per_s').check()
+        def test_unknown(self, phase): phase.metric('samples_per_s').check()
+        def test_known(self, phase): assert phase.world_size == 3
+        @pytest.mark.xfail(reason='not yet')
+        def test_expected(self, phase): assert not phase.ranks_done
+        """,
+    )
+    suite.phase("bad", args={"fail": True})
+    ran = suite.run_apart(*words) if words else suite.run()
+    assert ran.ret == 1
+    record, read = suite.record(), Read(suite.report / "junit.xml")
+    same(record, read)
+    assert read.told["verdict"] == "UNFIT" and read.told["report"] == str(suite.report.resolve())
+    assert list(read.told)[: len(SUITE_PROPERTIES)] == SUITE_PROPERTIES
+    (read_phase,) = (one for one in record["phases"] if one["phase"] == "good")
+    for case in ("job", "test_rate", "test_unknown", "test_known", "test_expected"):
+        told = read.properties(f"test_good.TestGood::{case}")
+        assert told["phase"] == "good" and told["outcome"] == "passed"
+        assert told["nodes"] == "local0,local1" and told["transport"] == read_phase["transport"]
+        figures = {name: one["value"] for name, one in read_phase["metrics"].items()}
+        figures |= {name: read_phase[name] for name in ("queue_s", "run_s", "job_id")}
+        figures |= read_phase["versions"]
+        assert {name: told[name] for name in figures} == {k: str(v) for k, v in figures.items()}
+    published = suite.report.resolve() / "phases"
+    job = read.result("test_bad.TestBad::job")
+    assert isinstance(job, junitparser.Failure)
+    assert "finding rank-error: rank 0 (local0) failed: ValueError: staged" in job.text
+    assert "next: read the traceback" in job.text
+    assert job.text.endswith(f"report: {published / 'bad'}") and (published / "bad").is_dir()
+    assert "see test_bad.py::TestBad::job" in read.result("test_bad.TestBad::test_all_done").text
+    rate = read.result("test_good.TestGood::test_rate")
+    assert "-90.0 % against the reference 100.0 steps/s" in rate.message
+    assert rate.text.endswith(f"report: {published / 'good'}")
+    unknown = read.result("test_good.TestGood::test_unknown")
+    assert unknown.type == "pytest.skip" and "no reference" in unknown.message
+    known = read.result("test_good.TestGood::test_known")
+    assert known.type == "pytest.xfail" and known.message.startswith("the switch (known until ")
+    assert read.result("test_good.TestGood::test_expected").message == "not yet"
+    assert read.cases["test_good.TestGood::job"].is_passed
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
+    """What was under way has its name and an error, and the suite says that it was interrupted."""
+    suite.phase(args={"wait_for": str(suite.path / "never")})
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
+    process = subprocess.Popen(
+        command, cwd=suite.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2 and "INTERNALERROR" not in output, output
+    read = Read(suite.report / "junit.xml")
+    same(suite.record(), read)
+    assert read.told["interrupted"] == "true" and read.told["verdict"] == "INCONCLUSIVE"
+    cut_off = read.result("test_small.TestSmall::job")
+    assert isinstance(cut_off, junitparser.Error)
+    assert cut_off.type == "interrupted" and cut_off.message == CUT_OFF
+    assert read.suite.errors == read.suite.tests == 1
+
+
+def test_a_criterion_that_ends_the_session(suite: Suite) -> None:
+    """pytest.exit within a criterion leaves what was judged before, and the criterion as an
+    error."""
+    suite.phase(body="def test_a(self, phase): pytest.exit('enough')")
+    suite.run()
+    read = Read(suite.report / "junit.xml")
+    same(suite.record(), read)
+    assert read.cases["test_small.TestSmall::job"].is_passed
+    assert read.result("test_small.TestSmall::test_a").message == CUT_OFF
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_a_file_of_the_users_own(suite: Suite, words: tuple[str, ...]) -> None:
+    """--junitxml takes all of it elsewhere; what the file says is the same."""
+    suite.phase()
+    suite.run_apart("--junitxml", "mine/own.xml", "-k", "small", *words)
+    assert not (suite.report / "junit.xml").exists()
+    read = Read(suite.path / "mine" / "own.xml")
+    same(suite.record(), read)
+    assert read.told["verdict"] == "FIT" and read.told["selection"] == "small"
+
+
+def test_without_a_run_pytests_file_is_left_alone(suite: Suite) -> None:
+    """Where nothing was submitted there is no verdict to tell."""
+    suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
+    suite.run("--junitxml", "own.xml")
+    assert Read(suite.path / "own.xml").told == {}
+
+
+def test_texts_are_cut_and_not_repeated(suite: Suite) -> None:
+    """A case holds 16 KiB at the most, its first and last words, the place of the rest, and no
+    output twice."""
+    suite.phase(
+        body="""\
+        def test_long(self, phase): pytest.fail('first ' + 'ü' * 2**20 + ' last')
+        def test_said(self, phase):
+            print('said ' + 'x' * 2**20 + ' end')
+            pytest.skip('no')
+        """
+    )
+    suite.run("-o", "junit_logging=all")
+    path = suite.report / "junit.xml"
+    assert path.stat().st_size < 3 * MAX_TEXT_BYTES
+    read = Read(path)
+    long = read.result("test_small.TestSmall::test_long")
+    assert len(long.message) <= MAX_MESSAGE and long.message.startswith("Failed: first ")
+    size = len(long.text.encode())
+    assert MAX_TEXT_BYTES - 8 <= size <= MAX_TEXT_BYTES
+    assert "first ü" in long.text and "ü last" in long.text and "is left out ...]" in long.text
+    assert long.text.endswith(f"report: {suite.report.resolve() / 'phases' / 'small'}")
+    said = read.cases["test_small.TestSmall::test_said"]
+    assert len(said.result) == 1 and said.system_out.count("said x") == 1
+    outputs = [one for one in said._elem if one.tag == "system-out"]
+    assert len(outputs) == 1 and len(said.system_out) <= MAX_TEXT_BYTES
+
+
+def test_hostile_words_are_valid_xml(suite: Suite) -> None:
+    """Control characters, halves of pairs and what XML knows no name for, in words and in names."""
+    bad = r"\x00\x1b[31m\ud800\ufffe\uffff]]>&<"
+    suite.phase(
+        body=f"""\
+        def test_a(self, phase, record_property):
+            record_property('said', {bad!r}.encode().decode('unicode_escape'))
+            pytest.fail({bad!r}.encode().decode('unicode_escape'))
+        """,
+    )
+    suite.run()
+    read = Read(suite.report / "junit.xml")
+    found = read.result("test_small.TestSmall::test_a")
+    assert "#x00#x1B[31m#xD800#xFFFE#xFFFF]]>&<" in found.text
+    assert read.properties("test_small.TestSmall::test_a")["said"].startswith("#x00#x1B")
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_a_metrics_name_says_its_unit(name: str) -> None:
+    """A property has a name and a value: the unit is in the name."""
+    assert name.endswith(ENDS[METRICS[name].unit])
+
+
+@pytest.mark.parametrize("size", [0, 10, 63, 64, 65, 100, 1000])
+@pytest.mark.parametrize("text", ["", "a" * 63, "ü" * 40, "ü€𝄞" * 100])
+def test_cut(text: str, size: int) -> None:
+    """Short texts stay as they are; of others as much is kept as there is room for."""
+    raw = len(text.encode())
+    made = cut(text, size)
+    if raw <= size:
+        assert made == text
+    else:
+        assert f"{raw} bytes in all" in made
+        assert len(made.encode()) <= max(size, len(cut(text, 0).encode()))
+        assert made[0] in f"\n{text[0]}" and made[-1] in f"\n{text[-1]}"
+
+
+def test_every_property_is_documented() -> None:
+    """Of the suite and of cases; metrics and versions by their rule."""
+    document = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    of_cases = ["phase", "job_id", "nodes", "outcome", "queue_s", "run_s", "transport", "judged"]
+    of_cases += ["unmeasured", "known", "known_until", "known_where"]
+    names = [*SUITE_PROPERTIES, *of_cases]
+    assert [name for name in names if f"`{name}`" not in document] == []

@@ -1,0 +1,280 @@
+"""index.html as text: complete, escaped, closed to the network, small; its own libraries known."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report import page as page_module
+from pytest_clustersmoke.report.model import PhaseRecord, RunRecord
+from pytest_clustersmoke.report.page import page
+
+from .. import records
+from . import staged
+
+HOSTILE = (
+    '</script><script>alert(1)</script><img src=x onerror="alert(2)">&\u2028\u202e\x1b[31m\x00'
+)
+GATE = {
+    "fault": "rank_killed",
+    "phase": "ddp_2gpu",
+    "status": "proven",
+    "reasons": [],
+    "red": ["job"],
+    "finding": "rank-killed",
+    "ranks": [1],
+    "hosts": ["node0"],
+    "seconds": 12.25,
+}
+
+
+class Elements(HTMLParser):
+    """All elements of a page with their attributes, and the text of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = tag == "script"
+        if self._inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[-1] += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def hostile(value: Any, keep: frozenset[str] = frozenset()) -> Any:
+    """The same record with hostile text in every text but those that code takes apart."""
+    if isinstance(value, str):
+        return value + HOSTILE
+    if isinstance(value, dict):
+        return {key: one if key in keep else hostile(one, keep) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [hostile(one, keep) for one in value]
+    return value
+
+
+def hostile_run() -> RunRecord:
+    fixed = frozenset({"verdict", "outcome", "result", "status", "severity"})
+    record: RunRecord = hostile(staged.run(), fixed)
+    for one in record["phases"]:
+        one["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)
+        one["args"][HOSTILE] = HOSTILE
+        one["criteria"][HOSTILE] = {"result": "failed", "text": HOSTILE}
+        for node in one["nodes"]:
+            node["facts"][HOSTILE] = {HOSTILE: [HOSTILE]}
+    return record
+
+
+def sparse() -> PhaseRecord:
+    """A phase that never ran."""
+    empty: dict[str, Any] = dict.fromkeys(
+        ("estimated_start", "submitted", "started", "ended", "queue_s", "run_s", "torchrun_s")
+    )
+    empty |= {"nodes": [], "ranks": [], "versions": {}, "metrics": {}, "criteria": {}, "loss": []}
+    empty |= {"hardware": "", "transport": "", "topology": None, "stage_seconds": {}, "job_id": ""}
+    made: Any = {**records.phase(outcome="never_ran", reason="no nodes"), **empty}
+    phase: PhaseRecord = made
+    return phase
+
+
+def not_finite() -> PhaseRecord:
+    phase = records.phase()
+    phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan", "met": False}
+    phase["loss"] = [(1, 0.5), (2, "nan"), (3, "inf")]
+    phase["ranks"][0]["peak_memory_gib"] = "inf"
+    return phase
+
+
+def proof() -> RunRecord:
+    gates = [GATE, {**GATE, "fault": "slow_rank", "status": "stayed green", "seconds": None}]
+    told = {"gates": gates, "not_applicable": {"p2p_off": "one GPU a node"}}
+    phase = records.phase(fault="rank_killed", outcome="failed", reason="killed")
+    sentence = "NOT PROVEN: 1 of 2 gates proven on gilbreth, 2026-11-01"
+    return records.run(phase, verdict="NOT PROVEN", sentence=sentence, proof=told)
+
+
+def without_phases() -> RunRecord:
+    return records.run(
+        verdict="INCONCLUSIVE",
+        sentence="INCONCLUSIVE: 0 of 2 phases (interrupted)",
+        partial="the controller was killed",
+        phases=[],
+        phases_chosen=[],
+    )
+
+
+RUNS = {
+    "sound": records.run,
+    "staged": staged.run,
+    "without phases": without_phases,
+    "never ran": lambda: records.run(sparse(), verdict="INCONCLUSIVE"),
+    "not finite": lambda: records.run(not_finite(), verdict="UNFIT"),
+    "proof": proof,
+    "hostile": hostile_run,
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_any_record_renders_and_asks_nothing_of_the_network(name: str) -> None:
+    """The page names no other place: only fragments, and relative links into the report."""
+    elements = Elements(page(RUNS[name]()))
+    assert elements.all("h1") and elements.all("main")
+    for tag, attributes in elements.found:
+        assert not {"src", "srcset", "action", "poster", "background"} & set(attributes), tag
+        assert not [key for key in attributes if key.startswith("on")], attributes
+    links = {str(one["href"]) for one in elements.all("a")}
+    files = {link for link in links if not link.startswith("#")}
+    assert {"report.json", "junit.xml", "journal.jsonl"} <= files
+    for link in files - {"report.json", "junit.xml", "journal.jsonl"}:
+        assert re.fullmatch(r"phases/[A-Za-z0-9_.~%/-]+", link) and ".." not in link, link
+    assert [one["href"] for one in elements.all("link")] == ["data:,"]
+    ids = [one["id"] for _, one in elements.found if "id" in one]
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+
+
+def test_the_policy_lets_only_the_page_s_own_scripts_run() -> None:
+    """The policy forbids everything but these scripts, by their hashes."""
+    elements = Elements(page(staged.run()))
+    (policy,) = [
+        str(one["content"])
+        for one in elements.all("meta")
+        if one.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
+    hashes = {
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
+        for one in elements.scripts
+    }
+    assert set(rules["script-src"].split()) == hashes and len(hashes) == 5
+
+
+def test_hostile_text_stays_text() -> None:
+    """No text of a record opens an element or leaves an attribute, and no control character of
+    it appears."""
+    html = page(hostile_run())
+    sound = Elements(page(staged.run()))
+    elements = Elements(html)
+    assert len(elements.scripts) == len(sound.scripts) == 5
+    assert not elements.all("img") and not elements.all("iframe")
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in html
+    own = html[: html.index("<script>")]
+    assert [char for char in own if not char.isprintable() and char != "\n"] == []
+
+
+def test_every_metric_is_there_to_the_last_digit() -> None:
+    """Each metric's row holds the value, the reference and its bounds exactly as recorded."""
+    record = staged.run()
+    html = page(record)
+    values = {one["data-value"] for _, one in Elements(html).found if one.get("data-value")}
+    for phase in record["phases"]:
+        for metric in phase["metrics"].values():
+            assert json.dumps(metric["value"]) in values
+            if reference := metric["reference"]:
+                assert {json.dumps(reference["value"]), json.dumps(reference["low"])} <= values
+
+
+def test_a_text_without_end_is_cut() -> None:
+    """Of one text a page shows so much as a person reads."""
+    phase = records.phase(reason="x" * 10**6, outcome="failed")
+    assert len(page(records.run(phase))) < len(page(records.run())) + 10**5
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../../other", "a/../../b", ""])
+def test_evidence_outside_the_report_is_no_link(file: str) -> None:
+    """A path that is absolute or leads out of the phase's folder is shown, and not linked."""
+    line = {"file": file, "line": 3, "text": "words"}
+    phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
+    html = page(records.run(phase))
+    assert f"<code>{file}:3</code>" in html
+    assert not [one for one in Elements(html).all("a") if "passwd" in str(one) or ".." in str(one)]
+
+
+def test_evidence_is_linked_with_its_line() -> None:
+    """A finding's evidence links to the file below phases/, whatever characters its name has."""
+    line = {"file": "nodes/0001/a b?#.log", "line": 12, "text": "exitcode: -9"}
+    phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
+    html = page(records.run(phase))
+    link = '<a href="phases/zero1_4node/nodes/0001/a%20b%3F%23.log">nodes/0001/a b?#.log:12</a>'
+    assert link in html and '<pre tabindex="0">exitcode: -9</pre>' in html
+
+
+def test_phases_of_like_names_have_places_of_their_own() -> None:
+    """Names that differ only in what an id cannot hold lead to different places."""
+    html = page(records.run(records.phase("a b"), records.phase("a-b")))
+    assert 'href="#phase-a-b"' in html and 'href="#phase-a-b-2"' in html
+
+
+def test_what_the_first_part_says() -> None:
+    """Changes, what is known with its day, what was not measured, and that a report is partial."""
+    html = page(staged.run(partial="the controller was killed"))
+    for words in (
+        "driver on node2: 550.54.15 to 550.90.07",
+        "switch 4 awaits its firmware",
+        "until 2026-12-01",
+        "mlp_1gpu: references not measured",
+        "needs 8 GPUs a node, it has 2",
+        "Partial report.",
+        "the controller was killed",
+    ):
+        assert words in html
+
+
+def test_nodes_that_differ_are_marked() -> None:
+    """The cell of the node that is unlike most is marked, and no other."""
+    html = page(staged.run())
+    table = html[html.index('data-table="nodes"') :]
+    table = table[: table.index("</table>")]
+    marked = [row for row in table.split("<tr>") if "differs" in row]
+    assert len(marked) == 1 and "node2" in marked[0] and "550.90.07" in marked[0]
+
+
+def test_a_proof_shows_its_gates() -> None:
+    """Each gate with its status; what is not staged here, and why."""
+    html = page(proof())
+    assert "NOT PROVEN" in html and "stayed green" in html and "one GPU a node" in html
+    assert 'data-value="12.25">12.2<' in html
+
+
+def test_512_ranks_stay_small() -> None:
+    """64 nodes of 8 ranks, every pair of nodes measured: well below 5 MB."""
+    record = staged.large()
+    topology = record["phases"][0]["topology"]
+    assert topology is not None and len(topology["groups"]) == 64 + math.comb(64, 2)
+    assert len(page(record).encode()) < 2.5e6
+
+
+def test_the_libraries_are_those_that_the_readme_names() -> None:
+    """Each vendored file begins with the version that the table says, and has its licence."""
+    folder = Path(page_module.__file__).parent / "html" / "vendor"
+    rows = re.findall(
+        r"^\| `(\S+)` \| \[.*?\] ?\(?.*?\| (\S+) \| ISC, `(\S+)` \|$",
+        (folder / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert {row[0] for row in rows} == {path.name for path in folder.glob("*.js")}
+    for name, version, licence in rows:
+        assert f" v{version} " in (folder / name).read_text()[:80]
+        assert "Permission to use, copy, modify" in (folder / licence).read_text()

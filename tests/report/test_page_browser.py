@@ -1,0 +1,227 @@
+"""index.html in real Chromium: quiet, exact, accessible, harmless, quick, on any screen."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.references import show
+
+from .. import records
+from . import staged
+from .browsing import LAPTOP, PHONE, Browse, Opened
+from .test_page import RUNS, hostile_run
+
+# What the staged morning must show before anybody scrolls.
+FIRST = {
+    "stragglers": "rank 5 on node2",
+    "links": "NET/Socket/0 from node1 to node2",
+    "metrics": "-30.0 % against the reference",
+}
+
+
+# Stops of one row of cards lie at unlike heights, by less than a card has.
+CARD_PX = 150
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_opens_without_a_word_and_asks_for_nothing(browse: Browse, name: str) -> None:
+    """No message on the console, no error, no request beyond the file, all parts opened."""
+    opened = browse(RUNS[name]())
+    opened.open_all()
+    opened.check_quiet()
+
+
+def test_the_figures_are_those_of_the_record(browse: Browse) -> None:
+    """Metrics, times and spreads stand on the page as the record has them, to the digit."""
+    record = staged.run()
+    opened = browse(record)
+    opened.open_all()
+    for one in record["phases"]:
+        part = f'section[data-phase="{one["phase"]}"]'
+        for name, metric in one["metrics"].items():
+            value = metric["value"]
+            assert isinstance(value, float)
+            row = f'{part} table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
+            assert opened.figures(row) == [(show(value), json.dumps(value))]
+        row = f'table[data-table="phases"] tr[data-phase="{one["phase"]}"]'
+        for field in ("queue_s", "run_s"):
+            seconds = one[field]
+            wanted = [(f"{seconds:.1f}", json.dumps(seconds))]
+            assert opened.figures(f'{row} td[data-field="{field}"]') == wanted
+        counts = dict(opened.figures(f'{row} td[data-field="criteria"] span[data-result]'))
+        results = [criterion["result"] for criterion in one["criteria"].values()]
+        assert {int(text) for text in counts} == {results.count(r) for r in set(results)}
+        for rank in one["ranks"]:
+            assert rank["step_s"]
+            cells = f'{part} table[data-table="ranks"] tr[data-rank="{rank["rank"]}"] td.n'
+            exact = [value for _, value in opened.figures(cells)]
+            assert exact[:7] == [
+                json.dumps(value)
+                for value in (rank["steps"], rank["peak_memory_gib"], *rank["step_s"].values())
+            ]
+
+
+def test_verdict_and_sentence_are_whole(browse: Browse) -> None:
+    """The sentence is the record's, word for word, also where the eye is spared a repetition."""
+    record = staged.run()
+    opened = browse(record)
+    sentence = opened.page.locator('[data-field="sentence"]').text_content()
+    assert sentence == record["sentence"]
+    assert opened.page.locator("h1").text_content() == "UNFIT"
+    assert opened.page.title().startswith("UNFIT: gilbreth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> None:
+    """Slow rank, wrong transport and lost throughput lie inside the first 1280 x 800, each with a
+    link that leads to the place that shows it."""
+    opened = browse(staged.run(), scheme=scheme)
+    for kind, words in FIRST.items():
+        card = opened.page.locator(f'.card[data-kind="{kind}"]')
+        assert words in card.inner_text()
+        box = card.bounding_box()
+        assert box and box["y"] >= 0 and box["y"] + box["height"] <= LAPTOP[1]
+        assert box["x"] >= 0 and box["x"] + box["width"] <= LAPTOP[0]
+    for kind in FIRST:
+        opened.page.locator(f'.card[data-kind="{kind}"] a').click()
+        target = opened.page.locator(opened.ask("location.hash"))
+        seen = target.bounding_box()
+        assert seen and -LAPTOP[1] < seen["y"] < LAPTOP[1]
+        opened.ask("scrollTo(0, 0)")
+
+
+def test_a_link_opens_what_is_closed(browse: Browse) -> None:
+    """A phase that is folded away opens where a link leads to it, and its charts are drawn."""
+    opened = browse(staged.run())
+    part = opened.page.locator('section[data-phase="mlp_1gpu"]')
+    assert part.locator(":scope > details").get_attribute("open") is None
+    opened.page.locator('nav a[href="#phase-mlp_1gpu"]').click()
+    opened.ask("new Promise(done => setTimeout(done))")
+    opened.settle()
+    assert part.locator(":scope > details").get_attribute("open") is not None
+    assert part.locator("figure[data-chart=loss] svg").count() == 1
+
+
+def axe_violations(opened: Opened) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(opened.page).response
+    assert len(found["passes"]) > 15  # it looked at something
+    return [
+        f"{one['id']}: {one['help']}: {node['html'][:200]}"
+        for one in found["violations"]
+        for node in one["nodes"]
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["sound", "staged", "without phases", "proof"])
+def test_axe_finds_nothing(browse: Browse, name: str, scheme: Any) -> None:
+    """axe-core finds no violation, with all parts opened, in either scheme."""
+    opened = browse(RUNS[name](), scheme=scheme)
+    opened.open_all()
+    assert axe_violations(opened) == []
+
+
+def test_axe_finds_nothing_on_a_phone(browse: Browse) -> None:
+    """Also where tables scroll in their boxes."""
+    opened = browse(staged.run(), size=PHONE)
+    opened.open_all()
+    assert axe_violations(opened) == []
+
+
+def test_the_keyboard_goes_as_people_read(browse: Browse) -> None:
+    """The first stop skips to the report; then each stop lies below or right of the one before, and
+    shows that it has the focus."""
+    opened = browse(staged.run())
+    opened.page.keyboard.press("Tab")
+    assert opened.ask("document.activeElement.className") == "skip"
+    tops: list[float] = []
+    for _ in range(24):
+        opened.page.keyboard.press("Tab")
+        where = opened.ask(
+            "(() => { const e = document.activeElement, b = e.getBoundingClientRect();"
+            " return [b.top + scrollY, getComputedStyle(e).outlineStyle, e.tagName]; })()"
+        )
+        assert where[1] == "solid" and where[2] != "BODY"
+        tops.append(where[0])
+    for number, top in enumerate(tops):
+        assert top > max(tops[: number + 1]) - CARD_PX, tops
+
+
+@pytest.mark.parametrize("name", ["staged", "hostile", "proof"])
+def test_a_phone_scrolls_up_and_down_only(browse: Browse, name: str) -> None:
+    """At 390 pixels nothing makes the page wider than the screen, whatever is opened."""
+    opened = browse(RUNS[name](), size=PHONE)
+    opened.open_all()
+    assert opened.ask("document.documentElement.scrollWidth") == PHONE[0]
+    opened.check_quiet()
+
+
+def test_hostile_text_does_nothing(browse: Browse) -> None:
+    """Script tags, event handlers and what turns writing around are shown, and nothing runs."""
+    opened = browse(hostile_run())
+    opened.open_all()
+    opened.check_quiet()
+    assert opened.page.locator("img, iframe, object, embed, form").count() == 0
+    assert opened.page.locator("script").count() == 5
+    assert opened.ask("document.querySelectorAll('[onerror], [onload], [onclick]').length") == 0
+    text = opened.page.locator("main").text_content() or ""
+    assert "<script>alert(1)</script>" in text and "\u202e" not in text and "\x1b" not in text
+    assert opened.ask(
+        "[...document.querySelectorAll('svg')].every(one => !one.innerHTML.includes('<img'))"
+    )
+
+
+def test_512_ranks_open_in_under_two_seconds(browse: Browse) -> None:
+    """64 nodes, 512 ranks, 2,080 groups of links: read, laid out and drawn in under two seconds of
+    the page's own time, whatever else the machine does meanwhile."""
+    opened = browse(staged.large())
+    opened.check_quiet()
+    session = opened.page.context.new_cdp_session(opened.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    opened.page.reload()
+    opened.settle()
+    told = session.send("Performance.getMetrics")["metrics"]
+    spent = {one["name"]: one["value"] for one in told}
+    assert 0.05 < spent["TaskDuration"] < 2
+    assert opened.page.locator('section.phase figure[data-chart="steps"] svg').count() == 1
+    card = opened.page.locator('.card[data-kind="stragglers"]')
+    assert "rank 341 on node42" in card.inner_text()
+
+
+def test_paper_shows_all_in_light_colours(browse: Browse) -> None:
+    """Printed, every phase is open and drawn, on white, and nothing asks to be clicked."""
+    opened = browse(staged.run(), scheme="dark")
+    assert opened.page.pdf(format="A4")[:5] == b"%PDF-"
+    opened.page.emulate_media(media="print", color_scheme="dark")
+    opened.ask("dispatchEvent(new Event('beforeprint'))")
+    assert opened.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.page.locator("nav").is_hidden()
+    for phase in staged.run()["phases"]:
+        part = opened.page.locator(f'section[data-phase="{phase["phase"]}"]')
+        assert part.locator('figure[data-chart="steps"] svg').is_visible()
+    opened.check_quiet()
+
+
+def test_without_scripts_the_figures_are_there(browse: Browse) -> None:
+    """Tables are part of the page; where nothing draws, no empty box stands for a chart."""
+    record = staged.run()
+    opened = browse(record, scripts=False)
+    assert opened.page.locator("svg").count() == 0
+    assert opened.page.locator(".plot").first.is_hidden()
+    slow = opened.page.locator('tr[data-rank="5"][data-behind] td').first
+    assert slow.text_content() == "node2"
+    assert opened.page.locator('table[data-table="metrics"]').count() == 4
+
+
+def test_partial_reports_say_so(browse: Browse) -> None:
+    """A report of a run that was killed is marked where it is read first."""
+    record = records.run(partial="the controller was killed", verdict="INCONCLUSIVE")
+    box = browse(record).page.locator(".verdict .partial")
+    assert "the controller was killed" in box.inner_text()
+    place = box.bounding_box()
+    assert place and place["y"] + place["height"] < LAPTOP[1]

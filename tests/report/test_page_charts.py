@@ -1,0 +1,136 @@
+"""The charts of index.html: each thing of the record has its mark, told by more than its colour."""
+
+from __future__ import annotations
+
+import pytest
+
+from .. import records
+from . import staged
+from .browsing import PHONE, Browse, Opened
+
+SLOW = 'section[data-phase="zero1_4node"]'
+
+
+def chart(opened: Opened, kind: str, phase: str = SLOW) -> str:
+    return f'{phase} figure[data-chart="{kind}"]'
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+def test_topology_draws_every_rank_and_link(browse: Browse, size: tuple[int, int]) -> None:
+    """A box for each node, a square for each rank, a line for each link; the unexpected one is
+    dashed, red and named, and the slow rank carries a mark."""
+    opened = browse(staged.run(), size=size)
+    part = opened.page.locator(chart(opened, "topology"))
+    assert part.locator("rect.box").count() == 4
+    assert part.locator("rect.gpu").count() == 8
+    drawn = part.locator("path.link").evaluate_all("all => all.map(e => e.dataset.link)")
+    assert sorted(drawn) == ["0-1", "0-7", "1-2", "2-3", "3-4", "4-5", "5-6", "6-7"]
+    wrong = part.locator("path.link.wrong")
+    assert wrong.evaluate_all("all => all.map(e => e.dataset.link)") == ["3-4"]
+    assert wrong.evaluate("e => getComputedStyle(e).strokeDasharray") != "none"
+    (label,) = part.locator("g.label.wrong").all()
+    assert label.text_content() == "⚠ NET/Socket1.17 GB/s"
+    assert part.locator("g.label:not(.wrong)").count() == 3
+    assert part.locator("rect.gpu.behind").evaluate_all("all => all.map(e => e.dataset.rank)") == [
+        "5"
+    ]
+    assert part.locator("text.behind-mark").text_content() == "▲5"
+    assert "1 unexpected links: NET/Socket" in str(part.locator("svg").get_attribute("aria-label"))
+
+
+def test_labels_of_links_do_not_overlap(browse: Browse) -> None:
+    """No label of a link lies on another, nor on a node's box."""
+    opened = browse(staged.run())
+    script = (
+        "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.y, b.right, b.bottom])"
+    )
+    part = opened.page.locator(chart(opened, "topology"))
+    labels = part.locator("g.label rect").evaluate_all(script)
+    boxes = part.locator("rect.box").evaluate_all(script)
+    assert len(labels) == 4
+    for number, one in enumerate(labels):
+        for other in labels[number + 1 :] + boxes:
+            apart = (
+                one[2] <= other[0] + 1 or other[2] <= one[0] + 1,
+                one[3] <= other[1] + 1 or other[3] <= one[1] + 1,
+            )
+            assert any(apart), (one, other)
+
+
+def test_gloo_shows_nodes_measured_pairs_and_why_there_are_no_links(browse: Browse) -> None:
+    """Without links the note says why; nodes and what was measured between them are drawn."""
+    opened = browse(staged.run())
+    opened.open_all()
+    part = opened.page.locator('section[data-phase="allreduce_multinode"]')
+    assert "does not log who talks to whom" in part.inner_text()
+    figure = part.locator('figure[data-chart="topology"]')
+    assert figure.locator("rect.box").count() == 4 and figure.locator("path.link").count() == 6
+    said = " ".join(figure.locator("g.label").all_text_contents())
+    assert "0.400 GB/s" in said and "0.550 GB/s" in said
+
+
+def test_many_nodes_become_a_grid_and_a_matrix(browse: Browse) -> None:
+    """64 nodes: a box and its 8 ranks each, a square for each pair, the unexpected pair crossed."""
+    opened = browse(staged.large())
+    part = opened.page.locator(chart(opened, "topology", ".phase"))
+    assert part.locator("rect.box").count() == 64 and part.locator("rect.gpu").count() == 512
+    assert part.locator("rect.cell").count() == 64 * 63 // 2
+    assert part.locator("rect.cell.wrong").count() == part.locator("path.cross").count() == 1
+    assert part.locator("text.kinds.wrong").text_content() == "⚠ NET/Socket: node40, node41"
+    assert part.locator("rect.gpu.behind").get_attribute("data-rank") == "341"
+
+
+def test_a_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
+    """The step times say which rank is behind, inside the picture also at its edge."""
+    run = records.run(staged.with_own_times(records.phase(), slow=7), verdict="UNFIT")
+    opened = browse(run)
+    svg = opened.page.locator(f"{chart(opened, 'steps')} svg")
+    assert str(svg.get_attribute("aria-label")).endswith("Behind: 7.")
+    label = svg.locator("text", has_text="rank 7 is behind")
+    inner, outer = label.bounding_box(), svg.bounding_box()
+    assert inner and outer
+    assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
+
+
+def test_loss_that_is_no_number_is_marked(browse: Browse) -> None:
+    """Where the loss ends in NaN, the chart says from which step on."""
+    opened = browse(staged.run())
+    svg = opened.page.locator(f"{chart(opened, 'loss', '#phase-zero1_2gpu')} svg")
+    assert "No number from step 21 on." in str(svg.get_attribute("aria-label"))
+    assert svg.locator("text", has_text="NaN").or_(svg.locator("text", has_text="nan")).count() == 1
+
+
+def test_trends_show_each_metric_over_its_past(browse: Browse) -> None:
+    """A chart for each metric with a past; those off their bounds say so in words and form."""
+    run = staged.run()
+    opened = browse(run)
+    part = opened.page.locator(chart(opened, "trends"))
+    names = part.locator(".small").evaluate_all("all => all.map(e => e.dataset.metric)")
+    slow = next(one for one in run["phases"] if one["phase"] == "zero1_4node")
+    assert names == list(slow["metrics"])
+    off = part.locator(".small.off").evaluate_all("all => all.map(e => e.dataset.metric)")
+    assert set(off) == {"steps_per_s", "samples_per_s"}
+    said = part.locator(".small.off svg").first.get_attribute("aria-label")
+    assert said == "steps_per_s over 30 past runs, beyond its bounds now."
+
+
+def test_the_time_line_has_every_phase(browse: Browse) -> None:
+    """One row a phase, its wait and its run told beside it."""
+    run = staged.run()
+    svg = browse(run).page.locator("#timeline svg")
+    said = svg.locator("text").all_text_contents()
+    for one in run["phases"]:
+        assert one["phase"] in said
+        assert f"queue {one['queue_s']:.1f} s, run {one['run_s']:.1f} s" in said
+    assert svg.locator('g[data-mark="bar"] rect').count() == 2 * len(run["phases"])
+
+
+def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
+    """A turned phone gets charts of its new width."""
+    opened = browse(staged.run())
+    before = opened.page.locator("#timeline svg").bounding_box()
+    opened.page.set_viewport_size({"width": 800, "height": 600})
+    opened.page.wait_for_function("document.querySelector('#timeline svg').clientWidth < 790")
+    after = opened.page.locator("#timeline svg").bounding_box()
+    assert before and after and after["width"] < before["width"]
+    assert opened.ask("document.documentElement.scrollWidth") == 800

@@ -1,0 +1,131 @@
+"""Runs whose controller was killed: the next command that meets one reports what is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..harness import BARE, Suite
+
+
+def killed(suite: Suite) -> str:
+    """A run of two phases: the first is judged, the second still runs when pytest is killed."""
+    suite.cluster(phases={"first": None, "second": None}, limits={"poll_s": 0.2, "max_jobs": 2})
+    suite.phase("first")
+    suite.phase("second", args={"wait_for": str(suite.path / "go")})
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+    with (suite.path / "killed.txt").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=suite.path, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            until_judged(suite, process)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+    (run,) = suite.runs()
+    return run.name
+
+
+def until_judged(suite: Suite, process: subprocess.Popen[bytes]) -> None:
+    """The first phase's criterion stands in the journal, and the second's rank has started."""
+    deadline = time.monotonic() + 60
+    while True:
+        journal = [path.read_text() for path in suite.shared.glob("*/journal.jsonl")]
+        started = list(suite.shared.glob("*/phases/second/ranks/*.jsonl"))
+        if started and any('"test_all_done"' in text for text in journal):
+            return
+        said = (suite.path / "killed.txt").read_text()
+        assert process.poll() is None and time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def report(suite: Suite, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((suite.reports / run / "report.json").read_text())
+    return found
+
+
+def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
+    """What was judged is there, the rest is lost; it is partial and never FIT; told once."""
+    run = killed(suite)
+    assert not (suite.reports / run / "report.json").exists()
+    (suite.path / "go").touch()
+    result = suite.run_apart("-k", "first")
+    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; left in the *: job *"])
+    record = report(suite, run)
+    assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
+    first, second = record["phases"]
+    assert first["outcome"] == "passed"
+    assert first["criteria"]["test_all_done"] == {"result": "passed", "text": ""}
+    assert first["metrics"]["steps_per_s"]["value"] > 0
+    assert second["outcome"] == "lost" and second["job_id"] and second["criteria"] == {}
+    assert suite.report.resolve().name != run
+    again = suite.run_apart("-k", "first")
+    assert run not in again.stdout.str()
+    assert report(suite, run) == record
+
+
+def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
+    """`clustersmoke history` is such a command too: it says so beside its table."""
+    run = killed(suite)
+    (suite.path / "go").touch()
+    command = [
+        sys.executable,
+        "-m",
+        "pytest_clustersmoke.cli",
+        "history",
+        "--report-dir",
+        "reports",
+    ]
+    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=True)
+    assert f"run {run}: its controller was killed" in done.stderr
+    assert "first" in done.stdout and report(suite, run)["interrupted"] is True
+
+
+def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
+    """A second run beside the first writes no report of it."""
+    suite.phase(args={"wait_for": str(suite.path / "go")})
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+    with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            (run,) = suite.runs()
+            result = suite.run_apart("--cluster-set", "small.args.wait_for=/dev/null")
+            assert result.ret == 0 and run.name not in result.stdout.str()
+            assert not (suite.reports / run.name / "report.json").exists()
+        finally:
+            (suite.path / "go").touch()
+            process.wait(60)
+    assert report(suite, run.name)["verdict"] == "FIT"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"evidence": "/etc"}', "{", "\x00"])
+def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
+    """A directory of a run's name with anything else in it is neither reported nor changed."""
+    suite.phase()
+    odd = suite.reports / "20261101-020000-abcdef"
+    odd.mkdir(parents=True)
+    (odd / "run.json").write_text(text)
+    assert suite.run().ret == 0
+    assert [path.name for path in odd.iterdir()] == ["run.json"]
+
+
+def test_an_interrupted_run_is_marked_as_partial(suite: Suite, tmp_path: Path) -> None:
+    """After -x the phases that nobody judged are named."""
+    suite.cluster(phases={"first": None, "second": None})
+    suite.phase("first", "def test_bad(self, phase):\n    assert 0")
+    suite.phase("second")
+    suite.run("-x")
+    record = suite.record()
+    assert record["partial"] == "nothing was judged of second" and record["verdict"] == "UNFIT"

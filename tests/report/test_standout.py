@@ -1,0 +1,119 @@
+"""What stands out: each kind, its words with their figures, and where it leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report.model import PhaseRecord
+from pytest_clustersmoke.report.standout import Group, stands_out
+
+from .. import records
+from . import staged
+
+
+def found(*phases: PhaseRecord, **changes: Any) -> dict[str, Group]:
+    run = records.run(*phases, **changes)
+    anchors = {one["phase"]: f"phase-{one['phase']}" for one in run["phases"]}
+    return {group.id: group for group in stands_out(run, anchors)}
+
+
+def test_nothing_stands_out_of_a_sound_run() -> None:
+    """A run in which all is well has no such list."""
+    assert found(records.phase()) == {}
+
+
+def test_a_slow_rank_is_named_with_its_node_and_its_times() -> None:
+    """Its own part of a step beside the median of the others', and the whole step."""
+    phase = staged.with_own_times(records.phase(), slow=5)
+    (item,) = found(phase)["stragglers"].items
+    assert item.what == "rank 5 on node2" and item.anchor == "phase-zero1_4node-ranks"
+    assert item.text.startswith("its own part of a step takes 131.0 ms, the others' 40.")
+    assert item.text.endswith("ms, of 142.0 ms a step")
+
+
+def test_an_unexpected_link_is_named_by_its_ends() -> None:
+    """Transport, both nodes, both ranks, and what was expected."""
+    (item,) = found(staged.with_wrong_link(records.phase(), 3))["links"].items
+    assert item.what == "NET/Socket/0 from node1 to node2"
+    assert item.text == "rank 3 to rank 4: expected NET/IB*"
+
+
+def test_a_loss_of_throughput_is_told_in_per_cent() -> None:
+    """The metric furthest off, its value, the others' names, and what changed since."""
+    (item,) = found(staged.slow_phase())["metrics"].items
+    assert item.what == "steps_per_s -30.0 % against the reference 9.500"
+    assert item.text == (
+        "steps_per_s is 6.650 steps/s; also samples_per_s. "
+        "Since the last good run: driver 550.54.15 to 550.90.07"
+    )
+
+
+@pytest.mark.parametrize(("status", "count"), [("ok", 0), ("warn", 1), ("fail", 1)])
+def test_the_past_alone_can_make_a_metric_stand_out(status: Any, count: int) -> None:
+    """Without a reference, warnings and failures of the check against history stand out."""
+    phase = records.phase()
+    metric = staged.against(9.0, 9.5, "steps/s")
+    assert metric["past"]
+    metric["reference"], metric["met"], metric["past"]["status"] = None, None, status
+    phase["metrics"]["steps_per_s"] = metric
+    group = found(phase).get("metrics")
+    assert len(group.items if group else []) == count
+    if group:
+        assert "against the median of 24 runs 9.595" in group.items[0].what
+
+
+def test_what_is_no_number_stands_out() -> None:
+    """NaN is worse than any loss."""
+    phase = staged.slow_phase()
+    phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
+    (item,) = found(phase)["metrics"].items
+    assert item.what == "nan, which is no number" and item.text.startswith("final_loss is nan 1")
+
+
+def test_a_failed_job_stands_first_by_its_cause() -> None:
+    """The primary finding's cause and host; without a finding, the reason."""
+    groups = found(staged.failed_phase(), records.phase("b", outcome="lost", reason="vanished"))
+    assert next(iter(groups)) == "jobs"
+    one, other = groups["jobs"].items
+    assert (one.what, one.text) == ("rank 1 was killed by signal 9", "failed on node0")
+    assert (other.what, other.anchor) == ("vanished", "phase-b")
+
+
+def test_failed_criteria_stand_out_whatever_else_does() -> None:
+    """One by its name and words, several by their number and names."""
+    phase = records.phase()
+    phase["criteria"]["test_sync"] = {"result": "failed", "text": "rank 2 differs\nmore"}
+    (item,) = found(phase)["criteria"].items
+    assert (item.what, item.text) == ("test_sync", "rank 2 differs")
+    phase["criteria"]["test_loss"] = {"result": "failed", "text": "it rose"}
+    (item,) = found(phase)["criteria"].items
+    assert (item.what, item.text) == ("2 of 5 criteria", "test_sync, test_loss")
+
+
+def test_known_failures_do_not_stand_out() -> None:
+    """What somebody answers for is told elsewhere."""
+    phase = records.phase()
+    phase["criteria"]["test_sync"] = {"result": "known", "text": "acknowledged"}
+    assert found(phase) == {}
+
+
+def test_of_many_of_a_kind_some_are_listed_and_the_rest_is_counted() -> None:
+    """The first screen has room for all kinds."""
+    phases = [records.phase(f"p{n}", outcome="failed", reason=f"r{n}") for n in range(9)]
+    group = found(*phases)["jobs"]
+    assert len(group.items) == 3 and group.more == 6
+
+
+def test_gates_that_are_not_proven_stand_out_of_a_proof() -> None:
+    """The phases of a proof fail on purpose; its gates are what counts."""
+    gates = [
+        {"fault": "killed", "status": "proven"},
+        {"fault": "slow", "status": "stayed green", "reasons": ["no criterion turned red"]},
+    ]
+    told = {"gates": gates, "not_applicable": {}}
+    groups = found(staged.failed_phase(), proof=told)
+    assert list(groups) == ["gates"]
+    (item,) = groups["gates"].items
+    assert (item.what, item.text) == ("slow: stayed green", "no criterion turned red")

@@ -1,0 +1,77 @@
+"""Whether the controller of a run still lives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke import controller
+from pytest_clustersmoke.controller import Controller, describe, lives
+from pytest_clustersmoke.rundir import RunDir, read_json, write_json
+
+from .evidence import make_profile
+
+RUN_ID = "20261101-020000-abcdef"
+HOLD = """
+import sys
+from pathlib import Path
+from pytest_clustersmoke.controller import Controller
+from pytest_clustersmoke.rundir import RunDir
+held = Controller(RunDir(Path(sys.argv[1])))
+held.announce({"phases_chosen": ["small"]}, Path(sys.argv[2]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def made(folder: Path, **changes: Any) -> RunDir:
+    run = RunDir(folder / RUN_ID)
+    write_json(run.run, {**describe(make_profile(folder), RUN_ID), **changes})
+    return run
+
+
+def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
+    """Another process that holds the run keeps it alive; killed, it does not."""
+    run = made(tmp_path)
+    words = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        assert lives(run)
+        process.kill()
+        process.wait(10)
+    assert not lives(run)
+
+
+def test_the_report_directory_says_where_the_run_is(tmp_path: Path) -> None:
+    """What was chosen stands in both files; that of the report names the evidence."""
+    run = made(tmp_path)
+    held = Controller(run)
+    held.announce({"phases_chosen": ["small"], "selection": "small"}, tmp_path / "report")
+    held.release()
+    told = read_json(tmp_path / "report" / "run.json")
+    assert told is not None and told["evidence"] == str(run.root)
+    assert told["phases_chosen"] == ["small"] and told["locks"] is True
+    assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_run_that_was_never_announced_is_dead(tmp_path: Path) -> None:
+    """Without a lock's file nobody ever controlled it."""
+    assert not lives(made(tmp_path))
+
+
+@pytest.mark.parametrize(("age_s", "alive"), [(60, True), (controller.LONGEST_S + 60, False)])
+def test_where_there_are_no_locks_age_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, alive: bool
+) -> None:
+    """A file system without locks tells nothing of a run that a job may still belong to."""
+    monkeypatch.setattr(controller, "_lock", lambda fd: False)
+    run = made(tmp_path)
+    held = Controller(run)
+    held.about["begun"] -= age_s
+    held.announce({}, tmp_path / "report")
+    held.release()
+    assert lives(run) is alive

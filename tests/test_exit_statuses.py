@@ -1,0 +1,222 @@
+"""Every exit status that docs/exit-statuses.md lists is one that really comes."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import cli
+
+from .harness import BARE, Suite
+
+ROOT = Path(__file__).resolve().parent.parent
+DOC = ROOT / "docs" / "exit-statuses.md"
+FAILS = "def test_fails(self, phase):\n    assert False"
+# Statuses of `clustersmoke` that other tests provoke, by subcommand and status.
+ELSEWHERE = {
+    ("history", 0): "tests/history/test_command.py",
+    ("compare", 0): "tests/history/test_compare.py::test_two_like_runs_do_not_differ",
+    ("compare", 1): "tests/history/test_compare.py::test_what_differs_is_named",
+    ("references", 0): "tests/history/test_propose.py::test_what_is_printed_is_accepted_where_it_"
+    "is_pasted",
+    ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
+    ("lab up", 1): "tests/lab/test_lab_failures.py",
+    ("lab status", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
+    ("lab env", 0): "tests/lab/test_lab_real.py",
+    ("lab install", 0): "tests/lab/test_lab_config.py",
+    ("lab install", 2): "tests/lab/test_lab_config.py",
+}
+# Of --cluster-prove.
+PROOFS = {
+    0: "tests/prove/test_prove_runs.py::test_a_gate_that_stops_its_fault_is_proven",
+    1: "tests/prove/test_prove_runs.py::test_a_gate_that_stays_green_is_named",
+    6: "tests/prove/test_judge.py::test_the_verdict_over_all_gates",
+}
+
+
+def table(title: str) -> list[list[str]]:
+    """The rows of the table below a heading, without its head."""
+    section = DOC.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def passes(suite: Suite) -> int:
+    suite.phase()
+    return int(suite.run().ret)
+
+
+def a_criterion_fails(suite: Suite) -> int:
+    suite.phase(body=FAILS)
+    return int(suite.run().ret)
+
+
+def interrupted(suite: Suite) -> int:
+    """Ctrl-C while the job waits for a file that never comes."""
+    suite.phase(args={"wait_for": str(suite.path / "never")})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"],
+        cwd=suite.path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        return process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def a_plugin_breaks(suite: Suite) -> int:
+    suite.phase()
+    suite.path.joinpath("conftest.py").write_text("def pytest_runtest_logreport(): 1 / 0\n")
+    return int(suite.run_apart().ret)
+
+
+def a_cluster_is_misspelt(suite: Suite) -> int:
+    suite.phase()
+    return int(suite.run(cluster="on").ret)
+
+
+def nothing_is_left(suite: Suite) -> int:
+    suite.phase()
+    return int(suite.run("-k", "nothing").ret)
+
+
+def what_is_required_is_not_measured(suite: Suite) -> int:
+    suite.cluster(require=["transports"], expect={"small": {"intra_node": ["P2P/*"]}})
+    suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
+    return int(suite.run().ret)
+
+
+PROVOKED: dict[int, Callable[[Suite], int]] = {
+    0: passes,
+    1: a_criterion_fails,
+    2: interrupted,
+    3: a_plugin_breaks,
+    4: a_cluster_is_misspelt,
+    5: nothing_is_left,
+    6: what_is_required_is_not_measured,
+}
+
+
+@pytest.mark.parametrize("status", PROVOKED)
+def test_pytest_ends_with_it(suite: Suite, status: int) -> None:
+    """What the table says of a status makes pytest end with it."""
+    assert PROVOKED[status](suite) == status
+
+
+def test_the_table_of_pytest_is_complete() -> None:
+    """It has each of these statuses, and no other."""
+    rows = table("`pytest --cluster NAME`")
+    assert [int(row[0]) for row in rows] == list(PROVOKED)
+
+
+def test_readme_says_the_same() -> None:
+    """The statuses that the README lists have the same verdicts."""
+    readme = dict(re.findall(r"^\| (\d) \| (FIT|UNFIT|INCONCLUSIVE)\b", README, re.MULTILINE))
+    assert {"0", "1", "6"} <= readme.keys()
+    listed = {row[0]: row[1] for row in table("`pytest --cluster NAME`")}
+    assert all(listed[status].startswith(verdict) for status, verdict in readme.items())
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_a_proof(suite: Suite) -> None:
+    """Its statuses are those that the tests of proofs provoke, and 5 where there is no gate."""
+    rows = {int(row[0]): row[1] for row in table("`pytest --cluster NAME --cluster-prove`")}
+    assert rows == {0: "PROVEN", 1: "NOT PROVEN", 5: "none", 6: "INCONCLUSIVE"}
+    assert rows.keys() == PROOFS.keys() | {5}
+    for place in PROOFS.values():
+        assert exists(place), place
+    suite.phase()
+    result = suite.run("--cluster-prove", "-k", "nothing_of_the_kind")
+    assert result.ret == 5, result.stdout.str()
+    assert "0 gates to prove" in result.stdout.str()
+
+
+def exists(place: str) -> bool:
+    """Whether a test that is pointed to is there."""
+    path, _, name = place.partition("::")
+    if not (ROOT / path).is_file():
+        return False
+    tree = ast.parse((ROOT / path).read_text())
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return name in names if name else any(one.startswith("test_") for one in names)
+
+
+# The subcommands
+
+CALLS: dict[tuple[str, int], tuple[str, ...]] = {
+    ("transports", 0): ("transports", "nccl.log"),
+    ("transports", 2): ("transports", "none.log"),
+    ("diagnose", 0): ("diagnose", "quiet.log"),
+    ("diagnose", 1): ("diagnose", "bad.log"),
+    ("diagnose", 2): ("diagnose", "none.log"),
+    ("init", 0): ("init", "new"),
+    ("init", 2): ("init", "quiet.log"),
+    ("history", 2): ("history", "--report-dir", "none"),
+    ("compare", 2): ("compare", "a", "b"),
+    ("references", 2): ("references", "propose", "--cluster", "one"),
+    ("lab up", 2): ("lab", "up", "--nodes", "0"),
+    ("lab status", 1): ("lab", "status"),
+    ("lab status", 2): ("lab", "status", "--no"),
+    ("lab env", 2): ("lab", "env"),
+    ("lab down", 0): ("lab", "down"),
+    ("lab down", 2): ("lab", "down", "--name", "none"),
+}
+BAD = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+@pytest.mark.parametrize(("call", "status"), [(CALLS[key], key[1]) for key in CALLS])
+def test_clustersmoke_ends_with_it(tmp_path: Path, call: tuple[str, ...], status: int) -> None:
+    """What the table says of a subcommand makes it end so, without a traceback."""
+    tmp_path.joinpath("quiet.log").write_text("all is well\n")
+    tmp_path.joinpath("bad.log").write_text(BAD)
+    log = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
+    tmp_path.joinpath("nccl.log").write_text(log.read_text())
+    own = {"XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
+    env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", *call]
+    done = subprocess.run(command, cwd=tmp_path, env={**env, **own}, capture_output=True, text=True)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
+    """The subcommands of a parser; those of `lab` one by one."""
+    found: set[str] = set()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                nested = subcommands(inner, f"{name} ") if name == "lab" else set()
+                found |= nested or {before + name}
+    return found
+
+
+def test_the_table_of_clustersmoke_is_complete() -> None:
+    """It has every subcommand; each status that it says anything of is provoked, here or there."""
+    rows = {row[0].strip("`"): row[1:] for row in table("`clustersmoke`")}
+    assert set(rows) == subcommands(cli.parser())
+    said = {(name, status) for name, row in rows.items() for status in range(3) if row[status]}
+    assert said == set(CALLS) | set(ELSEWHERE)
+    assert not set(CALLS) & set(ELSEWHERE)
+    for place in ELSEWHERE.values():
+        assert exists(place), place

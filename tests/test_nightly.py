@@ -1,0 +1,297 @@
+"""The examples of docs/nightly.md: what the page shows is what the files hold, and it works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from croniter import croniter
+
+from pytest_clustersmoke import exclusive, lab
+
+from .harness import BARE, Suite
+from .needs import need_lab
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+EXAMPLES = DOCS / "examples"
+SCRIPT, CRONTAB, WORKFLOW = (EXAMPLES / f"nightly.{kind}" for kind in ("sh", "crontab", "yml"))
+# A tool that pip put beside this Python, whether or not its environment is activated.
+TOOLS = Path(sys.executable).parent
+# All that cron sets for a job of a user's crontab (man 5 crontab).
+CRON = {"LOGNAME": "someone", "SHELL": "/bin/sh", "PATH": "/usr/bin:/bin"}
+RUNNERS_BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # `shell: bash` of a step
+
+
+def workflow() -> dict[str, Any]:
+    # YAML 1.1 reads the key `on` as true; the text is what GitHub reads.
+    loaded: dict[str, Any] = yaml.load(WORKFLOW.read_text(), Loader=yaml.BaseLoader)
+    return loaded
+
+
+def job() -> dict[str, Any]:
+    (found,) = workflow()["jobs"].values()
+    return dict(found)
+
+
+def steps() -> dict[str, str]:
+    """The shell scripts of the workflow's steps, by their names."""
+    return {one["name"]: one["run"] for one in job()["steps"] if "run" in one}
+
+
+def crontab() -> list[tuple[str, str]]:
+    """The lines of the crontab that start something: when, and what."""
+    found = []
+    for line in CRONTAB.read_text().splitlines():
+        if not line or line.startswith("#") or re.match(r"[A-Za-z_]+\s*=", line):
+            continue
+        fields = line.split(None, 5)
+        found.append((" ".join(fields[:5]), fields[5]))
+    return found
+
+
+def test_the_page_shows_the_files() -> None:
+    """Each example stands in a block of the page, letter for letter, and is linked from it."""
+    page = (DOCS / "nightly.md").read_text()
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for path in (SCRIPT, CRONTAB, WORKFLOW):
+        assert path.read_text() in blocks, path.name
+        assert f"(examples/{path.name})" in page
+    assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW])
+
+
+def test_the_page_shows_the_line_of_a_second_run(tmp_path: Path) -> None:
+    """What the page says of a cluster in use has the words of the real refusal."""
+    page = (DOCS / "nightly.md").read_text()
+    (line,) = re.findall(r"^ERROR: (--cluster-exclusive: .*)$", page, re.MULTILINE)
+    path = exclusive.lock_path(tmp_path, "gilbreth")
+    path.write_text(
+        '{"run_id": "20261122-023001-64d4f4", "user": "ops", "host": "login1", "pid": 4711,'
+        ' "since": "2026-11-22 02:30:03 +0000"}'
+    )
+    (problem,) = exclusive._taken(path, "gilbreth").problems
+    assert str(problem).replace(str(tmp_path), "/scratch/…/runs") == line
+
+
+def checked(*words: str | Path) -> None:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_scripts_are_sound_bash(tmp_path: Path) -> None:
+    """bash reads them and shellcheck has nothing to say of them; the steps of the workflow, too."""
+    scripts = [SCRIPT]
+    for number, text in enumerate(steps().values()):
+        scripts.append(tmp_path / f"step{number}.sh")
+        scripts[-1].write_text(text)
+    assert len(scripts) == 3 and os.access(SCRIPT, os.X_OK)
+    for path in scripts:
+        checked("bash", "-n", path)
+        checked(TOOLS / "shellcheck", "--shell=bash", "--severity=style", path)
+
+
+def test_the_workflow_is_one_of_github(tmp_path: Path) -> None:
+    """GitHub's schema of workflows accepts it, and refuses what is none."""
+    command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema")
+    checked(*command, "vendor.github-workflows", WORKFLOW)
+    broken = tmp_path / "broken.yml"
+    broken.write_text(WORKFLOW.read_text().replace("runs-on:", "runs-at:"))
+    with pytest.raises(AssertionError, match="runs-on"):
+        checked(*command, "vendor.github-workflows", broken)
+
+
+def test_the_times_are_once_a_night() -> None:
+    """Of crontab and workflow: a time that cron knows, which comes once in 24 hours."""
+    times = [when for when, _ in crontab()]
+    times += [one["cron"] for one in workflow()["on"]["schedule"]]
+    assert len(times) == 2
+    for when in times:
+        assert croniter.is_valid(when), when
+        nights = croniter(when, 1_800_000_000)
+        first, second = nights.get_next(float), nights.get_next(float)
+        assert second - first == 24 * 3600
+
+
+def test_the_crontab_starts_the_script() -> None:
+    """Its one command is the script, at the place that the page names, without cron's `%`."""
+    ((_, command),) = crontab()
+    assert command == '"$HOME/clustersmoke/nightly.sh"' and "%" not in command
+
+
+def test_every_run_of_the_examples_is_exclusive() -> None:
+    """Script and workflow take the cluster's lock, and give the reports a place that stays."""
+    for text in (SCRIPT.read_text(), steps()["Run the phases"]):
+        assert text.count("--cluster-exclusive") == 1
+        assert text.count('--cluster-report-dir "$REPORTS"') == 1
+
+
+def by_cron(home: Path) -> subprocess.CompletedProcess[str]:
+    """Run the crontab's command as cron does: by sh, in the home directory, with cron's variables
+    alone."""
+    ((_, command),) = crontab()
+    return subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=home,
+        env={**CRON, "HOME": str(home)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def settle(home: Path, suite: Path, **settings: str) -> None:
+    """Put the script beside the suite, and what this machine needs into nightly.env."""
+    shutil.copy(SCRIPT, suite / "nightly.sh")
+    lines = [
+        f"{name}='{value}'\n" for name, value in {"PYTHON": sys.executable, **settings}.items()
+    ]
+    (suite / "nightly.env").write_text("".join(lines))
+    if not (home / "clustersmoke").exists():
+        (home / "clustersmoke").symlink_to(suite)
+
+
+@pytest.fixture
+def night(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a suite on this machine whose one phase passes at once."""
+    home = tmp_path_factory.mktemp("cron")
+    (suite.path / "smoke_tests").mkdir()
+    suite.phase(file="smoke_tests/test_small.py")
+    (suite.path / "pytest.ini").write_text("[pytest]\n")
+    settle(home, suite.path, CLUSTER="one", PYTEST_ADDOPTS=" ".join(BARE))
+    return home
+
+
+def test_a_night_that_is_fit_is_silent(night: Path, suite: Suite) -> None:
+    """Nothing for cron to mail; the output is kept beside the report."""
+    done = by_cron(night)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (log,) = suite.reports.glob("nightly-*.log")
+    assert log.read_text().splitlines()[-1] == "FIT: 1 of 1 phases"
+    assert (suite.report / "junit.xml").is_file()
+
+
+def test_a_night_that_is_not_fit_is_mailed(night: Path, suite: Suite) -> None:
+    """All that pytest printed, its exit status, and where it is kept; old outputs are gone."""
+    suite.phase(file="smoke_tests/test_small.py", body="def test_fails(self, phase):\n    assert 0")
+    suite.reports.mkdir()
+    old, kept = suite.reports / "nightly-20200101-023000-1.log", suite.reports / "mine.log"
+    for path in (old, kept):
+        path.touch()
+        os.utime(path, (0, 0))
+    done = by_cron(night)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "UNFIT: 1 of 1 phases (small: test_fails)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("exit status 1; this output: ")
+    assert not old.exists() and kept.exists()
+
+
+def test_the_second_night_says_who_has_the_cluster(night: Path, suite: Suite) -> None:
+    """Status 4 and the line with the holder, while the first goes on."""
+    code = (
+        "import sys; from pathlib import Path; from pytest_clustersmoke.exclusive import take\n"
+        "held = take(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
+        "sys.stdin.read(); held.release()"
+    )
+    command = [sys.executable, "-c", code, str(suite.shared)]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        done = by_cron(night)
+    finally:
+        first.communicate("")
+    assert done.returncode == 4
+    assert "one is in use: run the-first has it since 2" in done.stdout
+    assert f"(pid {first.pid} of " in done.stdout
+
+
+def test_a_setting_that_is_missing_is_named(night: Path, suite: Suite) -> None:
+    """Without CLUSTER nothing is run."""
+    (suite.path / "nightly.env").unlink()
+    done = by_cron(night)
+    assert done.returncode != 0 and "CLUSTER: set it in nightly.env" in done.stderr
+    assert suite.published() == []
+
+
+# On a real Slurm
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """A home whose ~/clustersmoke is what `clustersmoke init` wrote for a lab of one node."""
+    need_lab()
+    folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
+    running = lab.up(lab.LabSettings(name=f"nightly-{os.getpid()}", nodes=1))
+    try:
+        conf = str(running.slurm_conf)
+        words = ("init", "--cluster", "lab", str(folder / "clustersmoke"))
+        command = [sys.executable, "-m", "pytest_clustersmoke.cli", *words]
+        subprocess.run(command, env={**os.environ, "SLURM_CONF": conf}, check=True)
+        only = f"{' '.join(BARE)} -m singlegpu"
+        suite = folder / "clustersmoke"
+        settle(folder, suite, CLUSTER="lab", SLURM_CONF=conf, PYTEST_ADDOPTS=only)
+        yield folder
+    finally:
+        lab.down(running.name)
+        shutil.rmtree(folder)
+
+
+def newest(reports: Path) -> tuple[str, int]:
+    """The newest run's id, and how many cases its junit.xml has; none of them failed."""
+    run = (reports / "latest").resolve()
+    suites = ElementTree.parse(run / "junit.xml").getroot().iter("testsuite")
+    counted = [(int(one.get("tests", 0)), one.get("failures"), one.get("errors")) for one in suites]
+    ((cases, failures, errors),) = counted
+    assert (failures, errors) == ("0", "0")
+    return run.name, cases
+
+
+@pytest.mark.lab
+def test_the_crontab_runs_on_slurm(home: Path) -> None:
+    """With cron's environment a real phase is FIT, in silence."""
+    done = by_cron(home)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert newest(home / "clustersmoke" / "reports")[1] > 10
+
+
+@pytest.mark.lab
+def test_the_workflow_runs_on_slurm(home: Path) -> None:
+    """Its steps, as a runner runs them: a real phase is FIT, the report found is that of this run,
+    what is to be uploaded is there, and the summary is on the job's page."""
+    suite, work = home / "clustersmoke", home / "runner"
+    work.mkdir()
+    settings = dict(
+        line.rstrip().split("=", 1) for line in (suite / "nightly.env").read_text().splitlines()
+    )
+    env = {**CRON, "HOME": str(home), "RUNNER_TEMP": str(work), **job()["env"]}
+    env |= {name: value.strip("'") for name, value in settings.items()}
+    env |= {"REPORTS": str(work / "reports"), "GITHUB_OUTPUT": str(work / "output")}
+    env |= {"GITHUB_STEP_SUMMARY": str(work / "summary.md")}
+    for name, text in steps().items():
+        script = work / "step.sh"
+        script.write_text(text)
+        command = [*RUNNERS_BASH, str(script)]
+        done = subprocess.run(command, cwd=suite, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, (name, done.stdout + done.stderr)
+    run, _ = newest(work / "reports")
+    assert (work / "output").read_text() == f"path={work}/reports/{run}\n"
+    upload = next(one["with"]["path"] for one in job()["steps"] if "upload" in one.get("uses", ""))
+    for line in upload.splitlines():
+        name = line.rpartition("/")[2]
+        assert (work / "reports" / run / name).is_file(), name
+    assert "FIT" in (work / "summary.md").read_text()
+    # A run that was refused leaves no report of its own to find.
+    (work / "before").write_text(f"{run}\n")
+    (work / "output").unlink()
+    command = [*RUNNERS_BASH, "-c", steps()["Find the report"]]
+    subprocess.run(command, cwd=suite, env=env, check=True)
+    assert not (work / "output").exists()
