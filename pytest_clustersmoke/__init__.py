@@ -4,10 +4,11 @@ The way of the data, and where each step lives:
 
     options + cluster.yaml -> phases -> preflight -> submit -> [node: launch -> [rank program]]
                                                                                       |
-              junit.xml, report.json, terminal <- report <- criteria <- result <- evidence
+  junit.xml, report.json, index.html, history <- report <- criteria <- result <- evidence
 
     plugin.py       pytest's hooks, options, markers and the `phase` fixture; parses and delegates
     items.py        what pytest collects: phase classes, their jobs, their criteria
+    register.py     which suite a session gets
     suite.py        the suite of one pytest session; distributed.py: the same under pytest-xdist
     cluster/        cluster.yaml -> checked, frozen profile
     marker.py       what a phase's marker says
@@ -41,8 +42,10 @@ The way of the data, and where each step lives:
                     (rank/staged/: what a rank does to stage one)
     known.py        acknowledged failures: what in cluster.yaml answers for one, and until when
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
-    report/         JUnit properties, report.json, the terminal's table
-    rundir.py       every file name of a run
+    report/         the record of a run (report.json), and all that is rendered from it
+    identity.py     what a phase ran on; history/: past runs, and the comparison with them
+    rundir.py       every file name of a run; controller.py: who runs it, and whether it still lives
+    interrupts.py   SIGINT and SIGTERM cancel at once
     exclusive.py    one run of a cluster at a time, where that is asked for
     init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster
     lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command

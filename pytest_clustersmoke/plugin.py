@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if needs:
         raise pytest.UsageError(f"{needs[0]} needs --cluster NAME")
     if name and not config.getoption("--cluster-list"):
-        from .suite import register
+        from .register import register
 
         register(config, name)
 

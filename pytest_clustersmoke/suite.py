@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .cluster import Profile, find_config, load
+from .cluster import Profile
 from .errors import Problem, UsageProblems
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
@@ -24,6 +24,7 @@ from .known import Acknowledgements
 from .live.show import Show, say
 from .marker import Marked
 from .phase import Phase, absence, resolve_all
+from .report.junit import OwnFile, complete
 from .verdict import Tally
 
 if TYPE_CHECKING:
@@ -31,61 +32,6 @@ if TYPE_CHECKING:
     from .result import PhaseResult
     from .rundir import RunDir
     from .session import Session
-
-
-TAKEN_FOR_ROOT = (
-    "pytest took the directory of --cluster-report-dir for its root, as it exists and stands apart "
-    "from its option: write --cluster-report-dir=DIR, with `=`"
-)
-
-
-def register(config: pytest.Config, name: str) -> None:
-    """Read the profile and register the suite; a worker gets one that only waits."""
-    report_dir = config.getoption("--cluster-report-dir")
-    if report_dir and Path(report_dir).resolve() == config.rootpath.resolve() != Path.cwd():
-        raise pytest.UsageError(TAKEN_FOR_ROOT)  # pytest does not know yet whose word it is
-    try:
-        path = find_config(config.rootpath, config.getoption("--cluster-config"))
-        profile = load(path, os.environ).profile(name)
-    except UsageProblems as found:
-        if getattr(config.option, "tx", None):
-            raise pytest.UsageError(str(found)) from None
-        config.pluginmanager.register(Unusable(found.problems), "clustersmoke-suite")
-        return
-    jobs = config.getoption("--cluster-max-jobs")
-    if jobs:
-        limits = profile.limits.model_copy(update={"max_jobs": jobs})
-        profile = profile.model_copy(update={"limits": limits})
-    suite: Suite
-    if config.getoption("--cluster-prove"):
-        from .prove import ProveSuite
-
-        suite = ProveSuite(config, profile)
-    elif hasattr(config, "workerinput"):
-        from .distributed import WorkerSuite
-
-        suite = WorkerSuite(config, profile)
-    elif getattr(config.option, "tx", None):  # xdist's workers, by -n or --tx
-        from .distributed import ControllerSuite
-
-        suite = ControllerSuite(config, profile)
-    else:
-        suite = Suite(config, profile)
-    config.pluginmanager.register(suite, "clustersmoke-suite")
-
-
-class Unusable:
-    """In the place of a suite where cluster.yaml cannot be used: what is wrong with the phases'
-    markers is told with it, all at once."""
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self._problems = list(problems)
-
-    def read(self, read: object, problems: list[Problem], items: object) -> None:
-        raise pytest.UsageError("\n".join(map(str, [*self._problems, *problems])))
-
-    def header(self) -> list[str]:
-        return []
 
 
 class Suite:
@@ -112,7 +58,7 @@ class Suite:
         self._plans_only = bool(
             config.getoption("--cluster-dry-run") or config.getoption("collectonly")
         )
-        self._own_junit()
+        self._junit = OwnFile(config, self.report_path / "junit.xml", self._plans_only)
 
     @cached_property
     def known(self) -> Acknowledgements:
@@ -332,11 +278,9 @@ class Suite:
             assert self.run is not None
             self.tally.known_remarks = self.known.remarks(self.tally, self.run)
             session.exitstatus = self.tally.exit_code()
-            from .report.junit import complete
-
             complete(self)  # the verdict is known, and pytest writes the file next
         else:
-            self._drop_empty_junit()
+            self._junit.drop()  # nothing ran, so there is no run to report
         yield
         if self.session is not None:
             try:
@@ -354,24 +298,6 @@ class Suite:
         assert self._controller is not None
         self._controller.release()
 
-    # junit.xml of the run's own, unless the user asked for one elsewhere
-
     @property
     def report_path(self) -> Path:
         return self.report_dir / self.run_id
-
-    def _own_junit(self) -> None:
-        option = self.config.option
-        self._junit = not getattr(option, "xmlpath", None) and not self._plans_only
-        if self._junit and not hasattr(self.config, "workerinput"):
-            option.xmlpath = str(self.report_path / "junit.xml")
-
-    def _drop_empty_junit(self) -> None:
-        """Nothing ran, so there is no run to report: no file is written, none is told of."""
-        from _pytest.junitxml import xml_key
-
-        xml = self.config.stash.get(xml_key, None)
-        if self._junit and xml is not None:
-            xml.logfile = os.devnull  # its own end of the session is under way already
-            del self.config.stash[xml_key]
-            self.config.pluginmanager.unregister(xml)

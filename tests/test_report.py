@@ -77,6 +77,22 @@ def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> N
     assert shown in lines[1]
 
 
+def test_the_verdict_is_told_where_no_report_can_be_made(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours costs the report, which is an internal error, and not the verdict."""
+
+    def broken(run: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("pytest_clustersmoke.report.finish.make_record", broken)
+    suite.phase()
+    result = suite.run()
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases"
+    assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
+
+
 def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
     """Below reports/ everything is readable by others; the run's directory is 0700."""
     old = os.umask(0o022)

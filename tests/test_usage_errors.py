@@ -394,3 +394,14 @@ def test_the_file_and_the_markers_are_told_together(suite: Suite) -> None:
     suite.phase(gpus_per_nod=2)
     first, second = suite.refused()
     assert "unknown key `shard_dir`" in first and "unknown argument `gpus_per_nod`" in second
+
+
+def test_a_report_directory_that_pytest_takes_for_its_root(suite: Suite, tmp_path: Path) -> None:
+    """It exists, and stands apart from its option: the error says how to write it."""
+    suite.phase()
+    other = tmp_path / "kept"
+    other.mkdir()
+    result = suite.run_apart("--cluster-report-dir", other)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*there is one in *write paths behind options with `=`*"])
+    assert suite.run_apart(f"--cluster-report-dir={other}").ret == 0

@@ -25,7 +25,7 @@ status=0
 # At the limit SIGTERM has pytest cancel its jobs and report what is known (status 2).
 timeout --preserve-status --kill-after=10m "$LIMIT" \
   "$PYTHON" -m pytest smoke_tests --cluster "$CLUSTER" --cluster-exclusive \
-  --cluster-report-dir "$REPORTS" --color=no "$@" >"$log" 2>&1 </dev/null || status=$?
+  --cluster-report-dir="$REPORTS" --color=no "$@" >"$log" 2>&1 </dev/null || status=$?
 if [ "$status" -ne 0 ]; then
   cat "$log"
   echo "exit status $status; this output: $log"

@@ -39,11 +39,24 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
                 Problem(
                     f"no {CONFIG_NAME} in {rootdir}",
                     expected="a file of profiles there",
-                    todo="write one (`clustersmoke init`), or name one with --cluster-config",
+                    todo=_other_root(rootdir)
+                    or "write one (`clustersmoke init`), or name one with --cluster-config",
                 )
             ]
         )
     return path
+
+
+def _other_root(rootdir: Path) -> str:
+    """What to do where the file is here and pytest's root is not: before it knows our options,
+    pytest takes the word behind one for a path, and any that exists for a part of the suite."""
+    here = Path.cwd()
+    if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
+        return ""
+    return (
+        f"there is one in {here}, but pytest took {rootdir} for its root: write paths behind "
+        "options with `=` (--cluster-report-dir=DIR), or add --rootdir=."
+    )
 
 
 class ClusterFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from .publish import publish
@@ -16,17 +17,14 @@ if TYPE_CHECKING:
 def finish(suite: Suite, reporter: Any) -> bool:
     """Report a run whose jobs are over; False where the report could not be written."""
     assert suite.run is not None
-    record = make_record(
-        Run(
-            suite.run,
-            suite.about,
-            suite.tally,
-            suite.profile,
-            suite.phases,
-            tuple(suite.absences),
-            _partial(suite),
-        )
-    )
+    asked = (suite.about, suite.tally, suite.profile, suite.phases, tuple(suite.absences))
+    try:
+        record = make_record(Run(suite.run, *asked, _partial(suite)))
+    except Exception:  # of ours; what was found of the cluster is told all the same
+        traceback.print_exc()
+        if reporter is not None:
+            reporter.write_line(f"no report could be made: {suite.tally.sentence()}", red=True)
+        return False
     written = True
     try:
         remarks = publish(

@@ -7,6 +7,7 @@ it without either. It is done to what pytest holds, not to the file, which may b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
@@ -19,6 +20,8 @@ from ..identity import VERSIONS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from ..suite import Suite
 
 MAX_TEXT_BYTES = 16 * 2**10  # of all texts of one case
@@ -27,6 +30,24 @@ HEAD = 0.75  # of a text that is cut: a finding stands first, an assertion's wor
 CUT_OFF = "the run ended before this was judged"
 TOLD = ("failure", "error")
 OUTPUT = ("system-out", "system-err")
+
+
+class OwnFile:
+    """junit.xml in the run's own directory, unless the user asked for one elsewhere."""
+
+    def __init__(self, config: pytest.Config, path: Path, plans_only: bool) -> None:
+        self._config = config
+        self._ours = not getattr(config.option, "xmlpath", None) and not plans_only
+        if self._ours and not hasattr(config, "workerinput"):
+            config.option.xmlpath = str(path)
+
+    def drop(self) -> None:
+        """No file is written, and none is told of."""
+        xml = self._config.stash.get(xml_key, None)
+        if self._ours and xml is not None:
+            xml.logfile = os.devnull  # its own end of the session is under way already
+            del self._config.stash[xml_key]
+            self._config.pluginmanager.unregister(xml)
 
 
 def complete(suite: Suite) -> None:
