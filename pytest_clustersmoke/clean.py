@@ -19,4 +19,6 @@ def line(text: str) -> str:
 
 def lines(text: str) -> str:
     """The text with its lines and tabs."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() or char in "\n\t" else REPLACEMENT for char in text)

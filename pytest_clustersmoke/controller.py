@@ -1,17 +1,19 @@
 """Who runs a run, and whether it still lives: so that a later command can tell a run that is under
 way from one whose controller was killed.
 
-The controller holds a lock on a file of the run's directory; the kernel drops it with the process,
-on whatever host that was.
+The controller holds a lock on a file of the run's directory, which the kernel drops with the
+process, and touches it now and then for hosts that do not see the lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 # File systems without locks (Lustre mounted without `flock`) tell nothing: a run there is taken to
 # live as long as a job may run.
 LONGEST_S = 8 * 24 * 3600
+# A controller shows every BEAT_S that it lives; clocks of hosts and of file servers differ.
+BEAT_S, SILENT_S = 60.0, 1800.0
 
 
 def describe(profile: Profile, run_id: str) -> dict[str, Any]:
@@ -70,22 +74,34 @@ class Controller:
         os.close(self._fd)
 
 
-def lives(run: RunDir) -> bool:
-    """Whether the run's controller may still be at work."""
+@contextmanager
+def seized(run: RunDir) -> Iterator[bool]:
+    """Whether the run's controller is dead; while this lasts the run is ours, so that two commands
+    do not report it both."""
     about = read_json(run.run) or {}
     try:
         fd = os.open(run.lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
+    except OSError as error:  # it was never controlled, or it cannot be told now
+        yield isinstance(error, FileNotFoundError)
+        return
     try:
-        if about.get("locks") and _lock(fd):
-            return False
+        yield _lock(fd) and _is_dead(about, os.fstat(fd).st_mtime)
     finally:
         os.close(fd)
-    if about.get("locks"):
+
+
+def _is_dead(about: Mapping[str, Any], beat: float) -> bool:
+    """Of a run whose lock is free. On some file systems locks hold on one host alone (Lustre's
+    `localflock`, NFS' `local_lock`, BeeGFS), and on some there are none: then the beats tell."""
+    if about.get("locks") and about.get("host") == socket.gethostname():
         return True
-    began = about.get("begun")
-    return isinstance(began, float) and time.time() - began < LONGEST_S
+    return time.time() - beat > (SILENT_S if about.get("locks") else LONGEST_S)
+
+
+def beat(run: RunDir) -> None:
+    """Show other hosts that the controller lives; the watch over its jobs calls this."""
+    with contextlib.suppress(OSError):
+        os.utime(run.lock)
 
 
 def _lock(fd: int) -> bool:

@@ -276,10 +276,14 @@ def _text(value: Any) -> str | None:
 
 
 def collect(
-    directory: PhaseDir, profile: Profile | None = None, report_dir: Path | None = None
+    directory: PhaseDir,
+    profile: Profile | None = None,
+    report_dir: Path | None = None,
+    *,
+    all_marks: bool = True,
 ) -> PhaseResult:
     """Read everything a phase's job left behind in its directory; its past runs are those that
-    `report_dir` has."""
+    `report_dir` has. Without `all_marks` only the last step of each rank is read."""
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,
@@ -291,7 +295,7 @@ def collect(
         spec=spec,
         job=read_json(directory.result) or {},
         nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
-        ranks=tuple(_rank(directory, rank, job_of(spec)) for rank in range(world_size)),
+        ranks=tuple(_rank(directory, rank, job_of(spec), all_marks) for rank in range(world_size)),
         references=dict(profile.references.get(name, {})) if profile else {},
         expect=profile.expect.get(name) if profile else None,
         past=Past(profile.name, report_dir, profile.history_check == "fail")
@@ -300,9 +304,9 @@ def collect(
     )
 
 
-def _rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
+def _rank(directory: PhaseDir, rank: int, job: str, all_marks: bool) -> RankResult:
     """A rank's own events; those of another job count for nothing."""
-    events = read_events(directory.rank_events(rank))
+    events = read_events(directory.rank_events(rank), all_marks)
     return RankResult(rank, of_job(events, job, rank) if job else events)
 
 

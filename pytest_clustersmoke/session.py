@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from . import diagnose
+from .controller import BEAT_S, beat
 from .diagnose.node_checks import warnings
 from .findings import Finding
 from .launch.flag import visible
@@ -60,6 +61,7 @@ class Session:
         self._watched: dict[str, Watched] = {}
         self._submitted_wall: dict[str, float] = {}
         self._judged: dict[tuple[str, str], str] = {}
+        self._beaten = time.monotonic()
         self.board = Board(self.phases)
         self._stop = threading.Event()
         self._submitting: Phase | None = None
@@ -87,6 +89,11 @@ class Session:
             self._judged[phase, criterion] = one["result"]
             with contextlib.suppress(OSError):  # a full disk must not fail a criterion
                 self._journal.write("judged", phase=phase, criterion=criterion, **one)
+
+    def failed(self, test: str) -> None:
+        """Keep that a test failed which is no phase's."""
+        with contextlib.suppress(OSError):
+            self._journal.write("failed", test=test)
 
     def cancel(self) -> None:
         """Have every job ended; returns at once, so that a signal handler may call it.
@@ -123,6 +130,7 @@ class Session:
             self._preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
             while (self._waiting or self._watched) and not self._stop.is_set():
+                self._beat()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
                 self._look()
@@ -132,6 +140,11 @@ class Session:
         except BaseException as error:  # told to whoever waits; a thread has nobody else to tell
             self.board.fail(error)
             self._cancel_quietly()
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten >= BEAT_S:
+            self._beaten = time.monotonic()
+            beat(self.run)
 
     def _preflight(self) -> None:
         """Ask the scheduler about all phases; those that it would not run are told now."""

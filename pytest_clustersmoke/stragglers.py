@@ -110,6 +110,8 @@ def _times(rank: RankResult) -> _Times:
 def seconds(record: Mapping[str, Any], name: str) -> list[float]:
     """A list of seconds that a rank wrote; empty where anything in it is none."""
     raw = record.get(name)
-    values = [number(one) for one in raw] if isinstance(raw, list) else []
+    listed = raw if isinstance(raw, list) else []
+    # Hundreds of thousands of them in a large job, nearly all plain numbers.
+    values = [one if type(one) is float else number(one) for one in listed]
     good = [one for one in values if one is not None and 0 <= one < float("inf")]
     return good if len(good) == len(values) else []

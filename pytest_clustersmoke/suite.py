@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .cluster import Profile
+from .cluster import Profile, find_config
 from .errors import Problem, UsageProblems
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
@@ -47,6 +48,7 @@ class Suite:
         ).absolute()
         self.tally = Tally(profile.require)
         self.absences: list[str] = []
+        self.remarks: list[str] = []  # on the report itself
         self.phases: dict[str, Phase] = {}
         self.run: RunDir | None = None
         self.session: Session | None = None
@@ -150,6 +152,7 @@ class Suite:
         self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
         self.show = Show(self.config, self.session)
         self._interrupts.catch()
+        self._recover()
         self.session.start()
 
     def _take_cluster(self) -> None:
@@ -161,22 +164,30 @@ class Suite:
             self.config.add_cleanup(held.release)
 
     def _announce(self, run: RunDir) -> None:
-        """From here on a later command can tell what became of the run, whatever ends this one;
-        and this one tells what became of those before it."""
+        """From here on a later command can tell what became of the run, whatever ends this one."""
         from .controller import Controller
-        from .report.recover import recover
 
-        self._controller = Controller(run)
         try:
+            self._controller = Controller(run)
             self._controller.announce(self.asked(), self.report_path)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
-        for line in recover(self.report_dir, os.environ, self.profile):
+
+    def _recover(self) -> None:
+        """Tell what became of runs before this one that were never reported."""
+        from .report.recover import recover
+
+        for line in recover(self.report_dir, os.environ):
             say(self.config, line)
 
     def asked(self) -> dict[str, Any]:
         """What run.json says of what was asked, beside the cluster."""
-        return {"phases_chosen": self.tally.chosen, "selection": self.tally.selection}
+        config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
+        return {
+            "phases_chosen": self.tally.chosen,
+            "selection": self.tally.selection,
+            "config": str(config.absolute()),
+        }
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -257,6 +268,8 @@ class Suite:
         if heard is not None and self.session is not None:
             phase, name = heard
             self.session.judged(phase, name, self.tally.criteria[phase][name])
+        elif self.session is not None and report.failed:
+            self.session.failed(report.nodeid)
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
@@ -265,20 +278,8 @@ class Suite:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is not None:
-            assert self.show is not None
-            self.show.close()
-            for name in self.session.close():
-                self.absences.append(
-                    f"{name}: the scheduler has not answered its submission; look into the queue"
-                )
-            self.tally.outcomes = {
-                name: judged.outcome for name, judged in self.session.outcomes.items()
-            }
-            self.tally.exitstatus = int(exitstatus)
-            assert self.run is not None
-            self.tally.known_remarks = self.known.remarks(self.tally, self.run)
-            session.exitstatus = self.tally.exit_code()
-            complete(self)  # the verdict is known, and pytest writes the file next
+            self._interrupts.ending()
+            self._judge_run(session, int(exitstatus))
         else:
             self._junit.drop()  # nothing ran, so there is no run to report
         yield
@@ -287,6 +288,26 @@ class Suite:
                 self._publish(session)
             finally:
                 self._interrupts.release()
+
+    def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
+        """Have every job ended, then give the verdict: pytest writes its files with it next."""
+        assert self.session is not None and self.show is not None and self.run is not None
+        self.show.close()
+        for name in self.session.close():
+            self.absences.append(
+                f"{name}: the scheduler has not answered its submission; look into the queue"
+            )
+        self.tally.outcomes = {
+            name: judged.outcome for name, judged in self.session.outcomes.items()
+        }
+        self.tally.exitstatus = exitstatus
+        session.exitstatus = self.tally.exit_code()
+        try:
+            self.tally.known_remarks = self.known.remarks(self.tally, self.run)
+            complete(self)
+        except Exception as error:  # of ours, and no reason to lose the verdict
+            traceback.print_exc()
+            self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
 
     def _publish(self, session: pytest.Session) -> None:
         """Write the report, then end the terminal's output with the verdict."""

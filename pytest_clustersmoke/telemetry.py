@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ MAX_FILE_BYTES = 256 * 2**20
 # Marks of progress (a run of weeks has millions): of each file the first and last are kept. All
 # other events of a file are few.
 MARK, MAX_MARKS, MAX_OTHER_BYTES = "step", 20_000, 64 * 2**20
+# How EventWriter begins a mark; and of how many the last is looked for: a killed rank tears one.
+MARK_BEGINS, LAST_MARKS = f'{{"event": "{MARK}", '.encode(), 8
 # What a rank's `start` says it is written in; a file of another schema is not read.
 SCHEMA = 1
 
@@ -115,17 +117,25 @@ class Events:
         )
 
 
-def read_events(path: Path) -> Events:
-    """Read a file of events; a file that is absent, torn or no such file gives what can be read."""
+def read_events(path: Path, all_marks: bool = True) -> Events:
+    """Read a file of events; a file that is absent, torn or no such file gives what can be read.
+
+    Without `all_marks` the last mark of progress stands for all: the others, nearly all of a long
+    job's lines, are passed over unread.
+    """
     events = Events(path)
     kept: list[tuple[int, dict[str, Any]]] = []
     last: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_MARKS)
+    unread: deque[tuple[int, bytes]] = deque(maxlen=LAST_MARKS)
     try:
         with path.open("rb") as stream:
             read_bytes = other_bytes = marks = line_number = 0
             while read_bytes < MAX_FILE_BYTES and (line := stream.readline(MAX_LINE_BYTES)):
                 read_bytes += len(line)
                 line_number += 1
+                if not all_marks and line.startswith(MARK_BEGINS):
+                    unread.append((line_number, line))
+                    continue
                 record = read_record(line)
                 mark = record is not None and record["event"] == MARK
                 marks += mark
@@ -138,10 +148,18 @@ def read_events(path: Path) -> Events:
                     kept.append((line_number, record))
     except OSError:
         pass
-    kept = sorted([*kept, *last], key=lambda pair: pair[0])
+    kept = sorted([*kept, *last, *_last_mark(unread)], key=lambda pair: pair[0])
     events.records = [record for _, record in kept]
     events.lines = [line_number for line_number, _ in kept]
     return events
+
+
+def _last_mark(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, dict[str, Any]]]:
+    """The last of these lines that can be read, with its number."""
+    for line_number, line in reversed(list(lines)):
+        if (record := read_record(line)) is not None:
+            return [(line_number, record)]
+    return []
 
 
 def of_job(events: Events, job: str, rank: int) -> Events:

@@ -70,9 +70,9 @@ class Transports:
                     reader.file(path, str(path.relative_to(root)), scope=str(node.node_rank))
                 except Unreadable as error:
                     self.unreadable.append(str(error))
-        said = {rank.start.get("nccl") for rank in self._result.ranks}
-        version = said.pop() if len(said) == 1 else None
-        return reader.log(version if isinstance(version, str) else None)
+        told = [rank.start.get("nccl") for rank in self._result.ranks]
+        said = {version for version in told if isinstance(version, str)}
+        return reader.log(said.pop() if len(said) == 1 else None)
 
     @cached_property
     def placed(self) -> Placed:

@@ -38,6 +38,8 @@ class Tally:
     chosen: list[str] = field(default_factory=list)
     multi_rank: set[str] = field(default_factory=set)
     all_criteria: bool = True
+    collected: dict[str, set[str]] = field(default_factory=dict)  # all criteria of chosen phases
+    planned: dict[str, set[str]] = field(default_factory=dict)  # those that were selected
     judged: dict[str, set[str]] = field(default_factory=dict)
     all_phases: list[str] = field(default_factory=list)
     selection: str = ""
@@ -103,6 +105,12 @@ class Tally:
     def unheard(self) -> list[str]:
         """Phases of which nothing was judged: the session ended before."""
         return [name for name in self.chosen if name not in self.criteria]
+
+    def heard_all(self, phase: str) -> bool:
+        """Whether every criterion of a phase was heard; of one that is not known, nobody knows."""
+        return phase in self.collected and not self.collected[phase] - set(
+            self.criteria.get(phase, ())
+        )
 
     def _unjudged(self, required: set[str]) -> list[str]:
         """Required kinds of which no criterion said anything at all. Ranks that are alone have no

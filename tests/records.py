@@ -184,6 +184,7 @@ def phase(
                 "text": "not measured (references): no reference",
             },
         },
+        "all_criteria": True,
         "not_measured": ["references"],
     }
     return {**made, **changes}  # type: ignore[typeddict-item]

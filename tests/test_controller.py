@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke import controller
-from pytest_clustersmoke.controller import Controller, describe, lives
+from pytest_clustersmoke.controller import Controller, beat, describe, seized
 from pytest_clustersmoke.rundir import RunDir, read_json, write_json
 
 from .evidence import make_profile
@@ -26,6 +28,11 @@ held.announce({"phases_chosen": ["small"]}, Path(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()
 """
+
+
+def lives(run: RunDir) -> bool:
+    with seized(run) as dead:
+        return not dead
 
 
 def made(folder: Path, **changes: Any) -> RunDir:
@@ -63,15 +70,47 @@ def test_a_run_that_was_never_announced_is_dead(tmp_path: Path) -> None:
     assert not lives(made(tmp_path))
 
 
-@pytest.mark.parametrize(("age_s", "alive"), [(60, True), (controller.LONGEST_S + 60, False)])
-def test_where_there_are_no_locks_age_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, alive: bool
-) -> None:
-    """A file system without locks tells nothing of a run that a job may still belong to."""
-    monkeypatch.setattr(controller, "_lock", lambda fd: False)
+def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
+    """While one command reports a dead run, another leaves it alone."""
     run = made(tmp_path)
     held = Controller(run)
-    held.about["begun"] -= age_s
     held.announce({}, tmp_path / "report")
     held.release()
+    with seized(run) as dead:
+        assert dead and lives(run)
+
+
+@pytest.mark.parametrize(
+    ("locks", "host", "silent_s", "alive"),
+    [
+        (True, "", 0, False),
+        (True, "another", 60, True),
+        (True, "another", controller.SILENT_S + 60, False),
+        (False, "", controller.SILENT_S + 60, True),
+        (False, "", controller.LONGEST_S + 60, False),
+    ],
+)
+def test_where_a_free_lock_proves_nothing_the_beats_tell(
+    tmp_path: Path, locks: bool, host: str, silent_s: float, alive: bool
+) -> None:
+    """Locks may hold on one host alone, or not at all: then a run is dead that was long silent."""
+    run = made(tmp_path)
+    held = Controller(run)
+    held.about |= {"host": host} if host else {}
+    held.announce({}, tmp_path / "report")
+    held.release()
+    write_json(run.run, {**held.about, "locks": locks})
+    when = time.time() - silent_s
+    os.utime(run.lock, (when, when))
     assert lives(run) is alive
+
+
+def test_a_beat_shows_that_the_controller_lives(tmp_path: Path) -> None:
+    """It touches the lock's file; where there is none any more, nothing happens."""
+    run = made(tmp_path)
+    Controller(run).release()
+    os.utime(run.lock, (0, 0))
+    beat(run)
+    assert time.time() - run.lock.stat().st_mtime < 60
+    run.lock.unlink()
+    beat(run)

@@ -131,7 +131,7 @@ def test_every_run_of_the_examples_is_exclusive() -> None:
     """Script and workflow take the cluster's lock, and give the reports a place that stays."""
     for text in (SCRIPT.read_text(), steps()["Run the phases"]):
         assert text.count("--cluster-exclusive") == 1
-        assert text.count('--cluster-report-dir "$REPORTS"') == 1
+        assert text.count('--cluster-report-dir="$REPORTS"') == 1
 
 
 def by_cron(home: Path) -> subprocess.CompletedProcess[str]:

@@ -41,7 +41,7 @@ def history(report_dir: Path) -> Iterator[Connection]:
     where there is none that can be read."""
     from ..report.recover import recover
 
-    for line in recover(report_dir, os.environ, None):
+    for line in recover(report_dir, os.environ):
         print(clean.line(line), file=sys.stderr)
     try:
         with reading(report_dir) as connection:

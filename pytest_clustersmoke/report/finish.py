@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .publish import publish
 from .record import Run, make_record
+from .recover import given_up
 from .terminal import write_summary
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ def finish(suite: Suite, reporter: Any) -> bool:
     asked = (suite.about, suite.tally, suite.profile, suite.phases, tuple(suite.absences))
     try:
         record = make_record(Run(suite.run, *asked, _partial(suite)))
-    except Exception:  # of ours; what was found of the cluster is told all the same
+    except Exception as error:  # of ours; what was found of the cluster is told all the same
         traceback.print_exc()
+        given_up(suite.report_path, f"{type(error).__name__}: {error}")
         if reporter is not None:
             reporter.write_line(f"no report could be made: {suite.tally.sentence()}", red=True)
         return False
@@ -40,7 +42,7 @@ def finish(suite: Suite, reporter: Any) -> bool:
         written, remarks = False, []
         told = f"the report cannot be written to {suite.report_path}: {error}"
     if reporter is not None:
-        write_summary(reporter, record, [*remarks, told])
+        write_summary(reporter, record, [*suite.remarks, *remarks, told])
     return written
 
 

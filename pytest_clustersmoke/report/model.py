@@ -204,6 +204,7 @@ class PhaseRecord(TypedDict):
     remarks: list[dict[str, Any]]
     stage_seconds: dict[str, float]
     criteria: dict[str, CriterionRecord]  # by name; `job` is the job itself
+    all_criteria: bool  # every criterion of the class was heard, whatever was selected
     not_measured: list[str]  # kinds of criteria that could not be judged
 
 

@@ -80,6 +80,7 @@ def _environment() -> jinja2.Environment:
     made.filters |= {
         "show": show_number,
         "exact": _exact,
+        "beside": _beside,
         "seconds": _seconds,
         "utc": utc,
         "tone": tone,
@@ -90,6 +91,12 @@ def _environment() -> jinja2.Environment:
     }
     made.globals["evidence_link"] = evidence_link
     return made
+
+
+def _beside(past: Mapping[str, Any]) -> str:
+    """What is said of a metric's past, without the value and the status that stand beside it."""
+    text = str(past["text"]).partition(": ")[2] or str(past["text"])
+    return text.removeprefix(f"{past['status']}: ")
 
 
 def _exact(value: float | str | None) -> str:

@@ -48,6 +48,7 @@ class PhaseView:
     counts: list[tuple[str, int]]  # criteria by result, the failed first
     rate: str  # the metric that is its rate; empty where it has none
     node_ranks: list[tuple[int, str, str]]  # of nodes that are known by their facts or their ranks
+    shows_steps: bool
     shows_own: bool
     memory: bool
     fault: str
@@ -95,6 +96,7 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
         node_ranks=_node_ranks(record),
+        shows_steps=any(one["step_s"] for one in ranks),
         shows_own=any(one["own_s"] for one in ranks),
         memory=any(isinstance(one["peak_memory_gib"], int | float) for one in ranks),
         fault=record.get("fault", ""),

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from .files import write_all
 if TYPE_CHECKING:
     from .model import RunRecord
 
-MAX_FILE_BYTES = 32 * 2**20
+MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # of one file, and of all
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
 # A run whose controller was killed never closes its journal; after a month it is over.
@@ -37,52 +37,78 @@ def publish(
 ) -> list[str]:
     """Write the run's report, and store it in the history; the record is completed from there.
 
-    Returns what could not be written beside report.json and the evidence, in words. `latest` is the
-    link that shall point to it; empty for none. Raises OSError where report.json or the evidence
-    cannot be written.
+    Returns what could not be written beside report.json, in words. `latest` is the link that shall
+    point to it; empty for none. Raises OSError where report.json cannot be written.
     """
     target = report_dir / record["run_id"]
     target.mkdir(parents=True, exist_ok=True)
-    remarks = _compare(record, report_dir)
+    remarks = _of_history(annotate, record, report_dir)
     remarks += write_all(record, target, report_dir, environ)
+    remarks += _of_history(add, record, report_dir)
+    copier = _Copier()
     for phase in record["phases"]:
-        _copy(run.phase(phase["phase"]).root, target / "phases" / phase["phase"])
+        copier.copy(run.phase(phase["phase"]).root, target / "phases" / phase["phase"])
         if phase["outcome"] == "passed":
             shutil.rmtree(run.phase(phase["phase"]).output, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copyfile(run.journal, target / "journal.jsonl")
+    copier.file(run.journal, target / "journal.jsonl")
     if latest:
         _point(report_dir / latest, target.name)
     if keep_runs is not None:
         _prune(report_dir, keep_runs)
         _prune(run.root.parent, keep_runs)
-    return remarks
+    return [*remarks, *copier.remarks(run)]
 
 
-def _compare(record: RunRecord, report_dir: Path) -> list[str]:
-    """Put the run beside those of the past, then among them. What was staged is no part of it."""
-    if "proof" in record:
-        return []
+def _of_history(
+    call: Callable[[RunRecord, Path], None], record: RunRecord, report_dir: Path
+) -> list[str]:
+    """Put the run beside those of the past, or among them. What was staged is no part of it."""
     try:
-        annotate(record, report_dir)
-        add(record, report_dir)
+        if "proof" not in record:
+            call(record, report_dir)
     except HistoryUnusable as error:
         return [str(error)]
     return []
 
 
-def _copy(source: Path, target: Path) -> None:
-    for folder, names, files in os.walk(source):
-        names[:] = [name for name in names if name not in SKIPPED]
-        here = target / Path(folder).relative_to(source)
-        here.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            path = Path(folder) / name
-            if path.suffix != ".pkl" and not name.startswith("."):
-                with contextlib.suppress(FileNotFoundError):  # an interrupted job tidies up still
-                    info = path.lstat()
-                    if stat.S_ISREG(info.st_mode) and info.st_size <= MAX_FILE_BYTES:
-                        shutil.copyfile(path, here / name)
+class _Copier:
+    """Copies evidence as far as it can; what it leaves is told and lies where it was."""
+
+    def __init__(self) -> None:
+        self._bytes = self._left = 0
+        self._error = ""
+
+    def copy(self, source: Path, target: Path) -> None:
+        for folder, names, files in os.walk(source):
+            names[:] = [name for name in names if name not in SKIPPED]
+            here = target / Path(folder).relative_to(source)
+            for name in files:
+                path = Path(folder) / name
+                if path.suffix != ".pkl" and not name.startswith("."):
+                    self.file(path, here / name)
+
+    def file(self, source: Path, target: Path) -> None:
+        try:
+            info = source.lstat()
+            if not stat.S_ISREG(info.st_mode):
+                return
+            if max(info.st_size, self._bytes + info.st_size - MAX_BYTES) > MAX_FILE_BYTES:
+                self._left += 1
+                return
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+            self._bytes += info.st_size
+        except FileNotFoundError:  # an interrupted job tidies up still
+            pass
+        except OSError as error:
+            self._left += 1
+            self._error = self._error or f": {error}"
+
+    def remarks(self, run: RunDir) -> list[str]:
+        if not self._left:
+            return []
+        files = f"{self._left} file{'s' * (self._left > 1)} of the evidence"
+        return [f"{files} not copied, see {run.root}{self._error}"]
 
 
 def _point(link: Path, target: str) -> None:

@@ -109,6 +109,7 @@ def phase_record(result: PhaseResult, run: Run) -> PhaseRecord:
         "remarks": _remarks(result, run),
         "stage_seconds": result.stage_seconds(),
         "criteria": run.tally.criteria.get(result.name, {}),
+        "all_criteria": run.tally.heard_all(result.name),
         "not_measured": sorted(run.tally.unmeasured.get(result.name, set())),
     }
     return cast(PhaseRecord, record)

@@ -7,13 +7,16 @@ jobs may still run: the scheduler was never told to end them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..controller import lives
+from ..cluster import load
+from ..controller import seized
+from ..errors import UsageProblems
 from ..result import OUTCOMES
-from ..rundir import RUN_ID, RunDir, read_json
+from ..rundir import RUN_ID, RunDir, read_json, write_whole
 from ..telemetry import EventWriter, read_events
 from ..verdict import Tally
 from .publish import publish
@@ -23,28 +26,49 @@ if TYPE_CHECKING:
     from ..cluster import Profile
     from .model import CriterionRecord
 
+GIVEN_UP = "report_failed.txt"
 RESULTS = ("passed", "failed", "skipped", "known")
 
 
-def recover(report_dir: Path, environ: Mapping[str, str], profile: Profile | None) -> list[str]:
+def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
     """Report every run that was announced in this directory and never reported, if its controller
-    is dead; returns a line on each. `profile` gives the references of runs on its cluster."""
+    is dead; returns a line on each."""
     told = []
     for target, run, about in _unreported(report_dir):
-        if lives(run):
-            continue
-        same = profile if profile is not None and profile.name == about["cluster"] else None
-        tally, partial = _tally(run, about)
-        record = make_record(Run(run, about, tally, same, partial=partial))
-        try:
-            remarks = publish(record, run, report_dir, environ, latest="")
-        except OSError as error:
-            told.append(f"run {target.name} was never reported, and cannot be now: {error}")
-            continue
-        _close(run)
-        told.append(f"run {target.name}: {partial}; its report was written now: {target}")
-        told += remarks
+        with seized(run) as dead:
+            if dead:
+                try:
+                    told += _report(target, run, about, environ)
+                except Exception as error:  # once: else it would be met by every later command
+                    words = f"{type(error).__name__}: {error}"
+                    given_up(target, words)
+                    told.append(f"run {target.name} was never reported, and cannot be: {words}")
     return told
+
+
+def given_up(target: Path, words: str) -> None:
+    """Mark a run whose report cannot be made, so that nobody tries again."""
+    with contextlib.suppress(OSError):
+        write_whole(target / GIVEN_UP, words + "\n", 0o644)
+
+
+def _report(
+    target: Path, run: RunDir, about: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    tally, partial = _tally(run, about)
+    record = make_record(Run(run, about, tally, _profile(about, environ), partial=partial))
+    # Of the environment nothing: a summary of today's step in CI is not that run's.
+    remarks = publish(record, run, target.parent, {}, latest="")
+    _close(run)
+    return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
+
+
+def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
+    """The cluster's profile as it is now, for references; None where it is no more."""
+    try:
+        return load(Path(about["config"]), environ).profile(about["cluster"])
+    except (KeyError, OSError, UsageProblems):
+        return None
 
 
 def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
@@ -56,7 +80,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
         return
     for name in names:
         target = report_dir / name
-        if (target / "report.json").exists():
+        if (target / "report.json").exists() or (target / GIVEN_UP).exists():
             continue
         stub = read_json(target / "run.json") or {}
         run = RunDir(Path(str(stub.get("evidence", ""))))
@@ -85,6 +109,9 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[Tally, str]:
         outcome = (read_json(run.phase(name).result) or {}).get("outcome")
         if outcome in OUTCOMES:
             tally.outcomes[name] = outcome
+    tally.other_failures = sum(1 for _ in journal.named("failed"))
+    if journal.last("closed") is not None:
+        return tally, "its report could not be written when it ended"
     left = [
         str(one["job_id"])
         for one in journal.named("submitted")

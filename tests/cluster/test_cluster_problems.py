@@ -374,8 +374,9 @@ def test_an_unknown_profile_is_refused_with_a_near_match(
     )
 
 
-def test_the_file_is_found_or_asked_for(tmp_path: Path) -> None:
+def test_the_file_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The named file, else the one in the root directory, else a problem that says what to do."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblems) as raised:
         find_config(tmp_path, None)
     assert str(raised.value) == (

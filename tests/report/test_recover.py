@@ -110,6 +110,50 @@ def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
     assert report(suite, run.name)["verdict"] == "FIT"
 
 
+def test_a_run_that_cannot_be_reported_is_met_once(suite: Suite) -> None:
+    """What it left breaks whoever reads it: told once, marked, and no later run is stopped."""
+    run = killed(suite)
+    told = suite.shared / run / "run.json"
+    about = json.loads(told.read_text())
+    told.write_text(json.dumps({**about, "hardware": None, "begun": "now", "phases_chosen": 7}))
+    (suite.path / "go").touch()
+    first, second = suite.run_apart("-k", "first"), suite.run_apart("-k", "first")
+    assert first.ret == second.ret == 0
+    first.stdout.fnmatch_lines([f"*run {run} was never reported, and cannot be: TypeError*"])
+    assert run not in second.stdout.str()
+    assert "TypeError" in (suite.reports / run / "report_failed.txt").read_text()
+
+
+def test_a_test_of_no_phase_that_failed_is_remembered(suite: Suite) -> None:
+    """A killed run in which another test failed is UNFIT, as it would have been."""
+    suite.path.joinpath("test_a.py").write_text("def test_other():\n    assert 0\n")
+    run = killed(suite)
+    (suite.path / "go").touch()
+    suite.run_apart("-k", "first")
+    assert report(suite, run)["verdict"] == "UNFIT"
+
+
+def test_references_are_those_of_the_cluster(suite: Suite) -> None:
+    """Whichever command reports it: the profile is read where the run had it from."""
+    run = killed(suite)
+    text = (suite.path / "cluster.yaml").read_text()
+    reference = {"value": 20.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
+    held = json.loads(text)
+    held["clusters"]["one"]["references"] = {"first": {"steps_per_s": reference}}
+    (suite.path / "cluster.yaml").write_text(json.dumps(held))
+    (suite.path / "go").touch()
+    command = [
+        sys.executable,
+        "-m",
+        "pytest_clustersmoke.cli",
+        "history",
+        "--report-dir",
+        "reports",
+    ]
+    subprocess.run(command, cwd=suite.path, capture_output=True, check=True)
+    assert report(suite, run)["phases"][0]["metrics"]["steps_per_s"]["met"] is False
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"evidence": "/etc"}', "{", "\x00"])
 def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
     """A directory of a run's name with anything else in it is neither reported nor changed."""
