@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
-night by night where it is one phase of one cluster. Nothing is changed.
+night by night where it is one phase of one cluster. A run whose controller was killed, and that was
+never reported, is reported first; else nothing is changed.
 """
 EXAMPLES = """\
 examples:
