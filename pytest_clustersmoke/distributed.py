@@ -70,7 +70,7 @@ class ControllerSuite(Suite):
         marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
         self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
         chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
-        self.tally.scope(self.config, chosen, self.profile)
+        self.tally.scope(self.config, chosen, self.profile, *collected["criteria"])
         if chosen and not self._plans_only:
             self.start(chosen)
             assert self.run is not None and self.show is not None
@@ -113,6 +113,7 @@ class WorkerSuite(Suite):
         record = {
             "phases": [{**vars(one), "script": str(one.script)} for one in self._marked],
             "chosen": [self._names[cls] for cls in phase_classes(session.items)],
+            "criteria": self.criteria(session.items),
             "absences": self.absences,
             "problems": [str(problem) for problem in self._found],
         }

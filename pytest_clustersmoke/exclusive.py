@@ -11,6 +11,7 @@ import fcntl
 import getpass
 import json
 import os
+import pwd
 import socket
 import stat
 import time
@@ -24,6 +25,7 @@ from . import clean
 from .errors import Problem, UsageProblems
 
 OPTION = "--cluster-exclusive"
+MODE = 0o666
 MAX_BYTES = 4096
 MAX_WORD = 80
 # Between taking the lock and naming itself in the file a holder needs no longer.
@@ -62,12 +64,15 @@ def take(shared_dir: Path, cluster: str, run_id: str) -> Exclusive:
     path = lock_path(shared_dir, cluster)
     try:
         shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(path, READ_WRITE | os.O_CREAT, 0o666)
+        fd = _open(path)
+    except PermissionError as error:
+        raise _of_another(path, cluster, error) from error
     except OSError as error:
         raise _unusable(path, "cannot be opened", error) from error
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(0, "no regular file")
+        _open_to_all(fd)
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _write(fd, _about(run_id))
     except OSError as error:
@@ -76,6 +81,24 @@ def take(shared_dir: Path, cluster: str, run_id: str) -> Exclusive:
             raise _taken(path, cluster) from error
         raise _unusable(path, "cannot be locked", error) from error
     return Exclusive(path, fd)
+
+
+def _open(path: Path) -> int:
+    """Made only where it is not there: in a directory with a sticky bit Linux lets nobody open
+    another's file with O_CREAT (fs.protected_regular)."""
+    try:
+        return os.open(path, READ_WRITE)
+    except FileNotFoundError:
+        return os.open(path, READ_WRITE | os.O_CREAT, MODE)
+
+
+def _open_to_all(fd: int) -> None:
+    """Undo the umask on a file of ours: whoever can reach the directory can lock the cluster."""
+    info = os.fstat(fd)
+    own = info.st_uid == os.geteuid() and info.st_nlink == 1
+    if own and stat.S_IMODE(info.st_mode) != MODE:
+        with suppress(OSError):  # a file system without modes
+            os.fchmod(fd, MODE)
 
 
 def _about(run_id: str) -> dict[str, Any]:
@@ -119,20 +142,46 @@ def _taken(path: Path, cluster: str) -> UsageProblems:
     deadline = time.monotonic() + NAMED_AFTER_S
     while not (told := _read(path)) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    if told:
-        word = {key: clean.line(str(value))[:MAX_WORD] for key, value in told.items()}
-        who = (
-            f"run {word.get('run_id')} has it since {word.get('since')} "
-            f"(pid {word.get('pid')} of {word.get('user')} on {word.get('host')})"
-        )
-    else:
-        who = "a run that has not said who it is has it"
+    who = _holder(told) if told else "a run that has not said who it is has it"
     return UsageProblems(
         [
             Problem(
                 f"{cluster} is in use: {who}; {path}",
                 OPTION,
                 todo=f"wait until that run has ended, or leave {OPTION} away",
+            )
+        ]
+    )
+
+
+def _holder(told: Mapping[str, Any]) -> str:
+    word = {key: clean.line(str(value))[:MAX_WORD] for key, value in told.items()}
+    return (
+        f"run {word.get('run_id')} has it since {word.get('since')} "
+        f"(pid {word.get('pid')} of {word.get('user')} on {word.get('host')})"
+    )
+
+
+def _of_another(path: Path, cluster: str, error: OSError) -> UsageProblems:
+    """The file of another user that cannot be locked from here; what it says need not hold."""
+    try:
+        uid = path.lstat().st_uid
+    except OSError:
+        return _unusable(path, "cannot be opened", error)
+    try:
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = f"uid {uid}"
+    told = _read(path)
+    last = f"; by what it says, {_holder(told)}" if told else ""
+    return UsageProblems(
+        [
+            Problem(
+                f"the lock {path} of {cluster} belongs to {owner} and cannot be opened "
+                f"({error.strerror}){last}",
+                OPTION,
+                "a lock that this user may read and write",
+                todo=f"have {owner} run chmod 666 on it, or remove it when no run has it",
             )
         ]
     )

@@ -1,11 +1,13 @@
 """What a phase ran on, in words: only runs of the same are compared with each other.
 
-Hardware, shape (nodes, ranks, the program's arguments) and versions are kept apart: a change of
-versions is told beside a regression, one of the others makes a run another thing altogether.
+Hardware, shape (nodes, ranks, the program's arguments, the job's environment and its options of
+sbatch) and versions are kept apart: a change of versions is told beside a regression, one of the
+others makes a run another thing altogether.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -32,6 +34,14 @@ VERSIONS = (
 )
 # Those that can change what is measured; history compares runs in which these are the same.
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
+# What a shape has beside the program's arguments.
+SHAPE = ("nodes", "ranks_per_node", "env", "sbatch")
+# Options of sbatch that say when and for whom a job runs, and nothing of what it measures.
+QUEUEING = {
+    *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
+    *("time", "time_min", "begin", "deadline"),
+}
+DIGEST = 8  # hex digits
 MAX_WORDS = 200
 
 
@@ -72,10 +82,25 @@ def _counted(devices: list[str]) -> list[str]:
 
 
 def _shape(result: PhaseResult) -> str:
-    """Nodes, ranks a node and the arguments, as JSON that two equal runs have in common."""
+    """Nodes, ranks a node, the arguments, and digests of the variables and of sbatch's options, as
+    JSON that two equal runs have in common."""
     spec = result.spec
-    asked = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"], **result.args}
-    return json.dumps(asked, sort_keys=True, default=str)
+    asked = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"]}
+    env = [spec.get("env_set") or {}, sorted(spec.get("env_unset") or [])]
+    sbatch = {
+        name: value
+        for name, value in (spec.get("sbatch") or {}).items()
+        if name not in QUEUEING and value is not None and value is not False
+    }
+    asked |= {"env": _digest(env)} if any(env) else {}
+    asked |= {"sbatch": _digest(sbatch)} if sbatch else {}
+    args = {f"args.{name}" if name in SHAPE else name: one for name, one in result.args.items()}
+    return json.dumps({**asked, **args}, sort_keys=True, default=str)
+
+
+def _digest(value: object) -> str:
+    written = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(written.encode()).hexdigest()[:DIGEST]
 
 
 def _word(value: str) -> str:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .errors import Problem, near
+from .hostlist import expand
 from .items import JobFailed
 from .rundir import read_json
 from .verdict import words_of
@@ -55,8 +57,17 @@ class Acknowledgements:
     def mark(
         self, report: pytest.TestReport, item: pytest.Item, result: PhaseResult, error: object
     ) -> None:
-        """Make a failure that is known one that was expected; leave any other as it is."""
-        known = self.answer(result, item.name) if isinstance(error, JUDGED) else None
+        """Make a failure that is known one that was expected; leave any other as it is.
+
+        Where the job did not pass, set-up and teardown have nothing to work on: whatever they
+        raise is known with the job. An xfail of the suite gets its owner here, where it has one.
+        """
+        if not report.failed and not hasattr(report, "wasxfail"):
+            return
+        is_judged = report.when == "call" and isinstance(error, JUDGED)
+        if result.outcome == "passed" and not is_judged:
+            return
+        known = self.answer(result, item.name)
         if known is None:
             return
         properties = [
@@ -64,8 +75,8 @@ class Acknowledgements:
             ("known_until", known["until"]),
             ("known_where", known["where"]),
         ]
-        item.user_properties += properties  # JUnit reads those of the teardown
-        report.user_properties += properties
+        for one in (item, report):  # JUnit reads those of the teardown
+            one.user_properties += [pair for pair in properties if pair not in one.user_properties]
         first = next(iter(words_of(report).splitlines()), "")
         report.outcome = "skipped"
         report.wasxfail = f"{sentence(known)}: {first}"
@@ -84,18 +95,36 @@ class Acknowledgements:
         return next((_record(f"{phase}: {criterion}", [one]) for one in found), None)
 
     def _of_nodes(self, result: PhaseResult) -> KnownRecord | None:
-        """The entries that answer for every host of every cause; none where a cause has none."""
-        causes = [one for one in _findings(result.job) if one.get("primary")]
-        hosts = [_hosts(one) for one in causes]
-        if not hosts or not all(hosts):
+        """The entries that answer for every host that failed by itself; none where a finding names
+        no host, or where no cause is left."""
+        by_host = self._by_host(result)
+        entries = [entry for entry in by_host.values() if entry is not None]
+        if not by_host or len(entries) < len(by_host):
             return None
-        found: list[tuple[Known, str]] = []
-        for host in sorted(set().union(*hosts)):
-            entry = next((one for one in self._held if _is_node(one[0], host)), None)
-            if entry is None:
-                return None
-            found += [] if entry in found else [entry]
+        found = [one for index, one in enumerate(entries) if one not in entries[:index]]
         return _record(f"{result.name}: {JOB}", found)
+
+    def beside(self, result: PhaseResult) -> list[str]:
+        """The hosts that nobody answers for, where somebody does for others of the same job."""
+        by_host = self._by_host(result)
+        new = [host for host, entry in by_host.items() if entry is None]
+        known = [host for host, entry in by_host.items() if entry is not None]
+        if not new or not known or self.answer(result, JOB):
+            return []
+        names = ", ".join(host or "no host" for host in new)
+        return [f"nobody answers for {names}, as somebody does for {', '.join(known)}"]
+
+    def _by_host(self, result: PhaseResult) -> dict[str, tuple[Known, str] | None]:
+        """Each host that failed by itself, with who answers for it. One that fails in the same way
+        as another is no primary cause, and no victim either. "" stands for a finding without."""
+        own = [one for one in _findings(result.job) if _is_own(one)]
+        if not any(one.get("primary") for one in own):
+            return {}
+        hosts = sorted(set().union(*(_hosts(one) or {""} for one in own)))
+        return {
+            host: next((one for one in self._held if _is_node(one[0], host)), None)
+            for host in hosts
+        }
 
     # What is told of the entries themselves
 
@@ -167,7 +196,14 @@ def _is_node(entry: Known, host: str) -> bool:
     """Whether an entry names a node, by the name it has or by that without its domain."""
     if entry.node is None or host in NO_HOST:
         return False
-    return any(fnmatchcase(one, entry.node) for one in (host, host.partition(".")[0]))
+    forms = (host, host.partition(".")[0])
+    return any(fnmatchcase(form, name) for name in _names_of(entry.node) for form in forms)
+
+
+@lru_cache(maxsize=64)
+def _names_of(node: str) -> tuple[str, ...]:
+    """The names of a Slurm host list, each of which may be a glob."""
+    return tuple(expand(node))
 
 
 def _record(what: str, entries: list[tuple[Known, str]]) -> KnownRecord:
@@ -187,6 +223,13 @@ def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in listed if isinstance(one, dict) and one.get("severity") != "warning"]
 
 
+def _is_own(finding: Mapping[str, Any]) -> bool:
+    """Whether what failed here failed by itself, as far as anything tells."""
+    detail = finding.get("detail")
+    is_victim = isinstance(detail, dict) and detail.get("victim") is True
+    return bool(finding.get("primary")) or not is_victim
+
+
 def _hosts(finding: Mapping[str, Any]) -> set[str]:
     return {str(host) for host in finding.get("hosts") or ()}
 
@@ -203,8 +246,7 @@ def _is_full(tally: Tally) -> bool:
     """Whether every phase and criterion of the cluster was asked for, and the run came to its
     end."""
     return (
-        not tally.selection
-        and tally.all_criteria
+        not tally.scope_told()
         and not tally.interrupted
         and tally.exitstatus <= 1
         and set(tally.chosen) == set(tally.outcomes)

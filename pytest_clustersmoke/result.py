@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .hostlist import expand
-from .identity import identity
 from .rundir import PhaseDir, job_of, read_json
 from .telemetry import METRICS, number, of_job, read_events
 from .told import read
@@ -42,6 +41,7 @@ class Past:
     cluster: str
     report_dir: Path
     fails: bool
+    begun: float = math.inf  # of this run, Unix s: those that began later are no past of it
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,31 +189,9 @@ class PhaseResult:
         Unmeasured where there is not enough history, or where the profile says `warn`.
         """
         __tracebackhide__ = True
-        if self.past is None:
-            raise Unmeasured("history", "there is no history to compare with")
-        from .history import HistoryUnusable, past_of
-        from .history.check import check
+        from .history.check import judge
 
-        who, past = identity(self), self.past
-        try:
-            found = past_of(
-                past.cluster,
-                self.name,
-                who.hardware,
-                who.shape,
-                who.versions,
-                self.metrics(),
-                past.report_dir,
-            )
-        except HistoryUnusable as error:
-            raise Unmeasured("history", str(error)) from None
-        try:
-            check(found)
-        except AssertionError as error:
-            if past.fails:
-                raise
-            raise Unmeasured("history", f"{error} (history_check: warn)") from None
-        self.judged.add("history")
+        judge(self)
 
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them when all ranks had written."""
@@ -298,10 +276,15 @@ def collect(
         ranks=tuple(_rank(directory, rank, job_of(spec), all_marks) for rank in range(world_size)),
         references=dict(profile.references.get(name, {})) if profile else {},
         expect=profile.expect.get(name) if profile else None,
-        past=Past(profile.name, report_dir, profile.history_check == "fail")
-        if profile and report_dir
-        else None,
+        past=_past(directory, profile, report_dir) if profile and report_dir else None,
     )
+
+
+def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> Past:
+    about = read_json(directory.run.run) or {}
+    begun = number(about.get("begun"))
+    fails = profile.history_check == "fail"
+    return Past(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
 def _rank(directory: PhaseDir, rank: int, job: str, all_marks: bool) -> RankResult:

@@ -19,6 +19,7 @@
         nccl/<node>/HOST.PID.log     NCCL's own words
         output/                      what the rank program writes (checkpoints)
         result.json                  the phase's result, as the controller collected it
+        past.json                    what the criterion on past runs found, for the record
 """
 
 from __future__ import annotations
@@ -110,6 +111,14 @@ class PhaseDir:
     @property
     def result(self) -> Path:
         return self.root / "result.json"
+
+    @property
+    def past(self) -> Path:
+        return self.root / "past.json"
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.root.parent.parent)
 
     @property
     def output(self) -> Path:

@@ -26,6 +26,7 @@ from .live.show import Show, say
 from .marker import Marked
 from .phase import Phase, absence, resolve_all
 from .report.junit import OwnFile, complete
+from .scope import collected, criteria
 from .verdict import Tally
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Suite:
         self.session: Session | None = None
         self.show: Show | None = None
         self._names: dict[PhaseClass, str] = {}
+        self._all: list[pytest.Item] = []
         self._results: dict[str, PhaseResult] = {}
         self._controller: Controller | None = None
         self._interrupts = Interrupts(self._cancel)
@@ -88,6 +90,7 @@ class Suite:
         if not self.config.getoption("collectonly"):
             problems += self._preflight(phases.values())
         self._problems(problems)
+        self._all = list(items)
         here = [item for item in items if self._runs(item)]
         self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
         items[:] = here
@@ -118,13 +121,17 @@ class Suite:
             f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
         ]
 
+    def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
+        """By phase all criteria that there are, and those among the items that are to run."""
+        return collected(self._names, self._all, self.config.args), criteria(self._names, items)
+
     # The run
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         chosen = [self._names[cls] for cls in phase_classes(session.items)]
         phases = [self.phases[name] for name in chosen]
-        self.tally.scope(self.config, phases, self.profile)
+        self.tally.scope(self.config, phases, self.profile, *self.criteria(session.items))
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
@@ -227,7 +234,7 @@ class Suite:
         if result.outcome != "passed":
             from .report.terminal import job_failure
 
-            raise JobFailed(job_failure(result))
+            raise JobFailed("\n".join([job_failure(result), *self.known.beside(result)]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -249,10 +256,13 @@ class Suite:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         cls = phase_class(item)
-        result = self._results.get(self._names.get(cls, "")) if cls else None
+        name = self._names.get(cls, "") if cls else ""
+        if name and "phase" not in dict(report.user_properties):  # it did not come to its fixture
+            report.user_properties.append(("phase", name))
+        result = self._results.get(name)
         if result is not None and result.judged and report.when == "call":
             report.user_properties.append(("judged", ",".join(sorted(result.judged))))
-        if result is not None and report.failed and report.when == "call" and call.excinfo:
+        if result is not None and call.excinfo:
             self.known.mark(report, item, result, call.excinfo.value)
         kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
         if report.skipped and isinstance(kind, str) and cls is not None:

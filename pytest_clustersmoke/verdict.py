@@ -1,23 +1,28 @@
 """FIT, UNFIT or INCONCLUSIVE, and the exit status that says it.
 
 UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was not measured, or
-failed and is known. UNFIT beats INCONCLUSIVE; a verdict is never better than its evidence.
+failed and is known, or is expected to fail and nobody answers for it. UNFIT beats INCONCLUSIVE; a
+verdict is never better than its evidence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from . import clean
+from .scope import changed, criterion_of, selecting
 
 if TYPE_CHECKING:
     from .cluster import Profile
     from .phase import Phase
     from .report.model import CriterionRecord, KnownRecord
+
+JOB = "job"  # the job itself, beside the criteria of its phase
 
 EXIT_INCONCLUSIVE = 6  # beside pytest's own 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
@@ -37,9 +42,8 @@ class Tally:
     exitstatus: int = 0
     chosen: list[str] = field(default_factory=list)
     multi_rank: set[str] = field(default_factory=set)
-    all_criteria: bool = True
     collected: dict[str, set[str]] = field(default_factory=dict)  # all criteria of chosen phases
-    planned: dict[str, set[str]] = field(default_factory=dict)  # those that were selected
+    selected: dict[str, set[str]] = field(default_factory=dict)  # those of them that were to run
     judged: dict[str, set[str]] = field(default_factory=dict)
     all_phases: list[str] = field(default_factory=list)
     selection: str = ""
@@ -48,17 +52,30 @@ class Tally:
     other_failures: int = 0
     known_remarks: list[str] = field(default_factory=list)
 
-    def scope(self, config: pytest.Config, chosen: Iterable[Phase], profile: Profile) -> None:
-        """What was selected of all that the cluster runs; a verdict must name it."""
+    def scope(
+        self,
+        config: pytest.Config,
+        chosen: Iterable[Phase],
+        profile: Profile,
+        collected: Mapping[str, Iterable[str]] = MappingProxyType({}),
+        selected: Mapping[str, Iterable[str]] = MappingProxyType({}),
+    ) -> None:
+        """What was selected of all that the cluster runs, and how its phases were changed; a
+        verdict must name it. The criteria are by phase: all of them, and those selected."""
         phases = list(chosen)
         self.chosen, self.all_phases = [phase.name for phase in phases], list(profile.phases)
         self.multi_rank = {phase.name for phase in phases if phase.world_size > 1}
-        nodes = [word for word in config.args if "::" in word]
-        self.all_criteria = not (nodes or config.getoption("keyword", ""))
-        words = [config.getoption("markexpr", ""), config.getoption("keyword", ""), *nodes]
-        self.selection = " and ".join(word for word in words if word)
-        if not self.selection and len(self.chosen) < len(self.all_phases):
-            self.selection = ", ".join(self.chosen)
+        self.collected = {name: set(collected[name]) for name in self.chosen if name in collected}
+        self.selected = {name: set(selected.get(name, ())) for name in self.collected}
+        words = selecting(config, any(map(self._is_cut, self.chosen)))
+        if not words and self._is_part():
+            words = [", ".join(self.chosen)]
+        how = changed(config)
+        self.selection = " ".join(filter(None, [" and ".join(words) or (how and "all"), how]))
+
+    def _is_part(self) -> bool:
+        """Whether less than all of the cluster's phases run."""
+        return len(self.chosen) < len(self.all_phases)
 
     def hear(self, report: pytest.TestReport) -> tuple[str, str] | None:
         """Take one report; a criterion's result is its worst part.
@@ -71,13 +88,17 @@ class Tally:
         if phase is None:
             self.other_failures += bad
             return None
-        name = report.nodeid.rsplit("::", 1)[-1]
+        name = criterion_of(report.nodeid)
         results = self.criteria.setdefault(str(phase), {})
         if bad:
             results[name] = {"result": "failed", "text": words_of(report)}
-        elif properties.get("known") and report.when == "call":
-            known = _known(f"{phase}: {name}", properties)
-            results[name] = {"result": "known", "text": words_of(report), "known": known}
+        elif report.skipped and (properties.get("known") or hasattr(report, "wasxfail")):
+            # By `known` of cluster.yaml; or by an xfail of the suite, for which nobody answers.
+            told: CriterionRecord = {"result": "known", "text": words_of(report)}
+            if properties.get("known"):
+                told["known"] = _known(f"{phase}: {name}", properties)
+            if name not in results or results[name]["result"] in ("passed", "skipped"):
+                results[name] = told
         elif report.skipped:
             results.setdefault(name, {"result": "skipped", "text": words_of(report)})
             if properties.get("unmeasured"):
@@ -100,7 +121,7 @@ class Tally:
         reasons += [f"{phase}: no result" for phase in self.chosen if phase not in self.outcomes]
         for phase, kinds in self.unmeasured.items():
             reasons += [f"{phase}: {kind} not measured" for kind in sorted(kinds & required)]
-        return reasons + self._unjudged(required)
+        return [*reasons, *self._unowned(), *self._silent(required), *self._unjudged(required)]
 
     def unheard(self) -> list[str]:
         """Phases of which nothing was judged: the session ended before."""
@@ -108,19 +129,55 @@ class Tally:
 
     def heard_all(self, phase: str) -> bool:
         """Whether every criterion of a phase was heard; of one that is not known, nobody knows."""
-        return phase in self.collected and not self.collected[phase] - set(
-            self.criteria.get(phase, ())
-        )
+        return phase in self.collected and not self.collected[phase] - self._heard(phase)
+
+    def _heard(self, phase: str) -> set[str]:
+        """The criteria of a phase that were heard."""
+        return set(self.criteria.get(phase, ())) - {JOB}
+
+    def heard(self) -> tuple[int, int]:
+        """How many of the chosen phases' criteria were heard, and how many there are."""
+        heard = (len(every & self._heard(phase)) for phase, every in self.collected.items())
+        return sum(heard), sum(map(len, self.collected.values()))
+
+    def _is_cut(self, phase: str) -> bool:
+        """Whether not all criteria of a phase were selected."""
+        return bool(self.collected.get(phase, set()) - self.selected.get(phase, set()))
+
+    def _passed(self) -> list[str]:
+        return [phase for phase in self.chosen if self.outcomes.get(phase) == "passed"]
+
+    def _unowned(self) -> list[str]:
+        """Criteria that are expected to fail, and nobody says so in cluster.yaml."""
+        return [
+            f"{phase}: {name} is marked to fail (xfail), and no entry of `known` answers for it"
+            for phase in self._passed()
+            for name, one in self.criteria.get(phase, {}).items()
+            if one["result"] == "known" and "known" not in one
+        ]
+
+    def _silent(self, required: set[str]) -> list[str]:
+        """Phases of which no criterion was judged, be it that all were skipped; and criteria that
+        were to run and were never heard."""
+        reasons = []
+        for phase in self._passed():
+            heard, results = self._heard(phase), self.criteria.get(phase, {})
+            unheard = sorted(self.selected.get(phase, set()) - heard)
+            judged = [name for name in heard if results[name]["result"] != "skipped"]
+            if not judged and heard | self.collected.get(phase, set()):
+                if not self.unmeasured.get(phase, set()) & required:  # which is told already
+                    reasons.append(f"{phase}: no criterion was judged")
+            elif unheard and not self.interrupted:
+                reasons.append(f"{phase}: no result of {', '.join(unheard)}")
+        return reasons
 
     def _unjudged(self, required: set[str]) -> list[str]:
         """Required kinds of which no criterion said anything at all. Ranks that are alone have no
         transports; where criteria were selected singly, those that are missing were not asked."""
-        if not self.all_criteria:
-            return []
-        passed = [phase for phase in self.chosen if self.outcomes.get(phase) == "passed"]
         return [
             f"{phase}: no criterion judged {kind}"
-            for phase in passed
+            for phase in self._passed()
+            if not self._is_cut(phase)
             for kind in sorted(required)
             if (kind != "transports" or phase in self.multi_rank)
             and kind not in self.judged.get(phase, set()) | self.unmeasured.get(phase, set())
@@ -144,9 +201,9 @@ class Tally:
     def known_phases(self) -> dict[str, KnownRecord]:
         """Phases whose job failed and is known, with who answers for it."""
         return {
-            phase: results["job"]["known"]
+            phase: results[JOB]["known"]
             for phase, results in self.criteria.items()
-            if "known" in results.get("job", ())
+            if "known" in results.get(JOB, ())
         }
 
     @property
@@ -157,7 +214,7 @@ class Tally:
             one["known"]
             for phase, results in self.criteria.items()
             for name, one in results.items()
-            if "known" in one and (name == "job" or phase not in jobs)
+            if "known" in one and (name == JOB or phase not in jobs)
         ]
 
     def _reds(self, phase: str) -> list[str]:
@@ -180,7 +237,9 @@ class Tally:
 
     def sentence(self) -> str:
         """The verdict with its scope, as the terminal ends with it."""
+        heard, every = self.heard()
         count = f"{len(self.chosen)} of {len(self.all_phases)} phases"
+        count += f", {heard} of {every} criteria" if heard < every else ""
         scope = f" for {self.selection}" if self.selection else ""
         known = [f"{one['what']} is known until {one['until']}" for one in self.known]
         reasons = self.failed() if self.verdict() == UNFIT else [*self.missing(), *known]
@@ -188,6 +247,11 @@ class Tally:
             reasons = ["interrupted"]
         why = f" ({'; '.join(reasons)})" if reasons else ""
         return f"{self.verdict()}{scope}: {count}{why}"
+
+    def scope_told(self) -> str:
+        """What the verdict holds for: never empty where less than all was heard."""
+        heard, every = self.heard()
+        return self.selection or (f"{heard} of {every} criteria" if heard < every else "")
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -199,7 +263,7 @@ class Tally:
             "known_remarks": self.known_remarks,
             "phases_chosen": self.chosen,
             "phases_of_cluster": self.all_phases,
-            "selection": self.selection,
+            "selection": self.scope_told(),
             "interrupted": self.interrupted,
         }
 

@@ -6,9 +6,11 @@ Each builder gives a sound record; a test changes what it is about.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 from pytest_clustersmoke.report.model import (
+    FactsRecord,
     FindingRecord,
     GroupRecord,
     LinkRecord,
@@ -57,7 +59,12 @@ def finding(**changes: Any) -> FindingRecord:
     return {**made, **changes}  # type: ignore[typeddict-item]
 
 
-def node(number: int, **facts: Any) -> NodeRecord:
+def node(number: int) -> NodeRecord:
+    return {"node_rank": number, "node": f"node{number}", "host": f"node{number}"}
+
+
+def facts(number: int, *phases: str, **changes: Any) -> FactsRecord:
+    """What a node said of itself in these phases; `changes` are facts of its own."""
     held = {
         "kernel": "6.1.0",
         "python": "3.11.7",
@@ -66,11 +73,21 @@ def node(number: int, **facts: Any) -> NodeRecord:
         "memory_bytes": 2**40,
     }
     return {
-        "node_rank": number,
         "node": f"node{number}",
         "host": f"node{number}",
-        "facts": {**held, **facts},
+        "phases": list(phases),
+        "facts": {**held, **changes},
+        "earlier": {},
     }
+
+
+def told(phases: Iterable[PhaseRecord]) -> list[FactsRecord]:
+    """The facts of all nodes of these phases, alike."""
+    found: dict[int, list[str]] = {}
+    for one in phases:
+        for place in one["nodes"]:
+            found.setdefault(place["node_rank"], []).append(one["phase"])
+    return [facts(number, *names) for number, names in found.items()]
 
 
 def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> RankRecord:
@@ -225,6 +242,7 @@ def run(*phases: PhaseRecord, **changes: Any) -> RunRecord:
         "partial": "",
         "absent_phases": [],
         "changes": [],
+        "nodes": told(held),
         "differences": [],
         "phases": held,
     }

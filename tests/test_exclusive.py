@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -241,3 +242,75 @@ def test_a_file_system_without_locks_is_refused(
     monkeypatch.setattr("fcntl.lockf", none)
     with pytest.raises(UsageProblems, match=r"cannot be locked \(Function not implemented\)"):
         take(tmp_path, "one", "mine")
+
+
+AS_ANOTHER = """
+import getpass, os, sys
+from pathlib import Path
+from pytest_clustersmoke.exclusive import take
+os.umask(0o077)
+os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+try:
+    held = take(Path(sys.argv[2]), "one", "run-of-" + sys.argv[1])
+except Exception as error:
+    print(error); sys.exit(4)
+print("held", flush=True)
+sys.stdin.read()
+held.release()
+"""
+
+
+@pytest.fixture
+def common() -> Iterator[Path]:
+    """A directory in which every user may write."""
+    if os.geteuid():
+        pytest.skip("only root can act as two users")
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o1777)
+        yield Path(made)
+
+
+@contextmanager
+def user(uid: int, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of this user that asks for the lock, and its answer; holds it until the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", AS_ANOTHER, str(uid), str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().rstrip("\n")
+    finally:
+        process.communicate("", timeout=60)
+
+
+def test_the_lock_is_no_user_s_own(common: Path) -> None:
+    """Whatever the umask of its first user, the next user is told who has it, and then takes it;
+    also in a directory with a sticky bit."""
+    with user(1234, common) as (_, answer):
+        assert answer == "held"
+        assert lock_path(common, "one").stat().st_mode & 0o777 == 0o666
+        with user(1235, common) as (_, answer):
+            assert "one is in use: run run-of-1234 has it since" in answer
+    with user(1235, common) as (_, answer):
+        assert answer == "held"
+    assert lock_path(common, "one").stat().st_uid == 1234
+
+
+@pytest.mark.parametrize(("mode", "told"), [(0o600, ""), (0o644, "; by what it says, run night ")])
+def test_a_lock_that_belongs_to_another_names_its_owner(common: Path, mode: int, told: str) -> None:
+    """A file that an earlier version left behind: whose it is, what it says, what to do."""
+    path = lock_path(common, "one")
+    path.write_text(json.dumps({"run_id": "night", "pid": 7}))
+    os.chown(path, 1234, 1234)
+    path.chmod(mode)
+    with user(1235, common) as (process, answer):
+        assert process.wait(60) == 4
+    assert (
+        f"{path} of one belongs to uid 1234 and cannot be opened (Permission denied){told}"
+        in answer
+    )
+    assert answer.endswith("have uid 1234 run chmod 666 on it, or remove it when no run has it")
+    assert path.stat().st_mode & 0o777 == mode

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.identity import Identity, identity
+from pytest_clustersmoke.rundir import write_json
 
 from .evidence import Evidence
 
@@ -44,6 +46,46 @@ def test_the_shape_follows_the_arguments(tmp_path: Path) -> None:
     """Other arguments, or other counts of nodes and ranks, are another shape."""
     one, other = ran(tmp_path / "a", *[H100] * 4), ran(tmp_path / "b", *[H100] * 4, per_node=4)
     assert one.shape == '{"nodes": 2, "ranks_per_node": 2}' != other.shape
+
+
+def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
+    evidence = Evidence(folder, 2, 4)
+    write_json(evidence.dir.spec, {"phase": "small", "nodes": 2, "ranks_per_node": 4, **spec})
+    shape: dict[str, Any] = json.loads(identity(evidence.result()).shape)
+    return shape
+
+
+def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path) -> None:
+    """Variables that are set or unset, and options of sbatch, are in it as digests, whatever their
+    order; what only says when and for whom a job runs is not."""
+    sets = {"NCCL_IB_HCA": "mlx5_0", "A": "1"}
+    spec: dict[str, Any] = {
+        "args": {"steps": 5},
+        "env_set": sets,
+        "env_unset": ["B", "C"],
+        "sbatch": {"mem": 0},
+    }
+    one = shape_of(tmp_path / "one", **spec)
+    assert one["steps"] == 5 and len(one["env"]) == len(one["sbatch"]) == 8
+    turned = {"env_set": dict(reversed(sets.items())), "env_unset": ["C", "B"]}
+    queue = {"time": "10:00", "account": "a", "requeue": False, "constraint": None, "mem": 0}
+    assert shape_of(tmp_path / "same", **{**spec, **turned, "sbatch": queue}) == one
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("env", {"env_set": {**sets, "NCCL_IB_DISABLE": "1"}}),
+        ("env", {"env_unset": ["B"]}),
+        ("sbatch", {"sbatch": {"mem": 0, "constraint": "h100"}}),
+    ]
+    for number, (key, other) in enumerate(others):
+        found = shape_of(tmp_path / str(number), **{**spec, **other})
+        assert {name for name in one if found[name] != one[name]} == {key}
+    assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
+
+
+def test_arguments_do_not_hide_what_else_a_shape_has(tmp_path: Path) -> None:
+    """A program's `--env` and `--nodes` stand beside the job's own."""
+    found = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})
+    assert (found["nodes"], found["args.nodes"], found["args.env"]) == (2, 7, "x")
+    assert found["env"] != "x"
 
 
 def test_hostile_names_are_cleaned_and_cut(tmp_path: Path) -> None:

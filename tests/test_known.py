@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.known import Acknowledgements
+from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import RunDir, write_json
+from pytest_clustersmoke.telemetry import EventWriter
 from pytest_clustersmoke.verdict import FIT, INCONCLUSIVE, UNFIT, Tally
 
 from .evidence import Evidence, make_profile
@@ -115,6 +118,87 @@ def test_a_job_is_known_by_the_hosts_of_all_its_causes(
     entries = held(BAD_NODE, {**BAD_NODE, "node": "unknow"})
     assert (entries.answer(result, "job") is not None) is known
     assert (entries.answer(result, "test_rate") is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("primary", "detail", "known"),
+    [
+        (False, {}, False),  # the same as the first, on another host
+        (False, {"victim": False, "after_s": 1.0}, False),
+        (False, {"victim": True, "after_s": 1.0}, True),
+        (True, {"victim": True}, False),  # nothing else is a cause
+        (False, None, False),
+    ],
+)
+def test_a_new_node_that_fails_in_the_same_way_is_not_known(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    primary: bool,
+    detail: object,
+    known: bool,
+) -> None:
+    """Only one that lost a peer needs nobody who answers for it."""
+    result = ended(tmp_path, "failed", ("n3",), ("n4",))
+    result.job["findings"][1].update(primary=primary, detail=detail)
+    entries = held(BAD_NODE)
+    assert (entries.answer(result, "job") is not None) is known
+    told = [] if known else ["nobody answers for n4, as somebody does for n3"]
+    assert entries.beside(result) == told
+
+
+@pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
+def test_a_new_node_is_not_hidden_whatever_found_it(
+    held: Callable[..., Acknowledgements], tmp_path: Path, way: str
+) -> None:
+    """Two nodes of one job fail alike: both must be acknowledged."""
+    job = Evidence(tmp_path / "job", nodes=2, ranks_per_node=1).started()
+    said = {"reason": "torchrun", "why": "torchrun ended with 1"}
+    if way == "ranks":
+        error = {"type": "RuntimeError", "message": "uncorrectable ECC error", "traceback": "x"}
+        for rank in (0, 1):
+            job.rank(rank, ("error", {**error, "stage": "train"}))
+    if way == "node":
+        said = {"reason": "node", "why": "no such device: /dev/infiniband"}
+    if way == "hang":
+        said = {"reason": "stalled", "why": "no rank moved for 60 s"}
+    for node in (0, 1):
+        job.node(node, ok=False, started=100.0, ended=110.0, **said)
+    if way == "memory":
+        job.dir.submitit.mkdir(parents=True, exist_ok=True)
+        lines = "".join(f"srun: error: n{n}: task {n}: Out Of Memory\n" for n in (0, 1))
+        (job.dir.submitit / "7_0_log.err").write_text(lines)
+        for node in (0, 1):
+            writer = EventWriter(job.dir.node_events(node))
+            writer.write("ranks", states=[{"rank": node, "alive": False}])
+            writer.close()
+    result = job.result()
+    found = [one.as_dict() for one in diagnose(result, Judgement("failed", "x"))]
+    assert [one["hosts"] for one in found] == [("n0",), ("n1",)]
+    result = replace(result, job={"outcome": "failed", "findings": found})
+    alone = [{**BAD_NODE, "node": name} for name in ("n0", "n1")]
+    assert [held(one).answer(result, "job") for one in alone] == [None, None]
+    assert held(*alone).answer(result, "job") is not None
+
+
+@pytest.mark.parametrize(
+    ("node", "matched"),
+    [
+        ("gpu[10-12]", ["gpu10", "gpu11", "gpu12"]),
+        ("gpu[1,12]", ["gpu1", "gpu12"]),
+        ("gpu1,gpu2", ["gpu1", "gpu2"]),
+        ("gpu1?", ["gpu10", "gpu11", "gpu12"]),
+        ("gpu[0-1]*", ["gpu0", "gpu1", "gpu10", "gpu11", "gpu12"]),
+    ],
+)
+def test_a_node_is_known_by_slurms_lists(
+    held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
+) -> None:
+    """Brackets are ranges of numbers, never classes of characters."""
+    entries = held({**BAD_NODE, "node": node})
+    names = [f"gpu{n}" for n in (0, 1, 2, 10, 11, 12)]
+    for end in ("", ".cluster.local"):
+        of = {name: ended(tmp_path / name, "failed", (name + end,)) for name in names}
+        assert [name for name in names if entries.answer(of[name], "job")] == matched
 
 
 def test_a_warning_and_what_follows_decide_nothing(
@@ -388,6 +472,85 @@ def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> N
     assert criterion["result"] == "known" and "too slow" in criterion["text"]
     assert criterion["known"] == place
     assert "\x1b" not in criterion["text"] + result.stdout.str()
+
+
+FIXTURES = """
+@pytest.fixture
+def rate(self, phase):
+    return phase.metrics()["no such thing"]
+@pytest.fixture
+def tidy(self):
+    yield
+    raise OSError("nothing to tidy up")
+def test_rate(self, rate):
+    assert rate
+def test_done(self, tidy, phase):
+    assert phase.ranks_done
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...]) -> None:
+    """A job that did not pass leaves them nothing to work on, whatever they raise."""
+    suite.cluster(known=[{**SLOW, "criterion": "job"}])
+    suite.phase(args={"fail": True}, body=FIXTURES)
+    result = suite.run_apart(*words) if words else suite.run()
+    result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown apart
+    assert result.ret == 6
+    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: job is known until {SOON})"
+    assert result.outlines[-1] == sentence
+    (phase,) = suite.record()["phases"]
+    assert [one["result"] for one in phase["criteria"].values()] == ["known"] * 3
+    assert phase["all_criteria"]
+    case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
+    assert case["known"] == "the switch" and case["result"] == "skipped"
+
+
+def test_fixtures_of_a_job_that_passed_are_not_known(suite: Suite) -> None:
+    """Nobody answers for a mistake in the suite; it is the criterion that it is told of."""
+    suite.cluster(known=[{**SLOW, "criterion": "test_*"}])
+    suite.phase(body=FIXTURES)
+    result = suite.run()
+    result.assert_outcomes(passed=2, errors=2)
+    assert result.ret == 1
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_rate, test_done)"
+
+
+EXPECTED = """
+@pytest.mark.xfail(reason="later", **{})
+def test_rate(self, phase):
+    assert phase.metric("steps_per_s").value > 99
+def test_word(self, phase):
+    pytest.xfail("not yet")
+def test_done(self, phase):
+    assert phase.ranks_done
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_an_xfail_of_the_suite_has_no_owner(suite: Suite, words: tuple[str, ...]) -> None:
+    """Marks and words in the suite are no acknowledgement; an entry of `known` makes them one."""
+    suite.cluster(known=[SLOW])
+    suite.phase(body=EXPECTED.format("{}"))
+    result = suite.run_apart(*words) if words else suite.run()
+    result.assert_outcomes(passed=2, xfailed=2)
+    assert result.ret == 6
+    assert result.outlines[-1] == (
+        "INCONCLUSIVE: 1 of 1 phases (small: test_word is marked to fail (xfail), and no entry of "
+        f"`known` answers for it; small: test_rate is known until {SOON})"
+    )
+    (phase,) = suite.record()["phases"]
+    assert phase["criteria"]["test_word"]["result"] == "known"
+    assert "known" not in phase["criteria"]["test_word"]
+
+
+def test_a_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
+    """As pytest reports it; one that is not strict has passed."""
+    mark = "@pytest.mark.xfail(strict={})\ndef test_{}(self, phase):\n    pass\n"
+    suite.phase(body=mark.format(True, "a") + mark.format(False, "b"))
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1, xpassed=1)
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_a)"
 
 
 def test_a_new_failure_beside_a_known_one(suite: Suite) -> None:

@@ -188,10 +188,14 @@ def test_what_is_required_and_not_measured_is_inconclusive(suite: Suite) -> None
 
 
 def test_what_is_not_required_and_not_measured_is_fit(suite: Suite) -> None:
-    """The same skip is allowed where the profile does not require transports."""
-    suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
+    """The same skip is allowed where the profile does not require transports, and another
+    criterion was judged."""
+    suite.phase(gpus_per_node=2, base="TalkedInsideNodes")
     result = suite.run()
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
+    told = suite.run().outlines[-1]
+    assert told == "INCONCLUSIVE: 1 of 1 phases (small: no criterion was judged)"
 
 
 def test_the_terminal_ends_with_table_and_verdict(suite: Suite) -> None:

@@ -151,3 +151,23 @@ def test_every_metric_has_a_unit_and_a_meaning() -> None:
     assert (
         METRICS["peak_memory_gib"].unit == "GiB" and not METRICS["peak_memory_gib"].higher_is_better
     )
+
+
+def test_without_marks_the_last_stands_for_all(tmp_path: Path) -> None:
+    """All that is no step is read as ever, at its line; of the steps the last that is whole."""
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path)
+    writer.write("start", rank=0)
+    for step in range(50):
+        writer.write("step", step=step)
+        if step == 20:
+            writer.write("stage", name="train")
+    writer.close()
+    with path.open("a") as stream:
+        stream.write('{"event": "step", "time": 1.0, "mo')
+    every, few = read_events(path), read_events(path, all_marks=False)
+    assert few.last("step") == every.last("step") and len(list(few.named("step"))) == 1
+    others = [one for one in every.records if one["event"] != "step"]
+    assert [one for one in few.records if one["event"] != "step"] == others
+    assert [few.line_of(one) for one in few.records] == [1, 23, 52]
+    assert every.line_of(every.records[-1]) == 52

@@ -80,8 +80,9 @@ def test_an_error_in_teardown_is_a_failure() -> None:
 def test_required_and_unmeasured_is_inconclusive() -> None:
     """A skipped criterion of a required kind makes FIT impossible; of another kind it may."""
     skipped = report(outcome="skipped", phase="a", unmeasured="transports")
-    assert tally(skipped, a="passed").verdict() == FIT
-    made = tally(skipped, a="passed", require=["transports"])
+    other = report("test_b", phase="a")
+    assert tally(skipped, other, a="passed").verdict() == FIT
+    made = tally(skipped, other, a="passed", require=["transports"])
     assert made.verdict() == INCONCLUSIVE
     assert made.sentence() == "INCONCLUSIVE: 1 of 1 phases (a: transports not measured)"
 
@@ -157,8 +158,55 @@ def test_a_required_kind_that_no_criterion_judged() -> None:
     made.multi_rank = {"a"}
     assert made.verdict() == INCONCLUSIVE
     assert made.missing() == ["a: no criterion judged transports"]
-    made.all_criteria = False
+    made.collected, made.selected = {"a": {"test_a", "test_b"}}, {"a": {"test_a"}}
     assert made.verdict() == FIT
-    made.all_criteria = True
+    made.collected = {"a": {"test_a"}}
+    assert made.verdict() == INCONCLUSIVE
     made.hear(report("test_b", phase="a", judged="transports"))
     assert made.verdict() == FIT
+
+
+def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
+    made = report(name, "skipped", phase="a", **changes)
+    made.wasxfail = "later"
+    return made
+
+
+def test_an_xfail_without_an_owner_is_never_fit() -> None:
+    """It is named, and counts as known in the record; an owner in cluster.yaml answers for it."""
+    made = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
+    assert made.verdict() == INCONCLUSIVE and made.exit_code() == EXIT_INCONCLUSIVE
+    assert made.sentence() == (
+        "INCONCLUSIVE: 1 of 1 phases (a: test_b is marked to fail (xfail), and no entry of `known` "
+        "answers for it)"
+    )
+    assert made.criteria["a"]["test_b"]["result"] == "known" and made.known == []
+    made = tally(expected_to_fail("test_b", known="fan", known_until="d"), a="passed")
+    assert made.verdict() == INCONCLUSIVE and made.missing() == []
+    assert tally(expected_to_fail("test_b"), a="failed").verdict() == UNFIT
+
+
+def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
+    """A job that passed is no criterion; a phase that has none is judged by its job alone."""
+    job, skipped = report("job", phase="a"), report("test_a", "skipped", phase="a")
+    made = tally(job, skipped, a="passed")
+    assert made.verdict() == INCONCLUSIVE and made.missing() == ["a: no criterion was judged"]
+    assert tally(job, skipped, report("test_b", phase="a"), a="passed").verdict() == FIT
+    assert tally(job, a="passed").verdict() == FIT
+
+
+def test_criteria_that_were_not_heard_are_told() -> None:
+    """Those left out are counted; those that were to run and were not heard make FIT impossible."""
+    made = tally(report("job", phase="a"), report(phase="a"), a="passed")
+    assert not made.heard_all("a")  # nobody knows what there is
+    made.collected = {"a": {"test_a", "test_b", "test_c"}}
+    made.selected = {"a": {"test_a"}}
+    assert made.verdict() == FIT and not made.heard_all("a")
+    assert made.sentence() == "FIT: 1 of 1 phases, 1 of 3 criteria"
+    assert made.as_dict()["selection"] == "1 of 3 criteria"
+    made.selected = {"a": {"test_a", "test_b"}}
+    assert made.verdict() == INCONCLUSIVE and made.missing() == ["a: no result of test_b"]
+    for name in ("test_b", "test_c"):
+        made.hear(report(name, phase="a"))
+    assert made.heard_all("a") and made.sentence() == "FIT: 1 of 1 phases"
+    assert made.as_dict()["selection"] == ""

@@ -112,7 +112,9 @@ def test_an_interruption_leaves_nothing(
     assert leftovers[1]() == [] or wait_gone(leftovers[1])
     (phase,) = suite.record()["phases"]
     assert phase["outcome"] == "cancelled"
-    assert output.splitlines()[-1].startswith("INCONCLUSIVE: 1 of 1 phases (small: cancelled")
+    assert output.splitlines()[-1].startswith(
+        "INCONCLUSIVE: 1 of 1 phases, 0 of 1 criteria (small: cancelled"
+    )
     journal = [json.loads(line) for line in journal_of(suite).read_text().splitlines()]
     assert [one["event"] for one in journal].count("cancelled") == 1
 

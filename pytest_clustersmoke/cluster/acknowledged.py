@@ -7,6 +7,7 @@ refused. One that has expired is no mistake: it counts for nothing, and a run sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import date, timedelta
 from fnmatch import fnmatchcase
@@ -15,9 +16,16 @@ from typing import Any
 from pytest_clustersmoke.cluster.checks import Fault
 from pytest_clustersmoke.cluster.fields import day_of
 from pytest_clustersmoke.errors import near
+from pytest_clustersmoke.hostlist import MOST, expand
 
 # A quarter: whoever answers for a failure looks at it again at least so often.
 LONGEST_DAYS = 90
+# A name with numbers in one pair of brackets, with wildcards only behind it; or a name alone.
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_HOST = rf"(?:[^,\[\]\s*?]+\[{_RANGE}(?:,{_RANGE})*\][^,\[\]\s]*|[^,\[\]\s]+)"
+HOST_LIST = re.compile(rf"{_HOST}(?:,{_HOST})*")
+# A criterion's own name; its parameters may stand in brackets.
+ONE_NAME = re.compile(r"\w+(?:\[[^*?\[\]]*\])?")
 _TARGETS = ("node", "phase", "criterion")
 
 
@@ -44,7 +52,14 @@ def _entry(
         )
         return
     globs = {key: entry[key] for key in given if isinstance(entry[key], str)}
-    if len(globs) == len(given) and all(set(glob) <= set("*?") for glob in globs.values()):
+    if "node" in globs and not _is_host_list(globs["node"]):
+        yield Fault(
+            (*route, "node"),
+            f"`node: {globs['node']}` in {{at}} is no list of nodes",
+            "names as Slurm writes them (`gpu[10-12,20],login1`), with `*` and `?` as wildcards; "
+            "`[` opens a range of numbers",
+        )
+    elif len(globs) == len(given) and _is_everything(globs, phases):
         yield Fault(
             (*route, given[0]),
             f"{' and '.join(f'`{key}: {glob}`' for key, glob in globs.items())} in {{at}} answers "
@@ -60,6 +75,28 @@ def _entry(
             near(phase, phases),
         )
     yield from _day(route, entry.get("until"))
+
+
+def _is_host_list(text: str) -> bool:
+    """Whether the whole text is a list that expand() reads, and no range of it is empty."""
+    if HOST_LIST.fullmatch(text) is None:
+        return False
+    ranges = [one for group in re.findall(r"\[([^]]*)\]", text) for one in group.split(",")]
+    ends = [one.partition("-")[::2] for one in ranges]
+    forward = all(int(first) <= int(last or first) for first, last in ends)
+    return forward and len(expand(text)) < MOST
+
+
+def _is_everything(globs: Mapping[str, str], phases: list[str]) -> bool:
+    """Whether an entry answers for whatever fails: any node, or any phase's job or criteria."""
+    if "node" in globs:
+        names = expand(globs["node"])
+        return any(not re.search(r"\w", name.partition(".")[0]) for name in names)
+    phase, criterion = globs["phase"], globs["criterion"]
+    every = set(phase) <= set("*?") or (
+        re.search(r"[*?\[]", phase) and all(fnmatchcase(name, phase) for name in phases)
+    )
+    return bool(every) and (criterion == "job" or ONE_NAME.fullmatch(criterion) is None)
 
 
 def _day(route: tuple[str | int, ...], value: Any) -> Iterator[Fault]:

@@ -175,7 +175,9 @@ class Expectation(_Model):
 class Known(_Model):
     """A failure that somebody answers for until a day: a node's, or a criterion's of a phase."""
 
-    node: f.Line | None = Field(default=None, description="the node that is bad, as a glob")
+    node: f.Line | None = Field(
+        default=None, description="the node that is bad, or a Slurm host list"
+    )
     phase: f.Line | None = Field(
         default=None, description="the phase whose criterion fails, as a glob"
     )

@@ -26,7 +26,16 @@ TIMED_OUT = re.compile(r"timed out|timeout", re.I)
 STACKS = "dumps/ of the run directory has the stacks and flight recorders of all ranks"
 NETWORK = (
     "look at the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
-    "of the run directory, the collective phases (all-reduce) between pairs of nodes; " + STACKS
+    "of the run directory, the collective phases (all-reduce) between pairs of nodes; under NCCL "
+    "InfiniBand must be on where it is meant, and NCCL_SOCKET_IFNAME unset where interfaces are "
+    "named differently; " + STACKS
+)
+# Gilbreth HPC Training Guide, 6.3: "Init COMPLETE", and the first collective never ends.
+IN_ONE_NODE = (
+    "all ranks are on one node, so look at the transport between its GPUs (NCCL's logs in nccl/ of "
+    "the run directory): under NCCL set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
+    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it goes with NCCL_P2P_DISABLE=1, "
+    "P2P is at fault (ACS, IOMMU); " + STACKS
 )
 
 
@@ -206,14 +215,9 @@ def _together(case: Case, waits: dict[int, tuple[str, flight_recorder.Call]], wh
         cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
         return _found(case, idle, cause, ranks, detail)
     cause = f"all {len(ranks)} ranks came to {what}, and it never ended: nobody fell behind; {why}"
-    return Finding(
-        "hang",
-        cause,
-        NETWORK,
-        evidence=tuple(case.evidence(ranks[:2])),
-        hosts=case.hosts(ranks),
-        detail=detail,
-    )
+    hosts = case.hosts(ranks)
+    evidence = tuple(case.evidence(ranks[:2]))
+    return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
 
 
 def _everywhere(case: Case, why: str) -> Finding:
@@ -226,8 +230,14 @@ def _everywhere(case: Case, why: str) -> Finding:
         f"known to have fallen behind; {why}"
     )
     detail = case.detail(waiters=ranks, lines={}, waiters_at=line)
+    hosts = case.hosts(ranks)
     evidence = tuple(case.evidence(ranks[:2]))
-    return Finding("hang", cause, NETWORK, True, evidence, case.hosts(ranks), (), detail)
+    return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
+
+
+def _all_came(hosts: Collection[str]) -> str:
+    """What to do where no rank fell behind."""
+    return NETWORK if len(hosts) > 1 else IN_ONE_NODE
 
 
 def _found(

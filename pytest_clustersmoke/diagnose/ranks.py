@@ -108,7 +108,7 @@ def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> F
         return replace(one.finding, primary=True, detail=detail)
     after = one.time - first.time
     when = f", {after:.1f} s after {first.rank}" if after > 0 else ""
-    detail = {**one.finding.detail, "after_s": round(after, 3)}
+    detail = {**one.finding.detail, "after_s": round(after, 3), "victim": one.victim}
     cause = f"{one.finding.cause}{when}"
     return replace(one.finding, cause=cause, primary=primary, detail=detail)
 

@@ -12,7 +12,7 @@ from ..references import show
 from ..telemetry import METRICS, plain
 from . import changes
 from .database import reading
-from .past import WINDOW, Judge
+from .past import FAILING_UNITS, WINDOW, Judge
 from .query import Measured, PhaseRun, phase_runs, runs, setup_ids
 from .store import Setup, text
 
@@ -32,8 +32,10 @@ def past_of(
     versions: Mapping[str, str],
     metrics: Mapping[str, Number],
     report_dir: Path,
+    before: float = math.inf,
 ) -> dict[str, PastRecord]:
-    """Each metric's value beside the good runs of the past. Raises HistoryUnusable."""
+    """Each metric's value beside the good runs that began before a time (Unix seconds). Raises
+    HistoryUnusable."""
     measured = {
         name: Measured(float(value), METRICS[name].unit, METRICS[name].higher_is_better)
         for name, value in metrics.items()
@@ -41,14 +43,14 @@ def past_of(
     setup = Setup.of(hardware, shape, versions)
     with reading(report_dir) as connection:
         stored = {name: text(value) for name, value in versions.items()}
-        past = _Past(connection, cluster, phase, setup, stored, math.inf)
+        past = _Past(connection, cluster, phase, setup, stored, before)
         return past.judge(measured)
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
     """Fill in what a record says of the past: `past` of metrics, `trend` and `changed` of phases,
-    `changes` of the run. Runs that began later are not looked at. Raises HistoryUnusable, and then
-    leaves the record as it was."""
+    `changes` of the run. Runs that began later are not looked at, and what the criterion judged is
+    not judged again. Raises HistoryUnusable, and then leaves the record as it was."""
     if "proof" in record:
         return
     compared = [phase for phase in record["phases"] if not phase.get("fault")]
@@ -69,7 +71,8 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
     for phase, judged, trend, changed in found:
         phase["trend"], phase["changed"] = trend, changed
         for name, one in judged.items():
-            phase["metrics"][name]["past"] = one
+            metric = phase["metrics"][name]
+            metric["past"] = metric["past"] or one
     more = len(since) - MAX_CHANGES
     told = [f"... and {more} more"] if more > 0 else []
     record["changes"] = since[:MAX_CHANGES] + told
@@ -141,7 +144,10 @@ class _Past:
                 for past in (self._same, self._others)
             )
             said = f"{name} is {show(one.value)} {one.unit}".rstrip()
-            judged[name] = judge.judge(said, one.value, one.higher_is_better, same, others)
+            fails = one.unit in FAILING_UNITS
+            judged[name] = judge.judge(
+                said, one.value, one.higher_is_better, same, others, fails=fails
+            )
         return judged
 
     def trend(self, phase: PhaseRecord) -> TrendRecord | None:
@@ -175,7 +181,8 @@ def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord
     """What changed since each phase ran last on this cluster; the verdict since the last run that
     was asked for the same."""
     cluster, begun = record["cluster"], record["begun"]
-    before = runs(connection, cluster=cluster, before=begun, selection=record["selection"], limit=1)
+    selection = text(record["selection"])  # as it is stored
+    before = runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
     words = []
     if before and before[0].verdict != record["verdict"]:
         words.append(f"verdict {before[0].verdict} -> {record['verdict']}")

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..identity import VERSIONS
+from ..identity import SHAPE, VERSIONS
 
 if TYPE_CHECKING:
     from .query import PhaseRun
 
-# What a shape holds beside the program's arguments.
-SIZES = ("nodes", "ranks_per_node")
 MAX_NAMED = 4
 MAX_VALUE = 40
 
@@ -43,7 +41,7 @@ def shapes(old: str, new: str) -> list[str]:
     if before is None or after is None:
         return [f"shape {_short(old)} -> {_short(new)}"]
     return [
-        f"{name if name in SIZES else f'args.{name}'} "
+        f"{_of_shape(name)} "
         f"{_short(before.get(name, 'unset'))} -> {_short(after.get(name, 'unset'))}"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name)
@@ -62,6 +60,10 @@ def named(names: Sequence[str]) -> str:
     """Some names, and how many more."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _of_shape(name: str) -> str:
+    return name if name in SHAPE or name.startswith("args.") else f"args.{name}"
 
 
 def _object(shape: str) -> dict[str, object] | None:

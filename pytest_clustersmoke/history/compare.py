@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ..references import show
 from ..telemetry import plain
 from . import changes
-from .past import LEAST, WARN_MADS, WINDOW, Level, level
+from .past import LEAST, WINDOW, Level, level
 from .query import Measured, PastRun, PhaseRun, phase_runs, phases_of, setup_ids
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
 NONE = "none"
+TOLD_MADS = 3.0
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _metrics(old: PhaseRun, new: PhaseRun, past: list[PhaseRun]) -> Iterable[Pai
 
 def _told(one: Measured, here: Level | None) -> float:
     least = LEAST * abs(one.value)
-    return least if here is None else max(least, WARN_MADS * here.mad)
+    return least if here is None else max(least, TOLD_MADS * here.mad)
 
 
 def _run(run: PastRun) -> Mapping[str, Any]:

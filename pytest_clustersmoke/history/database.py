@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from .. import clean
 from . import schema
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
 NAME = "history.db"
 # A write takes milliseconds; so long a writer waits for others before it gives up.
-PATIENCE_S = 60.0
-BUSY_S = 5.0  # of these, so long inside SQLite at once
+# After an interrupt somebody waits for the prompt.
+PATIENCE_S, HURRIED_S = 20.0, 5.0
+BUSY_S = 2.0  # of these, so long inside SQLite at once
 MODE = 0o644  # as all files of a report
+MAX_HOLDER = 500
 # What SQLite says of a database that somebody else is writing.
 _BUSY = ("database is locked", "database table is locked", "locking protocol")
 _DAMAGED = ("not a database", "malformed")
@@ -43,16 +46,16 @@ class HistoryUnusable(Exception):
 def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
     """A connection that only reads, on one state of the database; None where there is none yet.
 
-    Raises HistoryUnusable, also for what goes wrong inside the `with`.
+    Raises HistoryUnusable, also for what of the database goes wrong inside the `with`.
     """
     import sqlite3
 
     path = report_dir / NAME
     try:
-        if not path.exists():
+        connection = _opened(path)
+        if connection is None:
             yield None
             return
-        connection = _for_reading(path)
         try:
             connection.execute("BEGIN")
             yield connection
@@ -60,22 +63,36 @@ def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
             connection.close()
     except sqlite3.Error as error:
         raise HistoryUnusable(_words(path, "read", str(error))) from error
-    except PermissionError as error:
+
+
+def _opened(path: Path) -> sqlite3.Connection | None:
+    """None where there is no file; raises HistoryUnusable where the file system does not say: no
+    right, a stale handle, a server that is gone."""
+    try:
+        path.stat()
+        return _for_reading(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
         raise HistoryUnusable(_words(path, "read", error.strerror or str(error))) from error
 
 
-def write(report_dir: Path, work: Callable[[sqlite3.Connection], T]) -> T:
+def write(
+    report_dir: Path, work: Callable[[sqlite3.Connection], T], patience_s: float | None = None
+) -> T:
     """Do some work in one transaction, all of it or nothing; the database is made where there is
-    none, and brought to today's version. Raises HistoryUnusable."""
+    none, and brought to today's version. Others are waited for so many seconds (PATIENCE_S).
+    Raises HistoryUnusable."""
     import random
     import sqlite3
 
     path = report_dir / NAME
-    give_up = time.monotonic() + PATIENCE_S
+    patience_s = PATIENCE_S if patience_s is None else patience_s
+    give_up = time.monotonic() + patience_s
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         shared = on_network(report_dir)
-        with _alone(path, shared):
+        with _alone(path, shared, patience_s):
             while True:
                 try:
                     return _transaction(path, shared, work)
@@ -185,25 +202,35 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 @contextmanager
-def _alone(path: Path, shared: bool) -> Iterator[None]:
+def _alone(path: Path, shared: bool, patience_s: float) -> Iterator[None]:
     """Hold the lock file, where other machines may write too."""
     if not shared:
         yield
         return
     from filelock import SoftFileLock, Timeout
 
-    lock = SoftFileLock(path.with_name(f"{NAME}.lock"), timeout=PATIENCE_S, mode=MODE)
+    lock = SoftFileLock(path.with_name(f"{NAME}.lock"), timeout=patience_s, mode=MODE)
     try:
         lock.acquire(poll_interval=0.05)
     except Timeout as error:
         raise HistoryUnusable(
-            f"{lock.lock_file} has been there for more than {PATIENCE_S:.0f} s, so {path} was not "
-            "written; delete it where the process and host that it names are gone"
+            f"this run is not in the history: {lock.lock_file} was held for {patience_s:g} s by "
+            f"{_holder(Path(lock.lock_file))}; delete the file if that process is gone"
         ) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _holder(lock: Path) -> str:
+    """`process 4711 of node3`, as the file says: it has the id and the host, a line each."""
+    try:
+        said = lock.read_bytes()[:MAX_HOLDER].decode(errors="replace").splitlines()
+    except OSError:
+        said = []
+    words = [clean.line(line) for line in said[:2]]
+    return f"process {words[0]} of {words[1]}" if len(words) == 2 else "a process it does not name"
 
 
 def _words(path: Path, done: str, why: str) -> str:

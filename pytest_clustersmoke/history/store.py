@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import clean
 from ..telemetry import plain
-from .database import write
+from . import database
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -48,14 +48,20 @@ def add(record: RunRecord, report_dir: Path) -> None:
     phases = [phase for phase in record["phases"] if not phase.get("fault")]
     if "proof" in record or (record["phases"] and not phases):
         return
-    write(report_dir, lambda connection: _store(connection, record, phases))
+    ended = not (record["interrupted"] or record["partial"])
+    patience_s = database.PATIENCE_S if ended else database.HURRIED_S
+    database.write(report_dir, lambda connection: _store(connection, record, phases), patience_s)
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
-    """Whether later runs may be measured against it: it passed, no criterion failed (nor fails
-    with somebody's leave), and all is known of the run."""
+    """Whether later runs may be measured against it: it passed, all its criteria were judged and
+    none failed (nor fails with somebody's leave), no metric is a failure beside the past (which
+    need not fail a criterion), and all is known of the run."""
     bad = any(one["result"] in ("failed", "known") for one in phase["criteria"].values())
-    return phase["outcome"] == "passed" and not bad and not phase["known"] and not run["partial"]
+    past = (one["past"] for one in phase["metrics"].values())
+    worse = any(one is not None and one["status"] == "fail" for one in past)
+    whole = phase["all_criteria"] and not run["partial"]
+    return phase["outcome"] == "passed" and whole and not (bad or phase["known"] or worse)
 
 
 def _store(connection: Connection, record: RunRecord, phases: Iterable[PhaseRecord]) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from .. import verdict
 from .judge import GREEN, NOT_STAGED, OTHER, PROVEN, Gate
-
-if TYPE_CHECKING:
-    from ..cluster import Profile
-    from ..phase import Phase
 
 STATUS = {
     verdict.PROVEN: pytest.ExitCode.OK,
@@ -33,11 +28,9 @@ class Proof(verdict.Tally):
         self.gates: dict[str, Gate] = {}
         self.not_applicable: dict[str, str] = {}
 
-    def scope(self, config: pytest.Config, chosen: Iterable[Phase], profile: Profile) -> None:
-        """The words that selected gates; which phases they are staged in selects nothing."""
-        super().scope(config, chosen, profile)
-        if self.selection == ", ".join(self.chosen):
-            self.selection = ""
+    def _is_part(self) -> bool:
+        """Which phases the faults are staged in selects nothing."""
+        return False
 
     def hear(self, report: pytest.TestReport) -> None:
         """A gate is told by the suite, which judged it; what pytest reports of it says no more."""

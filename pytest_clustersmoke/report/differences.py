@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .. import clean
 
 if TYPE_CHECKING:
-    from .model import DifferenceRecord, NodeRecord
+    from .model import DifferenceRecord, FactsRecord
 
 # Facts of launch.facts that two nodes of one kind have in common.
 PLAIN = (
@@ -24,10 +24,11 @@ PLAIN = (
     "open_files_limit",
 )
 MAX_WORDS = 200
+MAX_DIFFERENCES = 1000
 UNKNOWN = "not told"
 
 
-def differences(nodes: Iterable[NodeRecord]) -> list[DifferenceRecord]:
+def differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
     """Every fact that is not the same on all nodes, with the nodes of each value; the value that
     most nodes have first. A node that told no facts at all differs in nothing."""
     told = {node["node"]: dict(_facts(node["facts"])) for node in nodes if node["facts"]}
@@ -40,6 +41,8 @@ def differences(nodes: Iterable[NodeRecord]) -> list[DifferenceRecord]:
         if len(by_value) > 1:
             ordered = sorted(by_value.items(), key=lambda one: (-len(one[1]), one[0]))
             found.append({"fact": name, "values": dict(ordered)})
+        if len(found) == MAX_DIFFERENCES:
+            break
     return found
 
 

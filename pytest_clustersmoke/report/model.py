@@ -67,8 +67,9 @@ class PastRecord(TypedDict):
     median: float | None
     mad: float | None  # scaled to a standard deviation
     warn: float | None  # the value from which on it warns, and from which on it fails
-    fail: float | None
+    fail: float | None  # null also where it only warns
     text: str
+    other_versions: NotRequired[bool]  # it is compared with runs on these; that only warns
 
 
 class MetricRecord(TypedDict):
@@ -82,10 +83,21 @@ class MetricRecord(TypedDict):
 
 
 class NodeRecord(TypedDict):
+    """One node of a phase; what it said of itself stands in the run's `nodes`."""
+
     node_rank: int
     node: str
     host: str
-    facts: dict[str, Any]
+
+
+class FactsRecord(TypedDict):
+    """What a node said of itself, once for all phases; what was too large is cut, with `…`."""
+
+    node: str
+    host: str
+    phases: list[str]  # in which it told its facts; none of a node that never did
+    facts: dict[str, Any]  # as it told them in the last of these
+    earlier: dict[str, dict[str, Any]]  # phase -> the facts that it told otherwise there
 
 
 class Spread(TypedDict):
@@ -164,7 +176,7 @@ class TrendRecord(TypedDict):
 
     run_ids: list[str]
     begun: list[float]
-    good: list[bool]  # the phase passed, and no criterion of it failed
+    good: list[bool]  # it passed, all criteria were judged, nothing failed or is known
     same: list[bool]  # on the hardware and versions of this run
     metrics: dict[str, list[Number | None]]  # one value for each run
 
@@ -194,7 +206,7 @@ class PhaseRecord(TypedDict):
     ranks: list[RankRecord]
     versions: dict[str, str]  # those of the ranks, and the driver
     hardware: str  # what it ran on, in words; runs of another are not compared
-    shape: str  # of nodes, ranks and arguments: runs of another are not compared
+    shape: str  # of nodes, ranks, arguments, variables: runs of another are not compared
     transport: str  # what the ranks talked over, in words
     topology: TopologyRecord | None
     metrics: dict[str, MetricRecord]
@@ -233,11 +245,12 @@ class RunRecord(TypedDict):
     known_remarks: list[str]  # acknowledgements that have expired, or that nothing needed
     phases_chosen: list[str]
     phases_of_cluster: list[str]
-    selection: str  # what -m, -k and paths chose; empty where all of the cluster's phases ran
+    selection: str  # what was chosen or changed; empty where all of the cluster's criteria ran
     interrupted: bool
     partial: str  # why not all is known; empty where the run came to its end
     absent_phases: list[str]  # phases that this cluster does not run, and why
     changes: list[str]  # since the run before, in words
-    differences: list[DifferenceRecord]
+    nodes: list[FactsRecord]
+    differences: list[DifferenceRecord]  # at most MAX_DIFFERENCES
     phases: list[PhaseRecord]
     proof: NotRequired[dict[str, Any]]

@@ -1,7 +1,8 @@
 """index.html: the whole report of a run in one file, which asks nothing of the network.
 
 Every figure stands in a table that is there without scripts; charts.js and topology.js read those
-tables and draw. So the page carries each number once, as text and exactly in `data-value`.
+tables and draw. So the page carries each number once, as text and exactly in `data-value`; of a
+phase with many ranks it carries ranges, rounded, and says so (page_ranks.py).
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
 # What a person can read of one text; the evidence has the rest.
 MAX_TEXT = 8000
+MAX_DIFFERENCES = 200
 
 
 def page(record: RunRecord) -> str:
     """The page of a record, which is taken as hostile text throughout."""
     cleaned = _clean(record)
     held = view(cleaned)
-    columns, rows = node_table(held.nodes, cleaned["differences"])
+    facts, facts_left = all_facts(held.nodes, cleaned["differences"])
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return (
         _environment()
@@ -42,9 +44,10 @@ def page(record: RunRecord) -> str:
         .render(
             run=cleaned,
             view=held,
-            node_columns=columns,
-            node_rows=rows,
-            facts=all_facts(held.nodes, cleaned["differences"]),
+            nodes=node_table(held.nodes, cleaned["differences"]),
+            facts=facts,
+            facts_left=facts_left,
+            max_differences=MAX_DIFFERENCES,
             scripts=scripts,
             styles=(HERE / "page.css").read_text(encoding="utf-8"),
             policy=_policy(scripts),

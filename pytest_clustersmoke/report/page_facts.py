@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from ..references import show
 
 if TYPE_CHECKING:
-    from .model import DifferenceRecord, NodeRecord
+    from .model import DifferenceRecord, FactsRecord
 
 # Columns that every table of nodes has, by the names of differences.py.
 COLUMNS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 # Facts that say which node it is, and differ between any two.
 OWN = {"node_rank", "node", "time"}
+# Beside them those in which nodes differ: as many as a person can compare.
+MAX_COLUMNS = 16
 MAX_WORDS = 200
 MAX_NAMES = 8
 MAX_FACTS = 400
@@ -36,19 +38,27 @@ class FactRow:
     differs: bool
 
 
-def node_table(
-    nodes: list[NodeRecord], differences: list[DifferenceRecord]
-) -> tuple[list[str], list[tuple[NodeRecord, list[Cell]]]]:
-    """The columns, and each node's cells."""
+@dataclass(frozen=True)
+class NodeTable:
+    """The table of nodes; in `more` facts they differ, too, for which it has no column."""
+
+    columns: list[str]
+    rows: list[tuple[FactsRecord, list[Cell]]]
+    more: int
+
+
+def node_table(nodes: list[FactsRecord], differences: list[DifferenceRecord]) -> NodeTable:
+    """Each node's cells: what every such table has, and the facts in which nodes differ."""
     by_fact = {one["fact"]: one["values"] for one in differences}
     told = {node["node"]: dict(_named(node["facts"])) for node in nodes}
     columns = [name for name in COLUMNS if any(name in facts for facts in told.values())]
-    columns += [name for name in by_fact if name not in columns]
+    unlike = [name for name in by_fact if name not in columns]
+    columns += unlike[:MAX_COLUMNS]
     rows = []
     for node in nodes:
         cells = [_cell(node["node"], told[node["node"]], name, by_fact) for name in columns]
         rows.append((node, cells))
-    return columns, rows
+    return NodeTable(columns, rows, len(unlike[MAX_COLUMNS:]))
 
 
 def _cell(
@@ -75,8 +85,11 @@ def _named(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, _word(facts[name])
 
 
-def all_facts(nodes: list[NodeRecord], differences: list[DifferenceRecord]) -> list[FactRow]:
-    """Every fact of every node, by name; equal values once, with their nodes."""
+def all_facts(
+    nodes: list[FactsRecord], differences: list[DifferenceRecord]
+) -> tuple[list[FactRow], int]:
+    """The facts of every node, by name; equal values once, with their nodes. And how many facts
+    there are beyond these."""
     found: dict[str, dict[str, list[str]]] = {}
     for node in nodes:
         for name, value in _flat("", {k: v for k, v in node["facts"].items() if k not in OWN}):
@@ -89,7 +102,7 @@ def all_facts(nodes: list[NodeRecord], differences: list[DifferenceRecord]) -> l
         if len(ordered) > MAX_NAMES:
             told.append((f"and {len(ordered) - MAX_NAMES} more values", "facts.json of each node"))
         rows.append(FactRow(name, told, _as_named(name) in unlike))
-    return rows
+    return rows, len(found) - len(rows)
 
 
 def _as_named(name: str) -> str:

@@ -10,12 +10,14 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from .page_ranks import links_view, ranks_view
 from .standout import stands_out
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from .model import NodeRecord, PhaseRecord, Result, RunRecord
+    from .model import FactsRecord, PhaseRecord, Result, RunRecord
+    from .page_ranks import LinksView, RanksView
     from .standout import Group
 
 TONES = {
@@ -47,6 +49,8 @@ class PhaseView:
     open: bool  # whether there is something to look at
     counts: list[tuple[str, int]]  # criteria by result, the failed first
     rate: str  # the metric that is its rate; empty where it has none
+    ranks: RanksView
+    links: LinksView
     node_ranks: list[tuple[int, str, str]]  # of nodes that are known by their facts or their ranks
     shows_steps: bool
     shows_own: bool
@@ -62,7 +66,7 @@ class View:
     phases: list[PhaseView]
     anchors: dict[str, str]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
-    nodes: list[NodeRecord]
+    nodes: list[FactsRecord]
 
 
 def view(record: RunRecord) -> View:
@@ -71,7 +75,8 @@ def view(record: RunRecord) -> View:
     standing = stands_out(record, anchors)
     places = {item.where for group in standing for item in group.items}
     phases = [_phase(one, anchors, places) for one in record["phases"]]
-    return View(standing, phases, anchors, _versions(record["phases"]), _nodes(record["phases"]))
+    nodes = sorted(record["nodes"], key=lambda node: _natural(node["node"]))
+    return View(standing, phases, anchors, _versions(record["phases"]), nodes)
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
@@ -95,6 +100,8 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
         open=record["phase"] in places or record["outcome"] != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
+        ranks=ranks_view(record),
+        links=links_view(record),
         node_ranks=_node_ranks(record),
         shows_steps=any(one["step_s"] for one in ranks),
         shows_own=any(one["own_s"] for one in ranks),
@@ -123,12 +130,6 @@ def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, 
         for name, value in phase["versions"].items():
             found.setdefault(name, {}).setdefault(value, []).append(phase["phase"])
     return [(name, list(values.items())) for name, values in found.items()]
-
-
-def _nodes(phases: Iterable[PhaseRecord]) -> list[NodeRecord]:
-    """Each node once, by name, as the last phase on it found it."""
-    found = {node["node"]: node for phase in phases for node in phase["nodes"]}
-    return sorted(found.values(), key=lambda node: _natural(node["node"]))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .. import __version__
 from ..environment import seen
+from ..history.check import judged
 from ..identity import identity
 from ..marker import size_mark
 from ..references import compare
@@ -17,7 +18,8 @@ from ..result import PhaseResult, collect
 from ..telemetry import METRICS, plain, read_events
 from ..verdict import Tally
 from .differences import differences
-from .model import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
+from .model import SCHEMA, MetricRecord, PhaseRecord, ReferenceRecord, RunRecord
+from .nodes import Facts, nodes
 from .ranks import losses, ranks
 from .topology import topology
 
@@ -62,9 +64,13 @@ class Run:
 def make_record(run: Run) -> RunRecord:
     """The record of a run that is over, as plain data."""
     about, tally = run.about, run.tally
-    results = [collect(run.directory.phase(name), run.profile) for name in tally.chosen]
-    phases = [phase_record(result, run) for result in results]
-    nodes = {node["node"]: node for phase in phases for node in phase["nodes"]}
+    phases, facts = [], Facts()
+    for name in tally.chosen:
+        # One after the other, and without marks: what 512 ranks wrote down fills memory.
+        result = collect(run.directory.phase(name), run.profile, all_marks=False)
+        phases.append(phase_record(result, run))
+        facts.add(result)
+    told = facts.records()
     record = {
         "schema": SCHEMA,
         "run_id": about["run_id"],
@@ -79,7 +85,8 @@ def make_record(run: Run) -> RunRecord:
         "partial": run.partial,
         "absent_phases": list(run.absences),
         "changes": [],
-        "differences": differences(nodes.values()),
+        "nodes": told,
+        "differences": differences(told),
         "phases": phases,
     }
     return cast(RunRecord, plain(record))
@@ -95,7 +102,7 @@ def phase_record(result: PhaseResult, run: Run) -> PhaseRecord:
         "world_size": result.world_size,
         "marks": _marks(result),
         "args": dict(result.args),
-        "nodes": _nodes(result),
+        "nodes": nodes(result),
         "ranks": ranks(result),
         "versions": who.versions,
         "hardware": who.hardware,
@@ -130,20 +137,9 @@ def _marks(result: PhaseResult) -> list[str]:
     return [size_mark(nodes, result.world_size // nodes)] if nodes else []
 
 
-def _nodes(result: PhaseResult) -> list[NodeRecord]:
-    return [
-        {
-            "node_rank": node.node_rank,
-            "node": node.name,
-            "host": node.host,
-            "facts": dict(node.facts),
-        }
-        for node in result.nodes
-    ]
-
-
 def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
     found: dict[str, MetricRecord] = {}
+    past = judged(result.directory)
     for name, value in result.metrics().items():
         reference = result.references.get(name)
         comparison = compare(name, value, reference)
@@ -154,7 +150,7 @@ def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
             "reference": _reference(reference),
             "met": comparison.met,
             "text": comparison.text,
-            "past": None,
+            "past": past.get(name),
         }
     return found
 

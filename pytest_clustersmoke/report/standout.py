@@ -47,11 +47,12 @@ def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[Group]:
     if "proof" in record:
         return list(_group("gates", "Gates not proven", "bad", _gates(record)))
     phases = [(phase, anchors[phase["phase"]]) for phase in record["phases"]]
+    tone: Literal["bad", "warn"] = "warn" if _only_warns(record) else "bad"
     return [
         *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
-        *_group("metrics", "Off its reference or past", "bad", _each(_metrics, phases)),
+        *_group("metrics", "Off its reference or past", tone, _each(_metrics, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
         *_group("differences", "Nodes differ", "warn", _differences(record)),
     ]
@@ -132,7 +133,7 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
 
 def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     """One thing for each phase: the metric that is furthest off, and the names of the others."""
-    found = [(name, *off) for name, one in phase["metrics"].items() if (off := _off(one))]
+    found = [(name, *off) for name, one in phase["metrics"].items() if (off := _off(name, one))]
     if not found:
         return
     found.sort(key=lambda one: -one[1])
@@ -145,7 +146,7 @@ def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     yield Item(what, f"{value}{also}{since}", phase["phase"], f"{anchor}-metrics")
 
 
-def _off(metric: MetricRecord) -> tuple[float, str] | None:
+def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     """By what share a metric is off, and the words for it; None where nothing says that it is."""
     reference, past, value = metric["reference"], metric["past"], metric["value"]
     if isinstance(value, str):
@@ -154,9 +155,23 @@ def _off(metric: MetricRecord) -> tuple[float, str] | None:
         return _share(value, reference["value"], "the reference")
     if metric["met"] is False:
         return math.inf, "beyond its reference"
-    if past and past["status"] in ("warn", "fail") and past["median"]:
-        return _share(value, past["median"], f"the median of {past['runs']} runs")
-    return None
+    if past is None or past["status"] not in ("warn", "fail"):
+        return None
+    if not past["median"]:
+        return math.inf, f"{name} is off its past"
+    others = " on other versions" if past.get("other_versions") else ""
+    return _share(value, past["median"], f"the median of {past['runs']} runs{others}")
+
+
+def _only_warns(record: RunRecord) -> bool:
+    """Whether no metric of a run is worse than a warning beside its past."""
+    metrics = [one for phase in record["phases"] for one in phase["metrics"].values()]
+    return not any(
+        isinstance(one["value"], str)
+        or one["met"] is False
+        or (one["past"] is not None and one["past"]["status"] == "fail")
+        for one in metrics
+    )
 
 
 def _share(value: float, base: float, words: str) -> tuple[float, str]:

@@ -105,6 +105,7 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "args": {name: one.value for name, one in phase.args.items()},
         "env_set": {name: str(one.value) for name, one in phase.env_set.items()},
         "env_unset": list(phase.env_unset),
+        "sbatch": {name: one.value for name, one in phase.slurm.items()},
         "device": profile.hardware.device,
         "gpu": profile.hardware.gpu,
         "interconnect": profile.hardware.interconnect,

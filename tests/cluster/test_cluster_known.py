@@ -111,6 +111,26 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
             "expected the names of what is known to fail",
         ),
         (
+            "{node: '*.local,n1', reason: x, until: SOON}",
+            "`node: *.local,n1` in clusters.one.known[1] answers for every failure; expected the "
+            "names of what is known to fail",
+        ),
+        (
+            "{node: '?*', reason: x, until: SOON}",
+            "`node: ?*` in clusters.one.known[1] answers for every failure; expected the names of "
+            "what is known to fail",
+        ),
+        (
+            "{phase: '[!~]*', criterion: 'test_*', reason: x, until: SOON}",
+            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] answers for every "
+            "failure; expected the names of what is known to fail",
+        ),
+        (
+            "{phase: '*', criterion: job, reason: x, until: SOON}",
+            "`phase: *` and `criterion: job` in clusters.one.known[1] answers for every failure; "
+            "expected the names of what is known to fail",
+        ),
+        (
             "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
             "`zero1_4nodes` in clusters.one.known[1] matches no phase that is listed under "
             "`phases`; expected one of `ddp_2gpu`, `zero1_4node`; did you mean `zero1_4node`?",
@@ -128,6 +148,37 @@ def test_an_entry_that_cannot_be_meant_is_refused(
 ) -> None:
     """At its line, with what was expected."""
     assert f"cluster.yaml:9: {expected}" in problems(entry(words.replace("SOON", SOON)))
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["[!~]*", "n[", "n[a-b]", "n[5-3]", "*[0-9]*", "n[1-2]x[3]", "a,,b", "n[0-99999999]", "n]"],
+)
+def test_a_node_that_is_no_list_of_slurms_is_refused(
+    problems: Callable[..., list[str]], node: str
+) -> None:
+    """`[` opens a range of numbers, and nothing else."""
+    (told,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
+    assert told.startswith(f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is no list of")
+    assert told.endswith("`[` opens a range of numbers")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "node: 'n[01-12,20].local,rack10-5,m*'",
+        "phase: '*', criterion: test_rate",
+        "phase: '*', criterion: 'test_rate[bf16-2]'",
+        "phase: 'ddp_*', criterion: 'test_*'",
+        "phase: ddp_2gpu, criterion: '*'",
+        "phase: 'ddp_*', criterion: job",
+    ],
+)
+def test_an_entry_that_leaves_something_out_is_taken(
+    profile: Callable[..., Profile], words: str
+) -> None:
+    """Globs are allowed where they do not answer for all."""
+    assert len(profile(entry(f"{{{words}, reason: x, until: {SOON}}}")).known) == 2
 
 
 def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:

@@ -57,7 +57,15 @@ def test_where_all_came_nobody_fell_behind(tmp_path: Path) -> None:
     found = only(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
     assert found.ranks == () and found.hosts == ("n0", "n1")
     assert "all 4 ranks came to all_reduce 9" in found.cause and "nobody fell behind" in found.cause
-    assert "network" in found.fix
+    assert "network" in found.fix and "NCCL_IB_DISABLE" not in found.fix
+
+
+def test_where_all_came_on_one_node_its_transport_is_looked_at(tmp_path: Path) -> None:
+    """No network is between them: InfiniBand off and P2P, as the Gilbreth guide has it."""
+    found = only(waiting(Left(tmp_path, 2).stalled(), (0, 1), 9))
+    assert "all 2 ranks came to all_reduce 9" in found.cause and len(found.hosts) == 1
+    assert "NCCL_IB_DISABLE=1" in found.fix and "NCCL_P2P_LEVEL=NVL" in found.fix
+    assert "network between these hosts" not in found.fix
 
 
 def test_a_device_that_never_began_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,32 @@ def test_others_read_while_somebody_writes(open_directory: Path) -> None:
                 assert {run.verdict for run in runs(connection)} == {"UNFIT"}
 
         assert in_process(other) == 0
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ELOOP, errno.EACCES])
+def test_a_file_system_that_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever the file system says instead of the file, reading ends in words."""
+    nights(tmp_path, 1)
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.name == database.NAME:
+            raise OSError(number, os.strerror(number))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(HistoryUnusable, match="cannot be read") as raised:
+        stored(tmp_path)
+    assert os.strerror(number) in str(raised.value)
+
+
+def test_what_a_caller_raises_is_its_own(tmp_path: Path) -> None:
+    """A broken pipe of who prints the history is no fault of the history."""
+    nights(tmp_path, 1)
+    with pytest.raises(BrokenPipeError), database.reading(tmp_path):
+        raise BrokenPipeError
 
 
 def test_no_history_is_no_error(tmp_path: Path) -> None:

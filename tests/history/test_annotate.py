@@ -5,18 +5,23 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
 from pytest_clustersmoke.history.store import Setup
 from pytest_clustersmoke.identity import COMPARED
+from pytest_clustersmoke.report.markdown import summary
 from pytest_clustersmoke.report.model import PastRecord, RunRecord
+from pytest_clustersmoke.report.standout import stands_out
+from pytest_clustersmoke.report.terminal import write_summary
 
 from ..records import BEGUN, finding, metric, phase
 from .made import DAY_S, night, nights, of_night, with_versions
 
 FAILED = {"test_x": {"result": "failed", "text": ""}}
+FAILED_PAST = {"status": "fail"}  # of which nothing else counts
 
 
 def judged(record: RunRecord, directory: Path, name: str = "steps_per_s") -> PastRecord:
@@ -59,6 +64,8 @@ def test_without_a_history_nothing_is_judged(tmp_path: Path) -> None:
         {"outcome": "cluster_failed"},
         {"criteria": FAILED},
         {"criteria": {"test_x": {"result": "known", "text": ""}}},
+        {"all_criteria": False},
+        {"metrics": {"steps_per_s": {**metric(9.5), "past": FAILED_PAST}}},
         {"known": {"what": "x", "reason": "y", "until": "2027-01-01", "where": "f:1"}},
         {"fault": "rank_killed"},
         {"hardware": "8 nodes x 2 NVIDIA H100"},
@@ -106,15 +113,34 @@ def test_later_runs_are_not_the_past(tmp_path: Path) -> None:
 
 
 def test_a_change_of_versions_is_named_next_to_a_regression(tmp_path: Path) -> None:
-    """After an upgrade the text compares with the runs before it, and names what changed."""
+    """What an upgrade costs is a warning: beside the runs before it, with what changed."""
     nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
     record = night(12, 6.65)
-    text = judged(record, tmp_path)["text"]
+    past = judged(record, tmp_path)
+    assert (past["status"], past["other_versions"], past["runs"]) == ("warn", True, 12)
+    text = past["text"]
+    assert "29.8 % below the median 9.475 of 12 good runs on other versions (spread" in text
     assert "not enough history: 0 good runs on this hardware and these versions" in text
-    assert "on other versions it is 29.8 % below the median 9.475 of 12 good runs" in text
     (changed,) = record["phases"][0]["changed"]
     assert changed.startswith("nccl 2.19.3 -> 2.21.5 (last good run 20261101-020000-")
-    assert text.endswith(f"changed: {changed}")
+    assert f"; changed: {changed}; " in text
+
+
+def test_what_an_upgrade_costs_is_shown(tmp_path: Path) -> None:
+    """Terminal, first screen and Markdown show the warning, and what changed."""
+    nights(tmp_path, 30)
+    record = night(30, 6.65, versions=with_versions(driver="560.1"))
+    text = judged(record, tmp_path)["text"]
+    reporter = Mock()
+    write_summary(reporter, record, [])
+    told = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
+    assert told[f"zero1_4node: {text}"] == {"yellow": True}
+    (group,) = stands_out(record, {"zero1_4node": "a"})
+    assert (group.id, group.tone) == ("metrics", "warn")
+    assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].what
+    assert "driver 550.54.15 -> 560.1" in group.items[0].text
+    shown = summary(record).replace("\\", "")
+    assert "30.0 % below the median 9.500 of 30 good runs on other versions" in shown
 
 
 def test_a_rollback_is_judged_and_named(tmp_path: Path) -> None:
@@ -135,6 +161,17 @@ def test_arguments_that_changed_are_named(tmp_path: Path) -> None:
     assert [words.partition(" (")[0] for words in record["phases"][0]["changed"]] == [
         "hardware 4 nodes x 2 NVIDIA H100 -> 4 x",
         "args.steps 30 -> 60",
+    ]
+
+
+def test_another_environment_is_named(tmp_path: Path) -> None:
+    """Of shapes with another digest of the variables, that is named, and no argument."""
+    nights(tmp_path, 1, shape='{"nodes": 4, "args.nodes": 1}')
+    record = night(1, shape='{"nodes": 4, "env": "1f2e3d4c", "args.nodes": 2}')
+    annotate(record, tmp_path)
+    assert [words.partition(" (")[0] for words in record["phases"][0]["changed"]] == [
+        "args.nodes 1 -> 2",
+        "env unset -> 1f2e3d4c",
     ]
 
 
@@ -231,6 +268,44 @@ def test_a_run_of_a_part_is_no_run_before_of_the_whole(tmp_path: Path) -> None:
     record = of_night(2, verdict="FIT")
     annotate(record, tmp_path)
     assert record["changes"] == ["verdict UNFIT -> FIT"]
+
+
+def test_a_long_selection_has_a_run_before(tmp_path: Path) -> None:
+    """A selection that is cut where it is stored is found again."""
+    chosen = " or ".join(f"test_{number:04}" for number in range(200))
+    add(of_night(0, verdict="UNFIT", selection=chosen), tmp_path)
+    add(of_night(1, verdict="FIT", selection=f"{chosen} or test_x"), tmp_path)
+    record = of_night(2, verdict="FIT", selection=chosen)
+    annotate(record, tmp_path)
+    assert record["changes"] == ["verdict UNFIT -> FIT"]
+
+
+def test_what_was_only_warned_of_is_no_new_normal(tmp_path: Path) -> None:
+    """Where no criterion fails on it, a regression of many nights is one still."""
+    nights(tmp_path, 12)
+    for number in range(12, 42):
+        record = night(number, 6.65)
+        assert judged(record, tmp_path)["status"] == "fail"
+        add(record, tmp_path)
+    assert judged(night(42, 9.5), tmp_path)["runs"] == 12
+
+
+def test_times_and_losses_warn_at_most(tmp_path: Path) -> None:
+    """A loss ten times as high is a warning, and its run a good one."""
+    nights(tmp_path, 8, metrics={"final_loss": metric(0.25, "1", False)})
+    record = night(8, metrics={"final_loss": metric(2.5, "1", False)})
+    assert judged(record, tmp_path, "final_loss")["status"] == "warn"
+    assert record["phases"][0]["metrics"]["final_loss"]["past"]["fail"] is None  # type: ignore[index]
+
+
+def test_what_the_criterion_judged_is_taken_over(tmp_path: Path) -> None:
+    """A metric that has its past keeps it."""
+    nights(tmp_path, 12)
+    record = night(12, 6.65)
+    said = judged(record, tmp_path)
+    said["text"] = "as the criterion said"
+    nights(tmp_path, 30, first=-60)
+    assert judged(record, tmp_path) is said
 
 
 def test_many_changes_are_cut(tmp_path: Path) -> None:

@@ -62,10 +62,45 @@ def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
 
 def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
     """Between the two thresholds the criterion passes, and the record says warn."""
-    nights(tmp_path, 10, noise=0.2)  # median 9.5, scaled MAD 0.297
-    past = of_values(tmp_path, steps_per_s=8.5)
+    nights(tmp_path, 10, noise=0.2)  # median 9.5, spread 0.3
+    past = of_values(tmp_path, steps_per_s=7.8)
     assert past["steps_per_s"]["status"] == "warn"
     check(past)
+
+
+def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> None:
+    """What new versions cost is told by the criterion, which neither fails nor passes."""
+    nights(tmp_path, 12, versions={**VERSIONS, "driver": "535.1"})
+    past = of_values(tmp_path, steps_per_s=6.65)
+    with pytest.raises(Unmeasured) as raised:
+        check(past)
+    assert raised.value.kind == "history"
+    words = str(raised.value).removeprefix("not measured (history): ")
+    assert words.startswith(
+        "steps_per_s is 6.650 steps/s: 29.8 % below the median 9.475 of 12 good"
+    )
+    assert "; changed: driver 535.1 -> 550.54.15 (last good run " in words
+    assert "; not enough history: 0 good runs on this hardware and these versions" in words
+
+
+def test_runs_that_began_later_are_no_past_of_a_criterion(tmp_path: Path) -> None:
+    """A run that began later and ended earlier is looked at by neither criterion nor record."""
+    nights(tmp_path, 7)
+    nights(tmp_path, 1, first=20)
+    record = night(10, 5.0)
+    held = record["phases"][0]
+    told = past_of(
+        record["cluster"],
+        held["phase"],
+        held["hardware"],
+        held["shape"],
+        held["versions"],
+        {"steps_per_s": 5.0},
+        tmp_path,
+        record["begun"],
+    )
+    assert told["steps_per_s"] == judged(record, tmp_path)
+    assert told["steps_per_s"]["runs"] == 7
 
 
 @pytest.mark.parametrize("count", [0, 7])

@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,12 +134,30 @@ def test_the_lock_of_a_holder_that_lives_is_waited_for(
     with pytest.raises(HistoryUnusable) as raised:
         nights(tmp_path, 1, first=1)
     assert str(raised.value) == (
-        f"{lock} has been there for more than 0 s, so {tmp_path / database.NAME} was not written; "
-        "delete it where the process and host that it names are gone"
+        f"this run is not in the history: {lock} was held for 0.2 s by process 1 of another-host; "
+        "delete the file if that process is gone"
     )
     lock.unlink()
     nights(tmp_path, 1, first=2)
     assert len(stored(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_s"),
+    [({}, "0.3"), ({"interrupted": True}, "0.1"), ({"partial": "it was interrupted"}, "0.1")],
+)
+def test_after_an_interrupt_the_lock_is_waited_for_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], held_s: str
+) -> None:
+    """The record of a run that did not come to its end waits the shorter time."""
+    assert (database.PATIENCE_S, database.HURRIED_S) == (20.0, 5.0)
+    monkeypatch.setattr(database, "on_network", lambda _: True)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(database, "HURRIED_S", 0.1)
+    (tmp_path / f"{database.NAME}.lock").write_text("\x1b[2Jnonsense")
+    with pytest.raises(HistoryUnusable) as raised:
+        add(of_night(0, **changes), tmp_path)
+    assert f"was held for {held_s} s by a process it does not name; delete" in str(raised.value)
 
 
 def test_the_lock_of_a_process_that_died_here_is_removed(

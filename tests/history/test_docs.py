@@ -9,12 +9,17 @@ from pathlib import Path
 
 from pytest_clustersmoke.history import annotate, database, schema
 from pytest_clustersmoke.history.past import (
-    FAIL_MADS,
+    FAIL_SPREADS,
+    FAR_MADS,
     LEAST,
+    LEAST_ABSOLUTE,
+    LEAST_SPREAD,
+    MEAN_SCALE,
     MIN_RUNS,
     SCALE,
-    WARN_MADS,
+    WARN_SPREADS,
     WINDOW,
+    widening,
 )
 
 from .made import night, nights
@@ -47,11 +52,17 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"the schema's version ({schema.VERSION})" in TEXT
     assert f"the newest {WINDOW} good runs" in TEXT
     assert f"fewer than {MIN_RUNS} such runs" in TEXT
-    assert f"`warn` | {WARN_MADS:.0f} scaled MADs or more from the median, and {LEAST:.0%}" in (
-        TEXT.replace("5 %", "5%")
-    )
-    assert f"`fail` | {FAIL_MADS:.0f} scaled MADs" in TEXT
-    assert f"times {SCALE}" in TEXT
+    words = " ".join(TEXT.split()).replace(" %", "%")
+    assert f"`warn` | {WARN_SPREADS:.0f} spreads, widened, or more from the median" in words
+    assert f"from the median, and {LEAST:.0%} or more, in the bad direction" in words
+    assert f"`fail` | {FAIL_SPREADS:.0f} spreads, widened, or more" in words
+    assert f"counted up to {FAR_MADS:.0f} scaled MADs; times {MEAN_SCALE:.4f} (" in words
+    assert f"at least {LEAST_SPREAD:.1%} of the median" in words
+    assert f"times {SCALE}" in words
+    assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
+    assert f"times {widening(8):.2f} at 8 runs, {widening(60):.2f} at 60" in words
+    waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s where"
+    assert waits in words
 
 
 def test_old_runs_can_be_taken_out_of_what_is_compared(tmp_path: Path) -> None:

@@ -5,18 +5,27 @@ import random
 
 import pytest
 
-from pytest_clustersmoke.history.past import MIN_RUNS, SCALE, WINDOW, Judge, level
+from pytest_clustersmoke.history.past import (
+    FAILING_UNITS,
+    MIN_RUNS,
+    SCALE,
+    WINDOW,
+    Judge,
+    level,
+)
+from pytest_clustersmoke.telemetry import METRICS
 
-QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, MAD 0.1
-LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, MAD 0.5
+QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, spread 0.15: 1.5 %
+LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, spread 0.975
 
 
-def test_the_mad_estimates_the_standard_deviation_of_normal_noise() -> None:
-    """Over normal noise the scaled MAD is its standard deviation within sampling error."""
+def test_the_spread_estimates_the_standard_deviation_of_normal_noise() -> None:
+    """Over normal noise spread and scaled MAD are its standard deviation within sampling error."""
     drawn = random.Random(1)
     found = level(drawn.gauss(100, 3) for _ in range(WINDOW))
     assert found is not None
     assert found.mad == pytest.approx(3, rel=0.35)
+    assert found.spread == pytest.approx(3, rel=0.25)
     assert found.median == pytest.approx(100, abs=1.5)
 
 
@@ -26,33 +35,40 @@ def test_a_few_bad_runs_do_not_move_the_level() -> None:
     assert found and clean
     assert found.median == pytest.approx(clean.median, abs=0.1)
     assert found.mad <= 2 * clean.mad
+    assert found.spread <= 2 * clean.spread
 
 
 def test_only_the_newest_runs_count() -> None:
     """Values older than the window say nothing."""
     found = level([10.0] * WINDOW + [1.0] * 500)
     assert found is not None
-    assert (found.runs, found.median, found.mad) == (WINDOW, 10.0, 0.0)
+    assert (found.runs, found.median, found.mad, found.spread) == (WINDOW, 10.0, 0.0, 0.15)
 
 
 @pytest.mark.parametrize(
     ("value", "higher", "past", "status"),
     [
         (10.0, True, QUIET, "ok"),
-        (9.51, True, QUIET, "ok"),  # 3.3 MADs, but nearer than 5 %
-        (9.4, True, QUIET, "warn"),  # 6 %, 4.05 MADs
-        (9.2, True, QUIET, "fail"),  # 8 %, 5.4 MADs
+        (9.2, True, QUIET, "ok"),
+        (9.1, True, QUIET, "warn"),  # 6 spreads; 5.76 warn at nine runs, 7.68 fail
+        (8.8, True, QUIET, "fail"),  # 8 spreads
         (15.0, True, QUIET, "ok"),  # the good direction
-        (10.49, False, QUIET, "ok"),
-        (10.6, False, QUIET, "warn"),
-        (10.8, False, QUIET, "fail"),
+        (10.8, False, QUIET, "ok"),
+        (10.9, False, QUIET, "warn"),
+        (11.2, False, QUIET, "fail"),
         (5.0, False, QUIET, "ok"),
-        (8.0, True, LOUD, "ok"),  # 20 %, but 2.7 MADs
-        (7.7, True, LOUD, "warn"),  # 3.1 MADs
-        (6.2, True, LOUD, "fail"),  # 5.1 MADs
-        (9.51, True, [10.0] * 8, "ok"),  # no noise at all: 5 % decide
-        (9.5, True, [10.0] * 8, "fail"),
+        (4.5, True, LOUD, "ok"),  # 55 %, but 5.6 spreads
+        (4.3, True, LOUD, "warn"),
+        (2.5, True, LOUD, "fail"),
+        (9.1, True, [10.0] * 8, "ok"),  # no noise seen: that of 1.5 % decides
+        (9.0, True, [10.0] * 8, "warn"),
+        (8.7, True, [10.0] * 8, "fail"),
+        (9.51, True, [10.0] * 60, "ok"),  # and then 5 %
+        (9.5, True, [10.0] * 60, "warn"),
+        (9.3, True, [10.0] * 60, "fail"),
         (0.0, False, [0.0] * 8, "ok"),
+        (1e-9, False, [0.0] * 8, "ok"),  # no share of a median of 0
+        (1.06e-6, False, [1e-6] * 8, "ok"),
         (0.1, False, [0.0] * 8, "fail"),
         (math.nan, True, QUIET, "fail"),
         (math.inf, True, QUIET, "fail"),
@@ -60,7 +76,8 @@ def test_only_the_newest_runs_count() -> None:
     ],
 )
 def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
-    """Beyond 3 MADs is a warning, beyond 5 a failure: of the bad direction, and 5 % away."""
+    """Beyond 3 spreads, widened for few runs, is a warning, beyond 4 a failure: of the bad
+    direction, and 5 % away."""
     record = Judge().judge("m is said", value, higher, past, [])
     assert record["status"] == status
     assert record["text"].startswith("m is said")
@@ -102,8 +119,8 @@ def test_a_regression_names_what_changed() -> None:
     changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
     text = Judge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text == (
-        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1483; it warns from 9.500 "
-        "and fails from 9.259); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
+        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; it warns from 9.136 "
+        "and fails from 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
     )
     text = Judge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text.endswith("; no version changed since the last good run r1")
@@ -112,12 +129,49 @@ def test_a_regression_names_what_changed() -> None:
 def test_new_versions_are_compared_in_words() -> None:
     """With too few runs on these versions the text compares with those on others."""
     record = Judge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
-        "m is 7", 7.0, True, [7.0], QUIET
+        "m is 9.8", 9.8, True, [9.8], QUIET
     )
     assert record["status"] == "not enough history"
+    assert (record["runs"], record["median"], record["warn"]) == (1, None, None)
     assert "1 good run on this hardware and these versions, 8 are needed" in record["text"]
-    assert "on other versions it is 30.0 % below the median 10.00 of 9 good runs" in record["text"]
+    assert "on other versions it is 2.0 % below the median 10.00 of 9 good runs" in record["text"]
     assert record["text"].endswith("changed: torch 2.4 -> 2.5 (last good run r1)")
+
+
+def test_what_new_versions_cost_is_a_warning() -> None:
+    """Beyond the bound of runs on other versions it warns, however far, and names what changed."""
+    judge = Judge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
+    record = judge.judge("m is 7", 7.0, True, [7.0], QUIET)
+    assert record == {
+        "status": "warn",
+        "runs": 9,
+        "median": 10.0,
+        "mad": pytest.approx(0.14826),
+        "warn": pytest.approx(9.136),
+        "fail": None,
+        "text": "m is 7: 30.0 % below the median 10.00 of 9 good runs on other versions (spread "
+        "0.1500; it warns from 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
+        "history: 1 good run on this hardware and these versions, 8 are needed",
+        "other_versions": True,
+    }
+    assert judge.judge("m is 7", 7.0, False, [7.0], QUIET)["status"] == "not enough history"
+    assert "other_versions" not in judge.judge("m is 7", 7.0, True, [7.0] * 8, QUIET)
+
+
+def test_what_may_not_fail_warns_at_most() -> None:
+    """However far off, such a metric warns, and no bound is told from which it fails; what is no
+    number fails all the same."""
+    record = Judge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
+    assert (record["status"], record["fail"]) == ("warn", None)
+    assert "(spread 0.1500; it warns from 9.136)" in record["text"]
+    assert Judge().judge("m", math.nan, True, QUIET, [], fails=False)["status"] == "fail"
+
+
+def test_throughput_bandwidth_and_memory_fail() -> None:
+    """By their units: rates, bandwidths and memory, and no time or loss."""
+    warning = {name for name, kind in METRICS.items() if kind.unit not in FAILING_UNITS}
+    assert warning == {"final_loss", "step_time_p50_s", "step_time_p95_s", "latency_us"}
+    assert {kind.unit for kind in METRICS.values()} >= FAILING_UNITS
 
 
 def test_the_scale_is_that_of_the_normal_distribution() -> None:

@@ -175,7 +175,8 @@ def test_ctrl_c(held: Suite, words: tuple[str, ...]) -> None:
         assert terminal.ended() == 2
         assert time.monotonic() - begun < 5 * LOADED
         assert left(terminal) == [] and not terminal.cursor_hidden
-        assert terminal.text()[-1].startswith("INCONCLUSIVE: 2 of 2 phases (held: cancelled")
+        told = "INCONCLUSIVE: 2 of 2 phases, 0 of 2 criteria (held: cancelled"
+        assert terminal.text()[-1].startswith(told)
     assert [one["event"] for one in held.journal()].count("cancelled") == 1
 
 

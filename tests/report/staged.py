@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from pytest_clustersmoke.report.model import (
     Spread,
     TrendRecord,
 )
+from pytest_clustersmoke.report.topology import MAX_LINKS
 
 from .. import records
 
@@ -129,9 +131,6 @@ def slow_phase() -> PhaseRecord:
             "text": phase["metrics"]["samples_per_s"]["text"],
         },
     }
-    phase["nodes"][2]["facts"]["gpus"] = [
-        {"name": "NVIDIA H100", "driver_version": "550.90.07"},
-    ]
     return phase
 
 
@@ -199,6 +198,8 @@ def run(**changes: Any) -> RunRecord:
         later(gloo_phase(), 4, 44.0, 64.0),
     ]
     verdict = "UNFIT"
+    nodes = records.told(phases)
+    nodes[2]["facts"]["gpus"] = [{"name": "NVIDIA H100", "driver_version": "550.90.07"}]
     reds = ", ".join(n for n, c in phases[2]["criteria"].items() if c["result"] == "failed")
     failed = [f"zero1_4node: {reds}", "zero1_2gpu: failed"]
     return records.run(
@@ -207,6 +208,7 @@ def run(**changes: Any) -> RunRecord:
             "verdict": verdict,
             "sentence": f"{verdict}: 5 of 5 phases ({'; '.join(failed)})",
             "failed": failed,
+            "nodes": nodes,
             "changes": [
                 "driver on node2: 550.54.15 to 550.90.07",
                 "zero1_4node: passed, now 3 criteria fail",
@@ -236,7 +238,7 @@ def large(nodes: int = 64, ranks_per_node: int = 8) -> RunRecord:
     """Every rank in a ring, every pair of nodes measured: 64 and 2,016 groups of links."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     slow = nodes * ranks_per_node * 2 // 3
-    with_wrong_link(with_own_times(phase, slow=slow), 41 * ranks_per_node - 1)
+    with_wrong_link(with_own_times(phase, slow=slow), nodes * 41 // 64 * ranks_per_node - 1)
     topology = phase["topology"]
     assert topology is not None
     held = {tuple(one["nodes"]) for one in topology["groups"]}
@@ -255,3 +257,53 @@ def large(nodes: int = 64, ranks_per_node: int = 8) -> RunRecord:
     phase["metrics"]["busbw_gb_per_s"] = against(170.1, 243.0, "GB/s")
     phase["trend"] = trend(phase, 100)
     return records.run(phase, verdict="UNFIT", sentence="UNFIT: 1 of 1 phases", failed=["x"])
+
+
+def ladder(phases: int = 8, all_wrong: bool = False) -> RunRecord:
+    """Phases of 512 ranks in which something stands out, and nodes with all their facts.
+
+    `all_wrong`: every link that a record holds is unexpected, and no rank is done.
+    """
+    first = large()["phases"][0]
+    made = []
+    for number in range(phases):
+        phase = copy.deepcopy(first)
+        phase["phase"] = f"phase_{number}"
+        if all_wrong:
+            _spoil(phase)
+        made.append(phase)
+    nodes = records.told(made)
+    for node in nodes:
+        node["facts"].update(_facts(node["node"]))
+    return records.run(*made, verdict="UNFIT", sentence="UNFIT", failed=["x"], nodes=nodes)
+
+
+def _spoil(phase: PhaseRecord) -> None:
+    topology = phase["topology"]
+    assert topology is not None
+    for link in topology["links"]:
+        link |= {"transport": "NET/Socket/0", "kind": "NET/Socket"}
+        link["unexpected"] = "expected NET/IB*"
+    topology["links"] = (topology["links"] * 4)[:MAX_LINKS]
+    for group in topology["groups"]:
+        group |= {"kind": "NET/Socket", "unexpected": group["links"]}
+    for rank in phase["ranks"]:
+        rank["done"] = False
+
+
+def _facts(node: str) -> dict[str, Any]:
+    """Some 10,000 characters, as a node with eight GPUs tells them."""
+    gpu = {
+        "name": "NVIDIA H100 80GB HBM3",
+        "driver_version": "550.54.15",
+        "memory.total": "81559 MiB",
+        "pci.bus_id": "00000000:1A:00.0",
+    }
+    port = {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE", "link_layer": "InfiniBand"}
+    return {
+        "gpus": [{**gpu, "uuid": f"GPU-{node}-{number}"} for number in range(8)],
+        "rdma_ports": [{**port, "hca": f"mlx5_{number}"} for number in range(10)],
+        "interfaces": {f"eth{number}": {"ipv4": ["10.0.0.1"]} for number in range(12)},
+        "variables": {f"NCCL_VARIABLE_{number}": "x" * 20 for number in range(30)},
+        "packages": {f"package{number}": "1.2.3" for number in range(60)},
+    }

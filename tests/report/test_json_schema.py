@@ -51,7 +51,10 @@ def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
         assert record["additionalProperties"] is False and record["title"] == name
     told = shipped["$defs"]["PhaseRecord"]["properties"]
     assert told["queue_s"]["description"] == "from submission to start"
-    assert shipped["$defs"]["NodeRecord"]["properties"]["facts"] == {"type": "object"}
+    assert shipped["$defs"]["FactsRecord"]["properties"]["facts"] == {
+        "description": "as it told them in the last of these",
+        "type": "object",
+    }
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.report import page as page_module
+from pytest_clustersmoke.report.differences import differences
 from pytest_clustersmoke.report.model import PhaseRecord, RunRecord
 from pytest_clustersmoke.report.page import page
+from pytest_clustersmoke.report.page_facts import COLUMNS, MAX_COLUMNS
 
 from .. import records
 from . import staged
@@ -81,8 +84,9 @@ def hostile_run() -> RunRecord:
         one["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)
         one["args"][HOSTILE] = HOSTILE
         one["criteria"][HOSTILE] = {"result": "failed", "text": HOSTILE}
-        for node in one["nodes"]:
-            node["facts"][HOSTILE] = {HOSTILE: [HOSTILE]}
+    for node in record["nodes"]:
+        node["facts"][HOSTILE] = {HOSTILE: [HOSTILE]}
+        node["earlier"][HOSTILE] = {HOSTILE: HOSTILE}
     return record
 
 
@@ -264,6 +268,64 @@ def test_512_ranks_stay_small() -> None:
     topology = record["phases"][0]["topology"]
     assert topology is not None and len(topology["groups"]) == 64 + math.comb(64, 2)
     assert len(page(record).encode()) < 2.5e6
+
+
+def listed(html: str, table: str, row: str) -> int:
+    """How many rows that look so the tables of this name have."""
+    parts = html[html.index("<body>") : html.index("<script>")].split(f'data-table="{table}"')[1:]
+    return sum(len(re.findall(row, part[: part.index("</table>")])) for part in parts)
+
+
+def test_a_whole_ladder_of_512_ranks_stays_below_5_mb() -> None:
+    """64 nodes, eight phases of 512 ranks, every node with all its facts; and made in seconds."""
+    record = staged.ladder()
+    begun = time.process_time()
+    html = page(record)
+    assert time.process_time() - begun < 10
+    assert len(html.encode()) < 3e6
+    assert listed(html, "ranks", '<tr data-rank="341"') == 8
+    assert listed(html, "nodes-ranks", "<tr ") == 8 * 64
+    assert html.count("the figures of every rank are in report.json") == 8
+    assert html.count("; 511 more are in report.json") == 8
+    assert listed(html, "links", "expected NET/IB") == 8
+
+
+def test_what_is_wrong_is_never_left_out() -> None:
+    """No rank done and every link unexpected, eight times: all are named, and it stays small."""
+    record = staged.ladder(all_wrong=True)
+    html = page(record)
+    assert len(html.encode()) < 5e6
+    assert html.count("<p>Not done: 0-511</p>") == 8
+    topology = record["phases"][0]["topology"]
+    assert topology is not None and len(topology["links"]) == 2000
+    alone, ends = listed(html, "links", "<tr "), listed(html, "bundles", r"\d+→\d+")
+    assert alone + ends == 8 * 2000
+    pairs = listed(html, "group-bundles", r"\d+: ")
+    assert pairs == 8 * len(topology["groups"])
+
+
+def test_up_to_128_ranks_all_are_listed() -> None:
+    """Ranks and links of 16 nodes are all there, to the digit, and nothing says otherwise."""
+    html = page(staged.large(nodes=16))
+    assert listed(html, "ranks", "<tr data-rank=") == listed(html, "links", "<tr ") == 128
+    assert listed(html, "groups", "<tr ") == 136 and listed(html, "nodes-ranks", "<tr ") == 0
+    assert "more are in report.json" not in html
+
+
+def test_a_node_of_many_packages_adds_few_columns() -> None:
+    """2,000 odd packages on one node: the table of nodes says how many facts it has no column
+    for, and so do the tables of differences and facts."""
+    record = staged.ladder(1)
+    record["nodes"][5]["facts"]["packages"] = {f"odd{number}": "1" for number in range(2000)}
+    record["differences"] = differences(record["nodes"])
+    html = page(record)
+    assert len(html.encode()) < 2e6
+    table = html[html.index('data-table="nodes"') :]
+    head = table[: table.index("</thead>")]
+    assert head.count("<th ") <= 2 + len(COLUMNS) + MAX_COLUMNS
+    assert re.search(r"They differ in 9\d\d more facts, for which this table has no column", html)
+    assert f"and {len(record['differences']) - 200} more facts in which nodes differ" in html
+    assert re.search(r"400 of \d{4} facts; the others are in report.json", html)
 
 
 def test_the_libraries_are_those_that_the_readme_names() -> None:

@@ -64,6 +64,32 @@ def test_the_past_alone_can_make_a_metric_stand_out(status: Any, count: int) -> 
         assert "against the median of 24 runs 9.595" in group.items[0].what
 
 
+def test_what_only_warns_is_a_warning() -> None:
+    """A card of warnings is no failure's; runs on other versions are named as such."""
+    phase = records.phase()
+    metric = staged.against(6.0, 9.5, "steps/s")
+    assert metric["past"]
+    metric["reference"], metric["met"] = None, None
+    metric["past"] |= {"status": "warn", "other_versions": True, "fail": None}
+    phase["metrics"]["steps_per_s"] = metric
+    group = found(phase)["metrics"]
+    assert group.tone == "warn"
+    assert group.items[0].what.endswith("against the median of 24 runs on other versions 9.595")
+    assert found(phase, staged.slow_phase())["metrics"].tone == "bad"
+
+
+def test_a_metric_whose_past_is_zero_stands_out() -> None:
+    """Of a median of 0 there is no share, and it is told all the same."""
+    phase = records.phase()
+    metric = staged.against(6.0, 9.5, "1")
+    assert metric["past"]
+    metric["reference"], metric["met"] = None, None
+    metric["past"] |= {"status": "warn", "median": 0.0}
+    phase["metrics"]["final_loss"] = metric
+    (item,) = found(phase)["metrics"].items
+    assert item.what == "final_loss is off its past"
+
+
 def test_what_is_no_number_stands_out() -> None:
     """NaN is worse than any loss."""
     phase = staged.slow_phase()

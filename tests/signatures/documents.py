@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.signatures.logs import WATCHDOG
+
 # Document and section; the text as it stands there or, where it has none, as the software prints
 # it; the signature; words of the document's fix.
 NAMED = [

@@ -8,11 +8,14 @@ const Charts = (() => {
   function rows(table) {
     if (!table) return [];
     const keys = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.key);
+    const rounded = table.dataset.rounded !== undefined; // its figures are its words
     return [...table.tBodies[0].rows].map((row) => {
       const made = { ...row.dataset };
       keys.forEach((key, at) => {
         if (!key) return;
-        const told = row.cells[at].dataset.value;
+        let told = row.cells[at].dataset.value;
+        if (told === undefined && rounded) told = row.cells[at].textContent.trim().replaceAll(",", "");
+        if (rounded && (told === "-" || told === "")) told = undefined;
         made[key] = told === undefined ? null : Number(told);
         if (told !== undefined && !Number.isFinite(made[key])) made[key + "_word"] = told;
       });
@@ -42,10 +45,28 @@ const Charts = (() => {
     return svg;
   }
 
+  // Numbers that are written as `0-7, 9`.
+  function numbers(words) {
+    return words.split(", ").filter(Boolean).flatMap((part) => {
+      const [first, last = first] = part.split("-").map(Number);
+      return d3.range(first, last + 1);
+    });
+  }
+
+  // Of many ranks the page has a row for each node, and rows of their own for ranks that stand out.
+  function byNode(figure) {
+    const table = near(figure, "nodes-ranks");
+    if (!table) return null;
+    const words = [...table.tBodies[0].rows].map((row) => [...row.cells].slice(0, 4).map((cell) => cell.textContent.trim()));
+    return rows(table).map((one, at) => ({ ...one, at, node: words[at][0], ranks: numbers(words[at][1]), undone: numbers(words[at][2]), slow: numbers(words[at][3]) }));
+  }
+
   function steps(figure, width) {
-    const ranks = rows(near(figure, "ranks")).filter((one) => known(one.step_p50));
+    const nodes = byNode(figure), listed = rows(near(figure, "ranks")).filter((one) => known(one.step_p50));
+    const ranks = nodes ? nodes.filter((one) => known(one.step_p50)) : listed;
     if (!ranks.length) return null;
-    for (const one of ranks) one.at = Number(one.rank);
+    if (!nodes) for (const one of ranks) one.at = Number(one.rank);
+    const slow = nodes ? listed.filter((one) => one.behind).map((one) => ({ ...one, at: nodes.findIndex((node) => node.place === one.place) })) : listed.filter((one) => one.behind);
     const own = ranks.filter((one) => known(one.own_p50));
     const room = (width - 64) / ranks.length;
     const beside = own.length && ranks.length <= MANY;
@@ -57,24 +78,26 @@ const Charts = (() => {
       Plot.ruleX(data, { x: "at", y1: ms(name + "_p25"), y2: ms(name + "_p75"), stroke: colour, strokeWidth: wide, dx }),
       Plot.dot(data, { x: "at", y: ms(name + "_p50"), r: thick < 4 ? 0.75 : 1.8, fill: "var(--ink)", dx }),
     ];
-    const behind = ranks.filter((one) => one.behind);
-    const named = behind.slice(0, 6);
+    const behind = nodes ? nodes.flatMap((one) => one.slow) : slow.map((one) => one.rank);
+    const named = slow.slice(0, 6);
     const top = (one) => Math.max(one.step_p95, one.own_p95 || 0) * 1e3;
     const svg = plot({
       width, height: 240,
-      x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
+      x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
       y: { label: "ms a step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
       marks: [
         Plot.ruleY([0], { stroke: "var(--line)" }),
         ...boxes(ranks, "step", "var(--steel)", -shift),
         ...boxes(own.filter((one) => !one.behind), "own", "var(--accent)", shift),
-        ...boxes(own.filter((one) => one.behind), "own", "var(--warn)", shift, Math.max(thick, 4)),
+        ...boxes(slow.filter((one) => known(one.own_p50)), "own", "var(--warn)", shift, Math.max(thick, 4)),
         Plot.text(named, { x: "at", y: top, text: (one) => `▲ rank ${one.rank} is behind`, dy: -10, fill: "var(--warn)", fontWeight: 650, textAnchor: "middle" }),
       ],
-    }, `Step time by rank, ${ranks.length} ranks. ` + (behind.length ? `Behind: ${behind.map((one) => one.rank).join(", ")}.` : "No rank is behind."));
+    }, `Step time by ${nodes ? "node" : "rank"}, ${ranks.length} ${nodes ? "nodes" : "ranks"}. ` + (behind.length ? `Behind: ${behind.join(", ")}.` : "No rank is behind."));
     inside(svg, width);
     return svg;
   }
+
+  const place = (nodes) => (v) => (!Number.isInteger(v) ? "" : nodes ? (nodes[v] && nodes[v].place) || "" : String(v));
 
   // Labels near the left or right edge are moved until they lie inside the picture.
   function inside(svg, width) {
@@ -90,18 +113,19 @@ const Charts = (() => {
   }
 
   function memory(figure, width) {
-    const ranks = rows(near(figure, "ranks")).filter((one) => known(one.memory));
+    const nodes = byNode(figure);
+    const ranks = (nodes || rows(near(figure, "ranks")).map((one) => ({ ...one, at: Number(one.rank) }))).filter((one) => known(one.memory));
     if (!ranks.length) return null;
     const thick = Math.max(1, Math.min(18, ((width - 64) / ranks.length) * 0.6));
     return plot({
       width, height: 240,
-      x: { domain: [-0.5 + d3.min(ranks, (r) => +r.rank), d3.max(ranks, (r) => +r.rank) + 0.5], label: "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
+      x: { domain: [-0.5 + d3.min(ranks, (r) => r.at), d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
       y: { label: "GiB", grid: true, zero: true, nice: true },
       marks: [
-        Plot.ruleX(ranks, { x: (one) => Number(one.rank), y1: 0, y2: "memory", stroke: "var(--accent)", strokeOpacity: 0.75, strokeWidth: thick }),
+        Plot.ruleX(ranks, { x: "at", y1: 0, y2: "memory", stroke: "var(--accent)", strokeOpacity: 0.75, strokeWidth: thick }),
         Plot.ruleY([0], { stroke: "var(--steel)" }),
       ],
-    }, `Peak memory by rank, from ${d3.min(ranks, (r) => r.memory)} to ${d3.max(ranks, (r) => r.memory)} GiB.`);
+    }, `Peak memory by ${nodes ? "node" : "rank"}, from ${d3.min(ranks, (r) => r.memory)} to ${d3.max(ranks, (r) => r.memory)} GiB.`);
   }
 
   function loss(figure, width) {
@@ -206,5 +230,5 @@ const Charts = (() => {
     return made;
   }
 
-  return { rows, near, known, kinds: { steps, memory, loss, timeline, trends } };
+  return { rows, byNode, near, known, kinds: { steps, memory, loss, timeline, trends } };
 })();

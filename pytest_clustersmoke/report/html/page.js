@@ -1,6 +1,7 @@
 "use strict";
-// Draws what is open, one chart after the other, and again where the width changes; opens what a
-// link points into, and everything for the printer.
+// Draws what is open, one chart after the other, and again where the width changes; of very many
+// those near the screen, and the others when it comes near them. Opens what a link points into, and
+// everything for the printer.
 (() => {
   const kinds = { ...Charts.kinds, topology: Topology.draw };
   const widths = new WeakMap();
@@ -15,7 +16,8 @@
   }
 
   const figures = [...document.querySelectorAll("figure[data-chart]")];
-  const todo = new Set(figures);
+  const MANY = 32, SCREENS = 2;
+  const todo = new Set(figures), far = new Set();
   let busy = false;
 
   function next() {
@@ -29,8 +31,17 @@
     if (busy) setTimeout(next);
     else document.documentElement.dataset.charts = "drawn";
   }
+  function isFar(figure) {
+    const { top, bottom } = figure.getBoundingClientRect();
+    return top > innerHeight * (1 + SCREENS) || bottom < -innerHeight * SCREENS;
+  }
   function later(some) {
-    for (const figure of some) todo.add(figure);
+    const many = figures.filter((one) => one.clientWidth).length > MANY;
+    for (const figure of some) {
+      const away = many && isFar(figure);
+      (away ? far : todo).add(figure);
+      (away ? todo : far).delete(figure);
+    }
     if (!busy) { busy = true; delete document.documentElement.dataset.charts; setTimeout(next); }
   }
 
@@ -45,6 +56,11 @@
 
   document.addEventListener("toggle", (event) => later(figures.filter((one) => event.target.contains(one))), true);
   window.addEventListener("hashchange", reveal);
+  let scrolled;
+  window.addEventListener("scroll", () => {
+    clearTimeout(scrolled);
+    if (far.size) scrolled = setTimeout(() => later([...far]), 50);
+  }, { passive: true });
   let timer;
   window.addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => later(figures), 150); });
 

@@ -7,15 +7,25 @@ const Topology = (() => {
 
   function read(figure) {
     const phase = figure.closest(".phase");
-    const ranks = Charts.rows(phase.querySelector('table[data-table="ranks"]')).map((one) => ({
-      rank: Number(one.rank), place: one.place === undefined ? null : Number(one.place), behind: !!one.behind, done: !!one.done,
+    const by = Charts.byNode(phase), at = (one) => (one.place === undefined ? null : Number(one.place));
+    const ranks = by ? by.flatMap((one) => one.ranks.map((rank) => ({
+      rank, place: at(one), behind: one.slow.includes(rank), done: !one.undone.includes(rank),
+    }))) : Charts.rows(phase.querySelector('table[data-table="ranks"]')).map((one) => ({
+      rank: Number(one.rank), place: at(one), behind: !!one.behind, done: !!one.done,
     }));
     const names = new Map([...figure.querySelectorAll('table[data-table="places"] tbody tr')].map((row) => [Number(row.dataset.place), row.dataset.label]));
     const groups = Charts.rows(figure.querySelector('table[data-table="groups"]'));
     const kinds = [...figure.querySelectorAll('table[data-table="groups"] tbody tr')].map((row) => row.cells[1].textContent);
     groups.forEach((one, at) => { one.kind = kinds[at]; one.one = Number(one.one); one.other = Number(one.other); });
+    for (const row of figure.querySelectorAll('table[data-table="group-bundles"] tbody tr')) {
+      const [, kind, links, unexpected, pairs] = [...row.cells].map((cell) => cell.textContent);
+      for (const pair of pairs.split(", ")) {
+        const [other, gbs] = pair.split(": "), bandwidth = gbs === "-" ? null : Number(gbs.replaceAll(",", ""));
+        groups.push({ one: Number(row.dataset.one), other: Number(other), kind, links: Number(links), unexpected: Number(unexpected), bandwidth });
+      }
+    }
     const links = Charts.rows(figure.querySelector('table[data-table="links"]')).map((one) => ({
-      source: Number(one.source), destination: Number(one.destination), kind: one.kind, wrong: !!one.unexpected, inside: !!one.inside,
+      source: one.source, destination: one.destination, kind: one.kind, wrong: !!one.unexpected, inside: !!one.inside,
     }));
     for (const one of groups) for (const end of [one.one, one.other]) if (!names.has(end)) names.set(end, `node ${end}`);
     const nodes = [...names].sort((a, b) => a[0] - b[0]).map(([place, name]) => ({
@@ -23,6 +33,9 @@ const Topology = (() => {
       inside: groups.filter((one) => one.one === place && one.other === place),
     }));
     const wrong = new Set(links.filter((one) => one.wrong).flatMap((one) => [one.source, one.destination]));
+    for (const row of figure.querySelectorAll('table[data-table="bundles"] tbody tr')) {
+      for (const end of row.cells[4].textContent.match(/\d+/g) || []) wrong.add(Number(end));
+    }
     return { nodes, groups: groups.filter((one) => one.one !== one.other), links, wrong, count: ranks.length };
   }
 
@@ -236,17 +249,18 @@ const Topology = (() => {
       if (at % every) return;
       svg.append("text").attr("x", named - 6).attr("y", at * cell + cell / 2 + 4).attr("text-anchor", "end").text(node.name.length > 12 ? "…" + node.name.slice(-11) : node.name);
     });
-    const side = cell - (cell > 8 ? 2 : 1);
+    const side = cell - (cell > 8 ? 2 : 1), crosses = [], first = data.groups.find((one) => one.unexpected);
     for (const group of [...data.groups].sort((a, b) => a.unexpected - b.unexpected)) {
       const [row, column] = [index.get(group.other), index.get(group.one)];
       const x = named + column * cell, y = row * cell, wrong = group.unexpected > 0;
       const fill = svg.append("rect").attr("class", wrong ? "cell wrong" : "cell").attr("x", x).attr("y", y).attr("width", side).attr("height", side);
       if (!wrong) fill.attr("fill-opacity", Charts.known(group.bandwidth) ? strength(group.bandwidth) : 0.35);
-      else svg.append("path").attr("class", "cross").attr("d", `M${x + 1},${y + 1}L${x + side - 1},${y + side - 1}M${x + side - 1},${y + 1}L${x + 1},${y + side - 1}`);
-      if (!wrong || !(group === data.groups.find((one) => one.unexpected))) continue;
+      else crosses.push(`M${x + 1},${y + 1}l${side - 2},${side - 2}m0,${2 - side}l${2 - side},${side - 2}`);
+      if (!wrong || group !== first) continue;
       svg.append("text").attr("class", "kinds wrong").attr("x", x + side + 4).attr("y", y - 3 < 10 ? y + side + 12 : y - 3).text(`⚠ ${group.kind}: ${data.nodes[column].name}, ${data.nodes[row].name}`);
     }
-    data.nodes.forEach((node, at) => svg.append("path").attr("class", "grid").attr("d", `M${named + at * cell},${at * cell}h${side}v${side}`));
+    if (crosses.length) svg.append("path").attr("class", "cross").attr("d", crosses.join(""));
+    svg.append("path").attr("class", "grid").attr("d", data.nodes.map((node, at) => `M${named + at * cell},${at * cell}h${side}v${side}`).join(""));
     const said = speeds.length ? `${gb(d3.min(speeds))} (pale) to ${gb(d3.max(speeds))} (strong); ` : "";
     svg.append("text").attr("class", "kinds").attr("x", named).attr("y", cell * count + 18).text(said + "crossed: unexpected; blank: no link");
     return svg;

@@ -1,0 +1,58 @@
+"""How often noise alone fails or warns, and how surely a loss of 30 % fails.
+
+For drawn histories the chance that the next night lies beyond a bound is the normal distribution's
+tail there, so that a few thousand histories give small chances well. With DRAWN_HISTORIES=100000
+and `-s` it shows the figures of docs/history.md.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from statistics import NormalDist, fmean
+
+import pytest
+
+from pytest_clustersmoke.history.past import FAIL_SPREADS, WARN_SPREADS, Judge, level
+
+DRAWN = int(os.environ.get("DRAWN_HISTORIES", "2000"))
+NIGHT = NormalDist()
+
+
+def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
+    """The chance that a night whose values are normal, noise a share of their mean, lies beyond a
+    bound that so many runs of mean 1 give, in the bad direction."""
+    drawn = random.Random(runs)
+    chances = []
+    for _ in range(DRAWN):
+        here = level(drawn.gauss(1.0, noise) for _ in range(runs))
+        assert here is not None
+        chances.append(NIGHT.cdf((here.median - here.off(spreads) - mean) / (noise * mean)))
+    return fmean(chances)
+
+
+@pytest.mark.parametrize("runs", [8, 12, 20, 60])
+@pytest.mark.parametrize("noise", [0.02, 0.03, 0.05, 0.1])
+def test_noise_alone_hardly_ever_fails(runs: int, noise: float) -> None:
+    """A metric fails in about one of 10,000 nights at most, and warns in about one of 500."""
+    fails, warns = (beyond(runs, noise, spreads) for spreads in (FAIL_SPREADS, WARN_SPREADS))
+    print(f"{runs} runs, noise {noise:.0%}: fails {fails:.1e}, warns {warns:.1e}")
+    assert fails < 1.7e-4
+    assert warns < 2e-3
+
+
+@pytest.mark.parametrize("runs", [8, 10, 12, 20, 60])
+def test_a_loss_of_a_third_fails(runs: int) -> None:
+    """With noise of 2 % a loss of 30 % fails, but beside eight runs that happen to scatter much."""
+    missed = 1 - beyond(runs, 0.02, FAIL_SPREADS, mean=0.7)
+    print(f"{runs} runs, noise 2%: a loss of 30 % is missed {missed:.1e}")
+    assert missed < (6e-3 if runs == 8 else 5e-4)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_night_that_lost_30_per_cent_fails(seed: int) -> None:
+    """The judgement itself, at ten runs with 2 % noise: each of 200 such nights fails."""
+    drawn = random.Random(seed)
+    past = [drawn.gauss(9.5, 0.19) for _ in range(10)]
+    judged = Judge().judge("", 0.7 * drawn.gauss(9.5, 0.19), True, past, [])
+    assert judged["status"] == "fail"
