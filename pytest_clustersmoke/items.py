@@ -15,6 +15,7 @@ from .errors import Problem
 
 if TYPE_CHECKING:
     from .marker import Marked
+    from .result import PhaseResult
 
 SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
 MARKERS = (
@@ -109,6 +110,27 @@ class JobItem(PhaseItem):
         suite = suite_of(self.config)
         assert suite is not None  # without a cluster the item was skipped in setup
         suite.run_job(self)
+
+
+def mark_report(
+    report: pytest.TestReport,
+    item: pytest.Item,
+    call: pytest.CallInfo[None],
+    phase: str,
+    result: PhaseResult | None,
+) -> None:
+    """Give the report of a phase's test what the verdict has to know: the phase, and which kinds of
+    criteria were judged or could not be."""
+    if "phase" not in dict(report.user_properties):  # it did not come to its fixture
+        report.user_properties.append(("phase", phase))
+    if result is not None and result.judged and report.when == "call":
+        report.user_properties.append(("judged", ",".join(sorted(result.judged))))
+    if report.skipped and call.excinfo and isinstance(getattr(call.excinfo.value, "kind", 0), str):
+        unmeasured = ("unmeasured", getattr(call.excinfo.value, "kind", ""))
+        item.user_properties.append(unmeasured)
+        report.user_properties.append(unmeasured)
+        path, line = item.location[0], (item.location[1] or 0) + 1
+        report.longrepr = (path, line, f"Skipped: {call.excinfo.value}")
 
 
 def phase_class(item: pytest.Item) -> PhaseClass | None:

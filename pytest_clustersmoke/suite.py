@@ -20,7 +20,7 @@ import pytest
 from .cluster import Profile, find_config
 from .errors import Problem, UsageProblems
 from .interrupts import Interrupts
-from .items import JobFailed, JobItem, PhaseClass, phase_class, phase_classes
+from .items import JobFailed, JobItem, PhaseClass, mark_report, phase_class, phase_classes
 from .known import Acknowledgements
 from .live.show import Show, say
 from .marker import Marked
@@ -257,20 +257,11 @@ class Suite:
         report = yield
         cls = phase_class(item)
         name = self._names.get(cls, "") if cls else ""
-        if name and "phase" not in dict(report.user_properties):  # it did not come to its fixture
-            report.user_properties.append(("phase", name))
-        result = self._results.get(name)
-        if result is not None and result.judged and report.when == "call":
-            report.user_properties.append(("judged", ",".join(sorted(result.judged))))
-        if result is not None and call.excinfo:
-            self.known.mark(report, item, result, call.excinfo.value)
-        kind = getattr(call.excinfo.value, "kind", None) if call.excinfo else None
-        if report.skipped and isinstance(kind, str) and cls is not None:
-            item.user_properties.append(("unmeasured", kind))
-            report.user_properties.append(("unmeasured", kind))
-            assert call.excinfo is not None
-            path, line = item.location[0], (item.location[1] or 0) + 1
-            report.longrepr = (path, line, f"Skipped: {call.excinfo.value}")
+        if name:
+            result = self._results.get(name)
+            mark_report(report, item, call, name, result)
+            if result is not None and call.excinfo:
+                self.known.mark(report, item, result, call.excinfo.value)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
