@@ -1,6 +1,6 @@
 """Pictures of a report's page, for the documents: `python -m tests.report.shoot PAGE FOLDER`.
 
-Writes FOLDER/report.png (the first screen), report-dark.png, report-phone.png and report-whole.png.
+Writes the first screen to FOLDER/report.png, report-dark.png and report-phone.png.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from ..needs import need_browser
 from .browsing import DRAWN, LAPTOP, PHONE
 
 SHOTS = {
-    "report": (LAPTOP, "light", False),
-    "report-dark": (LAPTOP, "dark", False),
-    "report-phone": (PHONE, "light", False),
-    "report-whole": (LAPTOP, "light", True),
+    "report": (LAPTOP, "light"),
+    "report-dark": (LAPTOP, "dark"),
+    "report-phone": (PHONE, "light"),
 }
 
 
@@ -29,14 +28,14 @@ def main() -> None:
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=need_browser())
-        for name, ((width, height), scheme, whole) in SHOTS.items():
+        for name, ((width, height), scheme) in SHOTS.items():
             page = browser.new_page(
                 viewport={"width": width, "height": height},
                 color_scheme="dark" if scheme == "dark" else "light",
             )
             page.goto(words.page.resolve().as_uri())
             page.wait_for_selector(DRAWN, state="attached")
-            page.screenshot(path=words.folder / f"{name}.png", full_page=whole)
+            page.screenshot(path=words.folder / f"{name}.png")
             page.close()
         browser.close()
 
