@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM cancel a run's jobs from the handler: pytest's own way out comes later."""
+"""Signals that end a run cancel its jobs from the handler: pytest's own way out comes later."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP: the terminal is gone, unless that was asked to be of no consequence (nohup).
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# CI systems send two, some seconds apart; people are impatient.
+LET_PASS = 3
 
 
 class Interrupts:
     """From `catch` to `release` the first of SIGNALS calls `cancel` and raises KeyboardInterrupt;
     later ones are ignored, as the end is bounded from there on.
 
-    Once all is judged (`ending`) one signal is let pass: what is left is to write the report.
+    Once all is judged (`ending`) the first LET_PASS are let pass: what is left is the report.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
@@ -25,10 +28,12 @@ class Interrupts:
     def catch(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
             for number in SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._handlers[number] = signal.signal(number, self._handle)
 
     def ending(self) -> None:
-        self._let_pass = 1
+        self._let_pass = LET_PASS
 
     def release(self) -> None:
         for number, handler in self._handlers.items():

@@ -85,6 +85,7 @@ class Session:
 
     def judged(self, phase: str, criterion: str, one: CriterionRecord) -> None:
         """Keep what was judged: where this process is killed, the journal alone tells it."""
+        self._beat()
         if self._judged.get((phase, criterion)) != one["result"]:
             self._judged[phase, criterion] = one["result"]
             with contextlib.suppress(OSError):  # a full disk must not fail a criterion

@@ -6,6 +6,7 @@ has a suite that waits for results in the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
@@ -138,7 +139,8 @@ class Suite:
             print_plan(phases, self.profile, self.run_id)
             session.items.clear()  # nothing runs, and nothing is reported as if it had
             return (yield)
-        if phases and not self._plans_only and not session.testsfailed:
+        goes_on = not session.testsfailed or self.config.option.continue_on_collection_errors
+        if phases and not self._plans_only and goes_on:
             self.start(phases)
         return (yield)
 
@@ -272,6 +274,10 @@ class Suite:
         elif self.session is not None and report.failed:
             self.session.failed(report.nodeid)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """With --continue-on-collection-errors the phases run all the same."""
+        self.tally.other_failures += report.failed
+
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
         self._cancel()
@@ -283,21 +289,29 @@ class Suite:
             self._judge_run(session, int(exitstatus))
         else:
             self._junit.drop()  # nothing ran, so there is no run to report
-        yield
-        if self.session is not None:
-            try:
-                self._publish(session)
-            finally:
-                self._interrupts.release()
+            return (yield)
+        try:
+            yield
+        except Exception as error:  # junit.xml on a full disk, say; or another plugin's end
+            self._say_traceback()
+            self.remarks.append(f"pytest's own end failed: {type(error).__name__}: {error}")
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        try:
+            self._publish(session)
+        finally:
+            self._interrupts.release()
+        return None
 
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
         """Have every job ended, then give the verdict: pytest writes its files with it next."""
         assert self.session is not None and self.show is not None and self.run is not None
-        self.show.close()
         for name in self.session.close():
             self.absences.append(
                 f"{name}: the scheduler has not answered its submission; look into the queue"
             )
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self.show.close()
         self.tally.outcomes = {
             name: judged.outcome for name, judged in self.session.outcomes.items()
         }
@@ -307,8 +321,13 @@ class Suite:
             self.tally.known_remarks = self.known.remarks(self.tally, self.run)
             complete(self)
         except Exception as error:  # of ours, and no reason to lose the verdict
-            traceback.print_exc()
+            self._say_traceback()
             self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
+
+    @staticmethod
+    def _say_traceback() -> None:
+        with contextlib.suppress(OSError):  # nobody hears it
+            traceback.print_exc()
 
     def _publish(self, session: pytest.Session) -> None:
         """Write the report, then end the terminal's output with the verdict."""

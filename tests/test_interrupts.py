@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import pty
+import select
 import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
 
 import pytest
 
-from pytest_clustersmoke.interrupts import Interrupts
+from pytest_clustersmoke.interrupts import LET_PASS, Interrupts
 from pytest_clustersmoke.report.model import RunRecord
 from pytest_clustersmoke.report.record import Run, make_record
 
-from .harness import Suite, properties
+from .harness import BARE, Suite, properties
 
-NUMBERS = [signal.SIGINT, signal.SIGTERM]
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -32,13 +38,27 @@ def test_the_first_signal_cancels_and_interrupts(number: int) -> None:
     assert calls == [1] and signal.getsignal(number) is before
 
 
-def test_at_the_end_one_signal_is_let_pass() -> None:
+def test_under_nohup_a_lost_terminal_is_nothing() -> None:
+    """SIGHUP that was ignored before stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    held = Interrupts(lambda: pytest.fail("cancelled"))
+    try:
+        held.catch()
+        os.kill(os.getpid(), signal.SIGHUP)
+        held.release()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_at_the_end_signals_are_let_pass() -> None:
     """What is left is the report; only who insists does without it."""
     held = Interrupts(lambda: None)
     held.catch()
     try:
         held.ending()
-        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(LET_PASS):
+            os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:
@@ -61,3 +81,37 @@ def test_a_signal_while_the_report_is_written_loses_nothing(
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
     assert suite.record()["verdict"] == "FIT" and not suite.record()["interrupted"]
     assert properties(suite.report / "junit.xml")
+
+
+def test_a_terminal_that_is_gone_ends_the_run(suite: Suite) -> None:
+    """The job is cancelled and what is known is reported, though nobody hears of it."""
+    suite.phase(args={"wait_for": str(suite.path / "go")})
+    pid, terminal = pty.fork()
+    if pid == 0:  # its controlling terminal is the one that goes
+        os.chdir(suite.path)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"])
+    reader = threading.Thread(target=drain, args=[terminal, gone := threading.Event()])
+    reader.start()
+    try:
+        until(lambda: list(suite.shared.glob("*/phases/small/ranks/*.jsonl")))
+    finally:
+        gone.set()
+        reader.join()
+        os.close(terminal)
+        os.waitpid(pid, 0)
+        (suite.path / "go").touch()
+    record = suite.record()
+    assert record["interrupted"] and record["phases"][0]["outcome"] == "cancelled"
+
+
+def drain(terminal: int, gone: threading.Event) -> None:
+    while not gone.is_set():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -93,6 +93,25 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
 
 
+def test_a_plugin_that_fails_at_the_end_costs_no_report(suite: Suite) -> None:
+    """A junit.xml that cannot be written is an internal error; verdict and report are there."""
+    suite.phase()
+    (suite.path / "afile").touch()
+    result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert result.outlines[-1] == "FIT: 1 of 1 phases" and suite.record()["verdict"] == "FIT"
+    assert any("pytest's own end failed: " in line for line in result.outlines)
+
+
+def test_phases_run_beside_a_module_that_cannot_be_collected(suite: Suite) -> None:
+    """With --continue-on-collection-errors: the phase is judged, and the run is not FIT."""
+    suite.phase()
+    (suite.path / "test_broken.py").write_text("import nothing_of_that_name\n")
+    result = suite.run("--continue-on-collection-errors")
+    assert suite.record()["verdict"] == "UNFIT" and result.ret == 1
+    assert suite.record()["phases"][0]["outcome"] == "passed"
+
+
 def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
     """Below reports/ everything is readable by others; the run's directory is 0700."""
     old = os.umask(0o022)

@@ -18,9 +18,10 @@ PYTHON=${PYTHON:-$SUITE/.venv/bin/python}
 REPORTS=${REPORTS:-$SUITE/reports}
 LIMIT=${LIMIT:-8h}
 
-cd "$SUITE"
-mkdir -p "$REPORTS"
+cd "$SUITE" || exit 4
+mkdir -p "$REPORTS" || exit 3
 log=$REPORTS/nightly-$(date +%Y%m%d-%H%M%S)-$$.log
+: >"$log" || exit 3
 status=0
 # At the limit SIGTERM has pytest cancel its jobs and report what is known (status 2).
 timeout --preserve-status --kill-after=10m "$LIMIT" \
@@ -30,5 +31,5 @@ if [ "$status" -ne 0 ]; then
   cat "$log"
   echo "exit status $status; this output: $log"
 fi
-find "$REPORTS" -maxdepth 1 -name 'nightly-*.log' -mtime +30 -delete
+find "$REPORTS" -maxdepth 1 -name 'nightly-*.log' -mtime +30 -delete || true
 exit "$status"

@@ -59,6 +59,12 @@ class Show:
             self._warn("progress", RuntimeError("this pytest-xdist waits elsewhere"))
 
     def close(self) -> None:
+        """Tell what the watch said since pytest last waited, and end the view."""
+        for progress in self._session.board.fresh():
+            self._tell(progress)
+        self._drop_screen()
+
+    def _drop_screen(self) -> None:
         if self._screen is not None:
             self._screen.close()
             self._screen = None
@@ -117,7 +123,7 @@ class Show:
         what = "live view" if self._screen is not None else "steps"
         if self._screen is None:
             self._lines = None
-        self.close()
+        self._drop_screen()
         self._warn(what, error)
 
     def _warn(self, what: str, error: Exception) -> None:

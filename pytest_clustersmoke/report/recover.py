@@ -39,6 +39,8 @@ def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
             if dead:
                 try:
                     told += _report(target, run, about, environ)
+                except OSError as error:
+                    told.append(f"run {target.name} cannot be reported now: {error}")
                 except Exception as error:  # once: else it would be met by every later command
                     words = f"{type(error).__name__}: {error}"
                     given_up(target, words)
