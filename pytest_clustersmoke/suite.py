@@ -284,12 +284,11 @@ class Suite:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        if self.session is not None:
-            self._interrupts.ending()
-            self._judge_run(session, int(exitstatus))
-        else:
+        if self.session is None:
             self._junit.drop()  # nothing ran, so there is no run to report
             return (yield)
+        self._interrupts.ending()
+        self._judge_run(session, int(exitstatus))
         try:
             yield
         except Exception as error:  # junit.xml on a full disk, say; or another plugin's end

@@ -206,7 +206,10 @@ def test_profiles_of_one_directory_do_not_share_a_lock(tmp_path: Path) -> None:
     """The lock is the cluster's, not the directory's."""
     process = locked_by(lock_path(tmp_path, "one"), "{}")
     try:
-        take(tmp_path, "two", "mine").release()
+        held = take(tmp_path, "two", "mine")
+        assert "mine" in lock_path(tmp_path, "two").read_text()
+        assert lock_path(tmp_path, "one").read_text() == "{}"
+        held.release()
     finally:
         process.communicate("")
 

@@ -159,6 +159,8 @@ def say(config: pytest.Config, line: str) -> None:
     if reporter is not None and reporter.verbosity >= 0:
         with _uncaptured(config):
             reporter.ensure_newline()
+            if reporter._tw.width_of_current_line:  # xdist's dots, of which pytest does not know
+                reporter.write_line("")
             reporter.write_line(line)
 
 

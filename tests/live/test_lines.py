@@ -27,6 +27,21 @@ def pytest_configure(config):
             raise ValueError("it broke")
         {}.{} = broken
 """
+LATE = """\
+import threading
+dots = threading.Event()
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        from pytest_clustersmoke.live.board import Board
+        finish = Board.finish
+        def late(*given):
+            dots.wait(60)
+            finish(*given)
+        Board.finish = late
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        dots.set()
+"""
 
 
 class Log:
@@ -105,6 +120,16 @@ def test_a_dumb_terminal_gets_lines(suite: Suite, words: tuple[str, ...]) -> Non
         told = [line for line in terminal.text() if line.startswith("  small: ")]
         assert told[0].startswith("  small: submitted as job")
         assert told[-1].startswith("  small: passed after ")
+
+
+def test_a_line_does_not_follow_xdists_dots(suite: Suite) -> None:
+    """What the controller says after a worker's results begins a line of its own."""
+    suite.path.joinpath("conftest.py").write_text(LATE)
+    suite.phase()
+    result = suite.run_apart("-n", "1")
+    assert result.ret == 0
+    assert len(lines_with(result, "small: passed after ")) == 1
+    assert lines_with(result, "small: passed after ")[0].startswith("  small: ")
 
 
 def test_quiet_under_xdist(suite: Suite) -> None:

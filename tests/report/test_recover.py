@@ -73,19 +73,17 @@ def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
     assert report(suite, run) == record
 
 
+def history(suite: Suite) -> subprocess.CompletedProcess[str]:
+    """`clustersmoke history` as a user runs it beside the reports."""
+    words = [sys.executable, "-m", "pytest_clustersmoke.cli", "history", "--report-dir", "reports"]
+    return subprocess.run(words, cwd=suite.path, capture_output=True, text=True, check=True)
+
+
 def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
     """`clustersmoke history` is such a command too: it says so beside its table."""
     run = killed(suite)
     (suite.path / "go").touch()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest_clustersmoke.cli",
-        "history",
-        "--report-dir",
-        "reports",
-    ]
-    done = subprocess.run(command, cwd=suite.path, capture_output=True, text=True, check=True)
+    done = history(suite)
     assert f"run {run}: its controller was killed" in done.stderr
     assert "first" in done.stdout and report(suite, run)["interrupted"] is True
 
@@ -142,15 +140,7 @@ def test_references_are_those_of_the_cluster(suite: Suite) -> None:
     held["clusters"]["one"]["references"] = {"first": {"steps_per_s": reference}}
     (suite.path / "cluster.yaml").write_text(json.dumps(held))
     (suite.path / "go").touch()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest_clustersmoke.cli",
-        "history",
-        "--report-dir",
-        "reports",
-    ]
-    subprocess.run(command, cwd=suite.path, capture_output=True, check=True)
+    history(suite)
     assert report(suite, run)["phases"][0]["metrics"]["steps_per_s"]["met"] is False
 
 

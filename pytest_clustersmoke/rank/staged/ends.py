@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 
 from .base import AT_STEP, Staging
 
@@ -25,7 +26,7 @@ class KilledAtStart(Staging):
             _kill()
 
 
-class AtStep(Staging):
+class AtStep(Staging, ABC):
     """Something happens to one rank as its third step begins."""
 
     def before_step(self, index: int, count: int) -> None:
@@ -33,8 +34,9 @@ class AtStep(Staging):
             self.stage()
             self.happen()
 
+    @abstractmethod
     def happen(self) -> None:
-        raise NotImplementedError
+        """What happens to that rank."""
 
 
 class Killed(AtStep):

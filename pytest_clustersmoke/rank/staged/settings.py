@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from typing import Any
 
 from .base import Staging, cannot, replace
 
 
-class Configured(Staging):
+class Configured(Staging, ABC):
     """DeepSpeed is given a configuration that was changed."""
 
     def opened(self) -> None:
@@ -26,8 +27,9 @@ class Configured(Staging):
 
         replace(deepspeed, "initialize", wrong)
 
+    @abstractmethod
     def changed(self, config: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        """The configuration with the mistake in it."""
 
 
 class BatchArithmetic(Configured):
