@@ -4,7 +4,7 @@
 # make test-oldest  the ladder and the rank side's tests on the oldest versions that are supported
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
-# make bench        what a phase costs beyond its own work, and what reading NCCL's logs costs
+# make bench        what a phase costs beyond its own work, reading NCCL's logs, watching gradients
 # make faults       every staged fault, and docs/faults.md from what was measured
 # make soak         the ladder 20 times on the lab
 # TORCH=cuda        with any of them: the default build of torch instead of the CPU build
@@ -85,6 +85,8 @@ format: $(INSTALLED)
 bench: slurm
 	$(BIN)/python benchmarks/nccl_reader.py
 	$(BIN)/python benchmarks/overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=2 \
+	  benchmarks/gradient_watch.py --hidden-size 1024 --steps 4 --turns 21
 
 faults: slurm
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"

@@ -27,7 +27,7 @@ The way of the data, and where each step lives:
     telemetry.py    events as JSON lines; the metrics and their units
     result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
     criteria.py     criteria that hold of any phase that trains
-    stragglers.py   ranks that fall behind the others
+    stragglers.py   ranks that fall behind the others; finite.py: whose NaN it was
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`

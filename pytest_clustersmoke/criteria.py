@@ -14,11 +14,10 @@ import math
 from fnmatch import fnmatchcase
 from statistics import fmean
 
-from . import stragglers
+from . import finite, stragglers
 from .environment import unmatched_interfaces
 from .evidence import Unmeasured, fail
 from .result import PhaseResult
-from .telemetry import number
 
 # A loss must fall by this share from its first steps to its last: the data of the programs can be
 # learnt, and random targets would leave it where it was. Single steps differ by their batch, so
@@ -97,17 +96,9 @@ class Trained(Started):
         assert phase.steps_done() == dict.fromkeys(range(phase.world_size), steps)
 
     def test_loss_is_finite_on_every_rank(self, phase: PhaseResult) -> None:
-        """Every step's loss is a finite number, on each rank and averaged over all."""
-        records = phase.events("losses")
-        assert sorted(records) == list(range(phase.world_size)), f"told by ranks {sorted(records)}"
-        bad = {rank for rank, one in records.items() if one.get("local_finite") is not True}
-        since = {rank: number(records[rank].get("not_finite_at")) or math.inf for rank in bad}
-        first = sorted(rank for rank in bad if since[rank] == min(since.values()))
-        assert not bad, (
-            f"the loss is not finite, first at step {since[first[0]]:g} on "
-            f"{', '.join(str(phase.ranks[rank]) for rank in first)}; on {len(bad)} ranks in all"
-        )
-        assert all(math.isfinite(loss) for loss in phase.losses)
+        """Every step's loss is a finite number, on each rank and averaged over all; and so is every
+        gradient that a program has watched, on its own rank, before any reduction."""
+        finite.check(phase)
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
         """The loss averaged over ranks is the same on each, and falls."""

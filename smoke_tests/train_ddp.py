@@ -74,7 +74,9 @@ def main() -> None:
             backward=lambda: loss_of(ddp, 0).backward(),
         )
 
-        for step in rank.steps(args.steps, samples_per_rank=args.batch_size):
+        for step in rank.steps(
+            args.steps, samples_per_rank=args.batch_size, gradients_of=model.named_parameters()
+        ):
             optimizer.zero_grad(set_to_none=True)
             loss = loss_of(ddp, step.index)
             step.local_done()  # the backward pass waits for the other ranks

@@ -129,7 +129,12 @@ def train(
 ) -> sft_trainer.SftTrainer:
     """Train; rank 0 alone writes the figures of the run, in the form of the documents."""
     tokens = args.micro_batch * args.seq_len  # a rank and step, padding included
-    log = rank.step_log(args.max_steps, samples_per_rank=args.micro_batch, tokens_per_rank=tokens)
+    log = rank.step_log(
+        args.max_steps,
+        samples_per_rank=args.micro_batch,
+        tokens_per_rank=tokens,
+        gradients_of=model.named_parameters(),
+    )
     collate, records = sft_trainer.Collate(), sft_trainer.StepRecords(log)
     trainer = sft_trainer.SftTrainer(
         model=model,

@@ -137,7 +137,11 @@ def train(args: argparse.Namespace, rank: Rank, engine: Any) -> None:
     )
     engine.step()  # DeepSpeed has no other way to be rid of the gradients
 
-    for step in rank.steps(args.steps, samples_per_rank=args.micro_batch * args.accumulation):
+    for step in rank.steps(
+        args.steps,
+        samples_per_rank=args.micro_batch * args.accumulation,
+        gradients_of=engine.module.named_parameters(),
+    ):
         loss = gradients(step.index, step.local_done)
         engine.step()
         step.record(loss=loss)

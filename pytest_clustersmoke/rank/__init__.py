@@ -14,6 +14,7 @@
 | `deepspeed_cpu.py` | what DeepSpeed must not do on CPU ranks |
 | `voice.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
+| `gradient_watch.py` | on which rank was a gradient not finite first? |
 | `gradients.py` | are gradients the mean over all ranks? |
 | `checkpoint.py` | digests of nested state, files of a checkpoint |
 | `dumps.py` | stacks and flight-recorder entries of a rank that hangs |

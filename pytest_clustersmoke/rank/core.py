@@ -149,6 +149,7 @@ class Rank:
         samples_per_rank: int,
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
+        gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     ) -> StepLog:
         """The timing behind `steps`, for loops that are not ours (a Trainer's callback)."""
         return StepLog(
@@ -159,6 +160,7 @@ class Rank:
             samples_per_rank=samples_per_rank,
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
+            gradients_of=gradients_of,
         )
 
     def steps(
@@ -168,17 +170,22 @@ class Rank:
         samples_per_rank: int,
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
+        gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     ) -> Iterator[Step]:
         """Time `count` training steps, each ended by `step.record(loss=...)`, in stage "train".
 
         `samples_per_rank` and `tokens_per_rank` are those of one step on one rank. `warmup` steps
         are left out of the steady figures: at most 5, and at most a fifth of all, if not given.
+        `gradients_of` names the parameters (`model.named_parameters()`) whose gradients must be
+        finite on this rank in every step, before any reduction; leave it out under a loss scale
+        that is found by overflow (fp16).
         """
         log = self.step_log(
             count,
             samples_per_rank=samples_per_rank,
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
+            gradients_of=gradients_of,
         )
         log.start()
         for index in range(count):

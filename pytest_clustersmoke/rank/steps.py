@@ -11,8 +11,10 @@ import math
 import resource
 import statistics
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .gradient_watch import GradientWatch
 from .voice import Voice
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ class StepLog:
     """start(), then record() at the end of each step, then finish() on all ranks.
 
     The steady figures (`steady_steps_per_s`, the step time's percentiles) leave the first `warmup`
-    steps out, min(5, count // 5) if not given; `steps_per_s` counts all.
+    steps out, min(5, count // 5) if not given; `steps_per_s` counts all. `gradients_of` is that of
+    `Rank.steps`.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class StepLog:
         samples_per_rank: int,
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
+        gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"{count} steps; expected at least 1")
@@ -76,6 +80,8 @@ class StepLog:
         self._clock: _CudaClock | _CpuClock
         self._losses: torch.Tensor
         self._has_loss = True
+        self._watched = None if gradients_of is None else list(gradients_of)
+        self._watch: GradientWatch | None = None
         self._marked = 0
         self._marked_at = -math.inf
 
@@ -89,6 +95,8 @@ class StepLog:
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()  # else what was there before counts as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
+        if self._watched is not None:
+            self._watch = GradientWatch(self._watched, self.count, self._device)
         self._began = time.perf_counter()
         self._clock = _CudaClock() if on_cuda else _CpuClock()
         self._clock.tick()
@@ -106,6 +114,8 @@ class StepLog:
         else:
             self._losses[self.recorded] = loss
         self.recorded += 1
+        if self._watch is not None:
+            self._watch.step_done()
         self._clock.tick()
         now = time.perf_counter()
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
@@ -135,6 +145,8 @@ class StepLog:
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
         )
+        if self._watch is not None:
+            self._voice.event("gradient_watch", **self._watch.close())
         if means:
             local = self._losses.tolist()
             self._voice.event(

@@ -70,6 +70,8 @@ def check_a_healthy_run(run: Run, ranks: int) -> None:
         assert fmean(losses["mean"][-5:]) < 0.5 * fmean(losses["mean"][:5])
         probe = run.only("gradients", rank)
         assert probe["synced"] and probe["compared"] == probe["parameters"] > 0
+        watch = run.only("gradient_watch", rank)
+        assert (watch["parameters"], watch["not_finite_at"]) == (probe["parameters"], None)
         assert run.only("reload", rank)["equal"]
         assert (run.events(rank).last("checkpoint") is not None) == (rank == 0)
         assert not run.phase.rank_stack(rank).exists()

@@ -141,6 +141,8 @@ def check_training(outcome: Outcome) -> None:
     gradients = outcome.events("gradients")
     assert [event["synced"] for event in gradients] == [True] * len(facts)
     assert all(event["sensitive"] and event["compared"] == 28 for event in gradients)
+    watched = [one["parameters"] for one in outcome.events("gradient_watch")]
+    assert watched == [28] * len(facts)  # every adapter, on every rank
     assert all(len(event["mean"]) == 10 for event in outcome.events("losses"))
     assert len(outcome.events("losses")) == len(outcome.events("done")) == len(facts)
 

@@ -1,4 +1,4 @@
-"""train_ddp.py where rank 1 meets a NaN at step 3: --where data | gradient | parameter."""
+"""A program in which rank 1 meets a NaN at step 3: --where data | gradient | parameter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-train_ddp: Any = importlib.import_module("train_ddp")
 teacher: Any = importlib.import_module("teacher")
 staging: Any = importlib.import_module("staging")
 AT_RANK, AT_STEP = 1, 3
@@ -22,8 +21,8 @@ class Spoilt:
     model: Any = None
     spoils_gradient = False
 
-    def __init__(self, width: int, batch_size: int, rank: int, device: torch.device) -> None:
-        self._whole = teacher.Teacher(width, batch_size, rank, device)
+    def __init__(self, width: int, batch_size: int, rank: int, *more: Any) -> None:
+        self._whole = teacher.Teacher(width, batch_size, rank, *more)
         self._bad = rank == AT_RANK
 
     def batch(self, step: int) -> Any:
@@ -41,9 +40,9 @@ class Spoilt:
         return inputs, targets
 
 
-def spoilt_model(hidden_size: int) -> Any:
-    """The model, whose first weight's gradient can be spoilt before DDP reduces it."""
-    model = whole_model(hidden_size)
+def spoilt_model(*sizes: int) -> Any:
+    """The model, whose first weight's gradient can be spoilt before it is reduced."""
+    model = whole_model(*sizes)
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         return gradient * float("nan") if Spoilt.spoils_gradient else gradient
@@ -57,9 +56,11 @@ def spoilt_model(hidden_size: int) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--where", choices=("data", "gradient", "parameter"), default="data")
+    parser.add_argument("--program", choices=("train_ddp", "train_zero"), default="train_ddp")
     given, sys.argv[1:] = parser.parse_known_args()
     Spoilt.where = given.where
-    whole_model = train_ddp.build_model
-    train_ddp.build_model = spoilt_model
-    train_ddp.Teacher = Spoilt
-    train_ddp.main()
+    program: Any = importlib.import_module(given.program)
+    whole_model = program.build_model
+    program.build_model = spoilt_model
+    program.Teacher = Spoilt
+    program.main()

@@ -1,0 +1,66 @@
+"""Gradients that are watched where autograd hands them over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.rank import gradient_watch
+from pytest_clustersmoke.rank.gradient_watch import GradientWatch
+
+
+def watched(factors: list[list[float]]) -> dict[str, Any]:
+    """What is told of a model whose gradients of one weight are multiplied by these factors: a list
+    for each step, a number for each of its backward passes."""
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    model[0].requires_grad_(False)
+    factor = [1.0]
+    weight: Any = model[1].weight
+    weight.register_hook(lambda gradient: gradient * factor[0])
+    watch = GradientWatch(model.named_parameters(), len(factors), torch.device("cpu"))
+    for step in factors:
+        for factor[0] in step:
+            model(torch.ones(1, 3)).sum().backward()
+        watch.step_done()
+    told = watch.close()
+    factor[0] = float("nan")
+    model(torch.ones(1, 3)).sum().backward()  # nothing is watched any more
+    return told
+
+
+def test_finite_gradients_are_told_as_such() -> None:
+    """Two parameters of four are trained."""
+    assert watched([[1.0]] * 3) == {
+        "parameters": 2,
+        "not_finite_at": None,
+        "not_finite_in": None,
+    }
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_the_first_step_and_its_parameter_are_told(bad: float) -> None:
+    """Of several steps with bad numbers the first counts, whichever backward pass it came from."""
+    told = watched([[1.0, 1.0], [1.0, 1.0], [bad, 1.0], [1.0, bad]])
+    assert (told["not_finite_at"], told["not_finite_in"]) == (3, "1.weight")
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
+def test_steps_beyond_the_rows_that_are_kept_are_told_exactly(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long run keeps the sums of a few steps, and one number of each."""
+    monkeypatch.setattr(gradient_watch, "ROWS", 4)
+    factors = [[1.0]] * 10
+    factors[at - 1] = [float("nan")]
+    assert watched(factors)["not_finite_at"] == at
+
+
+def test_a_model_that_trains_nothing_is_an_error() -> None:
+    """There would be nothing to tell, for ever."""
+    import torch
+
+    with pytest.raises(ValueError, match="nothing to watch"):
+        GradientWatch([], 3, torch.device("cpu"))
