@@ -36,7 +36,8 @@ The way of the data, and where each step lives:
     references.py   bounds on metrics
     diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
-                    (diagnose_command.py; log_command.py: what it shares with `transports`)
+                    (diagnose_command.py)
+    logs/           what the subcommands that read logs share: inputs, progress, output
     faults/         faults that can be staged on purpose, by name
     prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
                     (rank/staged/: what a rank does to stage one)

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .log_command import add_logs, opened, print_lines, say_refused
+from .logs.command import add_logs, opened, print_lines, say_refused
 
 if TYPE_CHECKING:
     from .diagnose_inputs import LogInputs
     from .findings import Finding
-    from .nccl.paper import Paper
+    from .logs.paper import Paper
     from .signatures.search import Search
 
 # So many hosts and ranks of one finding are listed.
@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _run(words: argparse.Namespace) -> int:
     from .diagnose_inputs import LogInputs
-    from .nccl.paper import Paper
+    from .logs.paper import Paper
     from .signatures import order, schema
     from .signatures.search import Search
 
@@ -67,7 +67,7 @@ def _run(words: argparse.Namespace) -> int:
 
 def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
     """Search all there is. Gives how many inputs were read, and what could not be, and why."""
-    from .nccl.progress import Progress
+    from .logs.progress import Progress
     from .nccl.reader import Unreadable
     from .signatures.search import Search
 
@@ -153,6 +153,6 @@ def _count(one: Finding) -> str:
 
 
 def _clean(text: str) -> str:
-    from .nccl.paper import clean
+    from .logs.paper import clean
 
     return clean(text)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar
 
-from .nccl.inputs import PHASES, SPEC, Inputs
+from .logs.inputs import PHASES, SPEC, Inputs
 from .rundir import PhaseDir, read_json
 
 # In a phase's directory these are logs; all else is ours, or what the program wrote.

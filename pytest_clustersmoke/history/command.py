@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import near
-from ..log_command import print_lines
+from ..logs.command import print_lines
 from ..telemetry import METRICS
 from . import words
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..log_command import print_lines
+from ..logs.command import print_lines
 from . import words
 
 if TYPE_CHECKING:

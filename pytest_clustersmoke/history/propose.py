@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from .. import clean
-from ..log_command import print_lines
+from ..logs.command import print_lines
 from ..telemetry import METRICS
 from . import words
 

@@ -14,8 +14,7 @@ and for `clustersmoke transports`, by the log alone:
     placement.py      which node each rank ran on
     links.py          edges merged, each inside a node or between nodes
     job.py            all of a job; remarks.py: what is surprising in it
-    record.py         JSON; render.py, tables.py, matrix.py, paper.py: text
-    inputs.py         words -> files and streams; progress.py: how far they are read
+    record.py         JSON; render.py, tables.py, matrix.py: text
     command.py        the subcommand
 
 What a log does not tell is None or empty. No edge is made up: a line that was cut or torn counts

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..log_command import add_logs, opened, print_lines, say_refused
+from ..logs.command import add_logs, opened, print_lines, say_refused
 
 if TYPE_CHECKING:
-    from .inputs import Inputs
+    from ..logs.inputs import Inputs
     from .job import Job
 
 DESCRIPTION = """\
@@ -56,7 +56,7 @@ def _run(words: argparse.Namespace) -> int:
 
 
 def _report(words: argparse.Namespace) -> int:
-    from .inputs import Inputs
+    from ..logs.inputs import Inputs
 
     job = _read(Inputs.of(words.logs))
     log = job.log
@@ -68,8 +68,8 @@ def _report(words: argparse.Namespace) -> int:
 
 def _read(inputs: Inputs) -> Job:
     """Read all there is; what cannot be read is told in the job."""
+    from ..logs.progress import Progress
     from .job import Job
-    from .progress import Progress
     from .reader import Reader, Unreadable
 
     reader, read, refused = Reader(), [], list(inputs.refused)
@@ -89,8 +89,8 @@ def _read(inputs: Inputs) -> Job:
 
 
 def _lines(job: Job, words: argparse.Namespace) -> Iterator[str]:
+    from ..logs.paper import Paper
     from . import matrix, render
-    from .paper import Paper
     from .record import json_lines
 
     if words.json:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..logs.paper import Paper, clean
 from .job import Job
 from .links import Link
 from .model import Communicator
-from .paper import Paper, clean
 from .placement import Node
 from .remarks import many
 

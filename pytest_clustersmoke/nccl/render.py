@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ..logs.paper import Paper, clean
 from . import tables
 from .job import Job
 from .model import Communicator
-from .paper import Paper, clean
 from .record import networks
 from .remarks import Remark, many, ranges, remarks
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
+from ..logs.paper import Column, Paper, clean
 from .job import Job
 from .links import INTER, INTRA, Link
-from .paper import Column, Paper, clean
 from .remarks import RARE_SHARE, ranges
 
 NOTHING, UNKNOWN = "-", "unknown"

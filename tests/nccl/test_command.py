@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import parser
+from pytest_clustersmoke.logs.paper import Column, Paper
 from pytest_clustersmoke.nccl import Reader, render
 from pytest_clustersmoke.nccl.job import Job
 from pytest_clustersmoke.nccl.matrix import matrices
-from pytest_clustersmoke.nccl.paper import Column, Paper
 from pytest_clustersmoke.nccl.record import json_lines
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from tests.nccl.job_logs import JobLogs
@@ -500,22 +500,3 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = set(done.stdout.split("\n")[-2].split())
     assert "pytest_clustersmoke.nccl.command" in loaded
     assert not loaded & {"ahocorasick_rs", "pytest", "pydantic", "yaml"}
-
-
-def test_progress_is_shown_on_a_terminal_alone() -> None:
-    """Once a second, with the share of the whole; and gone at the end."""
-    from pytest_clustersmoke.nccl import progress
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal, pipe = Terminal(), io.StringIO()
-    for out in (terminal, pipe):
-        with progress.Progress(out, 2**31) as shown:
-            shown.watch(io.BytesIO(b"x" * 10)).read(10)
-            assert out.getvalue() == ""
-            shown._next = 0.0
-            shown.add(2**30 - 10)
-    assert terminal.getvalue() == "\r\x1b[Kread 1.00 of 2.00 GiB (50%)\r\x1b[K"
-    assert pipe.getvalue() == ""

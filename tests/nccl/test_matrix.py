@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from pytest_clustersmoke.logs.paper import Paper
 from pytest_clustersmoke.nccl import Reader
 from pytest_clustersmoke.nccl.job import Job
 from pytest_clustersmoke.nccl.matrix import CODES, assign, matrices
-from pytest_clustersmoke.nccl.paper import Paper
 from tests.nccl.job_logs import JobLogs
 
 

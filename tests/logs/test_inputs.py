@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.nccl.inputs import Inputs
+from pytest_clustersmoke.logs.inputs import Inputs
 from pytest_clustersmoke.rundir import PhaseDir, RunDir
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 if TYPE_CHECKING:
-    from .nccl.progress import Progress
+    from .progress import Progress
 
 # So many unreadable files are named; a directory may hold thousands.
 MAX_NAMED = 20
@@ -52,7 +52,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def say_refused(refused: Sequence[tuple[str, str]]) -> None:
     """Name what could not be read, and why, on standard error."""
-    from .nccl.paper import clean
+    from .paper import clean
 
     for name, why in refused[:MAX_NAMED]:
         print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)

@@ -1,0 +1,6 @@
+"""What the subcommands that read a job's logs share: `transports`, `diagnose`, and in part others.
+
+command.py    their words, streams and output
+inputs.py     words -> files and streams; progress.py: how far they are read
+paper.py      text as wide as the terminal, clean of what a log could hide in it
+"""
