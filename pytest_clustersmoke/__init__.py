@@ -49,7 +49,7 @@ The way of the data, and where each step lives:
     interrupts.py   SIGINT and SIGTERM cancel at once
     exclusive.py    one run of a cluster at a time, where that is asked for
     init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster
-    lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command
+    lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command (subcommand.py)
     errors.py       what a user can get wrong, told in one shape
     clean.py        what a job wrote, made harmless before it is shown
 

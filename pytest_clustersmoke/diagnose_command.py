@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .logs.command import add_logs, opened, print_lines, say_refused
+from .subcommand import add
 
 if TYPE_CHECKING:
     from .diagnose_inputs import LogInputs
@@ -37,13 +38,7 @@ is printed first)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    diagnose = subparsers.add_parser(
-        "diagnose",
-        help="why a job failed, from its logs",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    diagnose = add(subparsers, "diagnose", "why a job failed, from its logs", DESCRIPTION, EXAMPLES)
     add_logs(diagnose)
     diagnose.add_argument("--json", action="store_true", help="a list of findings as JSON")
     diagnose.set_defaults(run=_run)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import near
 from ..logs.command import print_lines
+from ..subcommand import add
 from ..telemetry import METRICS
 from . import words
 
@@ -31,13 +32,7 @@ exit status: 0 done, 2 the history or the words cannot be used
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    history = subparsers.add_parser(
-        "history",
-        help="what was measured in past runs",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    history = add(subparsers, "history", "what was measured in past runs", DESCRIPTION, EXAMPLES)
     history.add_argument("--cluster", metavar="C", help="of one cluster")
     history.add_argument("--phase", metavar="P", help="of one phase")
     history.add_argument("--metric", metavar="M", help="of one metric")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..logs.command import print_lines
+from ..subcommand import add
 from . import words
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ words cannot be used
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = subparsers.add_parser(
-        "compare",
-        help="what differs between two runs",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    compare = add(subparsers, "compare", "what differs between two runs", DESCRIPTION, EXAMPLES)
     compare.add_argument("first", metavar="RUN", help="what the other is measured against")
     compare.add_argument("second", metavar="RUN", help="the other")
     compare.add_argument("--cluster", metavar="C", help="look for runs of one cluster only")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import clean
 from ..logs.command import print_lines
+from ..subcommand import add
 from ..telemetry import METRICS
 from . import words
 
@@ -41,13 +42,7 @@ exit status: 0 done, 2 the history or the words cannot be used
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     references = subparsers.add_parser("references", help="references from past runs")
     commands = references.add_subparsers(metavar="COMMAND", required=True)
-    propose = commands.add_parser(
-        "propose",
-        help="YAML for cluster.yaml",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    propose = add(commands, "propose", "YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
     propose.add_argument("--cluster", metavar="C", required=True, help="the cluster")
     propose.add_argument("--phase", metavar="P", help="of one phase")
     words.add_report_dir(propose)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..subcommand import add
+
 if TYPE_CHECKING:
     from .draft import Draft, Wishes
 
@@ -30,12 +32,8 @@ CONFIG = "cluster.yaml"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    init = subparsers.add_parser(
-        "init",
-        help="cluster.yaml and the suite for a new cluster",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    init = add(
+        subparsers, "init", "cluster.yaml and the suite for a new cluster", DESCRIPTION, EXAMPLES
     )
     init.add_argument(
         "directory",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..logs.command import add_logs, opened, print_lines, say_refused
+from ..subcommand import add
 
 if TYPE_CHECKING:
     from ..logs.inputs import Inputs
@@ -31,12 +32,12 @@ exit status: 0 done, 2 something was not readable (what could be read is printed
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    transports = subparsers.add_parser(
+    transports = add(
+        subparsers,
         "transports",
-        help="who talked to whom over what, from a job's NCCL logs",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "who talked to whom over what, from a job's NCCL logs",
+        DESCRIPTION,
+        EXAMPLES,
     )
     add_logs(transports)
     form = transports.add_mutually_exclusive_group()
