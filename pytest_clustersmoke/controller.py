@@ -60,7 +60,7 @@ class Controller:
         self.about = read_json(run.run) or {}
         self._run = run
         self._fd = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._locks = _lock(self._fd)
+        self._locks = _lock(self._fd) is True
 
     def announce(self, asked: Mapping[str, Any], report: Path) -> None:
         """Say what was chosen, here and where the report will be: whoever finds no report there
@@ -85,7 +85,9 @@ def seized(run: RunDir) -> Iterator[bool]:
         yield isinstance(error, FileNotFoundError)
         return
     try:
-        yield _lock(fd) and _is_dead(about, os.fstat(fd).st_mtime)
+        taken = _lock(fd)
+        free = not about.get("locks") if taken is None else taken
+        yield free and _is_dead(about, os.fstat(fd).st_mtime)
     finally:
         os.close(fd)
 
@@ -104,10 +106,12 @@ def beat(run: RunDir) -> None:
         os.utime(run.lock)
 
 
-def _lock(fd: int) -> bool:
-    """Take the lock; False where somebody has it, or the file system has none."""
+def _lock(fd: int) -> bool | None:
+    """Take the lock; False where somebody has it, None where the file system has none."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return None
     return True

@@ -7,6 +7,7 @@ worker learns of a result from the phase's `result.json`, which the controller w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -85,7 +86,8 @@ class ControllerSuite(Suite):
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        write_json(self._exchange / "over.json", {"exitstatus": int(exitstatus)})
+        with contextlib.suppress(OSError):  # workers also see that their parent is gone
+            write_json(self._exchange / "over.json", {"exitstatus": int(exitstatus)})
         yield from super().pytest_sessionfinish(session, exitstatus)
         shutil.rmtree(self._exchange, ignore_errors=True)
 

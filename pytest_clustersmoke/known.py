@@ -17,7 +17,7 @@ import pytest
 
 from .errors import Problem, near
 from .hostlist import expand
-from .items import JobFailed
+from .items import JobFailed, told_of
 from .rundir import read_json
 from .verdict import words_of
 
@@ -75,6 +75,7 @@ class Acknowledgements:
             ("known_until", known["until"]),
             ("known_where", known["where"]),
         ]
+        told_of(report).update(properties)
         for one in (item, report):  # JUnit reads those of the teardown
             one.user_properties += [pair for pair in properties if pair not in one.user_properties]
         first = next(iter(words_of(report).splitlines()), "")

@@ -201,10 +201,10 @@ class Session:
             judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
             self._finish(phase.name, judgement, None, "", [finding])
             return
-        self._journal.write("submitted", phase=phase.name, job_id=job_id)
         watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
-        self._watched[phase.name] = watched
+        self._watched[phase.name] = watched  # first: what goes wrong from here on ends the job
         self._submitting = None
+        self._journal.write("submitted", phase=phase.name, job_id=job_id)
         when = self._submitted_wall[phase.name]
         self.board.submitted(phase.name, job_id, when, self._starts.get(phase.name))
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import clean
+from .items import told_of
 from .scope import changed, criterion_of, selecting
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .phase import Phase
     from .report.model import CriterionRecord, KnownRecord
 
+CRASHED = "???"  # xdist's word for when a test failed whose worker died
 JOB = "job"  # the job itself, beside the criteria of its phase
 
 EXIT_INCONCLUSIVE = 6  # beside pytest's own 0 to 5
@@ -49,7 +51,10 @@ class Tally:
     selection: str = ""
     criteria: dict[str, dict[str, CriterionRecord]] = field(default_factory=dict)
     unmeasured: dict[str, set[str]] = field(default_factory=dict)
+    uncollected: list[str] = field(default_factory=list)  # phases of the cluster
+    skipped_files: list[str] = field(default_factory=list)  # at collection, and why
     other_failures: int = 0
+    crashed: list[str] = field(default_factory=list)  # tests during which a worker of xdist died
     known_remarks: list[str] = field(default_factory=list)
 
     def scope(
@@ -67,9 +72,12 @@ class Tally:
         self.multi_rank = {phase.name for phase in phases if phase.world_size > 1}
         self.collected = {name: set(collected[name]) for name in self.chosen if name in collected}
         self.selected = {name: set(selected.get(name, ())) for name in self.collected}
+        self.uncollected = [name for name in self.all_phases if name not in collected]
         words = selecting(config, any(map(self._is_cut, self.chosen)))
         if not words and self._is_part():
             words = [", ".join(self.chosen)]
+        if len(words) > 1:
+            words = [f"({word})" if " or " in word else word for word in words]
         how = changed(config)
         self.selection = " ".join(filter(None, [" and ".join(words) or (how and "all"), how]))
 
@@ -82,14 +90,17 @@ class Tally:
 
         Returns the phase and the criterion, where there is a result of one.
         """
-        properties = dict(report.user_properties)
+        properties = told_of(report)
         phase = properties.get("phase")
         bad = report.failed
         if phase is None:
-            self.other_failures += bad
+            if bad and str(report.when) == CRASHED:
+                self.crashed.append(report.nodeid)
+            else:
+                self.other_failures += bad
             return None
         name = criterion_of(report.nodeid)
-        results = self.criteria.setdefault(str(phase), {})
+        results = self.criteria.setdefault(phase, {})
         if bad:
             results[name] = {"result": "failed", "text": words_of(report)}
         elif report.skipped and (properties.get("known") or hasattr(report, "wasxfail")):
@@ -102,13 +113,13 @@ class Tally:
         elif report.skipped:
             results.setdefault(name, {"result": "skipped", "text": words_of(report)})
             if properties.get("unmeasured"):
-                kinds = self.unmeasured.setdefault(str(phase), set())
-                kinds.add(str(properties["unmeasured"]))
+                kinds = self.unmeasured.setdefault(phase, set())
+                kinds.add(properties["unmeasured"])
         if properties.get("judged"):
-            self.judged.setdefault(str(phase), set()).update(str(properties["judged"]).split(","))
+            self.judged.setdefault(phase, set()).update(properties["judged"].split(","))
         if report.when == "call":
             results.setdefault(name, {"result": "passed", "text": ""})
-        return (str(phase), name) if name in results else None
+        return (phase, name) if name in results else None
 
     def missing(self) -> list[str]:
         """What was required and not measured, in words."""
@@ -121,7 +132,14 @@ class Tally:
         reasons += [f"{phase}: no result" for phase in self.chosen if phase not in self.outcomes]
         for phase, kinds in self.unmeasured.items():
             reasons += [f"{phase}: {kind} not measured" for kind in sorted(kinds & required)]
-        return [*reasons, *self._unowned(), *self._silent(required), *self._unjudged(required)]
+        if self.uncollected and self.skipped_files:  # any of them may be there
+            files = ", ".join(self.skipped_files)
+            absent = ", ".join(self.uncollected)
+            reasons.append(f"{absent}: not collected; skipped as a whole: {files}")
+        reasons += [*self._unowned(), *self._silent(required), *self._unjudged(required)]
+        if self.exitstatus == 1 and not reasons and not self.known and not self.failed():
+            reasons.append("pytest counts a failure of which no test told")
+        return reasons
 
     def unheard(self) -> list[str]:
         """Phases of which nothing was judged: the session ended before."""
@@ -195,6 +213,7 @@ class Tally:
                 names = self._reds(phase)
                 if names:
                     reasons.append(f"{phase}: {', '.join(names)}")
+        reasons += [f"a worker died in {one}" for one in self.crashed]
         return reasons + (["tests that are no phase's"] if self.other_failures else [])
 
     @property
@@ -227,7 +246,7 @@ class Tally:
             return UNFIT
         if self.missing() or self.known or self.interrupted:
             return INCONCLUSIVE
-        return FIT if self.outcomes and self.exitstatus <= 1 else INCONCLUSIVE
+        return FIT if self.outcomes and self.exitstatus == 0 else INCONCLUSIVE
 
     def exit_code(self) -> int:
         """pytest's own status for what ended the session early, else the verdict's."""
@@ -268,18 +287,18 @@ class Tally:
         }
 
 
-def _known(what: str, properties: Mapping[str, object]) -> KnownRecord:
+def _known(what: str, told: Mapping[str, str]) -> KnownRecord:
     """What the process that judged a criterion said of who answers for it."""
     return {
         "what": what,
-        "reason": str(properties["known"]),
-        "until": str(properties.get("known_until")),
-        "where": str(properties.get("known_where")),
+        "reason": told["known"],
+        "until": told["known_until"],
+        "where": told["known_where"],
     }
 
 
-def words_of(report: pytest.TestReport) -> str:
-    """Why a test failed or was skipped, without its traceback."""
+def words_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test failed or was skipped, or a file was, without its traceback."""
     told = report.longrepr
     if isinstance(told, tuple):  # of a skip: file, line, reason
         words = str(told[2]).removeprefix("Skipped: ")

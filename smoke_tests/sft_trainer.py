@@ -32,9 +32,13 @@ def batch_of(dataset: Any, rows: Any, device: torch.device) -> dict[str, torch.T
 
 
 class SftTrainer(Trainer):
-    """Trainer that keeps the last step's loss on its device; its own is summed for its logs."""
+    """Trainer that keeps the last step's loss on its device; its own is summed for its logs.
+
+    `step_log` hears when a rank's own part of the step, its forward pass, has ended.
+    """
 
     last_loss: torch.Tensor
+    step_log: StepLog | None = None
 
     def compute_loss(
         self,
@@ -44,6 +48,8 @@ class SftTrainer(Trainer):
         num_items_in_batch: Any = None,  # for gradient accumulation, from transformers 4.46 on
     ) -> Any:
         outputs = model(**inputs)
+        if self.step_log is not None:
+            self.step_log.local_done()
         self.last_loss = outputs.loss.detach()
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
@@ -73,6 +79,9 @@ def training_arguments(args: argparse.Namespace, rank: Rank, bf16: bool) -> Trai
         "use_cpu": on_cpu,
         "ddp_timeout": int(rank.timeout_s),
         "ddp_find_unused_parameters": False,  # every adapter takes part in every step
+        # They are constants; to broadcast them is a collective in each forward pass, in which a
+        # slow rank would make the others as slow.
+        "ddp_broadcast_buffers": False,
         "remove_unused_columns": False,  # the collator reads `row`
         "dataloader_pin_memory": not on_cpu,
         "save_strategy": "no",

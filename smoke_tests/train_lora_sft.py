@@ -144,7 +144,7 @@ def train(
         callbacks=[records],
     )
     trainer.model_accepts_loss_kwargs = False  # our loss is a mean already; later versions scale
-    records.trainer = trainer
+    records.trainer, trainer.step_log = trainer, log
     started = time.perf_counter()
     log.start()
     trainer.train()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -114,3 +116,22 @@ def test_a_beat_shows_that_the_controller_lives(tmp_path: Path) -> None:
     assert time.time() - run.lock.stat().st_mtime < 60
     run.lock.unlink()
     beat(run)
+
+
+def test_where_there_are_no_locks_the_beats_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without flock (faked): a run there lives as long as a job may run."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = made(tmp_path)
+    held = Controller(run)
+    held.announce({}, tmp_path / "report")
+    held.release()
+    assert (read_json(run.run) or {})["locks"] is False and lives(run)
+    long_ago = time.time() - controller.LONGEST_S - 60
+    os.utime(run.lock, (long_ago, long_ago))
+    assert not lives(run)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.items import TOLD
 from pytest_clustersmoke.known import Acknowledgements
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.result import PhaseResult
@@ -370,15 +371,16 @@ def test_a_criterion_that_is_not_there_is_misnamed(
 
 
 def heard(name: str, outcome: Any, when: Any = "call", **said: str) -> pytest.TestReport:
-    return pytest.TestReport(
+    made = pytest.TestReport(
         nodeid=f"test_x.py::TestA::{name}",
         location=("test_x.py", 1, name),
         keywords={},
         outcome=outcome,
         longrepr=None,
         when=when,
-        user_properties=[("phase", "small"), *said.items()],
     )
+    setattr(made, TOLD, {"phase": "small", **said})
+    return made
 
 
 KNOWN = {"known": "the switch", "known_until": SOON, "known_where": "cluster.yaml:12"}

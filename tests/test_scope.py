@@ -59,6 +59,11 @@ def test_the_name_of_a_criterion(nodeid: str, name: str) -> None:
             "FIT for test_small.py::TestSmall::test_good: 1 of 1 phases, 1 of 5 criteria",
             "test_small.py::TestSmall::test_good",
         ),
+        (
+            ("-m", "singlegpu", "-k", "test_good or test_skipped"),
+            "FIT for singlegpu and (test_good or test_skipped): 1 of 1 phases, 2 of 5 criteria",
+            "singlegpu and (test_good or test_skipped)",
+        ),
         (("-k", "small"), "UNFIT for small: 1 of 1 phases (small: test_bad)", "small"),
         (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases (small: test_bad)", ""),
     ],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.items import TOLD
 from pytest_clustersmoke.result import OUTCOMES
 from pytest_clustersmoke.verdict import EXIT_INCONCLUSIVE, FIT, INCONCLUSIVE, UNFIT, Tally
 
@@ -15,15 +16,17 @@ from pytest_clustersmoke.verdict import EXIT_INCONCLUSIVE, FIT, INCONCLUSIVE, UN
 def report(
     name: str = "test_a", outcome: Any = "passed", when: Any = "call", **properties: str
 ) -> pytest.TestReport:
-    return pytest.TestReport(
+    made = pytest.TestReport(
         nodeid=f"test_x.py::TestA::{name}",
         location=("test_x.py", 1, name),
         keywords={},
         outcome=outcome,
         longrepr=None,
         when=when,
-        user_properties=list(properties.items()),
     )
+    if properties:
+        setattr(made, TOLD, properties)
+    return made
 
 
 def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Tally:
@@ -109,10 +112,16 @@ def test_an_interrupted_run_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"), [("passed", 0), ("failed", 1), ("lost", EXIT_INCONCLUSIVE)]
+    ("outcome", "pytests", "code"),
+    [
+        ("passed", 0, 0),
+        ("failed", 0, 1),
+        ("failed", 1, 1),
+        ("lost", 0, EXIT_INCONCLUSIVE),
+        ("lost", 1, EXIT_INCONCLUSIVE),
+    ],
 )
-@pytest.mark.parametrize("pytests", [0, 1])
-def test_exit_statuses(outcome: str, code: int, pytests: int) -> None:
+def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
     """0 FIT, 1 UNFIT, 6 INCONCLUSIVE, whether pytest had failures or none."""
     made = tally(a=outcome)
     made.exitstatus = pytests
@@ -181,7 +190,8 @@ def test_an_xfail_without_an_owner_is_never_fit() -> None:
         "answers for it)"
     )
     assert made.criteria["a"]["test_b"]["result"] == "known" and made.known == []
-    made = tally(expected_to_fail("test_b", known="fan", known_until="d"), a="passed")
+    owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
+    made = tally(owned, a="passed")
     assert made.verdict() == INCONCLUSIVE and made.missing() == []
     assert tally(expected_to_fail("test_b"), a="failed").verdict() == UNFIT
 

@@ -69,9 +69,11 @@ def test_a_usage_error_under_xdist(suite: Suite) -> None:
 
 
 def test_nothing_to_submit_under_xdist(suite: Suite) -> None:
-    """A suite without phases runs its tests, and leaves no run behind."""
+    """A suite without phases runs its tests, has no verdict, and leaves no run behind."""
     suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
-    assert suite.run_apart("-n", "2").ret == 0
+    result = suite.run_apart("-n", "2")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 5
     assert suite.runs() == [] and suite.published() == []
 
 

@@ -49,13 +49,14 @@ class GradientWatch:
 
     def close(self) -> dict[str, Any]:
         """The fields of the `gradient_watch` event: how many parameters were watched, the first
-        step (from 1) in which one's gradient was not finite, and its name, else None."""
+        step (from 1) in which one's gradient was not finite, and the name of the one nearest to the
+        loss, else None."""
         import torch
 
         for handle in self._handles:
             handle.remove()
         self._fold()
-        at = torch.cat(self._folded)  # of each step the first parameter, or -1
+        at = torch.cat(self._folded)  # of each step a parameter, or -1
         bad = (at >= 0).nonzero().flatten().tolist()
         return {
             "parameters": len(self._names),
@@ -73,7 +74,8 @@ class GradientWatch:
         import torch
 
         bad = ~torch.isfinite(self._sums[: self._row])
-        first = bad.to(torch.int32).argmax(dim=1)
-        self._folded.append(torch.where(bad.any(dim=1), first, -1).to(torch.int32))
+        # The last of the model: a NaN goes from the loss to the first layers.
+        last = bad.shape[1] - 1 - bad.flip(1).to(torch.int32).argmax(dim=1)
+        self._folded.append(torch.where(bad.any(dim=1), last, -1).to(torch.int32))
         self._sums.zero_()
         self._row = 0

@@ -41,6 +41,10 @@ def finish(suite: Suite, reporter: Any) -> bool:
     except OSError as error:  # a full disk, say: the verdict is told all the same
         written, remarks = False, []
         told = f"the report cannot be written to {suite.report_path}: {error}"
+    except Exception as error:  # of ours
+        traceback.print_exc()
+        written, remarks = False, []
+        told = f"the report is not whole: {type(error).__name__}: {error}"
     if reporter is not None:
         write_summary(reporter, record, [*suite.remarks, *remarks, told])
     return written

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..cluster import load
 from ..controller import seized
@@ -24,15 +24,15 @@ from .record import Run, make_record
 
 if TYPE_CHECKING:
     from ..cluster import Profile
-    from .model import CriterionRecord
+    from .model import CriterionRecord, RunRecord
 
 GIVEN_UP = "report_failed.txt"
 RESULTS = ("passed", "failed", "skipped", "known")
 
 
 def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
-    """Report every run that was announced in this directory and never reported, if its controller
-    is dead; returns a line on each."""
+    """Report every run that was announced in this directory and never reported to the end, if its
+    controller is dead; returns a line on each."""
     told = []
     for target, run, about in _unreported(report_dir):
         with seized(run) as dead:
@@ -57,12 +57,28 @@ def given_up(target: Path, words: str) -> None:
 def _report(
     target: Path, run: RunDir, about: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[str]:
+    written = read_json(target / "report.json")
+    if written is not None and written.get("run_id") == target.name:
+        return _complete(target, run, cast("RunRecord", written))
     tally, partial = _tally(run, about)
     record = make_record(Run(run, about, tally, _profile(about, environ), partial=partial))
     # Of the environment nothing: a summary of today's step in CI is not that run's.
     remarks = publish(record, run, target.parent, {}, latest="")
     _close(run)
     return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
+
+
+def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
+    """Do what was still to be done when the controller was killed behind report.json."""
+    remarks = publish(record, run, target.parent, {}, latest="")
+    if not _is_whole(target):  # its journal is too large, say: once is enough
+        given_up(target, "the evidence cannot be copied")
+    return [f"run {target.name}: killed before its report was whole; it is now: {target}", *remarks]
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a run was published to the end: the journal is copied last."""
+    return (target / "report.json").exists() and (target / "journal.jsonl").exists()
 
 
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
@@ -74,7 +90,7 @@ def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | 
 
 
 def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
-    """Where a report is missing, the run's directory and its run.json. A proof that was killed
+    """Where a report is not whole, the run's directory and its run.json. A proof that was killed
     proved nothing: it is to be run again."""
     try:
         names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
@@ -82,7 +98,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
         return
     for name in names:
         target = report_dir / name
-        if (target / "report.json").exists() or (target / GIVEN_UP).exists():
+        if _is_whole(target) or (target / GIVEN_UP).exists():
             continue
         stub = read_json(target / "run.json") or {}
         run = RunDir(Path(str(stub.get("evidence", ""))))
@@ -119,7 +135,7 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[Tally, str]:
         for one in journal.named("submitted")
         if one.get("job_id") and one.get("phase") not in tally.outcomes
     ]
-    jobs = f"; left in the scheduler's hands: job {', '.join(left)}" if left else ""
+    jobs = f"; nobody ended its job{'s' * (len(left) > 1)} {', '.join(left)}" if left else ""
     return tally, f"its controller was killed{jobs}"
 
 

@@ -58,6 +58,19 @@ def test_steps_beyond_the_rows_that_are_kept_are_told_exactly(
     assert watched(factors)["not_finite_at"] == at
 
 
+def test_of_several_parameters_the_one_nearest_to_the_loss_is_told() -> None:
+    """A NaN that is born in a backward pass goes on to the first layers."""
+    import torch
+
+    layers = [torch.nn.Linear(3, 3, bias=False) for _ in range(4)]
+    model = torch.nn.Sequential(*layers)
+    layers[3].register_full_backward_hook(lambda *_: (torch.full((1, 3), float("nan")),))
+    watch = GradientWatch(model.named_parameters(), 1, torch.device("cpu"))
+    model(torch.ones(1, 3)).sum().backward()
+    watch.step_done()
+    assert watch.close()["not_finite_in"] == "2.weight"
+
+
 def test_a_model_that_trains_nothing_is_an_error() -> None:
     """There would be nothing to tell, for ever."""
     import torch

@@ -59,7 +59,7 @@ def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
     assert not (suite.reports / run / "report.json").exists()
     (suite.path / "go").touch()
     result = suite.run_apart("-k", "first")
-    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; left in the *: job *"])
+    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; nobody ended its job *"])
     record = report(suite, run)
     assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
     first, second = record["phases"]
@@ -86,6 +86,35 @@ def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
     done = history(suite)
     assert f"run {run}: its controller was killed" in done.stderr
     assert "first" in done.stdout and report(suite, run)["interrupted"] is True
+
+
+DIES = """\
+import os
+import signal
+import pytest_clustersmoke.report.files as files
+def die(*given):
+    if not os.path.exists("survive"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return page(*given)
+page, files._page = files._page, die
+"""
+
+
+def test_a_run_that_was_killed_behind_its_record_is_completed(suite: Suite) -> None:
+    """Its verdict stays; the page, the evidence and the history get it, once."""
+    suite.path.joinpath("conftest.py").write_text(DIES)
+    suite.phase()
+    suite.run_apart()
+    (run,) = (path.name for path in suite.runs())
+    record = report(suite, run)
+    assert record["verdict"] == "FIT" and not (suite.reports / run / "index.html").exists()
+    (suite.path / "survive").touch()
+    done, again = history(suite), history(suite)
+    assert f"run {run}: killed before its report was whole" in done.stderr
+    assert "small" in done.stdout and run not in again.stderr
+    assert (suite.reports / run / "index.html").exists()
+    assert (suite.reports / run / "journal.jsonl").exists()
+    assert report(suite, run)["verdict"] == "FIT"
 
 
 def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
