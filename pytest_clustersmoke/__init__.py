@@ -9,6 +9,7 @@ The way of the data, and where each step lives:
     plugin.py       pytest's hooks, options, markers and the `phase` fixture; parses and delegates
     items.py        what pytest collects: phase classes, their jobs, their criteria
     register.py     which suite a session gets
+    collected.py    the phases that this cluster runs, and all that is wrong with them
     suite.py        the suite of one pytest session; distributed.py: the same under pytest-xdist
     cluster/        cluster.yaml -> checked, frozen profile
     marker.py       what a phase's marker says

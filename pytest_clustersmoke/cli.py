@@ -8,10 +8,12 @@ be used, 130 and 143 ended by a signal.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 
 from . import diagnose_command as diagnose
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    _ready_stdout()
     words = parser().parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
@@ -79,6 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except Ended as ended:
         return 128 + ended.number
+
+
+def _ready_stdout() -> None:
+    """Have one that takes all we say: a closed one as /dev/null would, and a character that its
+    encoding lacks escaped."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- for good
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -5,7 +5,8 @@
         def test_something_of_its_own(self, phase): ...
 
 A phase that does not verify a thing (say, it saves no checkpoint) fails that criterion rather than
-passing over it: override the test where it does not apply.
+passing over it: override the test where it does not apply. A class with criteria of its own on
+metrics names these in `judged_metrics`; all others that have a reference must meet it, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from __future__ import annotations
 import math
 from fnmatch import fnmatchcase
 from statistics import fmean
+from typing import ClassVar
+
+import pytest
 
 from . import finite, stragglers
 from .environment import unmatched_interfaces
@@ -87,9 +91,25 @@ class Started:
         """No metric is off what the same phase reached before on the same hardware and versions."""
         phase.check_past()
 
+    def test_other_references_are_met(self, phase: PhaseResult) -> None:
+        """Every metric that has a reference, and that no criterion of its own judges, meets it."""
+        names = sorted(set(phase.references) - set(self.judged_metrics(phase)))
+        if not names:  # `require: references` is about the criteria that judge a metric each
+            pytest.skip("no metric has a reference but those that other criteria judge")
+        missed = [words for name in names if (words := _missed(phase, name))]
+        if missed:
+            fail("\n".join(missed))
+
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        """The metrics whose references other criteria of the class check."""
+        return ()
+
 
 class Trained(Started):
     """The job trained: steps, loss, gradients, throughput, memory, checkpoint."""
+
+    throughput: ClassVar[tuple[str, ...]] = ("steps_per_s", "samples_per_s")
+    memory: ClassVar[tuple[str, ...]] = ("peak_memory_gib",)
 
     def test_all_steps_are_done(self, phase: PhaseResult) -> None:
         steps = phase.args.get("steps", phase.args.get("max_steps"))
@@ -116,10 +136,13 @@ class Trained(Started):
         stragglers.check(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
-        self.check_metrics(phase, "steps_per_s", "samples_per_s")
+        self.check_metrics(phase, *self.throughput)
 
     def test_memory_meets_the_reference(self, phase: PhaseResult) -> None:
-        self.check_metrics(phase, "peak_memory_gib")
+        self.check_metrics(phase, *self.memory)
+
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        return (*super().judged_metrics(phase), *self.throughput, *self.memory)
 
     def test_reloaded_checkpoint_equals_the_saved(self, phase: PhaseResult) -> None:
         phase.check_reload()
@@ -137,6 +160,18 @@ class Trained(Started):
             phase.metric(name).check()
         if not referenced:
             phase.metric(names[0]).check()
+
+
+def _missed(phase: PhaseResult, name: str) -> str:
+    """How a metric misses its reference; empty where it meets it."""
+    metric = phase.metric(name)
+    if math.isnan(metric.value):
+        return f"{name} has a reference, and was not measured on every rank"
+    try:
+        metric.check()
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 class TalkedInsideNodes:

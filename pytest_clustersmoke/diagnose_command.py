@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # So many hosts and ranks of one finding are listed.
 MAX_PLACES = 16
+# Below a directory these are searched though they look binary: a log may hold garbage.
+LOGS = (".log", ".out", ".err")
 DESCRIPTION = """\
 Reads the logs of a failed job, whatever wrote them (torch, NCCL, gloo, DeepSpeed, Slurm, the
 kernel), and says why it failed: the first cause first, each with its lines and the next step;
@@ -52,6 +54,8 @@ def _run(words: argparse.Namespace) -> int:
 
     inputs, search = LogInputs.of(words.logs), Search(schema.known())
     read, refused = _read(search, inputs)
+    if not read and not refused:
+        refused = [(", ".join(words.logs), "holds no text")]
     found = order.findings(search)
     if read:
         paper = Paper.of(sys.stdout)
@@ -73,7 +77,8 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
                 with opened(one.path, progress) as stream:
                     # What a rank survived is no failure.
                     found = Search(()) if one.survived else search
-                    found.stream(stream, one.name, one.host, one.rank)
+                    insist = one.asked_for or one.name.endswith(LOGS)
+                    found.stream(stream, one.name, one.host, one.rank, insist=insist)
                 read += 1
             except Unreadable as error:
                 if one.asked_for or " is compressed" in str(error):

@@ -67,9 +67,9 @@ class ControllerSuite(Suite):
         if collected is None:
             raise RuntimeError(f"worker {node.gateway.id} left no plan in {self._exchange}")
         self.absences = collected["absences"]
-        self._problems([Problem(text) for text in collected["problems"]])
         marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
         self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
+        self._problems([Problem(text) for text in collected["problems"]])
         chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
         self.tally.scope(self.config, chosen, self.profile, *collected["criteria"])
         if chosen and not self._plans_only:

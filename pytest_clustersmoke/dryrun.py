@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,8 @@ def print_plan(phases: Iterable[Phase], profile: Profile, run_id: str) -> None:
     backend = make_backend(profile, os.environ)
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
     out.write(f"\ncluster {profile.name}: nothing is submitted\n")
     for phase in phases:
         directory = run.phase(phase.name)

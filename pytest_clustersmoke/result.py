@@ -216,7 +216,9 @@ class PhaseResult:
         for rank in self.ranks:
             for record in rank.events.named("stage"):
                 seconds = number(record.get("seconds"))
-                if record.get("state") == "end" and seconds is not None:
+                if seconds is None or not math.isfinite(seconds):
+                    continue
+                if record.get("state") == "end":
                     name = str(record.get("name"))
                     longest[name] = max(longest.get(name, 0.0), seconds)
         return longest

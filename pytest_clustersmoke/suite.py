@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import time
 import traceback
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .cluster import Profile, find_config
-from .errors import Problem, UsageProblems
+from .collected import Collected
+from .errors import UsageProblems
 from .interrupts import Interrupts
-from .items import JobFailed, JobItem, PhaseClass, mark_report, phase_class, phase_classes
-from .known import Acknowledgements
+from .items import JobFailed, JobItem, mark_report, phase_class, phase_classes
 from .live.show import Show, say
-from .marker import Marked
-from .phase import Phase, absence, resolve_all
+from .phase import Phase
 from .report.junit import OwnFile, complete
-from .scope import collected, criteria
-from .verdict import Tally
+from .verdict import Tally, words_of
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -37,94 +32,22 @@ if TYPE_CHECKING:
     from .session import Session
 
 
-class Suite:
+class Suite(Collected):
     """One session's phases on one cluster."""
 
     latest = "latest"  # the link to its report
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
-        self.config, self.profile = config, profile
-        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-        self.report_dir = Path(
-            config.getoption("--cluster-report-dir") or config.rootpath / "reports"
-        ).absolute()
+        super().__init__(config, profile)
         self.tally = Tally(profile.require)
-        self.absences: list[str] = []
         self.remarks: list[str] = []  # on the report itself
-        self.phases: dict[str, Phase] = {}
         self.run: RunDir | None = None
         self.session: Session | None = None
         self.show: Show | None = None
-        self._names: dict[PhaseClass, str] = {}
-        self._all: list[pytest.Item] = []
         self._results: dict[str, PhaseResult] = {}
         self._controller: Controller | None = None
         self._interrupts = Interrupts(self._cancel)
-        self._plans_only = bool(
-            config.getoption("--cluster-dry-run") or config.getoption("collectonly")
-        )
         self._junit = OwnFile(config, self.report_path / "junit.xml", self._plans_only)
-
-    @cached_property
-    def known(self) -> Acknowledgements:
-        """Who answers for which failures; a worker knows its run's name only once it is made."""
-        return Acknowledgements.of(self.profile, self.run_id)
-
-    # Collection
-
-    def read(
-        self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
-    ) -> None:
-        """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
-        settings = self.config.getoption("--cluster-set")
-        phases, found = resolve_all(read.values(), self.profile, settings)
-        problems = [*problems, *found]
-        for cls, marked in read.items():
-            self._names[cls] = marked.name
-            if marked.name in phases:
-                cls.add_marker(phases[marked.name].size_mark)
-        self.absences = [
-            absence(marked, self.profile) for marked in read.values() if marked.name not in phases
-        ]
-        self.phases = phases
-        problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
-        if not self.config.getoption("collectonly"):
-            problems += self._preflight(phases.values())
-        self._problems(problems)
-        self._all = list(items)
-        here = [item for item in items if self._runs(item)]
-        self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
-        items[:] = here
-
-    def _preflight(self, phases: Iterable[Phase]) -> list[Problem]:
-        from . import preflight  # not for a collection alone, which is to be quick
-
-        found = preflight.planned(self.profile, phases)
-        if not self._plans_only:
-            found += preflight.problems(self.profile, phases, self.report_dir, os.environ)
-        return found
-
-    def _problems(self, problems: list[Problem]) -> None:
-        if problems:
-            raise pytest.UsageError("\n".join(map(str, problems)))
-
-    def _runs(self, item: pytest.Item) -> bool:
-        cls = phase_class(item)
-        return cls is None or self._names.get(cls) in self.phases
-
-    def pytest_report_collectionfinish(self) -> list[str]:
-        return [*self.absences]
-
-    def header(self) -> list[str]:
-        hardware = self.profile.hardware
-        return [
-            f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
-        ]
-
-    def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
-        """By phase all criteria that there are, and those among the items that are to run."""
-        return collected(self._names, self._all, self.config.args), criteria(self._names, items)
 
     # The run
 
@@ -277,6 +200,8 @@ class Suite:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """With --continue-on-collection-errors the phases run all the same."""
         self.tally.other_failures += report.failed
+        if report.skipped:
+            self.tally.skipped_files.append(f"{report.nodeid} ({words_of(report)})")
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
@@ -286,6 +211,7 @@ class Suite:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is None:
             self._junit.drop()  # nothing ran, so there is no run to report
+            self._no_verdict(session, int(exitstatus))
             return (yield)
         self._interrupts.ending()
         self._judge_run(session, int(exitstatus))
@@ -301,6 +227,13 @@ class Suite:
         finally:
             self._interrupts.release()
         return None
+
+    def _no_verdict(self, session: pytest.Session, exitstatus: int) -> None:
+        """Whoever asked for a cluster shall not take other tests' success for its verdict."""
+        asked = self.config.getoption("--cluster") and not self._plans_only
+        if asked and exitstatus == pytest.ExitCode.OK:
+            say(self.config, f"no phase ran on {self.profile.name}: no verdict")
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
         """Have every job ended, then give the verdict: pytest writes its files with it next."""

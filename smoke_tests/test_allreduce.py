@@ -37,6 +37,9 @@ class Swept(Started, TalkedInsideNodes):
     def test_latency_meets_the_reference(self, phase: PhaseResult) -> None:
         Trained.check_metrics(phase, "latency_us")
 
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        return (*super().judged_metrics(phase), *bandwidth.metric_names(phase), "latency_us")
+
     def test_all_ranks_are_equally_fast(self, phase: PhaseResult) -> None:
         bandwidth.check_spread(phase)
 
@@ -63,3 +66,6 @@ class TestAllReduceOverNodes(Swept, TalkedBetweenNodes):
 
     def test_slowest_pair_meets_the_reference(self, phase: PhaseResult) -> None:
         Trained.check_metrics(phase, "pair_bandwidth_min_gb_per_s")
+
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        return (*super().judged_metrics(phase), "pair_bandwidth_min_gb_per_s")

@@ -30,6 +30,7 @@ class FineTuned(Trained, TalkedInsideNodes):
     """What holds of a LoRA phase beyond what holds of any training."""
 
     proof_args: ClassVar[dict[str, Any]] = SMALL
+    throughput = ("tokens_per_s_per_rank", "steps_per_s")
 
     def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
         assert phase.fact("wrapper") == "DistributedDataParallel"
@@ -68,9 +69,6 @@ class FineTuned(Trained, TalkedInsideNodes):
     def test_metrics_are_written_by_rank_0_alone(self, phase: PhaseResult) -> None:
         writers = phase.facts("metrics_written_by")
         assert writers == {rank: 0 if rank == 0 else None for rank in range(phase.world_size)}
-
-    def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
-        self.check_metrics(phase, "tokens_per_s_per_rank", "steps_per_s")
 
     def test_checkpoint_holds_the_adapter(self, phase: PhaseResult) -> None:
         """fp32 or bf16 adapters: at least 2 bytes for each trainable parameter."""

@@ -225,6 +225,23 @@ def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None
     assert said.status == 2 and "is binary" in said.err
 
 
+def test_garbage_behind_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> None:
+    """A log that was named, or is called as logs are, is searched to its end; what else looks
+    binary below a directory is a checkpoint, whatever words stand in it."""
+    raw = OOM.encode() + bytes(range(256)) * 40
+    torn, model = tmp_path / "torn.out", tmp_path / "model.pt"
+    torn.write_bytes(raw)
+    for word in (torn, tmp_path):
+        said = run("--json", word)
+        assert (said.status, said.err) == (1, "")
+        assert said.json[0]["id"] == "cuda_oom" and said.json[0]["ranks"] == [3]
+    torn.rename(model)
+    said = run("--json", tmp_path)
+    assert (said.status, said.out) == (2, "") and f"{tmp_path} holds no text" in said.err
+    tmp_path.joinpath("job.log").write_text("step 1\n")
+    assert run("--json", tmp_path).json == []
+
+
 def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
     """Control characters of a log, and of its name, never reach the terminal."""
     log = tmp_path / "a\x1b]0;x\x07.log"

@@ -138,3 +138,14 @@ def test_a_plan_under_xdist_is_printed_once(suite: Suite) -> None:
     result = suite.run_apart("-n", "2", "--cluster-dry-run")
     assert len(lines_with(result, "=== small")) == 1
     assert suite.runs() == [] and suite.published() == []
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_plan_is_printed_in_any_encoding(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """What the terminal cannot show is escaped."""
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    suite.phase(args={"say": "and so on\u2026"})
+    result = suite.run_apart("--cluster-dry-run")
+    assert result.ret == 0 and lines_with(result, "\\u2026")

@@ -256,3 +256,11 @@ def test_hostile_events_never_break_the_reading(
             check()
         except (AssertionError, Unmeasured):
             continue
+
+
+def test_seconds_of_a_stage_that_are_no_number_do_not_count(pair: Evidence) -> None:
+    """A stage that says `inf` is as one that says nothing: the record holds numbers."""
+    for rank, seconds in ((0, "inf"), (1, 2.5)):
+        pair.rank(rank, ("stage", {"name": "model", "state": "end", "seconds": seconds}))
+    pair.rank(0, ("stage", {"name": "train", "state": "end", "seconds": "inf"}))
+    assert pair.result().stage_seconds() == {"model": 2.5}

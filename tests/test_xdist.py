@@ -38,7 +38,7 @@ def test_the_same_run_with_workers(three: Suite) -> None:
     alone = three.run_apart("-p", "no:xdist")
     want, verdict = cases(three), three.record()["sentence"]
     spread = three.run_apart("-n", "2")
-    assert cases(three) == want and len(want) == 22
+    assert cases(three) == want and len(want) == 23
     assert spread.ret == alone.ret == 1
     assert spread.outlines[-1] == alone.outlines[-1] == verdict
     assert verdict == "UNFIT: 3 of 3 phases (bad: failed)"

@@ -127,19 +127,32 @@ def _by_watch(result: PhaseResult) -> dict[int, Exit]:
     return found
 
 
+def closed(result: PhaseResult) -> frozenset[int]:
+    """The ranks that torchrun ended since another one had failed."""
+    ranks = _ranks(result)
+    return frozenset(
+        rank
+        for node in result.nodes
+        for _, line in tail_lines(result.directory.torchrun_log(node.node_rank))
+        for pid in _numbers(CLOSED, line)
+        if (rank := ranks.get((node.node_rank, int(pid)))) is not None
+    )
+
+
+def _ranks(result: PhaseResult) -> dict[tuple[object, object], int]:
+    return {(node_of(rank), rank.start.get("pid")): rank.rank for rank in result.ranks}
+
+
 def _by_torchrun(result: PhaseResult) -> dict[int, Exit]:
-    ranks = {(node_of(rank), rank.start.get("pid")): rank.rank for rank in result.ranks}
+    ranks, ended_by_it = _ranks(result), closed(result)
     found: dict[int, Exit] = {}
     for node in result.nodes:
         path = result.directory.torchrun_log(node.node_rank)
         lines = list(tail_lines(path))
-        closed = {pid for _, line in lines for pid in _numbers(CLOSED, line)}
         for number, line in lines:
             match = FAILED.search(line)
-            if match is None or match[2] in closed:
-                continue
-            rank = ranks.get((node.node_rank, int(match[2])))
-            if rank is not None:
+            rank = ranks.get((node.node_rank, int(match[2]))) if match else None
+            if match and rank is not None and rank not in ended_by_it:
                 evidence = Evidence(str(path), number, line)
                 found.setdefault(rank, Exit(int(match[1]), evidence))
     return found

@@ -16,7 +16,7 @@ from ..findings import MAX_TEXT, Evidence, Finding
 from ..rundir import read_json
 from ..telemetry import read_events
 from . import suspects
-from .exits import UNKNOWN, Exit, exits
+from .exits import UNKNOWN, Exit, closed, exits
 from .logged import logged
 from .nodes import NODE_REASONS
 from .timeline import Timeline, node_of
@@ -114,7 +114,7 @@ def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> F
 
 
 def _deaths(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
-    known = exits(result)
+    known, by_torchrun = exits(result), closed(result)
     raised = {node_of(rank) for rank, error in _errors(result) if not _is_echo(error)}
     found = []
     for rank in result.ranks:
@@ -130,11 +130,13 @@ def _deaths(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
         victim = not ended.own if ended is not None and ended.signal else node in raised
         if ended is not None and not ended.signal:
             victim = False
+        victim = victim or (ended is None and rank.rank in by_torchrun)
         words = f"died {ended.code if ended else ''} {rank.rank}"
         found.append(_Failure(rank, time, victim, words, _death(rank, ended)))
     if found and all(one.victim for one in found) and not raised:
         # Nobody else can have ended them, as far as anything tells.
-        found = [replace(one, victim=False) for one in found]
+        free = [one for one in found if one.rank.rank not in by_torchrun] or found
+        found = [replace(one, victim=one not in free) for one in found]
     return found
 
 

@@ -100,7 +100,7 @@ def _of_conf_files(scene: Scene, nodes: Sequence[NodeResult]) -> Iterator[Remark
     holders: dict[tuple[str, str, str], list[str]] = {}
     for node in nodes:
         known = {*of_families(node.facts["variables"]), *scene.launchers}
-        for path, values in conf_files(node).items():
+        for path, values in conf_files(node.facts).items():
             for name, value in values.items():
                 if name not in known:
                     known.add(name)
@@ -117,7 +117,7 @@ def _contradicted(
     """Contradictions on the nodes, each once with the nodes that have it."""
     holders: dict[Remark, list[str]] = {}
     for node in nodes:
-        for remark in contradicted(scene, node_variables(node, result.spec), ""):
+        for remark in contradicted(scene, node_variables(node.facts, result.spec), ""):
             holders.setdefault(remark, []).append(_name(node))
     for remark, names in holders.items():
         source = _listed(names, len(nodes))

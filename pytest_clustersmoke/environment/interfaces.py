@@ -10,7 +10,6 @@ from .names import NAME, of_families, shown
 from .values import integer, selection
 
 if TYPE_CHECKING:
-    from ..evidence import NodeResult
     from ..result import PhaseResult
 
 BY_PREFIX = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
@@ -47,32 +46,36 @@ def unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
     A node whose facts do not tell of interfaces is passed over: nothing is known of it.
     """
     uses_nccl = result.spec.get("device") != "cpu" and not only_gloo(result)
-    apart = _are_apart(result.nodes)
+    apart = are_apart(node.facts for node in result.nodes)
     found = []
     for node in result.nodes:
-        variables = node_variables(node, result.spec)
-        for name, why, there in _misses(node, variables, apart):
+        variables = node_variables(node.facts, result.spec)
+        for name, why, there in misses(node.facts, variables, apart):
             if uses_nccl or not name.startswith("NCCL_"):
-                ours = name in _env_set(result.spec)
-                source = "the profile" if ours else "set on the node"
+                source = source_of(name, result.spec)
                 words = (shown(node.name), name, shown(variables[name]), source, why, there)
                 found.append(Unmatched(*words))
     return found
 
 
-def node_variables(node: NodeResult, spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that this node's ranks saw, NCCL's own files included: NCCL takes from them
+def source_of(name: str, spec: Mapping[str, Any]) -> str:
+    """Who set a variable that a node saw."""
+    return "the profile" if name in _env_set(spec) else "set on the node"
+
+
+def node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that a node's ranks saw, NCCL's own files included: NCCL takes from them
     what the environment does not set. The profile's, where the node did not say."""
-    said = node.facts.get("variables")
+    said = facts.get("variables")
     environ = of_families(said if isinstance(said, dict) else _env_set(spec))
-    for values in conf_files(node).values():
+    for values in conf_files(facts).values():
         environ = {**values, **environ}
     return environ
 
 
-def conf_files(node: NodeResult) -> dict[str, dict[str, str]]:
+def conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """NCCL's configuration files on a node, the one that wins first, and what they set."""
-    files = node.facts.get("nccl_conf")
+    files = facts.get("nccl_conf")
     pairs = files.items() if isinstance(files, dict) else ()
     return {
         shown(path): {
@@ -96,9 +99,9 @@ def only_gloo(result: PhaseResult) -> bool:
     return backends == {"gloo"}
 
 
-def _are_apart(nodes: Iterable[NodeResult]) -> bool:
-    """Whether the nodes are known to have network stacks of their own, each."""
-    stacks = [(one.facts.get("boot_id"), one.facts.get("network_namespace")) for one in nodes]
+def are_apart(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether nodes, by their facts, are known to have network stacks of their own, each."""
+    stacks = [(facts.get("boot_id"), facts.get("network_namespace")) for facts in nodes]
     known = all(isinstance(part, str) for stack in stacks for part in stack)
     return len(stacks) > 1 and known and len(set(stacks)) == len(stacks)
 
@@ -106,11 +109,11 @@ def _are_apart(nodes: Iterable[NodeResult]) -> bool:
 Miss = tuple[str, str, tuple[str, ...]]
 
 
-def _misses(node: NodeResult, variables: Mapping[str, str], apart: bool) -> Iterator[Miss]:
+def misses(facts: Mapping[str, Any], variables: Mapping[str, str], apart: bool) -> Iterator[Miss]:
     """Variable, why it selects nothing, and what there is."""
-    interfaces = node.facts.get("interfaces")
+    interfaces = facts.get("interfaces")
     if isinstance(interfaces, dict):
-        usable = [name for name, entry in interfaces.items() if _has_address(entry)]
+        usable = with_address(interfaces)
         there = tuple(shown(str(name)) for name in interfaces)
         for name in (*BY_PREFIX, BY_NAME):
             value = variables.get(name, "")
@@ -118,7 +121,7 @@ def _misses(node: NodeResult, variables: Mapping[str, str], apart: bool) -> Iter
                 why = _misses_name(name, value, usable, apart)
                 if why:
                     yield name, why, there
-    ports = node.facts.get("rdma_ports")
+    ports = facts.get("rdma_ports")
     value = variables.get(BY_DEVICE, "")
     if isinstance(ports, list) and value and _uses_infiniband(variables):
         known = [port for port in ports if isinstance(port, dict)]
@@ -129,19 +132,27 @@ def _misses(node: NodeResult, variables: Mapping[str, str], apart: bool) -> Iter
 
 
 def _misses_name(name: str, value: str, usable: list[str], apart: bool) -> str:
+    chosen = selected(name, value, usable)
     if name == BY_NAME:
-        wanted = value.split(",")
-        missing = [one for one in wanted if one not in usable]
+        missing = [one for one in value.split(",") if one not in chosen]
         if missing:
             return f"names {shown(', '.join(missing))}, which is not there with an address"
-        chosen = wanted
-    else:
-        chosen = [one for one in usable if selection(value).selects(one)]
-        if not chosen:
-            return "selects no interface with an address"
+    elif not chosen:
+        return "selects no interface with an address"
     if apart and set(chosen) == {LOOPBACK}:
         return "selects only loopback, by which no other machine can be reached"
     return ""
+
+
+def selected(name: str, value: str, usable: Iterable[str]) -> list[str]:
+    """The interfaces that a variable selects: gloo by whole names, NCCL as it reads its lists."""
+    if name == BY_NAME:
+        return [one for one in value.split(",") if one in usable]
+    return [one for one in usable if selection(value).selects(one)]
+
+
+def with_address(interfaces: Mapping[str, Any]) -> list[str]:
+    return [name for name, entry in interfaces.items() if _has_address(entry)]
 
 
 def _has_address(entry: Any) -> bool:

@@ -210,7 +210,7 @@ SETTINGS = (
         "NCCL and gloo are pinned to an interface that no node has",
         "job",
         frozenset({JOB}),
-        findings=("rank-error",),
+        findings=("interface-missing",),
         ranks=2,
         env={"NCCL_SOCKET_IFNAME": "=staged0", "GLOO_SOCKET_IFNAME": "staged0"},
     ),

@@ -95,7 +95,7 @@ def _is_judged(one: PastRecord) -> bool:
 
 
 def _is_finite(one: PastRecord) -> bool:
-    figures = (one["median"], one["mad"], one["warn"], one["fail"])
+    figures = (one["median"], one["mad"], one.get("spread"), one["warn"], one["fail"])
     return all(figure is None or math.isfinite(figure) for figure in figures)
 
 

@@ -70,6 +70,7 @@ def _run(asked: argparse.Namespace) -> int:
             )
             for one in chosen
         ]
+    past = [one for one in past if one.runs]  # somebody may have deleted the rows they need
     if asked.metric is not None:
         _check_metric(asked.metric, past)
     if asked.json:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ..references import show
 from ..telemetry import plain
 from . import changes
-from .past import LEAST, WINDOW, Level, level
+from .past import LEAST, WARN_SPREADS, WINDOW, Level, level
 from .query import Measured, PastRun, PhaseRun, phase_runs, phases_of, setup_ids
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
 NONE = "none"
-TOLD_MADS = 3.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,8 @@ class Comparison:
 
 def compare(connection: Connection, first: PastRun, second: PastRun) -> Comparison:
     """Put two runs side by side. How far metrics must lie apart to be told follows from the good
-    runs of the first one's setup, where there are enough: 3 scaled MADs, and at least 5 %."""
+    runs of the first one's setup, where there are enough: as far as for a warning, and at least
+    5 %."""
     old, new = ({one.phase: one for one in phases_of(connection, run)} for run in (first, second))
     pairs = [
         _pair(connection, name, old.get(name), new.get(name))
@@ -173,7 +173,7 @@ def _metrics(old: PhaseRun, new: PhaseRun, past: list[PhaseRun]) -> Iterable[Pai
 
 def _told(one: Measured, here: Level | None) -> float:
     least = LEAST * abs(one.value)
-    return least if here is None else max(least, TOLD_MADS * here.mad)
+    return least if here is None else max(least, here.off(WARN_SPREADS))
 
 
 def _run(run: PastRun) -> Mapping[str, Any]:

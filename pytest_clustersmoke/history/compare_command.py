@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Puts two runs of the report directory's history.db side by side. A RUN is an id, the beginning of
 one, `latest`, or `previous`, the one before the latest on its cluster. Metrics differ where they
-lie at least 5 % apart, and 3 scaled MADs of the good runs of the past, where there are 8 or more.
+lie at least 5 % apart; where there are 8 good runs or more of the past, as far as a value from
+their median to be warned of.
 """
 EXAMPLES = """\
 examples:

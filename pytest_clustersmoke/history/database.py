@@ -30,7 +30,7 @@ MODE = 0o644  # as all files of a report
 MAX_HOLDER = 500
 # What SQLite says of a database that somebody else is writing.
 _BUSY = ("database is locked", "database table is locked", "locking protocol")
-_DAMAGED = ("not a database", "malformed")
+_DAMAGED = ("not a database", "malformed", "decode")
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
             yield connection
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where its schema is damaged
         raise HistoryUnusable(_words(path, "read", str(error))) from error
 
 
@@ -100,7 +100,7 @@ def write(
                     if not str(error).startswith(_BUSY) or time.monotonic() > give_up:
                         raise
                 time.sleep(random.uniform(0.01, 0.1))
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryUnusable(_words(path, "written", str(error))) from error
     except OSError as error:
         raise HistoryUnusable(_words(path, "written", error.strerror or str(error))) from error
@@ -234,6 +234,7 @@ def _holder(lock: Path) -> str:
 
 
 def _words(path: Path, done: str, why: str) -> str:
+    why = clean.line(why)  # it may quote what stands in the file
     if any(word in why for word in _DAMAGED):
         return (
             f"{path} is damaged, or no database ({why}); it was left as it is; move it away, "

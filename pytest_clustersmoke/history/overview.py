@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..identity import COMPARED
 from ..references import show
 from ..telemetry import plain
 from . import changes
@@ -17,11 +18,10 @@ from .table import moment, sparkline, table
 
 # The metric that stands for a phase, the first that it has.
 HEADLINES = ("busbw_gb_per_s", "steps_per_s")
-_VERSIONS = ("driver", "cuda", "nccl", "torch", "deepspeed")
 CSV = (
     *("cluster", "phase", "run_id", "begun", "outcome", "good", "metric", "value", "unit"),
     *("queue_s", "run_s", "passed", "failed", "skipped", "known", "nodes", "hardware"),
-    *(*_VERSIONS, "shape"),
+    *(*COMPARED, "shape"),
 )
 
 
@@ -80,21 +80,21 @@ def text(past: Sequence[Past]) -> Iterator[str]:
         yield "the history holds no phases"
 
 
-_METRIC = ("metric", "#newest", "unit", "#median", "#off", "#spread", "trend")
+_METRIC = ("metric", "#newest", "unit", "#median", "#off", "#MAD", "trend")
 
 
 def _metric(past: Past, name: str) -> list[str]:
-    """A metric's cells: newest value, unit, median and distance from it, spread, sparkline."""
+    """A metric's cells: newest value, unit, median and distance from it, scaled MAD, sparkline."""
     value, unit = past.newest(name)
     here = past.level(name)
-    off = spread = ""
+    off = mad = ""
     if here is not None and here.median:
-        spread = f"{here.mad / abs(here.median) * 100:.1f} %"
+        mad = f"{here.mad / abs(here.median) * 100:.1f} %"
         if value is not None:
             off = f"{(value - here.median) / abs(here.median) * 100:+.1f} %"
     bars = sparkline(past.values(name), here.median if here else None)
     shown = "-" if value is None else show(value)
-    return [name, shown, unit, show(here.median) if here else "", off, spread, bars]
+    return [name, shown, unit, show(here.median) if here else "", off, mad, bars]
 
 
 def _nights(past: Past) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _cells(run: PhaseRun, name: str) -> list[Any]:
         *(run.queue_s, run.run_s),
         *(results[result] for result in ("passed", "failed", "skipped", "known")),
         *(" ".join(run.nodes), run.setup.hardware),
-        *(getattr(run.setup, version) for version in _VERSIONS),
+        *(getattr(run.setup, version) for version in COMPARED),
         run.setup.shape,
     ]
 

@@ -173,6 +173,7 @@ def _record(here: Level | None, runs: int, higher_is_better: bool, fails: bool) 
         "runs": runs,
         "median": here.median if here else None,
         "mad": here.mad if here else None,
+        "spread": here.spread if here else None,
         "warn": here.median + sign * here.off(WARN_SPREADS) if here else None,
         "fail": here.median + sign * here.off(FAIL_SPREADS) if here and fails else None,
         "text": "",

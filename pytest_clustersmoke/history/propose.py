@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from ..telemetry import METRICS
 from . import words
 
 if TYPE_CHECKING:
+    from sqlite3 import Connection
+
     from .past import Level
     from .query import Group, Measured, PhaseRun
 
@@ -28,7 +31,9 @@ INDENT = "    "  # of a profile's keys
 _PLAIN = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 DESCRIPTION = """\
 Prints YAML for a cluster's `references`, from the good runs of the past: for each phase those with
-the hardware, arguments and versions of its newest good run. Nothing is changed.
+the hardware, arguments and versions of its newest good run; where these are too few, of the newest
+that has enough. Runs that were killed and never reported are reported first; else nothing is
+changed.
 """
 EXAMPLES = """\
 examples:
@@ -50,40 +55,62 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _run(asked: argparse.Namespace) -> int:
-    from .past import WINDOW
-    from .query import groups, phase_runs, setup_ids
+    from .query import groups
 
-    past: list[tuple[Group, list[PhaseRun]]] = []
     with words.history(asked.report_dir) as connection:
-        for one in words.choose(groups(connection), asked.cluster, asked.phase):
-            good = phase_runs(connection, one.cluster, one.phase, good=True, limit=1)
-            if good:
-                same = setup_ids(connection, good[0].setup)
-                good = phase_runs(
-                    connection, one.cluster, one.phase, good=True, setups=same, limit=WINDOW
-                )
-            past.append((one, good))
+        chosen = words.choose(groups(connection), asked.cluster, asked.phase)
+        past = [_past(connection, one) for one in chosen]
     print_lines(lines(asked.cluster, past))
     return 0
 
 
-def lines(cluster: str, past: Sequence[tuple[Group, Sequence[PhaseRun]]]) -> Iterator[str]:
-    """The YAML, as the profile's keys are indented. The runs are good, of one setup, the newest
-    first."""
+@dataclass(frozen=True)
+class Past:
+    """The good runs of one setup of a phase, the newest first; `later` is the phase's newest good
+    run where that is of another setup, of which there are too few."""
+
+    group: Group
+    runs: Sequence[PhaseRun]
+    later: PhaseRun | None = None
+
+
+def _past(connection: Connection, group: Group) -> Past:
+    from .past import MIN_RUNS, WINDOW
+    from .query import newest_setup, phase_runs, setup_ids
+
+    def good(setups: list[int]) -> list[PhaseRun]:
+        of = (connection, group.cluster, group.phase)
+        return phase_runs(*of, good=True, setups=setups, limit=WINDOW)
+
+    newest = phase_runs(connection, group.cluster, group.phase, good=True, limit=1)
+    if not newest:
+        return Past(group, [])
+    runs = good(setup_ids(connection, newest[0].setup))
+    if len(runs) < MIN_RUNS:
+        setup = newest_setup(connection, group.cluster, group.phase, MIN_RUNS)
+        before = [] if setup is None else good([setup])
+        if len(before) >= MIN_RUNS:
+            return Past(group, before, newest[0])
+    return Past(group, runs)
+
+
+def lines(cluster: str, past: Sequence[Past]) -> Iterator[str]:
+    """The YAML, as the profile's keys are indented."""
     from .past import MIN_RUNS
 
     yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history. A bound"
     yield f"{INDENT}# lies {MADS:.0f} scaled MADs from the median, and at least {LEAST_PERCENT} %."
     written: list[str] = []
-    for group, runs in past:
-        if len(runs) < MIN_RUNS:
-            yield f"{INDENT}# left out: {_name(group.phase)}, {_too_few(group, runs)}"
+    for one in past:
+        name = _name(one.group.phase)
+        if len(one.runs) < MIN_RUNS:
+            yield f"{INDENT}# left out: {name}, {_too_few(one.group, one.runs)}"
             continue
-        block = list(_phase(group.phase, runs))
+        block = list(_phase(one))
         if block:
             written += block
         else:
-            yield f"{INDENT}# left out: {_name(group.phase)}, no metric of which can have bounds"
+            yield f"{INDENT}# left out: {name}, no metric of which can have bounds"
     yield f"{INDENT}references:" if written else f"{INDENT}# no phase has enough"
     yield from written
 
@@ -97,10 +124,11 @@ def _too_few(group: Group, runs: Sequence[PhaseRun]) -> str:
     return f"{counted}{newest}{more}; {MIN_RUNS} are needed"
 
 
-def _phase(phase: str, runs: Sequence[PhaseRun]) -> Iterator[str]:
+def _phase(past: Past) -> Iterator[str]:
     """A phase's block; nothing where no metric can have bounds."""
     from .past import level
 
+    runs = past.runs
     source = _source(runs)
     written: list[str] = []
     left_out: list[str] = []
@@ -113,9 +141,23 @@ def _phase(phase: str, runs: Sequence[PhaseRun]) -> Iterator[str]:
             written += _reference(name, newest, here, source)
     if not written:
         return
-    yield f"{INDENT}  {_name(phase)}:  # on {clean.line(runs[0].setup.hardware)}"
-    for line in [*written, *left_out]:
+    yield f"{INDENT}  {_name(past.group.phase)}:  # on {clean.line(runs[0].setup.hardware)}"
+    for line in [*_passed_over(past), *written, *left_out]:
         yield f"{INDENT}    {line}"
+
+
+def _passed_over(past: Past) -> Iterator[str]:
+    """That there are newer runs on something else, and what of it differs."""
+    from . import changes
+    from .past import MIN_RUNS
+    from .table import moment
+
+    if past.later is not None:
+        new = past.later
+        what = changes.setup(past.runs[0], new.setup.hardware, new.setup.shape, new.versions)
+        why = f"; others since: {', '.join(what)}" if what else ""
+        day = moment(new.begun)[:10]
+        yield clean.line(f"# not of the newest good run, {day}: fewer than {MIN_RUNS} like it{why}")
 
 
 def _source(runs: Sequence[PhaseRun]) -> str:
@@ -137,17 +179,17 @@ def _unfit(name: str, newest: Measured, here: Level | None) -> str:
     if here.median <= 0:
         return f"its median is {here.median:g}"
     if newest.higher_is_better and _percent(newest, here) >= 100:
-        return f"too noisy for a bound, {_spread(here)}"
+        return f"too noisy for a bound, {_mad(here)}"
     return ""
 
 
 def _reference(name: str, newest: Measured, here: Level, source: str) -> Iterator[str]:
     """A comment with what was measured, and the reference."""
-    yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_spread(here)}"
+    yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_mad(here)}"
     percent = _percent(newest, here)
     bound = f"lower: -{percent} %" if newest.higher_is_better else f"upper: +{percent} %"
-    words = f"value: {_decimal(_value(here))}, {bound}, unit: {json.dumps(newest.unit)}"
-    yield f"{_name(name)}: {{{words}, source: {json.dumps(source)}}}"
+    words = f"value: {_decimal(_value(here))}, {bound}, unit: {_quoted(newest.unit)}"
+    yield f"{_name(name)}: {{{words}, source: {_quoted(source)}}}"
 
 
 def _value(here: Level) -> float:
@@ -161,14 +203,19 @@ def _percent(newest: Measured, here: Level) -> int:
     return max(LEAST_PERCENT, math.ceil(sign * (edge / _value(here) - 1) * 100))
 
 
-def _spread(here: Level) -> str:
-    return f"spread {here.mad / here.median * 100:.1f} % (scaled MAD)"
+def _mad(here: Level) -> str:
+    return f"scaled MAD {here.mad / here.median * 100:.1f} %"
 
 
 def _name(name: str) -> str:
     """A key of YAML, quoted where it is none by itself."""
     plain = _PLAIN.fullmatch(name) and name.lower() not in ("null", "true", "false")
-    return name if plain else json.dumps(clean.line(name))
+    return name if plain else _quoted(clean.line(name))
+
+
+def _quoted(text: str) -> str:
+    """As YAML reads it, which takes no halves of UTF-16 pairs."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _decimal(value: float) -> str:

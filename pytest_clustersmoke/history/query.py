@@ -1,7 +1,7 @@
 """Rows -> runs of the past, the newest first.
 
-Somebody may have written into the file by hand: what is not of the kind it should be counts as
-missing.
+Somebody may have written into the file by hand, or its index be damaged: what is not of the kind
+it should be counts as missing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def groups(connection: Connection) -> list[Group]:
     rows = connection.execute(
         "SELECT cluster, phase, count(*), sum(good) FROM phases GROUP BY cluster, phase"
     )
-    return [Group(str(row[0]), str(row[1]), int(row[2]), int(row[3])) for row in rows]
+    return [Group(str(row[0]), str(row[1]), int(row[2]), int(row[3] or 0)) for row in rows]
 
 
 def runs(
@@ -124,17 +124,9 @@ def runs(
         (*values, limit),
     )
     return [
-        PastRun(
-            id=int(row[0]),
-            run_id=str(row[1]),
-            cluster=str(row[2]),
-            begun=_number(row[3]) or 0.0,
-            verdict=str(row[4]),
-            selection=str(row[5]),
-            partial=str(row[6]),
-            package_version=str(row[7]),
-        )
-        for row in rows
+        PastRun(int(number), str(run_id), str(of), _number(begun) or 0.0, *map(str, said))
+        for number, run_id, of, begun, *said in rows
+        if number is not None
     ]
 
 
@@ -173,17 +165,28 @@ def setup_ids(connection: Connection, setup: Setup, *, versions: bool = True) ->
     rows = connection.execute(
         f"SELECT id FROM setups WHERE {wanted} ORDER BY id DESC", setup[: len(compared)]
     )
-    return [int(row[0]) for row in rows]
+    return [int(row[0]) for row in rows if row[0] is not None]
+
+
+def newest_setup(connection: Connection, cluster: str, phase: str, least: int) -> int | None:
+    """The setup of the newest good run of those setups with so many good runs."""
+    row = connection.execute(
+        "SELECT setup FROM phases WHERE cluster = ? AND phase = ? AND good = 1 GROUP BY setup "
+        "HAVING count(*) >= ? ORDER BY max(begun) DESC LIMIT 1",
+        (cluster, phase, least),
+    ).fetchone()
+    return None if row is None or row[0] is None else int(row[0])
 
 
 def _phase_runs(
     connection: Connection, wanted: str, values: list[Any], order: str, limit: int
 ) -> list[PhaseRun]:
-    rows = connection.execute(
+    found = connection.execute(
         f"SELECT {_PHASE} FROM phases p JOIN runs r ON r.id = p.run JOIN setups s ON "
         f"s.id = p.setup WHERE {wanted} ORDER BY {order} LIMIT ?",
         (*values, limit),
-    ).fetchall()
+    )
+    rows = [row for row in found if row[0] is not None]
     metrics = _metrics(connection, [int(row[0]) for row in rows])
     return [_phase_run(row, metrics.get(int(row[0]), {})) for row in rows]
 

@@ -40,31 +40,66 @@ class Setup(NamedTuple):
         return cls(text(hardware), text(shape, MAX_SHAPE), *compared)
 
 
-def add(record: RunRecord, report_dir: Path) -> None:
+# What a phase must not lack to be good; these two come of good runs.
+_OF_THE_PAST = ("history", "references")
+
+
+def add(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
     """Store a run, in place of what was stored of it before. Raises HistoryUnusable.
 
-    What was staged says nothing of the cluster: such runs and phases are not stored.
+    What was staged says nothing of the cluster: such runs and phases are not stored. Without
+    `judged` it was not put beside the past, and so is not good.
     """
     phases = [phase for phase in record["phases"] if not phase.get("fault")]
     if "proof" in record or (record["phases"] and not phases):
         return
     ended = not (record["interrupted"] or record["partial"])
     patience_s = database.PATIENCE_S if ended else database.HURRIED_S
-    database.write(report_dir, lambda connection: _store(connection, record, phases), patience_s)
+    goods = {phase["phase"]: judged and is_good(phase, record) for phase in phases}
+    database.write(
+        report_dir, lambda connection: _store(connection, record, phases, goods), patience_s
+    )
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
-    """Whether later runs may be measured against it: it passed, all its criteria were judged and
-    none failed (nor fails with somebody's leave), no metric is a failure beside the past (which
-    need not fail a criterion), and all is known of the run."""
+    """Whether later runs may be measured against it: it passed, all its criteria were heard, what
+    is required was measured, no criterion failed (nor fails with somebody's leave), no metric
+    misses its reference or is worse than the past (which need not fail a criterion), and all is
+    known of the run."""
     bad = any(one["result"] in ("failed", "known") for one in phase["criteria"].values())
-    past = (one["past"] for one in phase["metrics"].values())
-    worse = any(one is not None and one["status"] == "fail" for one in past)
-    whole = phase["all_criteria"] and not run["partial"]
+    worse = any(map(_is_worse, phase["metrics"].values()))
+    whole = phase["all_criteria"] and not (run["partial"] or _lacks(phase["phase"], run))
     return phase["outcome"] == "passed" and whole and not (bad or phase["known"] or worse)
 
 
-def _store(connection: Connection, record: RunRecord, phases: Iterable[PhaseRecord]) -> None:
+def _is_worse(metric: MetricRecord) -> bool:
+    """It misses its reference, or lies beyond the past's bounds: where it may fail, a warning is
+    enough, else the median would follow a slow loss."""
+    past = metric["past"]
+    if metric["met"] is False:
+        return True
+    if past is None or past["status"] not in ("fail", "warn"):
+        return False
+    return past["status"] == "fail" or past["fail"] is not None
+
+
+def _lacks(phase: str, run: RunRecord) -> bool:
+    """Whether something that is required of a phase was not measured."""
+    begins = {
+        f"{phase}: {words}"
+        for kind in _OF_THE_PAST
+        for words in (f"{kind} not measured", f"no criterion judged {kind}")
+    }
+    lacking = (one for one in run["not_measured"] if one.startswith(f"{phase}: "))
+    return any(one not in begins for one in lacking)
+
+
+def _store(
+    connection: Connection,
+    record: RunRecord,
+    phases: Iterable[PhaseRecord],
+    goods: Mapping[str, bool],
+) -> None:
     connection.execute("DELETE FROM runs WHERE run_id = ?", (record["run_id"],))
     hardware = record["hardware"]
     row = {
@@ -85,11 +120,15 @@ def _store(connection: Connection, record: RunRecord, phases: Iterable[PhaseReco
         "interconnect": text(hardware["interconnect"]),
     }
     run = insert(connection, "runs", row)
+    # Of a run that was deleted by hand the phases stay, and its number is given again.
+    connection.execute("DELETE FROM phases WHERE run = ?", (run,))
     for phase in phases:
-        _store_phase(connection, record, run, phase)
+        _store_phase(connection, record, run, phase, goods[phase["phase"]])
 
 
-def _store_phase(connection: Connection, record: RunRecord, run: int, phase: PhaseRecord) -> None:
+def _store_phase(
+    connection: Connection, record: RunRecord, run: int, phase: PhaseRecord, good: bool
+) -> None:
     criteria = {text(name): one["result"] for name, one in phase["criteria"].items()}
     counts = Counter(criteria.values())
     versions = {text(name): text(value) for name, value in phase["versions"].items()}
@@ -103,7 +142,7 @@ def _store_phase(connection: Connection, record: RunRecord, run: int, phase: Pha
         "setup": setup_id(
             connection, Setup.of(phase["hardware"], phase["shape"], phase["versions"])
         ),
-        "good": int(is_good(phase, record)),
+        "good": int(good),
         "outcome": phase["outcome"],
         "reason": text(phase["reason"]),
         "finding": text(causes[0]) if causes else "",
@@ -118,6 +157,7 @@ def _store_phase(connection: Connection, record: RunRecord, run: int, phase: Pha
         "criteria": json.dumps(dict(list(criteria.items())[:MAX_NAMES]), sort_keys=True),
     }
     number = insert(connection, "phases", row)
+    connection.execute("DELETE FROM metrics WHERE phase = ?", (number,))
     rows = [_metric(number, name, one) for name, one in phase["metrics"].items()]
     connection.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?)", rows)
 
@@ -134,7 +174,11 @@ def setup_id(connection: Connection, setup: Setup) -> int:
         f"SELECT id FROM setups WHERE {' AND '.join(f'{name} = :{name}' for name in values)}",
         values,
     ).fetchone()
-    return int(found[0]) if found else insert(connection, "setups", values)
+    if found:
+        return int(found[0])
+    number = insert(connection, "setups", values)
+    connection.execute("DELETE FROM phases WHERE setup = ?", (number,))  # as of runs
+    return number
 
 
 def insert(connection: Connection, table: str, row: Mapping[str, Any]) -> int:

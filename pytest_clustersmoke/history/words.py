@@ -37,8 +37,8 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def history(report_dir: Path) -> Iterator[Connection]:
-    """The history there, runs that were killed and never reported among it. Raises UsageProblems
-    where there is none that can be read."""
+    """The history there; runs that were killed and never reported are reported first, which stores
+    them. Raises UsageProblems where there is none that can be read."""
     from ..report.recover import recover
 
     for line in recover(report_dir, os.environ):
@@ -91,6 +91,7 @@ def one_of(names: Sequence[str]) -> str:
 def run_of(connection: Connection, word: str, cluster: str | None) -> query.PastRun:
     """The run that a word means: an id, the beginning of one, `latest`, or `previous`, which is
     the one before it on its cluster. Raises UsageProblems."""
+    word = clean.line(word)
     if word in (LATEST, PREVIOUS):
         found = query.runs(connection, cluster=cluster, limit=1)
         if found and word == PREVIOUS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..subcommand import add
 
 if TYPE_CHECKING:
+    from ..errors import Problem
     from .draft import Draft, Wishes
 
 DESCRIPTION = """\
@@ -69,9 +70,8 @@ def _run(words: argparse.Namespace) -> int:
     from .write import write
 
     directory = words.directory.absolute()
-    shared = words.shared_dir.expanduser().absolute() if words.shared_dir else None
-    wishes = Wishes(directory, words.cluster, words.partition, shared)
-    draft = _draft(wishes)
+    shared, problems = _home_told(words.shared_dir)
+    draft = _draft(Wishes(directory, words.cluster, words.partition, shared), problems)
     own_ini = not suite.has_settings(directory)
     files = suite.files()
     if own_ini:
@@ -83,7 +83,20 @@ def _run(words: argparse.Namespace) -> int:
     return 0
 
 
-def _draft(wishes: Wishes) -> Draft:
+def _home_told(path: Path | None) -> tuple[Path | None, list[Problem]]:
+    """The absolute path that is meant, `~` and `~user` read; what is wrong with it."""
+    from ..errors import Problem
+
+    if path is None:
+        return None, []
+    try:
+        return path.expanduser().absolute(), []
+    except RuntimeError:
+        what = f"there is no home directory `{path.parts[0]}`"
+        return None, [Problem(what, "--shared-dir", "a path whose `~` is that of a user here")]
+
+
+def _draft(wishes: Wishes, problems: list[Problem]) -> Draft:
     """What is to be written. Raises UsageProblems with all that is wrong with what was asked."""
     from ..errors import Problem, UsageProblems
     from ..rundir import check_path
@@ -91,7 +104,7 @@ def _draft(wishes: Wishes) -> Draft:
     from .ask import NoSlurm, ask
     from .pick import pick
 
-    problems = check_path(wishes.directory, "DIRECTORY", "choose another")
+    problems += check_path(wishes.directory, "DIRECTORY", "choose another")
     if wishes.shared_dir is not None:
         problems += check_path(wishes.shared_dir, "--shared-dir", "choose another")
     if wishes.name is not None and not NAME.fullmatch(wishes.name):

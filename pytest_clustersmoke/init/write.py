@@ -41,7 +41,11 @@ def write(directory: Path, files: Files, force: bool, check: Callable[[Path], No
             directory.parent.mkdir(parents=True, exist_ok=True)
             staged.rename(directory)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+        except KeyboardInterrupt:  # no second one comes (cli.py)
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
     return list(new)
 
 

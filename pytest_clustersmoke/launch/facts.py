@@ -40,6 +40,7 @@ PACKAGES = (
 NCCL_CONF = "/etc/nccl.conf"
 MAX_CONF_BYTES = 64 * 2**10
 DEV_SHM = "/dev/shm"
+NETWORK = Path("/sys/class/net")
 # linux/capability.h: with it the limit on locked memory does not count.
 CAP_IPC_LOCK = 14
 
@@ -106,11 +107,17 @@ def _interfaces() -> dict[str, dict[str, Any]]:
         name: {
             "up": name in states and states[name].isup,
             "speed_mbit": states[name].speed if name in states else None,
+            "physical": _is_physical(name),
             "ipv4": [one.address for one in entries if one.family == socket.AF_INET],
             "ipv6": [one.address for one in entries if one.family == socket.AF_INET6],
         }
         for name, entries in addresses.items()
     }
+
+
+def _is_physical(name: str) -> bool:
+    """Whether an interface is an adapter, or a bond of some; bridges and tunnels come and go."""
+    return any((NETWORK / name / kind).exists() for kind in ("device", "bonding"))
 
 
 def _rdma_ports() -> list[dict[str, str | None]]:

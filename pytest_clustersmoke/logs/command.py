@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,9 +41,7 @@ def opened(path: Path | None, progress: Progress) -> Iterator[BinaryIO]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print what was found. A log may hold any character; the terminal's encoding may not."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """Print what was found."""
     for line in lines:
         print(line)
     sys.stdout.flush()

@@ -262,11 +262,21 @@ def _clean(text: bytes) -> bytes:
 
 def refuse_what_is_no_text(chunk: bytes, name: str) -> None:
     """What is no text as it stands would be read as a log without edges: raise Unreadable."""
+    refuse_other_encodings(chunk, name)
+    refuse_what_is_binary(chunk, name)
+
+
+def refuse_other_encodings(chunk: bytes, name: str) -> None:
+    """Text that a tool can make readable."""
     if chunk[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise Unreadable(f"{name} is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
     for magic, tool in COMPRESSED.items():
         if chunk.startswith(magic):
             raise Unreadable(f"{name} is compressed; expected text ({tool} FILE | … -)")
+
+
+def refuse_what_is_binary(chunk: bytes, name: str) -> None:
+    """What begins as no text does, and not as a log of NCCL's that was damaged."""
     # A file system that lost a node leaves a hole of zeros where its log began.
     text = chunk.lstrip(b"\0")
     if (not text or b"\0" in text[:WINDOW_BYTES]) and b"NCCL" not in chunk:

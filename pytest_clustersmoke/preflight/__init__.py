@@ -12,6 +12,7 @@ disk.py        room for what the phases write
 Findings, what the scheduler says, asked once for all phases when the run starts:
 
 check.py       the questions, and all that keeps a phase from running
+ahead.py       the same beside usage errors, in their words
 records.py     Slurm's answers as plain records
 judge.py       a phase against partitions and nodes
 rights.py      a phase against accounts, QOS and their limits
@@ -28,13 +29,14 @@ from typing import TYPE_CHECKING
 from .. import environment
 from ..errors import Problem
 from . import deepspeed, disk, launchers, precision, shared
+from .ahead import refusals
 from .way import Start, prepare, scheduler_environ, unusable
 
 if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase import Phase
 
-__all__ = ["Start", "planned", "prepare", "problems", "remarks", "scheduler_environ"]
+__all__ = ["Start", "planned", "prepare", "problems", "refusals", "remarks", "scheduler_environ"]
 
 
 def remarks(profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]) -> list[str]:

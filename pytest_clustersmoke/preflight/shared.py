@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Problem
-from .mounts import LOCAL_DISK, PRIVATE, Mount, exported, mount_of, read_mounts
+from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, exported, mount_of, read_mounts
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -25,15 +25,28 @@ OUTPUTS = re.compile(
     r"resume_from(_checkpoint)?"
 )
 ANSWER_S = 5.0
+ROOT = Path("/")
+# What a system's image brings, each node's own as well as this machine's.
+OF_THE_IMAGE = tuple(map(Path, ("/bin", "/lib", "/lib64", "/opt", "/sbin", "/usr")))
 
 
 class Place(NamedTuple):
-    """A path of which nodes must see the same, and where it was written."""
+    """A path of which nodes must see the same, and where it was written.
+
+    `folder`: where it lies; a link lies elsewhere than what it leads to. `installed`: the root file
+    system may have it of a system's image, which a node's may be, too.
+    """
 
     what: str
     path: Path
     where: str
     todo: str
+    folder: Path
+    installed: bool = False
+
+    def is_private(self, mount: Mount) -> bool:
+        """Whether no node can see it, where it lies on this mount."""
+        return mount.kind in PRIVATE and not (self.installed and mount.point == ROOT)
 
 
 def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
@@ -85,13 +98,27 @@ def _outputs(phase: Phase, local: str) -> Iterator[Problem]:
 
 def places(profile: Profile, phases: Iterable[Phase]) -> list[Place]:
     """The paths that every node must see as this machine does."""
-    where = profile.where("shared_dir")
-    found = [Place("the run directory", profile.shared_dir, where, "set `shared_dir` to one")]
+    where, shared = profile.where("shared_dir"), profile.shared_dir
+    found = [Place("the run directory", shared, where, "set `shared_dir` to one", shared)]
     scripts = {phase.script: phase for phase in phases}
     for script, phase in scripts.items():
         what = f"the script of phase `{phase.name}`"
-        found.append(Place(what, script, phase.where, "move the suite to one"))
-    return found
+        found.append(Place(what, script, phase.where, "move the suite to one", script))
+    return [*found, *_interpreters(profile)]
+
+
+def _interpreters(profile: Profile) -> Iterator[Place]:
+    """The interpreter, and what it is a link to: both have to be there on every node."""
+    python = _interpreter(profile)
+    if python is None or not exists(python):
+        return
+    todo = "make the environment on one, and name its `python`"
+    others = (*OF_THE_IMAGE, *map(Path, profile.node_local))  # of these it is told by itself
+    by_folder = {path.parent: path for path in (python.resolve(), python)}
+    for folder, path in reversed(by_folder.items()):
+        what = "the interpreter" if path == python else "what the interpreter is a link to"
+        if not any(path.is_relative_to(one) for one in others):
+            yield Place(what, path, profile.where("python"), todo, folder, installed=True)
 
 
 def unshared(
@@ -104,7 +131,7 @@ def unshared(
     bad = [
         (place, mount)
         for place in places(profile, phases)
-        if (mount := mount_of(place.path, mounts)) and mount.kind in PRIVATE
+        if (mount := mount_of(place.folder, mounts)) and place.is_private(mount)
     ]
     if not bad or _one_machine(profile, environ):
         return []
@@ -129,12 +156,14 @@ def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -
     mounts = read_mounts()
     by_mount: dict[Mount, list[Place]] = {}
     for place in places(profile, phases):
-        mount = mount_of(place.path, mounts)
-        if mount is not None and mount.kind in LOCAL_DISK and not exported(place.path):
+        mount = mount_of(place.folder, mounts)
+        if mount is None or place.is_private(mount):  # that was told as an error
+            continue
+        if mount.kind in LOCAL_DISK | PRIVATE and not exported(place.folder):
             by_mount.setdefault(mount, []).append(place)
     return [
         f"{' and '.join(f'{one.what} ({one.path}, {one.where})' for one in told[:3])} "
-        f"{'lies' if len(told) == 1 else 'lie'} on {mount.point}, a disk of this machine "
+        f"{'lies' if len(told) == 1 else 'lie'} on {mount.point}, a file system of this machine "
         f"({mount.kind} on {mount.source}): nodes see it only if it is exported to them"
         for mount, told in by_mount.items()
     ]

@@ -21,6 +21,7 @@ STARTS = re.compile(
 NO_ANSWER = re.compile(
     r"unable to contact|timed out|temporarily|zero bytes|connection (refused|reset)|"
     r"communication connection|authentication|credential|try again|not responding|"
+    r"could not establish a configuration source|"
     r"requested nodes are busy|requested reservation is in use",
     re.I,
 )

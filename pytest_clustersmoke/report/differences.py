@@ -31,7 +31,7 @@ UNKNOWN = "not told"
 def differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
     """Every fact that is not the same on all nodes, with the nodes of each value; the value that
     most nodes have first. A node that told no facts at all differs in nothing."""
-    told = {node["node"]: dict(_facts(node["facts"])) for node in nodes if node["facts"]}
+    told = {node["node"]: dict(facts_of(node["facts"])) for node in nodes if node["facts"]}
     names = sorted({name for facts in told.values() for name in facts})
     found: list[DifferenceRecord] = []
     for name in names:
@@ -46,7 +46,8 @@ def differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
     return found
 
 
-def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def facts_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts in which nodes of one kind are alike; those of a wrong type are left out."""
     for name in PLAIN:
         if facts.get(name) is not None:
             yield name, _word(facts[name])

@@ -9,7 +9,7 @@ GITHUB_STEP_SUMMARY, where GitHub Actions names one: the summary is appended to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -26,9 +26,14 @@ MAX_ERROR = 500
 
 
 def write_all(
-    record: RunRecord, target: Path, report_dir: Path, environ: Mapping[str, str]
+    record: RunRecord,
+    target: Path,
+    report_dir: Path,
+    environ: Mapping[str, str],
+    coming: Container[str] = (),
 ) -> list[str]:
     """Write the report of a run into `target`; returns in words what could not be written.
+    `coming` is what will be copied there next, by its name in it.
 
     Raises OSError where report.json cannot be written. Nothing else that goes wrong here may cost
     the run its verdict, so each of the other files is a remark at the worst.
@@ -37,7 +42,7 @@ def write_all(
     collected = collected_at(record, report_dir)
     parts: list[tuple[str, Callable[[], None]]] = [
         ("metrics.prom", lambda: _metrics(record, target / "metrics.prom")),
-        ("index.html", lambda: _page(record, target / "index.html")),
+        ("index.html", lambda: _page(record, target / "index.html", coming)),
         ("GitHub's step summary", lambda: _step_summary(record, environ)),
     ]
     if collected is not None:
@@ -70,10 +75,13 @@ def _metrics(record: RunRecord, path: Path) -> None:
     write_whole(path, exposition(record), mode=MODE)
 
 
-def _page(record: RunRecord, path: Path) -> None:
+def _page(record: RunRecord, path: Path, coming: Container[str]) -> None:
     from .page import page
 
-    write_whole(path, page(record), mode=MODE)
+    def there(name: str) -> bool:
+        return name in coming or (path.parent / name).exists()
+
+    write_whole(path, page(record, there), mode=MODE)
 
 
 def _step_summary(record: RunRecord, environ: Mapping[str, str]) -> None:

@@ -104,8 +104,7 @@ def _found(phase: PhaseRecord) -> Iterator[str]:
 
 def _finding(one: FindingRecord) -> Iterator[str]:
     names = [*one["hosts"], *(f"rank {rank}" for rank in one["ranks"])]
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    where = f" ({inline(', '.join(names[:MAX_NAMES]))}{more})" if names else ""
+    where = f" ({inline(_some(names))})" if names else ""
     kind = "Finding" if one["severity"] == "failure" else "Warning"
     yield f"{kind} {code(one['id'])}: **{inline(one['cause'][:MAX_WORDS])}**{where}"
     yield f"Next: {inline(one['fix'][:MAX_WORDS])}"

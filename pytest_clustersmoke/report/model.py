@@ -66,6 +66,7 @@ class PastRecord(TypedDict):
     runs: int
     median: float | None
     mad: float | None  # scaled to a standard deviation
+    spread: NotRequired[float | None]  # in which the bounds are told
     warn: float | None  # the value from which on it warns, and from which on it fails
     fail: float | None  # null also where it only warns
     text: str
@@ -176,7 +177,7 @@ class TrendRecord(TypedDict):
 
     run_ids: list[str]
     begun: list[float]
-    good: list[bool]  # it passed, all criteria were judged, nothing failed or is known
+    good: list[bool]  # later runs are measured against it; docs/history.md says which are
     same: list[bool]  # on the hardware and versions of this run
     metrics: dict[str, list[Number | None]]  # one value for each run
 

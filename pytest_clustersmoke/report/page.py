@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,12 @@ MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
 
 
-def page(record: RunRecord) -> str:
-    """The page of a record, which is taken as hostile text throughout."""
+def page(record: RunRecord, there: Callable[[str], bool] = lambda name: True) -> str:
+    """The page of a record, which is taken as hostile text throughout.
+
+    `there` tells whether a file lies beside the page under this name, or will: others are named
+    without a link.
+    """
     cleaned = _clean(record)
     held = view(cleaned)
     facts, facts_left = all_facts(held.nodes, cleaned["differences"])
@@ -52,6 +56,7 @@ def page(record: RunRecord) -> str:
             styles=(HERE / "page.css").read_text(encoding="utf-8"),
             policy=_policy(scripts),
             percentiles=PERCENTILES,
+            evidence_link=partial(evidence_link, there),
         )
     )
 
@@ -92,7 +97,6 @@ def _environment() -> jinja2.Environment:
         "fact": fact_words,
         "spread": spread_cells,
     }
-    made.globals["evidence_link"] = evidence_link
     return made
 
 

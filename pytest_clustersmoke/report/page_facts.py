@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..references import show
+from .differences import UNKNOWN, facts_of
 
 if TYPE_CHECKING:
     from .model import DifferenceRecord, FactsRecord
@@ -20,7 +21,6 @@ MAX_COLUMNS = 16
 MAX_WORDS = 200
 MAX_NAMES = 8
 MAX_FACTS = 400
-UNKNOWN = "not told"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NodeTable:
 def node_table(nodes: list[FactsRecord], differences: list[DifferenceRecord]) -> NodeTable:
     """Each node's cells: what every such table has, and the facts in which nodes differ."""
     by_fact = {one["fact"]: one["values"] for one in differences}
-    told = {node["node"]: dict(_named(node["facts"])) for node in nodes}
+    told = {node["node"]: dict(facts_of(node["facts"])) for node in nodes}
     columns = [name for name in COLUMNS if any(name in facts for facts in told.values())]
     unlike = [name for name in by_fact if name not in columns]
     columns += unlike[:MAX_COLUMNS]
@@ -68,21 +68,6 @@ def _cell(
         if node in nodes:
             return Cell(value, place > 0)
     return Cell(facts.get(name, UNKNOWN), False)
-
-
-def _named(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts of COLUMNS."""
-    gpus = [one for one in facts.get("gpus") or [] if isinstance(one, dict)]
-    if gpus:
-        yield "GPUs", str(len(gpus))
-        yield "GPU", ", ".join(sorted({_word(one.get("name")) for one in gpus}))
-        yield "driver", ", ".join(sorted({_word(one.get("driver_version")) for one in gpus}))
-    packages = facts.get("packages")
-    if isinstance(packages, dict) and packages.get("torch"):
-        yield "package torch", _word(packages["torch"])
-    for name in ("kernel", "python", "memory_bytes"):
-        if facts.get(name) is not None:
-            yield name, _word(facts[name])
 
 
 def all_facts(

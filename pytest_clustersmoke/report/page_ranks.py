@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..nccl.remarks import ranges
+
 if TYPE_CHECKING:
     from .model import GroupRecord, LinkRecord, Number, PhaseRecord, RankRecord, Spread
 
@@ -31,7 +33,6 @@ class NodeRanks:
     place: int | None
     node: str
     ranks: str
-    count: int
     undone: str
     behind: str
     steps: int  # the fewest
@@ -183,7 +184,6 @@ def _node(place: int | None, ranks: list[RankRecord]) -> NodeRanks:
         place=place,
         node=ranks[0]["node"] if place is not None else "not known",
         ranks=ranges(one["rank"] for one in ranks),
-        count=len(ranks),
         undone=ranges(one["rank"] for one in ranks if not one["done"]),
         behind=ranges(one["rank"] for one in ranks if one["behind"]),
         steps=min(one["steps"] for one in ranks),
@@ -213,14 +213,3 @@ def _range(spreads: Iterable[Spread | None]) -> Spread | None:
         "p75": statistics.median(one["p75"] for one in told),
         "p95": max(one["p95"] for one in told),
     }
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """`0-7, 9`"""
-    runs: list[list[int]] = []
-    for one in sorted(numbers):
-        if runs and one == runs[-1][1] + 1:
-            runs[-1][1] = one
-        else:
-            runs.append([one, one])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from .page_ranks import links_view, ranks_view
 from .standout import stands_out
@@ -64,7 +64,6 @@ class View:
 
     stands_out: list[Group]
     phases: list[PhaseView]
-    anchors: dict[str, str]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
     nodes: list[FactsRecord]
 
@@ -76,7 +75,7 @@ def view(record: RunRecord) -> View:
     places = {item.where for group in standing for item in group.items}
     phases = [_phase(one, anchors, places) for one in record["phases"]]
     nodes = sorted(record["nodes"], key=lambda node: _natural(node["node"]))
-    return View(standing, phases, anchors, _versions(record["phases"]), nodes)
+    return View(standing, phases, _versions(record["phases"]), nodes)
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
@@ -134,15 +133,15 @@ def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """node2 before node10."""
-    parts = re.split(r"(\d+)", name)
+    parts = re.split(r"(\d{1,18})", name)  # Python reads no number of thousands of digits
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def evidence_link(folder: str, file: str) -> str:
-    """The page's link to a file of a phase's evidence; empty for one that lies elsewhere."""
+def evidence_link(there: Callable[[str], bool], folder: str, file: str) -> str:
+    """The page's link to a file of the evidence; empty for one that lies elsewhere, or nowhere."""
     if file.startswith("/") or ".." in file.split("/") or not file:
         return ""
-    return folder + quote(file)
+    return folder + quote(file) if there(unquote(folder) + file) else ""
 
 
 def utc(seconds: float | None) -> str:

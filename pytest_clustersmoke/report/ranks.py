@@ -60,6 +60,8 @@ def _spread(record: dict[str, Any], name: str) -> Spread | None:
     if len(values) < FEWEST_STEPS:
         return None
     cuts = statistics.quantiles(values, n=20, method="inclusive")
+    if not all(map(math.isfinite, cuts)):  # steps of 1e308 s overflow
+        return None
     return {"p5": cuts[0], "p25": cuts[4], "p50": cuts[9], "p75": cuts[14], "p95": cuts[18]}
 
 

@@ -48,8 +48,10 @@ def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[Group]:
         return list(_group("gates", "Gates not proven", "bad", _gates(record)))
     phases = [(phase, anchors[phase["phase"]]) for phase in record["phases"]]
     tone: Literal["bad", "warn"] = "warn" if _only_warns(record) else "bad"
+    failed = [phase for phase, _ in phases if phase["outcome"] != "passed"]
+    jobs: Literal["bad", "warn"] = "warn" if all(one["known"] for one in failed) else "bad"
     return [
-        *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
+        *_group("jobs", "Failed job", jobs, _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
         *_group("metrics", "Off its reference or past", tone, _each(_metrics, phases)),
@@ -80,7 +82,8 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     what = primary[0]["cause"] if primary else phase["reason"] or "no reason was told"
     hosts = f" on {listed(primary[0]['hosts'])}" if primary and primary[0]["hosts"] else ""
     target = f"{anchor}-findings" if phase["findings"] else anchor
-    yield Item(what, f"{words(phase['outcome'])}{hosts}", phase["phase"], target)
+    known = f", known until {phase['known']['until']}" if phase["known"] else ""
+    yield Item(what, f"{words(phase['outcome'])}{hosts}{known}", phase["phase"], target)
 
 
 def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Item]:

@@ -25,7 +25,7 @@ from .pieces import (
     plain,
     time_at,
 )
-from .unknown import LAST, STARTS, Unknown, Unmatched, last_words
+from .unknown import LAST, STARTS, TRACEBACK, Unknown, Unmatched, last_words
 
 CHUNK_BYTES = 2**18
 # What must be there behind a word: the lines that a signature spans, the traceback above an
@@ -36,6 +36,7 @@ MAX_COUNTED = 1000
 MAX_KEPT, MAX_PLACES = 5, 256
 # So many lines may tell of the end behind a log's last words.
 MAX_LAST_LINES = 20
+RAISED = TRACEBACK.encode()
 # What Python says above a traceback as it ends, where an object could not be tidied up.
 IGNORED = b"Exception ignored in"
 
@@ -99,25 +100,40 @@ class Search:
         self._tried: Counter[str] = Counter()
 
     def stream(
-        self, stream: BinaryIO, name: str, host: str = "", rank: int | None = None, line: int = 1
+        self,
+        stream: BinaryIO,
+        name: str,
+        host: str = "",
+        rank: int | None = None,
+        line: int = 1,
+        *,
+        insist: bool = True,
     ) -> None:
         """Search a stream to its end. `host` and `rank` are its writer's, where that is certain;
-        `line` is the number of its first line.
+        `line` is the number of its first line. `insist`: a log may hold garbage, so what looks
+        binary is searched all the same, and is called so where nothing was found in it.
 
         Raises reader.Unreadable where it is no text.
         """
-        from ..nccl.reader import refuse_what_is_no_text
+        from ..nccl.reader import Unreadable, refuse_other_encodings, refuse_what_is_binary
 
         self._file, self._host, self._rank = name, host, rank
         self._index += 1
         self._counted.clear()
         self._tried.clear()
+        doubt: Unreadable | None = None
         # Words before `since` were found, and lines before `looked` were looked at.
         buffer, since, looked, first = b"", 0, 0, True
         while chunk := stream.read(CHUNK_BYTES):
             if first:
-                refuse_what_is_no_text(chunk, name)
                 first = False
+                refuse_other_encodings(chunk, name)
+                try:
+                    refuse_what_is_binary(chunk, name)
+                except Unreadable as error:
+                    if not insist:
+                        raise
+                    doubt = error
             buffer += chunk
             limit = len(buffer) - AHEAD_BYTES
             if limit > since:
@@ -126,7 +142,14 @@ class Search:
                 line += buffer.count(b"\n", 0, cut)
                 buffer, since, looked = buffer[cut:], max(limit, looked) - cut, looked - cut
         self._scan(buffer, line, since, looked, len(buffer))
+        if doubt is not None and not self._found_here():
+            raise doubt
         self._last_line(buffer, line)
+
+    def _found_here(self) -> bool:
+        """Whether the input that is being read said anything."""
+        unknown = any(line.source == self._index for _, line, _, _ in self.unknown.errors)
+        return unknown or any(self._counted[name] for name in self.matches)
 
     # -- Lines -------------------------------------------------------------------------------------
 
@@ -151,6 +174,9 @@ class Search:
 
     def _tired(self, word: bytes) -> bool:
         """Whether all that a word leads to was found so often that more of it tells nothing."""
+        # Of the other words that an error begins with, a signature's may begin with a part.
+        if word == RAISED and self.unknown.has_enough(self._index, TRACEBACK):
+            return True
         entries = self._entries.get(word, [])
         return bool(entries) and all(
             max(self._counted[signature.id], self._tried[signature.id]) >= MAX_COUNTED

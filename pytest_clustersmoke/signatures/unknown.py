@@ -77,7 +77,11 @@ class Unknown:
     def wants(self, index: int, text: str) -> bool:
         """Whether an error that begins with this line may tell more than those there are."""
         self._looks[index] += 1
-        return self._looks[index] <= MAX_LOOKS and (index, _kind(text)) not in self._had
+        return not self.has_enough(index, text)
+
+    def has_enough(self, index: int, text: str) -> bool:
+        """Whether an error of this text's kind was found there, or looked for often enough."""
+        return self._looks[index] > MAX_LOOKS or (index, _kind(text)) in self._had
 
     def add(self, error: Unmatched, line: Line, hosts: list[str], ranks: list[int]) -> None:
         self._had.add((line.source, error.kind))

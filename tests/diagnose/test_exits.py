@@ -72,6 +72,21 @@ def test_a_rank_that_torchrun_closed_is_no_cause(tmp_path: Path) -> None:
     assert found[0].ranks == (0,) and "SIGKILL" in found[0].cause
 
 
+@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("code", [-6, -15, -1, -9])
+def test_the_rank_that_torchrun_did_not_close_is_the_cause(
+    tmp_path: Path, code: int, dead: int
+) -> None:
+    """Whatever signal it ended by, and whichever of the two it is: both were seen dead at once, and
+    the log has no status of the one that was closed."""
+    other = 1 - dead
+    log = CLOSED.format(pid=1000 + other) + FAILED.format(code=code, pid=1000 + dead)
+    first, second = died(tmp_path, log, ranks=2)
+    assert (first.ranks, first.primary) == ((dead,), True)
+    assert (second.ranks, second.primary) == ((other,), False)
+    assert first.detail["exitcode"] == code and second.detail["victim"]
+
+
 def test_an_abort_follows_from_a_kill(tmp_path: Path) -> None:
     """Native code aborts when its peer is gone."""
     log = FAILED.format(code=-6, pid=1000) + SUMMARY.format(code=-9, pid=1001)

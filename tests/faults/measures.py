@@ -37,6 +37,7 @@ class Measured:
     hosts: str
     seconds: float | None
     replayed: bool
+    named: bool  # what was found has a cause, and not "unknown cause"
     of: str = "rank"  # or node, or nobody: what is at fault
 
     @property
@@ -60,6 +61,7 @@ def measured(properties: Mapping[str, Any], met: bool) -> Measured:
         hosts=told.get("hosts", "").strip("[]").replace("'", ""),
         seconds=float(told["seconds"]) if "seconds" in told else None,
         replayed=told.get("replayed") == "True",
+        named=told.get("named") == "True",
         of=told.get("of", "rank"),
     )
 
@@ -89,7 +91,7 @@ def _line(family: str, rows: Sequence[Measured]) -> tuple[str, ...]:
     counts = (
         len(rows),
         sum(row.met for row in rows),
-        sum(row.met and bool(row.finding) for row in rows),
+        sum(row.met and row.named for row in rows),
         sum(row.met and row.placed for row in rows),
     )
     return (family, *map(str, counts), took, str(sum(row.replayed for row in rows)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pytest_clustersmoke.told import read
+
 from .harness import DONE, Suite
 
 LONG = {"seconds": 600}
@@ -51,6 +53,15 @@ class Running:
         """When its result was known, in Unix seconds."""
         ended = {one["phase"]: one["time"] for one in self.suite.journal("ended")}
         return float(ended[self.name])
+
+    def known(self) -> float:
+        """When Slurm's own record says that the job ended, in Unix seconds; where it does not (or
+        says when the job was put back into the queue), when it was struck."""
+        told = read(self.suite.run_dir().phase(self.name).scheduler)
+        ended = told.of_job("EndTime")
+        if self.name == "requeued" or not ended:
+            return self.struck
+        return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))
 
     def seen_s(self) -> float:
         """From what was done to it to its result known."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+
+from pytest_clustersmoke.telemetry import read_events
 
 from .harness import PATIENCE_S, Outcome, Suite
 from .table import BEHIND, CRITERIA, UNMEASURED, Fault
@@ -33,8 +35,7 @@ def check(fault: Fault, outcome: Outcome, tell: Tell, struck: float | None = Non
     tell("fault", fault.name)
     tell("family", fault.family)
     tell("replayed", fault.replayed)
-    of = "rank" if not fault.host or fault.rank is not None else "node"
-    tell("of", "nobody" if fault.of_nobody else of)
+    tell("of", fault.of)
     if fault.usage:
         _check_refusal(fault, outcome, tell)
     elif fault.failed:
@@ -51,6 +52,7 @@ def _check_refusal(fault: Fault, outcome: Outcome, tell: Tell) -> None:
         assert words in outcome.output, (words, outcome.output)
     tell("red", "usage error")
     tell("finding", "usage error")
+    tell("named", True)
 
 
 def _check_criteria(fault: Fault, outcome: Outcome, tell: Tell) -> None:
@@ -68,6 +70,7 @@ def _check_criteria(fault: Fault, outcome: Outcome, tell: Tell) -> None:
     said = outcome.failures(fault.name)
     for words in fault.words:
         assert words in said, (words, said)
+    tell("named", bool(said) and "unknown cause" not in said)
     if fault.rank is not None:
         node = f"local{fault.rank // fault.ranks_per_node}"
         assert f"rank {fault.rank} ({node})" in said, said
@@ -81,25 +84,39 @@ def _check_finding(fault: Fault, outcome: Outcome, tell: Tell, struck: float | N
     assert _by_result(fault, outcome) == {"passed": set(), "failed": CRITERIA, "skipped": set()}
     finding = outcome.finding(fault.name)
     assert finding["id"] == fault.finding, finding
-    if fault.rank is not None:
-        assert finding["ranks"] == [fault.rank], finding
-        if outcome.suite.profile["backend"] == "local":
-            assert finding["hosts"] == [f"local{fault.rank // fault.ranks_per_node}"], finding
-    if fault.host:
-        assert finding["hosts"] == [fault.host], finding
+    _check_place(fault, outcome, finding)
     known = finding["detail"].get("signature", "")
-    assert known == fault.signature or known == fault.maybe, finding
+    assert known in {fault.signature, fault.maybe or fault.signature}, finding
     for words in fault.words:
         assert words in finding["cause"], finding
+    named = "unknown cause" not in finding["cause"]
+    assert named is not fault.unknown, finding
     tell("red", "job")
-    tell("finding", f"{fault.finding} {fault.signature}".strip())
+    tell("finding", f"{finding['id']} {known}".strip())
+    tell("named", named)
     tell("ranks", finding["ranks"])
     tell("hosts", finding["hosts"])
-    seconds = seconds_to_the_finding(outcome, fault.name, struck)
-    if seconds is not None:
+    if fault.timed:
+        seconds = seconds_to_the_finding(fault, outcome, struck)
         tell("seconds", round(seconds, 1))
         tell("within", fault.within_s)
-        assert seconds < fault.within_s, seconds
+        assert 0 <= seconds < fault.within_s, seconds
+
+
+def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> None:
+    """The finding names the row's rank and host, or any where every rank is as wrong; and each rank
+    that it names with its host."""
+    if fault.rank is not None:
+        assert finding["ranks"] == [fault.rank], finding
+    if fault.host:
+        assert finding["hosts"] == [fault.host], finding
+    if fault.of != "nobody":
+        assert finding["hosts"], finding
+    if fault.of == "rank":
+        assert finding["ranks"], finding
+    if finding["ranks"] and outcome.suite.profile["backend"] == "local":
+        hosts = {f"local{rank // fault.ranks_per_node}" for rank in finding["ranks"]}
+        assert set(finding["hosts"]) == hosts, finding
 
 
 def _by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
@@ -109,16 +126,17 @@ def _by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
     return by_result
 
 
-def seconds_to_the_finding(
-    outcome: Outcome, phase: str, struck: float | None = None
-) -> float | None:
-    """From the event `staged`, which a rank writes just before its fault, or from `struck`, to the
-    phase's end in the journal, in seconds; None where neither is known."""
-    ranks = outcome.result(phase).ranks
-    staged = [one["time"] for rank in ranks for one in rank.events.named("staged")]
-    staged += [] if struck is None else [struck]
-    ended = [one["time"] for one in outcome.journal("ended") if one["phase"] == phase]
-    return ended[0] - min(staged) if staged and ended else None
+def seconds_to_the_finding(fault: Fault, outcome: Outcome, struck: float | None = None) -> float:
+    """From `struck`, or else from the row's event (`staged` is what a rank writes just before its
+    fault), to the phase's end in the journal."""
+    result = outcome.result(fault.name)
+    files = [rank.events for rank in result.ranks]
+    files += [read_events(result.directory.node_events(node)) for node in range(fault.nodes)]
+    came = [one["time"] for events in files for one in events.named(fault.since)]
+    assert came or struck is not None, f"nothing tells when {fault.name} came"
+    since = min(came) + fault.since_s if struck is None else struck
+    (ended,) = [one["time"] for one in outcome.journal("ended") if one["phase"] == fault.name]
+    return float(ended - since)
 
 
 def run(fault: Fault, suite: Suite, request: pytest.FixtureRequest) -> Outcome:

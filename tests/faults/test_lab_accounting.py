@@ -39,9 +39,12 @@ def accounting_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Lab
     lab.down(name)
 
 
+Ended = tuple[Outcome, dict[str, Running]]
+
+
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory, accounting_lab: lab.Lab) -> Iterator[Outcome]:
-    """One run of all of them."""
+def ended(tmp_path_factory: pytest.TempPathFactory, accounting_lab: lab.Lab) -> Iterator[Ended]:
+    """One run of all of them; of which Slurm tells when it ended them."""
     with none_left() as (mark, _):
         suite = Suite(tmp_path_factory.mktemp("accounting"), mark)
         suite.use_slurm(accounting_lab.slurm_conf)
@@ -55,12 +58,16 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, accounting_lab: lab.Lab) -
             cancelled.wait()
             cancelled.strike(lambda: suite.slurm("scancel", cancelled.job))
             process.wait(120)
-        yield suite.ended(process)
+        failed = Running(suite, "prolog_failed", nodes=2)
+        yield suite.ended(process), {one.name: one for one in (cancelled, failed)}
 
 
 @pytest.mark.parametrize("fault", ACCOUNTING, ids=lambda fault: fault.name)
 def test_fault_is_named(
-    fault: Fault, outcome: Outcome, record_property: Callable[[str, object], None]
+    fault: Fault, ended: Ended, record_property: Callable[[str, object], None]
 ) -> None:
-    """Outcome, finding, host and the words that only accounting or the node's state can tell."""
-    staged.check(fault, outcome, record_property)
+    """Outcome, finding, host and the words that only accounting or the node's state can tell,
+    within 10 s of Slurm knowing it."""
+    outcome, phases = ended
+    since = phases[fault.name].known() if fault.name in phases else None
+    staged.check(fault, outcome, record_property, since)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import state
-from pytest_clustersmoke.told import read
 
 from ..leftovers import none_left
 from ..needs import need_lab
@@ -20,7 +19,7 @@ from . import staged
 from .harness import Outcome, Suite
 from .running import Running
 from .table import SCHEDULER, Fault
-from .table.lab import MEMORY
+from .table.lab import MEMORY, NO_NODE_LEFT
 
 pytestmark = pytest.mark.lab
 
@@ -114,18 +113,8 @@ def test_fault_of_the_scheduler_is_named(
     outcome, phases = struck
     running = phases[fault.name]
     # Where nothing was done to it the rank itself has told when its fault came.
-    since = known(outcome, running) if running.struck else None
+    since = running.known() if running.struck else None
     staged.check(fault, outcome, record_property, since)
-
-
-def known(outcome: Outcome, running: Running) -> float:
-    """When Slurm's own record says that the job ended, in Unix seconds; of a job that it put back
-    into the queue, when that was done."""
-    told = read(outcome.suite.run_dir().phase(running.name).scheduler)
-    ended = told.of_job("EndTime")
-    if running.name == "requeued" or not ended:
-        return running.struck
-    return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))
 
 
 def test_findings_point_to_what_the_scheduler_said(struck: Struck) -> None:
@@ -151,19 +140,17 @@ def test_job_on_a_node_that_is_drained_meanwhile_passes(struck: Struck) -> None:
 
 
 def test_job_for_which_no_node_is_left_names_the_drained_ones(
-    own_lab: lab.Lab, struck: Struck, tmp_path: Any
+    own_lab: lab.Lab,
+    struck: Struck,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     """It is not submitted, and the finding says which node is drained."""
     with none_left() as (mark, _):
         suite = Suite(tmp_path, mark)
         suite.use_slurm(own_lab.slurm_conf)
         suite.profile["limits"] |= {"queue_wait_s": 10}
-        slurm = {"nodelist": DRAINED_NODE}
-        suite.profile["phases"]["waits"] = {"slurm": slurm}
-        suite.phase("waits", "idle.py", "def test_done(self, phase): pass", nodes=1)
+        staged.add(NO_NODE_LEFT, suite)
         outcome = suite.run()
-    assert outcome.phase("waits")["outcome"] == "cluster_failed"
-    finding = outcome.finding("waits")
-    assert finding["id"] == "nodes-unavailable"
-    assert finding["hosts"] == [DRAINED_NODE], finding
+    staged.check(NO_NODE_LEFT, outcome, record_property)
     assert not outcome.journal("submitted")

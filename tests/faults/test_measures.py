@@ -14,6 +14,7 @@ KILLED = {
     "replayed": False,
     "red": "job",
     "finding": "rank-died",
+    "named": True,
     "ranks": [1],
     "hosts": ["local0"],
     "seconds": 2.0,
@@ -21,17 +22,19 @@ KILLED = {
 
 
 def test_a_family_is_counted_by_what_was_met_named_and_placed() -> None:
-    """A fault whose test failed counts as staged alone; seconds are all that were measured."""
+    """A fault whose test failed counts as staged alone, and one of unknown cause as not named;
+    seconds are all that were measured."""
     rows = [
         measured(KILLED, True),
         measured({**KILLED, "seconds": 5.0, "ranks": []}, True),
         measured({**KILLED, "seconds": 11.0}, False),
+        measured({**KILLED, "seconds": 3.0, "named": False}, True),
         measured({"fault": "slow", "family": "straggler", "replayed": True}, False),
     ]
     assert by_family(rows) == [
-        ("death", "3", "2", "2", "1", "3, 5.0, 11.0", "0"),
+        ("death", "4", "3", "2", "2", "4, 4.0, 11.0", "0"),
         ("straggler", "1", "0", "0", "0", "-", "1"),
-        ("all", "4", "2", "2", "1", "3, 5.0, 11.0", "1"),
+        ("all", "5", "3", "2", "2", "4, 4.0, 11.0", "1"),
     ]
 
 

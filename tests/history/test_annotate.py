@@ -22,6 +22,7 @@ from .made import DAY_S, night, nights, of_night, with_versions
 
 FAILED = {"test_x": {"result": "failed", "text": ""}}
 FAILED_PAST = {"status": "fail"}  # of which nothing else counts
+WARNED_PAST = {"status": "warn", "fail": 6.6}
 
 
 def judged(record: RunRecord, directory: Path, name: str = "steps_per_s") -> PastRecord:
@@ -66,6 +67,8 @@ def test_without_a_history_nothing_is_judged(tmp_path: Path) -> None:
         {"criteria": {"test_x": {"result": "known", "text": ""}}},
         {"all_criteria": False},
         {"metrics": {"steps_per_s": {**metric(9.5), "past": FAILED_PAST}}},
+        {"metrics": {"steps_per_s": {**metric(9.5), "past": WARNED_PAST}}},
+        {"metrics": {"steps_per_s": {**metric(9.5), "met": False}}},
         {"known": {"what": "x", "reason": "y", "until": "2027-01-01", "where": "f:1"}},
         {"fault": "rank_killed"},
         {"hardware": "8 nodes x 2 NVIDIA H100"},
@@ -85,16 +88,56 @@ def test_only_good_runs_of_the_same_are_the_past(tmp_path: Path, changes: dict[s
 
 
 @pytest.mark.parametrize(
-    "changes", [{"cluster": "nebius"}, {"partial": "the controller was killed"}, {"proof": {}}]
+    "changes",
+    [
+        {"cluster": "nebius"},
+        {"partial": "the controller was killed"},
+        {"proof": {}},
+        {"not_measured": ["zero1_4node: transports not measured"]},
+        {"not_measured": ["zero1_4node: no criterion was judged"]},
+        {"not_measured": ["zero1_4node: no criterion judged transports"]},
+    ],
 )
 def test_only_whole_runs_of_the_cluster_are_the_past(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Runs of another cluster, those of which not all is known, and proofs do not count."""
+    """Runs of another cluster, those of which not all is known or measured, and proofs do not
+    count."""
     nights(tmp_path, 7)
     for number in range(7, 17):
         add({**night(number), **changes}, tmp_path)  # type: ignore[typeddict-item]
     assert judged(night(20), tmp_path)["runs"] == 7
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "zero1_4node: history not measured",
+        "zero1_4node: no criterion judged history",
+        "zero1_4node: references not measured",
+        "zero1: transports not measured",
+    ],
+)
+def test_what_good_runs_make_is_not_required_of_them(tmp_path: Path, reason: str) -> None:
+    """Where a history or references are required and are not there yet, runs are good all the
+    same; and what another phase lacks says nothing."""
+    for number in range(8):
+        add({**night(number), "not_measured": [reason]}, tmp_path)
+    assert judged(night(8), tmp_path)["runs"] == 8
+
+
+def test_a_warning_that_cannot_fail_leaves_a_run_good(tmp_path: Path) -> None:
+    """Losses and times, and values beside those of other versions, only ever warn."""
+    warned = {**metric(9.5), "past": {"status": "warn", "fail": None}}
+    nights(tmp_path, 8, metrics={"steps_per_s": warned})
+    assert judged(night(8), tmp_path)["runs"] == 8
+
+
+def test_a_run_that_was_not_judged_is_not_good(tmp_path: Path) -> None:
+    """Where the past could not be read, nobody knows whether the run is as good."""
+    nights(tmp_path, 7)
+    add(night(7), tmp_path, judged=False)
+    assert judged(night(8), tmp_path)["runs"] == 7
 
 
 def test_versions_that_say_nothing_of_speed_are_no_others(tmp_path: Path) -> None:

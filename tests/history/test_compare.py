@@ -119,10 +119,10 @@ def test_noise_of_the_past_widens_the_threshold(
     first, second = ({"metrics": {"steps_per_s": metric(value)}} for value in (9.5, 8.83))
     pair(tmp_path, first, second)
     assert compared(capsys, tmp_path, "a", "b")[0] == 1
-    nights(tmp_path, 20, noise=0.25)  # scaled MAD 0.37, three of which are 11.7 %
+    nights(tmp_path, 20, noise=0.25)  # spread 0.37, and 3.9 of that warn of 20 runs
     status, found = compared(capsys, tmp_path, "a", "b")
     assert status == 0
-    assert found["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(1.112, 0.01)
+    assert found["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(1.431, 0.01)
 
 
 def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +163,7 @@ def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "no run `20261101-b` in the history; expected a run id, the beginning of one, `latest` "
             "or `previous`; did you mean `20261102-b`?",
         ),
+        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, the beginning"),
         (("", "latest"), "no run `` in the history; expected a run id, the beginning of one, "),
         (
             ("latest", "previous", "--cluster", "two"),

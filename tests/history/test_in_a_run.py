@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import html
+import importlib
 import json
 import sqlite3
 import xml.etree.ElementTree as ElementTree
@@ -16,13 +17,15 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import add
+from pytest_clustersmoke.history import add, database
 from pytest_clustersmoke.history.check import judged
+from pytest_clustersmoke.report.files import write_all
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 
 from ..harness import Suite
 from .made import DAY_S
 
+publish = importlib.import_module("pytest_clustersmoke.report.publish")
 ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
 CRITERION = "test_metrics_are_as_in_the_past"
 PAST = {
@@ -80,6 +83,58 @@ def test_only_runs_of_all_criteria_and_the_same_environment_are_the_past(suite: 
     assert [good for good, _ in found] == [1, 0, 0, 1]
     assert len({shape for _, shape in found[:3]}) == 1
     assert found[3][1] != found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("require", "body", "good"),
+    [
+        ("transports", "def test_one(self, phase): phase.transports.intra_node.check()", 0),
+        ("transports", "def test_one(self, phase): pass", 0),
+        ("history", "def test_one(self, phase): phase.check_past()", 1),
+        ("history", "def test_one(self, phase): pass", 1),
+        ("references", "def test_one(self, phase): phase.metric('steps_per_s').check()", 1),
+        ("references", "def test_one(self, phase): pass", 1),
+    ],
+)
+def test_what_is_required_and_not_measured_makes_no_past(
+    suite: Suite, require: str, body: str, good: int
+) -> None:
+    """A run that lacks a required measurement is not good, but for those that good runs make."""
+    suite.cluster(require=[require])
+    also = "\ndef test_two(self, phase): pass" if "check" in body else ""
+    suite.phase(body=body + also, gpus_per_node=2, args=ARGS)
+    suite.run()
+    assert suite.record()["verdict"] == "INCONCLUSIVE"
+    assert [one for one, _ in stored(suite)] == [good]
+
+
+def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run beside a database that somebody holds until the report is written is stored, with a
+    line on what was not judged, and not measured against later."""
+    monkeypatch.setattr(database, "on_network", lambda _: True)  # in WAL mode nobody waits
+    monkeypatch.setattr(database, "BUSY_S", 0.05)
+    suite.cluster()
+    suite.phase(base="Trained", body="pass", args=ARGS)
+    suite.run()
+    record = suite.record()
+    for number in range(1, 13):
+        add(like(record, number, 14.0), suite.reports)
+    with closing(sqlite3.connect(suite.reports / "history.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        def then_free(*words: Any) -> list[str]:
+            other.execute("ROLLBACK")
+            return write_all(*words)
+
+        monkeypatch.setattr(publish, "write_all", then_free)
+        result = suite.run()
+    (phase,) = suite.record()["phases"]
+    assert phase["metrics"]["steps_per_s"]["past"] is None
+    assert sum("history.db cannot be read (database is locked)" in one for one in result.outlines)
+    goods = [good for good, _ in stored(suite)]
+    assert (len(goods), goods[-1], sum(goods)) == (14, 0, 13)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])

@@ -1,4 +1,4 @@
-"""How often noise alone fails or warns, and how surely a loss of 30 % fails.
+"""How often noise alone fails or warns, how surely a loss of 30 % fails, and a slow loss.
 
 For drawn histories the chance that the next night lies beyond a bound is the normal distribution's
 tail there, so that a few thousand histories give small chances well. With DRAWN_HISTORIES=100000
@@ -14,9 +14,13 @@ from statistics import NormalDist, fmean
 import pytest
 
 from pytest_clustersmoke.history.past import FAIL_SPREADS, WARN_SPREADS, Judge, level
+from pytest_clustersmoke.history.store import is_good
+
+from ..records import metric, phase, run
 
 DRAWN = int(os.environ.get("DRAWN_HISTORIES", "2000"))
 NIGHT = NormalDist()
+HISTORIES = DRAWN // 100
 
 
 def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
@@ -56,3 +60,42 @@ def test_a_night_that_lost_30_per_cent_fails(seed: int) -> None:
     past = [drawn.gauss(9.5, 0.19) for _ in range(10)]
     judged = Judge().judge("", 0.7 * drawn.gauss(9.5, 0.19), True, past, [])
     assert judged["status"] == "fail"
+
+
+def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = False) -> list[str]:
+    """What each night is, with 2 % of noise: so many healthy ones, and then so many of which each
+    has lost 0.5 % more. Only those that are good by the history's own rule are the past of later
+    ones; or all that do not fail, if those that are warned of shall count."""
+    drawn, held = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
+    (one,) = held["phases"]
+    past: list[float] = []
+    found: list[str] = []
+    for night in range(healthy + losing):
+        value = drawn.gauss(1.0, 0.02) * 0.995 ** max(0, night - healthy)
+        judged = Judge().judge("", value, True, past, [])
+        one["metrics"]["steps_per_s"]["past"] = judged
+        if is_good(one, held) or (warned_count and judged["status"] != "fail"):
+            past.insert(0, value)
+        found.append(judged["status"])
+    return found[healthy:] if losing else found
+
+
+def test_a_slow_loss_fails_more_often_where_warned_nights_are_no_past() -> None:
+    """Of histories that lose 0.5 % a night for 120 nights, 45 % in all, a good half fail; hardly
+    any would if nights that are warned of counted."""
+    never, before = (
+        sum("fail" not in statuses(seed, 60, 120, counted) for seed in range(HISTORIES))
+        for counted in (False, True)
+    )
+    print(f"0.5 % a night: of {HISTORIES} histories {never} never fail, {before} if warned count")
+    assert never <= 0.45 * HISTORIES
+    assert before >= 0.65 * HISTORIES
+
+
+def test_leaving_warned_nights_out_of_the_past_costs_nothing() -> None:
+    """With noise alone nights fail as rarely, though those that are warned of are no past."""
+    found = [one for seed in range(HISTORIES) for one in statuses(seed, 160)]
+    fails, warns = found.count("fail"), found.count("warn")
+    print(f"noise alone: of {len(found):,} nights {fails} fail, {warns} warn")
+    assert fails <= max(1, 2e-4 * len(found))
+    assert warns <= 4e-3 * len(found)

@@ -9,9 +9,11 @@ from pytest_clustersmoke.history.past import (
     FAILING_UNITS,
     MIN_RUNS,
     SCALE,
+    WARN_SPREADS,
     WINDOW,
     Judge,
     level,
+    widening,
 )
 from pytest_clustersmoke.telemetry import METRICS
 
@@ -96,6 +98,15 @@ def test_the_bounds_are_where_the_status_changes() -> None:
                 assert Judge().judge("", inside, higher, past, [])["status"] != status
 
 
+def test_the_bounds_follow_from_what_the_record_says() -> None:
+    """Median, spread and number of runs of the record give its bounds."""
+    for past in (QUIET, LOUD):
+        record = Judge().judge("", 10.0, True, past, [])
+        middle, spread, warn = record["median"], record["spread"], record["warn"]
+        assert middle is not None and spread is not None and warn is not None
+        assert middle - warn == pytest.approx(WARN_SPREADS * widening(record["runs"]) * spread)
+
+
 @pytest.mark.parametrize("count", range(MIN_RUNS))
 def test_too_few_runs_are_no_pass(count: int) -> None:
     """With fewer than eight good runs nothing is judged, however near the value is."""
@@ -147,6 +158,7 @@ def test_what_new_versions_cost_is_a_warning() -> None:
         "runs": 9,
         "median": 10.0,
         "mad": pytest.approx(0.14826),
+        "spread": pytest.approx(0.15),
         "warn": pytest.approx(9.136),
         "fail": None,
         "text": "m is 7: 30.0 % below the median 10.00 of 9 good runs on other versions (spread "

@@ -12,10 +12,11 @@ from pytest_clustersmoke.cluster import load
 from pytest_clustersmoke.cluster.schema import Reference
 from pytest_clustersmoke.history import add
 from pytest_clustersmoke.history.past import level
+from pytest_clustersmoke.history.table import moment
 from pytest_clustersmoke.report.model import MetricRecord
 
-from ..records import metric, phase
-from .made import night, nights, of_night, with_versions
+from ..records import BEGUN, metric, phase
+from .made import DAY_S, night, nights, of_night, with_versions
 
 PROFILE = """\
 clusters:
@@ -123,6 +124,24 @@ def test_phases_with_too_few_runs_are_named(
     assert list(pasted(tmp_path, text)) == ["zero1_4node"]
 
 
+def test_one_later_run_of_another_kind_hides_no_nights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the newest good run stands alone, the newest setup with enough good runs is proposed,
+    and a comment says what differs since."""
+    nights(tmp_path, 9, shape='{"steps": 10}')
+    nights(tmp_path, 30, first=10, shape='{"steps": 30}')
+    nights(tmp_path, 1, first=50, shape='{"steps": 60}')
+    text = proposed(capsys, tmp_path)
+    assert "# 30 runs, median 9.5 steps/s" in text
+    day = moment(BEGUN + 50 * DAY_S)[:10]
+    assert (
+        f"      # not of the newest good run, {day}: fewer than 8 like it; others since: "
+        "args.steps 30 -> 60\n"
+    ) in text
+    assert list(pasted(tmp_path, text)["zero1_4node"]) == ["steps_per_s"]
+
+
 def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--phase leaves one; where none has enough, what is printed is comments alone."""
     nights(tmp_path, 8)
@@ -150,7 +169,7 @@ def test_metrics_that_can_have_no_bound_are_named(
         add(night(number, metrics=metrics), tmp_path)
     text = proposed(capsys, tmp_path)
     for words in (
-        "# steps_per_s is left out: too noisy for a bound, spread 65.9 % (scaled MAD)",
+        "# steps_per_s is left out: too noisy for a bound, scaled MAD 65.9 %",
         "# final_loss is left out: its median is 0",
         "# vanished is left out: this clustersmoke has no such metric in m",
         "# peak_memory_gib is left out: too few of these runs have it",
@@ -174,7 +193,7 @@ def test_hostile_names_stay_in_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What jobs said of versions and hardware breaks out of neither quotes nor comments."""
-    versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x")
+    versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x 😀")
     nights(tmp_path, 8, versions=versions, hardware="H100\n    evil: true")
     found = pasted(tmp_path, proposed(capsys, tmp_path))
     assert list(found) == ["zero1_4node"]

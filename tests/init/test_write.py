@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 from pytest_clustersmoke.errors import UsageProblems
 from pytest_clustersmoke.init import suite
 from pytest_clustersmoke.init.write import write
+
+from .fakes import REPOSITORY, Slurm, run
 
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}
@@ -124,6 +129,26 @@ def test_what_fails_on_the_way_is_undone(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "three"]
 
 
+def test_a_signal_while_it_tidies_up_leaves_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files are there, what was written aside is gone, and the signal is still heard."""
+    real, calls = shutil.rmtree, 0
+
+    def rmtree(path: Path, ignore_errors: bool = False) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyboardInterrupt
+        real(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "new", FILES, False, accept)
+    assert tree(tmp_path) == {f"new/{name}": data for name, data in FILES.items()}
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
 def test_places_that_cannot_be(tmp_path: Path) -> None:
     """A directory below a file is refused before anything is made."""
     tmp_path.joinpath("file").touch()
@@ -150,6 +175,39 @@ def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
     assert refused.returncode == 2
     for words in ("`no name` is no name", "holds a `%`", "no partition `gqu`"):
         assert words in refused.stderr
+
+
+def test_a_home_directory_that_is_not_known_is_refused_with_the_rest(
+    init: Init, tmp_path: Path
+) -> None:
+    """Nothing is written, and it stands beside what else is wrong."""
+    refused = init("--shared-dir", "~no_such_user_here/x", "--cluster", "no name")
+    assert refused.returncode == 2 and not (tmp_path / "new").exists()
+    lines = refused.stderr.splitlines()
+    assert len(lines) == 2 and "--shared-dir: " in refused.stderr
+    assert any("`~no_such_user_here`" in line for line in lines)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_is_told_all_the_same(
+    slurm: Slurm, tmp_path: Path, encoding: str
+) -> None:
+    """What it cannot show is escaped, and the files are written."""
+    place = tmp_path / "cluster\u2026"
+    done = run(slurm, place, cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "cluster\\u2026" in done.stdout and (place / "cluster.yaml").is_file()
+
+
+def test_a_closed_output_costs_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    """`>&-` is a choice like /dev/null: the files are written, and nothing is said."""
+    command = f"exec {shlex.quote(sys.executable)} -m pytest_clustersmoke.cli init new >&-"
+    env = {**os.environ, "PATH": f"{slurm.bin}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert (tmp_path / "new" / "cluster.yaml").is_file()
 
 
 @pytest.mark.parametrize(

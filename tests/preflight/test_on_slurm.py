@@ -82,6 +82,27 @@ def test_all_that_slurm_would_not_run_is_told_at_once(on_lab: Suite) -> None:
     assert ends.index("good") == len(ends) - 1  # the others were told before it ran
 
 
+def test_usage_errors_are_told_with_what_slurm_says(on_lab: Suite) -> None:
+    """One run tells a mistake in one's own files and all that Slurm refuses; nothing is left."""
+    shared = on_lab.path.with_name("shared")
+    on_lab.profile |= {"node_local": [str(on_lab.path)], "shared_dir": str(shared)}
+    on_lab.profile["phases"]["nowhere"] = {"slurm": {"partition": "mian"}}
+    on_lab.phase("nowhere", "idle.py", DONE)
+    on_lab.phase("wide", "idle.py", DONE, nodes=NODES + 1)
+    on_lab.phase("good", "idle.py", DONE, nodes=2, args={"output_dir": f"{on_lab.path}/out"})
+    outcome = on_lab.run()
+    assert outcome.status == pytest.ExitCode.USAGE_ERROR, outcome.output
+    for words in (
+        f"output_dir={on_lab.path}/out, under {on_lab.path}",
+        "no partition `mian`",
+        "did you mean `main`?",
+        f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}",
+    ):
+        assert words in outcome.output, (words, outcome.output)
+    assert "preflight.txt" not in outcome.output  # no file that is gone is pointed to
+    assert not shared.exists() and "good" not in on_lab.slurm("squeue")
+
+
 def test_evidence_is_slurms_own_line(on_lab: Suite) -> None:
     """The file and line that a finding points to hold Slurm's words."""
     on_lab.phase("wide", "idle.py", DONE, nodes=NODES + 1)

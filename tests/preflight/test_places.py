@@ -92,7 +92,8 @@ def test_a_slurm_of_this_machine_alone(
 
 def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None:
     """One line for all that lies there; none where the nodes are this machine."""
-    profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "plain"))
+    plain = str(tmp_path / "plain")
+    profile = make_profile(tmp_path, backend="slurm", shared_dir=plain, python="python3")
     phases = [make_phase(profile, script=tmp_path / "plain" / "x.py")]
     others = records.parse_nodes(texts.node(host="elsewhere")).values()
     (line,) = shared.doubtful(profile, phases, others)

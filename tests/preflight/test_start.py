@@ -78,10 +78,78 @@ def test_a_silent_scheduler_does_not_hang_the_start(
         assert words in told
 
 
+@pytest.fixture
+def refusing(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Slurm has one partition, `main`, and sbatch refuses every job."""
+    bin = tmp_path / "bin"
+    bin.mkdir()
+    answers = {
+        "sbatch": "echo 'allocation failure: Invalid partition name specified' >&2; exit 1",
+        "scontrol": '[ "$4" = partition ] && echo PartitionName=main State=UP MaxNodes=2',
+        "squeue": "",
+        "scancel": "",
+    }
+    for name, script in answers.items():
+        (bin / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/calls\n{script}\n')
+        (bin / name).chmod(0o755)
+    return {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
+
+
+def misplaced(suite: Suite, **slurm: str) -> None:
+    """A Slurm cluster with a phase whose script lies where every node has its own."""
+    (suite.path / "mine").mkdir()
+    script = suite.path / "mine" / "train.py"
+    script.touch()
+    suite.cluster(
+        backend="slurm", node_local=[str(script.parent)], slurm=slurm, setup=[], python="python3"
+    )
+    suite.phase(script=str(script))
+
+
+def test_slurm_is_asked_beside_usage_errors(
+    suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script in the wrong place and a partition that there is not: one run tells both."""
+    monkeypatch.setenv("PATH", refusing["PATH"])
+    misplaced(suite, partition="mian")
+    place, partition = suite.refused()
+    assert "mine/train.py" in place and "which every node has for itself" in place
+    assert partition.startswith("cluster.yaml:") and "no partition `mian`" in partition
+    assert partition.endswith("did you mean `main`?")
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert all("--test-only" in call for call in calls if call.startswith("sbatch"))
+
+
+def test_slurm_is_not_asked_where_only_a_plan_is_wanted(
+    suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run says the same on every machine."""
+    monkeypatch.setenv("PATH", refusing["PATH"])
+    misplaced(suite, partition="mian")
+    assert len(suite.refused("--cluster-dry-run")) == 1
+    assert not (tmp_path / "calls").exists()
+
+
+def test_a_failing_question_hides_no_usage_error(
+    suite: Suite, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong with it will be seen when the phases are submitted."""
+    monkeypatch.setenv("PATH", refusing["PATH"])
+
+    def broken(*given: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(check.SlurmCheck, "__call__", broken)
+    misplaced(suite, partition="mian")
+    assert len(suite.refused()) == 1
+
+
 def test_without_slurm_nobody_is_asked(tmp_path: Path) -> None:
     """Virtual nodes of this machine have no scheduler."""
-    start = preflight.prepare(make_profile(tmp_path), "20260101-000000-abcdef", os.environ)
+    profile = make_profile(tmp_path)
+    start = preflight.prepare(profile, "20260101-000000-abcdef", os.environ)
     assert start.check is None
+    assert preflight.refusals(profile, [make_phase(profile)], os.environ) == []
 
 
 @pytest.mark.parametrize(

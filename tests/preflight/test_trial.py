@@ -72,6 +72,11 @@ def test_a_refusal(words: str, kinds: set[str]) -> None:
         "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
         "sbatch: error: Zero Bytes were transmitted or received",
         "allocation failure: Invalid authentication credential",
+        # As Slurm 22.05 printed it on a machine of no cluster.
+        "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+        "sbatch: error: _establish_config_source: failed to fetch config\n"
+        "sbatch: fatal: Could not establish a configuration source",
         # The job could run, and would have to wait (src/common/slurm_errno.c).
         "allocation failure: Requested nodes are busy",
         "allocation failure: Requested reservation is in use",

@@ -44,6 +44,8 @@ def test_a_fault_says_what_must_come_of_it(name: str) -> None:
     assert fault.by in ("rank", "ranks", "job")
     if JOB in fault.red:
         assert fault.red == {JOB} and fault.findings
+        # Only of an exception of the program's own is the cause known to nobody.
+        assert fault.signatures or fault.by == "rank" or "rank-error" not in fault.findings
     else:
         assert (fault.red | fault.follows) <= criteria() and not fault.findings
     if fault.by == "rank":

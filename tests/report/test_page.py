@@ -255,6 +255,25 @@ def test_nodes_that_differ_are_marked() -> None:
     assert len(marked) == 1 and "node2" in marked[0] and "550.90.07" in marked[0]
 
 
+def test_facts_of_another_kind_cost_no_page() -> None:
+    """A node whose `gpus` is no list, and one named by thousands of digits, have their rows."""
+    nodes = records.told([records.phase()])
+    nodes[1]["facts"]["gpus"] = 7
+    nodes[2]["node"] = "9" * 5000
+    html = page(records.run(nodes=nodes))
+    table = html[html.index('data-table="nodes"') :]
+    assert table[: table.index("</table>")].count('<tr><th scope="row">') == 4
+
+
+def test_acknowledgements_that_are_over_are_told() -> None:
+    """Whoever must renew one reads it beside what is known, also where nothing else is."""
+    remark = "known: zero1_4node::job has expired on 2026-11-01: cluster.yaml:71"
+    html = page(records.run(known_remarks=[remark]))
+    part = html[html.index('id="known"') :]
+    part = part[: part.index("</section>")]
+    assert f"<li>{remark}</li>" in part and "No failure is acknowledged" not in part
+
+
 def test_a_proof_shows_its_gates() -> None:
     """Each gate with its status; what is not staged here, and why."""
     html = page(proof())

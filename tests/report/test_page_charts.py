@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from pytest_clustersmoke.report.model import RunRecord
 
 from .. import records
 from . import staged
@@ -134,3 +138,103 @@ def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
     after = opened.page.locator("#timeline svg").bounding_box()
     assert before and after and after["width"] < before["width"]
     assert opened.ask("document.documentElement.scrollWidth") == 800
+
+
+def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> RunRecord:
+    """Every pair of so many nodes measured, one link over sockets unless told otherwise."""
+    phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
+    if wrong:
+        staged.with_wrong_link(phase, ranks_per_node - 1)
+    topology = phase["topology"]
+    assert topology is not None
+    topology["groups"] += staged.measured_pairs(topology["groups"], nodes)
+    return records.run(phase, verdict="UNFIT")
+
+
+@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+@pytest.mark.parametrize(("nodes", "ranks"), [(2, 8), (6, 1), (6, 8), (8, 2), (12, 8)])
+def test_every_link_has_its_label_or_is_counted(
+    browse: Browse, size: tuple[int, int], nodes: int, ranks: int
+) -> None:
+    """The unexpected link is always labelled inside the picture; links that have no label are
+    counted below it, and the figures hold transport and bandwidth of each."""
+    opened = browse(paired(nodes, ranks), size=size)
+    part = opened.page.locator(chart(opened, "topology", ".phase"))
+    (wrong,) = part.locator("g.label.wrong").all_text_contents()
+    assert wrong == "⚠ NET/Socket1.17 GB/s" + ("slowest" if nodes > 6 else "")
+    pairs = nodes * (nodes - 1) // 2
+    left = pairs - part.locator("g.label").count()
+    told = part.locator("p.unlabelled").all_text_contents()
+    words = f"{left} link{'s' * (left > 1)} between nodes without a label: see the figures."
+    assert told == ([words] if left else [])
+    assert not left or pairs > 14
+    opened.open_all()
+    rows = part.locator('table[data-table="groups"] tbody tr:not([data-one="0"][data-other="0"])')
+    cells = [row.split("\t") for row in rows.all_inner_texts()]
+    between = [one for one in cells if one[0].count("node") == 2]
+    assert len(between) == pairs
+    assert all(one[1].startswith("NET/") and float(one[4]) > 0 for one in between)
+    script = "all => all.map(e => e.getBBox()).map(b => [b.x, b.y, b.x + b.width, b.y + b.height])"
+    view = part.locator("svg").first.evaluate(
+        "e => [e.viewBox.baseVal.width, e.viewBox.baseVal.height]"
+    )
+    for x, y, right, bottom in part.locator("g.label rect").evaluate_all(script):
+        assert x >= 0 and y >= 0 and right <= view[0] and bottom <= view[1]
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(5, 2), (12, 8)])
+def test_of_unexpected_links_alone_none_is_dropped_in_silence(
+    browse: Browse, nodes: int, ranks: int
+) -> None:
+    """Where every pair is wrong, a small picture has all its labels, and a large one as many as
+    there is room for beyond the first; the others are counted."""
+    run = paired(nodes, ranks)
+    topology = run["phases"][0]["topology"]
+    assert topology is not None
+    for group in topology["groups"]:
+        group |= {"kind": "NET/Socket", "unexpected": group["links"]}
+    part = browse(run).page.locator('.phase figure[data-chart="topology"]')
+    labels = part.locator("g.label.wrong").count()
+    told = part.locator("p.unlabelled").all_text_contents()
+    counted = int(told[0].split()[0]) if told else 0
+    assert labels >= min(15, nodes * (nodes - 1) // 2)
+    assert labels + counted == nodes * (nodes - 1) // 2
+
+
+def test_a_label_lies_on_no_other_line(browse: Browse) -> None:
+    """So that nobody reads a link's bandwidth off another: four nodes, each joined to each."""
+    part = browse(paired(4, 2)).page.locator('.phase figure[data-chart="topology"]')
+    lines = part.locator("path.link").evaluate_all(
+        "all => all.map(e => e.getAttribute('d').match(/[-\\d.]+/g).map(Number))"
+    )
+    frames = part.locator("g.label rect").evaluate_all(
+        "all => all.map(e => e.getBBox()).map(b => [b.x, b.y, b.x + b.width, b.y + b.height])"
+    )
+    assert len(frames) == 6 and len(lines) == 6 + 4
+    for left, top, right, bottom in frames:
+        through = [
+            one
+            for one in lines
+            if any(left < x < right and top < y < bottom for x, y in along(*one))
+        ]
+        assert len(through) == 1
+
+
+def along(x: float, y: float, to_x: float, to_y: float) -> Iterator[tuple[float, float]]:
+    """Points of a line, closer together than any label is high."""
+    for step in range(501):
+        yield x + (to_x - x) * step / 500, y + (to_y - y) * step / 500
+
+
+def test_a_wide_picture_opens_where_something_is_wrong(browse: Browse) -> None:
+    """On a phone the unexpected link is in view at once, and what stands below it stays there."""
+    opened = browse(paired(12, 8), size=PHONE)
+    part = opened.page.locator('.phase figure[data-chart="topology"]')
+    for words in (
+        part.locator("g.label.wrong"),
+        part.locator("p.unlabelled"),
+        part.locator("svg").last,
+    ):
+        box = words.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= PHONE[0]
+    assert opened.ask("document.documentElement.scrollWidth") == PHONE[0]

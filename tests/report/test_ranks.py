@@ -57,3 +57,11 @@ def test_losses_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
 def test_without_losses_there_are_none(tmp_path: Path) -> None:
     """A phase that records no loss has an empty list, not a zero."""
     assert losses(Evidence(tmp_path).started().result()) == []
+
+
+def test_steps_beyond_any_measure_have_no_spread(tmp_path: Path) -> None:
+    """Where the percentiles overflow there are none: the record holds numbers."""
+    evidence = Evidence(tmp_path).started().each("done")
+    evidence.each("step_times", seconds=[1e308] * 12, warmup=0, local_seconds=[0.05] * 12)
+    (one,) = ranks(evidence.result())
+    assert one["step_s"] is None and one["own_s"] is not None

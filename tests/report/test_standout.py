@@ -107,6 +107,15 @@ def test_a_failed_job_stands_first_by_its_cause() -> None:
     assert (other.what, other.anchor) == ("vanished", "phase-b")
 
 
+def test_a_failed_job_that_is_known_says_so() -> None:
+    """It says until when; the card is a warning only where every failed job is known."""
+    known = {"what": "b", "reason": "switch 4", "until": "2026-12-01", "where": "cluster.yaml:7"}
+    one = records.phase("b", outcome="lost", reason="vanished", known=known)
+    group = found(one)["jobs"]
+    assert group.items[0].text == "lost, known until 2026-12-01" and group.tone == "warn"
+    assert found(one, staged.failed_phase())["jobs"].tone == "bad"
+
+
 def test_failed_criteria_stand_out_whatever_else_does() -> None:
     """One by its name and words, several by their number and names."""
     phase = records.phase()

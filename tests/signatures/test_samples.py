@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.signatures.model import Sample, Signature
+from pytest_clustersmoke.signatures.model import Pattern, Sample, Signature
 from pytest_clustersmoke.signatures.schema import known
+from tests.signatures.alternatives import narrowed
 from tests.signatures.logs import diagnosed
 
 EACH = [
@@ -33,6 +35,47 @@ def test_a_sample_is_found_by_its_own_signature_alone(
     lines = [line.strip() for line in sample.text.splitlines() if line.strip()]
     evidence = next(one for one in found if one.id == signature.id).evidence[0]
     assert any(evidence.text[:100] in line or line[:100] in evidence.text for line in lines)
+
+
+def shows(signature: Signature, pattern: Pattern, sample: Sample, regex: str | None) -> bool:
+    """Whether a sample holds a pattern, whose regex is narrowed to this one."""
+    texts = [sample.text] if signature.lines > 1 else sample.text.splitlines()
+    texts = [text for text in texts if pattern.word in text]
+    if regex is None:
+        return bool(texts)
+    return any(re.search(regex, text, re.MULTILINE) for text in texts)
+
+
+@pytest.mark.parametrize("signature", known(), ids=lambda one: one.id)
+def test_every_wording_has_a_sample(signature: Signature) -> None:
+    """Each pattern, and each wording that a regex lets it choose from, was seen somewhere."""
+    wordings = [
+        (pattern, regex)
+        for pattern in signature.patterns
+        for regex in ([None] if pattern.regex is None else narrowed(pattern.regex.pattern))
+    ]
+    assert wordings
+    unseen = [
+        regex or pattern.word
+        for pattern, regex in wordings
+        if not any(shows(signature, pattern, sample, regex) for sample in signature.samples)
+    ]
+    assert unseen == []
+
+
+@pytest.mark.parametrize(
+    ("regex", "each"),
+    [
+        ("no choice", ["no choice"]),
+        ("one|two words", ["two words"]),
+        ("(?:a b|c d) e", ["(?:a b) e", "(?:c d) e"]),
+        ("x(?: (?P<why>a b|c d))?", ["x(?: (?P<why>a b))", "x(?: (?P<why>c d))"]),
+        (r"\|[|(]\((?:a|b)(?! c d| e f)", [r"\|[|(]\((?:a|b)(?! c d| e f)"]),
+    ],
+)
+def test_a_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]) -> None:
+    """One of several words in its group alone, which must match then; lists of words are left."""
+    assert list(narrowed(regex)) == each
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import io
 import re
 import tracemalloc
 from random import Random
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.nccl.reader import Unreadable
-from pytest_clustersmoke.signatures import order, pieces, place, schema, search
+from pytest_clustersmoke.signatures import order, pieces, place, schema, search, unknown
 from pytest_clustersmoke.signatures.search import Search
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
 
@@ -97,6 +97,40 @@ def test_what_is_no_text_is_refused(raw: bytes, words: str) -> None:
     """It would be taken for a log in which nothing is wrong."""
     with pytest.raises(Unreadable, match=words):
         diagnosed(raw)
+
+
+@pytest.mark.parametrize("garbage", [b"\0\x01\xfe" * 4000, b"\n\0\n" * 4000])
+def test_a_log_with_garbage_is_searched(garbage: bytes) -> None:
+    """A cause counts wherever it stands in it; one who may pass such a file over need not look."""
+    for raw in (OOM.encode() + garbage, garbage + OOM.encode(), garbage + b"\n" + KILLED.encode()):
+        assert ids(diagnosed(raw))[0] in ("cuda_oom", "rank_killed")
+        search = Search(schema.known())
+        with pytest.raises(Unreadable, match="binary"):
+            search.stream(io.BytesIO(raw), "0.log", insist=False)
+        assert order.findings(search) == []
+
+
+def test_of_several_logs_garbage_is_told_apart() -> None:
+    """What another log said does not make one without a word of text readable."""
+    with pytest.raises(Unreadable, match=r"1\.log is binary"):
+        diagnosed(OOM, b"a\0b" * 9)
+
+
+def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
+    """After so many looks none of them costs more than being found; what follows is not lost."""
+
+    class Counted(Search):
+        looked = 0
+
+        def _line(self, *args: Any) -> None:
+            self.looked += 1
+            super()._line(*args)
+
+    found = Counted(schema.known())
+    torn = "Traceback (most recent call last):\n" * 50_000
+    found.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
+    assert ids(order.findings(found)) == ["cuda_oom"]
+    assert found.looked < unknown.MAX_LOOKS + 9
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ The nodes decide by them whether to start torchrun, and the controller tells of 
 same facts, so none depends on another's word. Facts are what jobs wrote, hence hostile text: what
 is missing, or of the wrong kind, is unknown, and the unknown is never a failure.
 
-model.py    a check that failed; a node's facts by kind
-gpu.py      GPUs: how many, which, their errors, who else is on them
-system.py   /dev/shm, limits, directories for temporary files and builds
-rdma.py     RDMA ports, against those of the other nodes
-alike.py    versions, driver and GPU model, against the other nodes
-meeting.py  what the nodes measured of each other: reachability, clocks, names
+model.py       a check that failed; a node's facts by kind
+gpu.py         GPUs: how many, which, their errors, who else is on them
+system.py      /dev/shm, limits, directories for temporary files and builds
+interfaces.py  interfaces that variables pin, and those that are up on the other nodes
+rdma.py        RDMA ports, against those of the other nodes
+alike.py       versions, driver and GPU model, against the other nodes
+meeting.py     what the nodes measured of each other: reachability, clocks, names
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import alike, gpu, meeting, rdma, system
+from . import alike, gpu, interfaces, meeting, rdma, system
 from .model import FACTS, FAILURE, MANY, WARNING, Check, Node, listed, merged, nodes_of
 
 __all__ = [
@@ -46,7 +47,7 @@ def failed(facts: Sequence[Mapping[str, Any] | None], spec: Mapping[str, Any]) -
     )
     between: Iterable[Check] = (
         check
-        for look in (alike.versions, alike.models, alike.drivers, rdma.checks)
+        for look in (alike.versions, alike.models, alike.drivers, interfaces.checks, rdma.checks)
         for check in look(nodes, spec)
     )
     return [*own, *between]

@@ -1,7 +1,6 @@
 """RDMA ports that are down or slow on one node and not on the others.
 
-A port that is down on every node alike is not cabled, and no finding. What a variable pins is
-judged by a criterion (environment/interfaces.py), and not here again.
+A port that is down on every node alike is not cabled, and no finding.
 """
 
 from __future__ import annotations

@@ -13,6 +13,10 @@
     widths.set(figure, width);
     const made = kinds[figure.dataset.chart](figure, width);
     place.replaceChildren(...(Array.isArray(made) ? made : made ? [made] : []));
+    const wrong = place.querySelector(".label.wrong");
+    if (!wrong) return;
+    const { x, width: wide } = wrong.getBBox();
+    place.scrollLeft = x + wide / 2 - width / 2; // of a picture wider than the page, what is wrong
   }
 
   const figures = [...document.querySelectorAll("figure[data-chart]")];

@@ -43,12 +43,15 @@ const Topology = (() => {
     const data = read(figure);
     if (!data.nodes.length) return null;
     const few = data.nodes.length <= FEW_NODES && data.count <= FEW_RANKS;
-    const drawn = few ? [picture(data, width)] : [grid(data, width)];
+    const [first, left] = few ? picture(data, width) : [grid(data, width), 0];
+    const drawn = [first];
     if (data.groups.length && (!few || data.groups.length > FEW_LABELS)) drawn.push(matrix(data, width));
     const bad = data.groups.filter((one) => one.unexpected).concat(data.nodes.flatMap((one) => one.inside.filter((g) => g.unexpected)));
     const said = `${data.nodes.length} nodes, ${data.count} ranks` + (bad.length ? `; ${d3.sum(bad, (one) => one.unexpected)} unexpected links: ${[...new Set(bad.map((one) => one.kind))].join(", ")}` : "; no unexpected link");
     drawn.forEach((svg, at) => svg.attr("role", "img").attr("aria-label", (at ? "Pairs of nodes: " : "Topology: ") + said));
-    return drawn.map((svg) => svg.node());
+    const made = drawn.map((svg) => svg.node());
+    if (left) made.splice(1, 0, d3.create("p").attr("class", "note unlabelled").text(`${left} link${left > 1 ? "s" : ""} between nodes without a label: see the figures.`).node());
+    return made;
   }
 
   const canvas = (width, height) => d3.create("svg").attr("width", width).attr("height", height).attr("viewBox", `0 0 ${width} ${height}`);
@@ -109,8 +112,7 @@ const Topology = (() => {
     drawInside(lines, data, at);
     const ends = drawBetween(lines, data, at, box);
     for (const node of data.nodes) for (const one of node.ranks) drawRank(gpus, one, at.get(one.rank), data.wrong.has(one.rank));
-    drawLabels(labels, data, ends, [...box.values()], put);
-    return svg;
+    return [svg, drawLabels(labels, data, ends, [...box.values()], put)];
   }
 
   function drawBox(layer, above, node, frame, { rows }) {
@@ -184,31 +186,62 @@ const Topology = (() => {
     return [frame.cx + dx * share, frame.cy + dy * share];
   }
 
+  // Transport and bandwidth beside each line; of many lines, of the unexpected and the slowest, and
+  // even where they lie on something else. Returns how many lines have none.
   function drawLabels(layer, data, ends, boxes, put) {
     const measured = data.groups.filter((one) => Charts.known(one.bandwidth));
     const slowest = d3.least(measured, (one) => one.bandwidth);
     const all = data.groups.length <= FEW_LABELS;
-    const taken = boxes.map((one) => ({ x: one.x, y: one.y, w: one.w, h: one.h }));
+    const taken = boxes.map(({ x, y, w, h }) => ({ x, y, w, h }));
+    const lines = [...ends].map(([group, held]) => ({ group, ends: middle(held) }));
     const order = [...ends].sort((x, y) => y[0].unexpected - x[0].unexpected || (y[0] === slowest) - (x[0] === slowest));
-    for (const [group, held] of order) {
-      if (!all && !group.unexpected && group !== slowest) continue;
+    let left = 0;
+    for (const [at, [group, held]] of order.entries()) {
+      const must = group === slowest || (group.unexpected > 0 && at < FEW_LABELS);
       const said = [(group.unexpected ? "⚠ " : "") + group.kind + (group.links > 1 ? ` × ${group.links}` : "")];
-      if (Charts.known(group.bandwidth)) said.push(gb(group.bandwidth) + (!all && group === slowest ? ", slowest" : ""));
-      const w = d3.max(said, (words) => words.length) * 6.7 + 8, h = said.length * 15 + 4;
-      const p = [d3.mean(held, (one) => one.p[0]), d3.mean(held, (one) => one.p[1])], q = [d3.mean(held, (one) => one.q[0]), d3.mean(held, (one) => one.q[1])];
-      for (const t of [0.5, 0.42, 0.58, 0.35, 0.65, 0.28, 0.72]) {
-        const [cx, cy] = [p[0] + (q[0] - p[0]) * t, p[1] + (q[1] - p[1]) * t];
-        const frame = { x: Math.max(2, Math.min(put.width - w - 2, cx - w / 2)), y: cy - h / 2, w, h };
-        const free = taken.every((o) => frame.x + w <= o.x || o.x + o.w <= frame.x || frame.y + h <= o.y || o.y + o.h <= frame.y);
-        if (!free) continue;
-        taken.push(frame);
-        const made = layer.append("g").attr("class", group.unexpected ? "label wrong" : "label");
-        made.append("rect").attr("x", frame.x).attr("y", frame.y).attr("width", w).attr("height", h).attr("rx", 3);
-        said.forEach((words, k) => made.append("text").attr("x", frame.x + w / 2).attr("y", frame.y + 14 + 15 * k).attr("text-anchor", "middle").text(words));
-        break;
-      }
+      if (Charts.known(group.bandwidth)) said.push(gb(group.bandwidth));
+      if (!all && group === slowest) said.push("slowest");
+      const others = lines.filter((one) => one.group !== group);
+      const frames = all || must || group.unexpected ? framesOf(said, middle(held), put) : [];
+      const best = d3.least(frames, (frame) => covered(frame, taken) * others.length + others.filter((one) => meets(frame, one.ends)).length);
+      if (!best || (!must && covered(best, taken))) { left++; continue; }
+      taken.push(best);
+      const made = layer.append("g").attr("class", group.unexpected ? "label wrong" : "label");
+      made.append("rect").attr("x", best.x).attr("y", best.y).attr("width", best.w).attr("height", best.h).attr("rx", 3);
+      said.forEach((words, k) => made.append("text").attr("x", best.x + best.w / 2).attr("y", best.y + 14 + 15 * k).attr("text-anchor", "middle").text(words));
     }
+    return left;
   }
+
+  // The line in the middle of those of a group.
+  const middle = (held) => ["p", "q"].map((end) => [0, 1].map((axis) => d3.mean(held, (one) => one[end][axis])));
+
+  // Where words may stand along a line, its middle first.
+  function framesOf(said, [p, q], put) {
+    const w = d3.max(said, (words) => words.length) * 6.7 + 8, h = said.length * 15 + 4;
+    return d3.sort(d3.range(0.16, 0.85, 0.02), (t) => Math.abs(t - 0.5)).map((t) => ({
+      x: Math.max(2, Math.min(put.width - w - 2, p[0] + (q[0] - p[0]) * t - w / 2)),
+      y: Math.max(2, Math.min(put.height - h - 2, p[1] + (q[1] - p[1]) * t - h / 2)),
+      w, h,
+    }));
+  }
+
+  // Whether a line passes through a frame: what is left of it between the frame's four sides.
+  function meets({ x, y, w, h }, [p, q]) {
+    let from = 0, to = 1;
+    for (const [a, b, low, high] of [[p[0], q[0], x, x + w], [p[1], q[1], y, y + h]]) {
+      if (a === b && (a < low || a > high)) return false;
+      if (a === b) continue;
+      const [one, other] = d3.extent([(low - a) / (b - a), (high - a) / (b - a)]);
+      [from, to] = [Math.max(from, one), Math.min(to, other)];
+    }
+    return from < to;
+  }
+
+  // How much of a frame lies on others.
+  const covered = (frame, others) => d3.sum(others, (o) =>
+    Math.max(0, Math.min(frame.x + frame.w, o.x + o.w) - Math.max(frame.x, o.x)) *
+    Math.max(0, Math.min(frame.y + frame.h, o.y + o.h) - Math.max(frame.y, o.y)));
 
   // -- Many nodes --------------------------------------------------------------------------------
 
@@ -239,9 +272,9 @@ const Topology = (() => {
   function matrix(data, width) {
     const count = data.nodes.length, index = new Map(data.nodes.map((one, at) => [one.place, at]));
     const named = Math.min(88, d3.max(data.nodes, (one) => one.name.length) * 7.4 + 10);
-    const cell = Math.max(5, Math.min(34, Math.floor((Math.min(width, 760) - named - 4) / count)));
+    const cell = Math.max(5, Math.min(34, Math.floor((Math.min(width, 760) - named - 40) / count)));
     const every = Math.ceil(13 / cell);
-    const svg = canvas(named + cell * count + 40, cell * count + 28);
+    const svg = canvas(named + cell * count + 40, cell * count + 42);
     if (named + cell * count + 40 > width) svg.classed("fixed", true);
     const speeds = data.groups.map((one) => one.bandwidth).filter(Charts.known);
     const strength = d3.scaleLinear().domain([0, d3.max(speeds) || 1]).range([0.08, 0.85]);
@@ -261,8 +294,9 @@ const Topology = (() => {
     }
     if (crosses.length) svg.append("path").attr("class", "cross").attr("d", crosses.join(""));
     svg.append("path").attr("class", "grid").attr("d", data.nodes.map((node, at) => `M${named + at * cell},${at * cell}h${side}v${side}`).join(""));
-    const said = speeds.length ? `${gb(d3.min(speeds))} (pale) to ${gb(d3.max(speeds))} (strong); ` : "";
-    svg.append("text").attr("class", "kinds").attr("x", named).attr("y", cell * count + 18).text(said + "crossed: unexpected; blank: no link");
+    const said = speeds.length ? [`${gb(d3.min(speeds))} (pale) to ${gb(d3.max(speeds))} (strong)`] : [];
+    said.push("crossed: unexpected; blank: no link");
+    said.forEach((words, k) => svg.append("text").attr("class", "kinds").attr("x", named).attr("y", cell * count + 18 + 14 * k).text(words));
     return svg;
   }
 

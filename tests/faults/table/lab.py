@@ -9,12 +9,13 @@ import os
 import pwd
 from typing import Any
 
-from ..harness import SMOKE_TESTS
 from .model import Fault
 
 IDLE: dict[str, Any] = {"seconds": 600}
 # Slurm knows of it at once, or after its own grace: KillWait is 2 s in the lab.
 KNOWN_S = 10.0
+OUR_LIMIT_S = 6.0  # of a phase, from torchrun's start
+SEEN_LIMIT_S = 20.0  # of a node to see the others' files
 USER = pwd.getpwuid(os.getuid()).pw_name
 
 
@@ -87,7 +88,9 @@ SCHEDULER = (
         "time-limit",
         6,
         host="node6",
-        settings={"timeout_s": 6},
+        settings={"timeout_s": OUR_LIMIT_S},
+        since="torchrun_start",
+        since_s=OUR_LIMIT_S,
         words=("node6: ",),
     ),
 )
@@ -115,10 +118,23 @@ def _refused(name: str, finding: str, words: str, **slurm: str) -> Fault:
         outcome="never_ran",
         words=(words,),
         of_nobody=True,
+        timed=False,
         slow=True,
         settings={"slurm": {"nodelist": "node2", **slurm}},
     )
 
+
+# Not submitted at all: the one node that it may run on has been drained before.
+NO_NODE_LEFT = _fault(
+    "node_drained",
+    "nodes-unavailable",
+    11,
+    family="node",
+    outcome="cluster_failed",
+    host="node11",
+    words=("node11", "drain"),
+    timed=False,
+)
 
 # On a lab with accounting.
 ACCOUNTING = (
@@ -150,7 +166,7 @@ ACCOUNTING = (
 
 def _isolated(name: str, finding: str, *nodes: int, **more: Any) -> Fault:
     """The last node differs from the others."""
-    values: dict[str, Any] = {"host": f"node{nodes[-1]}", "slow": True, **more}
+    values: dict[str, Any] = {"host": f"node{nodes[-1]}", "slow": True, "since": "facts", **more}
     return _fault(name, finding, *nodes, family="node", **values)
 
 
@@ -163,7 +179,8 @@ ISOLATED = (
         3,
         4,
         words=("in vain for node4",),
-        settings={"stage_limits_s": {"init": 20}},
+        settings={"stage_limits_s": {"init": SEEN_LIMIT_S}},
+        since_s=SEEN_LIMIT_S,
     ),
     _isolated("master_unreachable", "master-unreachable", 5, 6, words=("cannot reach node 0",)),
     Fault(
@@ -182,7 +199,7 @@ ISOLATED = (
     ),
     Fault(
         "link_broken",
-        str(SMOKE_TESTS / "train_ddp.py"),
+        "group_opens.py",
         "node",
         finding="rank-error",
         signature="no_route_to_host",
@@ -194,4 +211,4 @@ ISOLATED = (
         slow=True,
     ),
 )
-LAB = (*SCHEDULER, MEMORY, *ACCOUNTING, *ISOLATED)
+LAB = (*SCHEDULER, MEMORY, NO_NODE_LEFT, *ACCOUNTING, *ISOLATED)

@@ -8,13 +8,14 @@ from typing import Any
 
 from ..harness import SMALL
 
-# What the base class `Trained` judges; a small cluster has two without a reference, and metrics
-# without a past: they skip.
+# What the base class `Trained` judges; a small cluster has metrics without a reference and without
+# a past: these skip.
 UNMEASURED = frozenset(
     {
         "test_throughput_meets_the_reference",
         "test_memory_meets_the_reference",
         "test_metrics_are_as_in_the_past",
+        "test_other_references_are_met",
     }
 )
 GRADIENTS = "test_gradients_are_in_sync"
@@ -49,8 +50,8 @@ class Fault:
     - `failed`: the criteria that must fail while the job passes; every other one stays green, or
       skipped where it is of UNMEASURED. With a `rank`, they name it and its node.
     - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
-      the node that it must name, `signature` the known cause behind it, `words` what its text has
-      to say. Every criterion points to the job.
+      the node that it must name (any, where neither is given), `signature` the known cause behind
+      it, `words` what its text has to say. Every criterion points to the job.
     - `usage`: pytest ends with a usage error that says this, and nothing is submitted.
     """
 
@@ -72,6 +73,17 @@ class Fault:
     profile: Mapping[str, Any] = field(default_factory=dict)  # added to the cluster's
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the phase in the profile
     within_s: float = 10.0  # from the fault to the finding
+    since: str = "staged"  # the event just before the fault, of a rank or of a node
+    since_s: float = 0.0  # how long after that event the fault comes
+    timed: bool = True  # a finding's seconds are known; not so where nothing ran
+    unknown: bool = False  # nobody can know its cause, and the finding says so
     replayed: bool = False  # recorded text, where the fault itself cannot be staged here
     of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
     slow: bool = False  # only in `make test-all`; of each family one or two are not
+
+    @property
+    def of(self) -> str:
+        """What is at fault, and named: a rank with its host, a node, or nobody."""
+        if self.of_nobody:
+            return "nobody"
+        return "rank" if self.rank is not None or not self.host else "node"

@@ -18,6 +18,7 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
         "hang" if how == "hangs" else "death",
         finding=finding,
         maybe="rank_killed" if how == "killed" else "",
+        unknown=how == "raises",  # an exception of the program's own
         within_s=STEP_LIMIT_S + 15 if how == "hangs" else 10.0,
         rank=1,
         args={**SMALL, "how": how, "at_rank": 1, "when": when},

@@ -1,5 +1,6 @@
-"""Hardware faults that cannot be staged without the hardware: real runs, in which a rank leaves
-what a real one left and ends as that one did (programs/recorded.yaml, with the sources)."""
+"""Faults that cannot be staged without the hardware, or a kernel that limits memory: real runs, in
+which a rank leaves what a real one left and ends as that one did (programs/recorded.yaml, with the
+sources)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def _fault(record: dict[str, Any]) -> Fault:
     return Fault(
         record["name"],
         "replay.py",
-        "hardware",
+        record.get("family", "hardware"),
         finding="hang" if hangs else finding,
         signature=record["signature"],
         rank=1,

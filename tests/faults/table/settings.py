@@ -121,10 +121,11 @@ SETTINGS = (
         "interface_missing",
         HEALTHY,
         "configuration",
-        finding="rank-error",
-        signature="gloo_no_interface",
+        finding="interface-missing",
+        words=("GLOO_SOCKET_IFNAME=nosuch0 (the profile) names nosuch0, which is not there",),
+        host="local0",
         settings={"env": {"set": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
-        slow=True,
+        since="claim",  # no rank starts: from the node's first word
     ),
     Fault(
         "script_in_node_local",

@@ -1,0 +1,107 @@
+"""What pytest collected of a suite: which of its phases the cluster runs, and all that is wrong."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+from .cluster import Profile
+from .errors import Problem
+from .items import PhaseClass, phase_class
+from .known import Acknowledgements
+from .marker import Marked
+from .phase import Phase, absence, resolve_all
+from .scope import collected, criteria
+
+
+class Collected:
+    """The phases of one session on one cluster, and the criteria of each."""
+
+    def __init__(self, config: pytest.Config, profile: Profile) -> None:
+        self.config, self.profile = config, profile
+        self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        self.report_dir = Path(
+            config.getoption("--cluster-report-dir") or config.rootpath / "reports"
+        ).absolute()
+        self.absences: list[str] = []
+        self.phases: dict[str, Phase] = {}
+        self._names: dict[PhaseClass, str] = {}
+        self._all: list[pytest.Item] = []
+        self._plans_only = bool(
+            config.getoption("--cluster-dry-run")
+            or config.getoption("collectonly")
+            or config.getoption("setupplan", False)
+        )
+
+    @cached_property
+    def known(self) -> Acknowledgements:
+        """Who answers for which failures; a worker knows its run's name only once it is made."""
+        return Acknowledgements.of(self.profile, self.run_id)
+
+    def read(
+        self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
+    ) -> None:
+        """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
+        settings = self.config.getoption("--cluster-set")
+        phases, found = resolve_all(read.values(), self.profile, settings)
+        problems = [*problems, *found]
+        for cls, marked in read.items():
+            self._names[cls] = marked.name
+            if marked.name in phases:
+                cls.add_marker(phases[marked.name].size_mark)
+        self.absences = [
+            absence(marked, self.profile) for marked in read.values() if marked.name not in phases
+        ]
+        self.phases = phases
+        problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
+        if not self.config.getoption("collectonly"):
+            problems += self._preflight(phases.values())
+        self._problems(problems)
+        self._all = list(items)
+        here = [item for item in items if self._runs(item)]
+        self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
+        items[:] = here
+
+    def _preflight(self, phases: Iterable[Phase]) -> list[Problem]:
+        from . import preflight  # not for a collection alone, which is to be quick
+
+        found = preflight.planned(self.profile, phases)
+        if not self._plans_only:
+            found += preflight.problems(self.profile, phases, self.report_dir, os.environ)
+        return found
+
+    def _problems(self, problems: list[Problem]) -> None:
+        if problems:
+            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals()])))
+
+    def _refusals(self) -> list[Problem]:
+        """What the scheduler would say next, so that one run tells all."""
+        if self._plans_only:
+            return []
+        from . import preflight
+
+        return preflight.refusals(self.profile, self.phases.values(), os.environ)
+
+    def _runs(self, item: pytest.Item) -> bool:
+        cls = phase_class(item)
+        return cls is None or self._names.get(cls) in self.phases
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return [*self.absences]
+
+    def header(self) -> list[str]:
+        hardware = self.profile.hardware
+        return [
+            f"cluster: {self.profile.name} ({self.profile.backend}; "
+            f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
+        ]
+
+    def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
+        """By phase all criteria that there are, and those among the items that are to run."""
+        return collected(self._names, self._all, self.config.args), criteria(self._names, items)

@@ -1,0 +1,23 @@
+"""train_ddp.py that marks the moment before its process group is opened: what is wrong with the
+network itself shows from then on."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import distributed as dist
+
+train_ddp: Any = importlib.import_module("train_ddp")
+staging: Any = importlib.import_module("staging")
+
+
+def init_process_group(*words: Any, **named: Any) -> None:
+    staging.staged()
+    whole_init(*words, **named)
+
+
+if __name__ == "__main__":
+    whole_init = dist.init_process_group
+    dist.init_process_group = init_process_group
+    train_ddp.main()
