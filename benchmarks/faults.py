@@ -34,7 +34,7 @@ where the row says no other) and 15 s, a node's within 10 s of Slurm knowing it.
 seconds are those of criteria, judged once the phase has ended, and those that never ran.
 
 A cause is named where the finding has one. An exception of the program's own (`raises_...`) is
-known to no signature: its finding says "unknown cause" with the exception, and is not counted.
+known to no signature: its finding gives the exception, and says that its cause is unknown.
 """
 
 

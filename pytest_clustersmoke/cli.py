@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from . import __version__
 from . import diagnose_command as diagnose
 from .errors import UsageProblems
 from .history import command as history
@@ -51,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         prog="clustersmoke",
         description="Acceptance tests for GPU clusters: the tools beside pytest.",
     )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for add in SUBCOMMANDS:
         add(subparsers)

@@ -34,7 +34,7 @@ examples:
   clustersmoke diagnose reports/latest/phases/zero1_4node
   dmesg | clustersmoke diagnose job.log -
 
-exit status: 0 nothing wrong found, 1 findings, 2 something was not readable (what could be read
+exit status: 0 nothing found, 1 findings, 2 something was not readable (what could be read
 is printed first)
 """
 
@@ -104,7 +104,7 @@ def text(found: list[Finding], read: int, paper: Paper) -> Iterator[str]:
     """Findings for people: causes with their evidence and next step, then what follows from them
     in a line each."""
     if not found:
-        yield f"nothing wrong found in {read:,} file{'s' * (read != 1)}"
+        yield f"no known failure and no exception found in {read:,} file{'s' * (read != 1)}"
         return
     causes = [one for one in found if one.primary]
     for index, one in enumerate(causes or found[:1], 1):

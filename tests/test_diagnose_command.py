@@ -100,7 +100,7 @@ def test_nothing_wrong(run: Any, tmp_path: Path, word: str | None) -> None:
     log.write_text("FutureWarning: The pynvml package is deprecated\nPASSED\n")
     said = run(*filter(None, [word]), log)
     assert said.status == 0
-    assert said.json == [] if word else said.out == "nothing wrong found in 1 file\n"
+    assert said.json == [] if word else said.out == "no known failure and no exception found in 1 file\n"
 
 
 def test_standard_input(log: Path) -> None:
@@ -186,7 +186,7 @@ def test_what_a_rank_of_ours_survived_is_no_finding(run: Any, tmp_path: Path, do
     writer.close()
     said = run(directory.root)
     assert said.status == (0 if done else 1)
-    assert ("nothing wrong found in 2 files" in said.out) is done
+    assert ("no known failure and no exception found in 2 files" in said.out) is done
 
 
 @pytest.mark.parametrize("spec", [{}, {"nodes": 10**9}, {"nodes": "x"}, {"nodes": True}])
@@ -282,4 +282,4 @@ def test_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     """Examples and exit status stand in the help."""
     with pytest.raises(SystemExit):
         parser().parse_args(["diagnose", "--help"])
-    assert "exit status: 0 nothing wrong found, 1 findings, 2" in capsys.readouterr().out
+    assert "exit status: 0 nothing found, 1 findings, 2" in capsys.readouterr().out

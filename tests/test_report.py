@@ -249,8 +249,11 @@ def test_pruning_leaves_what_is_no_run_of_ours(suite: Suite) -> None:
 
 def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
     """The verdict is told all the same, in one line, and the exit status is not FIT's."""
-    latest = suite.report.parent / "latest"
-    (latest / "in_the_way").mkdir(parents=True)
+    suite.path.joinpath("conftest.py").write_text(
+        "import pathlib\ndef pytest_runtest_logfinish():\n"
+        "    (run,) = pathlib.Path('reports').glob('2*')\n"
+        "    (run / 'report.json/in_the_way').mkdir(parents=True, exist_ok=True)\n"
+    )
     suite.phase()
     result = suite.run()
     assert result.ret == 3

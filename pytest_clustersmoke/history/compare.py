@@ -101,7 +101,18 @@ class Comparison:
         words = []
         if self.first.verdict != self.second.verdict:
             words.append(f"verdict {self.first.verdict} -> {self.second.verdict}")
-        return words + [f"{one.name}: {text}" for one in self.phases for text in one.differences()]
+        return words + [
+            f"{one.name}: {text}"
+            for one in self.phases
+            if one not in self._alone()
+            for text in one.differences()
+        ]
+
+    def _alone(self) -> list[PhasePair]:
+        """Phases that only one of the runs was asked for."""
+        if self.first.selection == self.second.selection:
+            return []
+        return [one for one in self.phases if NONE in one.outcomes]
 
     def surroundings(self) -> list[str]:
         """What else differs, in words: of several phases each thing once."""
@@ -113,6 +124,10 @@ class Comparison:
         old, new = self.first.package_version, self.second.package_version
         if old != new:
             told.append(f"pytest-clustersmoke {old} -> {new}")
+        for place, other in enumerate(("second", "first")):
+            names = [one.name for one in self._alone() if one.outcomes[place] == NONE]
+            if names:
+                told.append(f"in the {other} run alone: {', '.join(names)}")
         return told + changes.nodes(*(self._nodes(second) for second in (False, True)))
 
     def _nodes(self, second: bool) -> set[str]:

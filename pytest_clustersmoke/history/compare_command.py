@@ -84,7 +84,8 @@ def _text(found: Comparison, differences: list[str]) -> Iterator[str]:
 def _cells(run: PastRun) -> list[str]:
     from .table import moment
 
-    return [run.run_id, run.cluster, moment(run.begun), run.verdict, run.selection, run.partial]
+    scope = run.selection or "all"
+    return [run.run_id, run.cluster, moment(run.begun), run.verdict, scope, run.partial]
 
 
 def _metric(phase: str, pair: Pair) -> list[str]:

@@ -193,4 +193,5 @@ def _tell(draft: Draft, directory: Path, written: list[str], own_ini: bool) -> N
     paths = "" if own_ini else "smoke_tests "
     out.append(f"  pytest {paths}--cluster {draft.name} --cluster-dry-run    # submits nothing")
     out.append(f"  pytest {paths}--cluster {draft.name}")
+    out.append("  every night: docs/nightly.md of pytest-clustersmoke")
     sys.stdout.write("\n".join(out) + "\n")

@@ -144,8 +144,16 @@ def _against(metrics: Mapping[str, Any]) -> str:
     compared = {name: one for name, one in metrics.items() if one["met"] is not None}
     if not compared:
         return "no reference"
-    missed = [one["text"] for one in compared.values() if not one["met"]]
+    missed = [_miss(name, one) for name, one in compared.items() if not one["met"]]
     return "; ".join(missed) if missed else f"met ({', '.join(compared)})"
+
+
+def _miss(name: str, metric: Mapping[str, Any]) -> str:
+    """`steps_per_s -61.7 %`; the criterion's failure says the rest."""
+    value, expected = metric["value"], (metric["reference"] or {}).get("value")
+    if isinstance(value, str) or not expected:
+        return f"{name} {value}"
+    return f"{name} {(value / expected - 1) * 100:+.1f} %"
 
 
 def _seconds(value: Any) -> str:

@@ -37,7 +37,7 @@ class Measured:
     hosts: str
     seconds: float | None
     replayed: bool
-    named: bool  # what was found has a cause, and not "unknown cause"
+    named: bool  # what was found has a cause; of a program's own exception its words
     of: str = "rank"  # or node, or nobody: what is at fault
 
     @property

@@ -93,7 +93,8 @@ def _check_finding(fault: Fault, outcome: Outcome, tell: Tell, struck: float | N
     assert named is not fault.unknown, finding
     tell("red", "job")
     tell("finding", f"{finding['id']} {known}".strip())
-    tell("named", named)
+    assert fault.words or named, "the words of an exception that nobody else knows"
+    tell("named", True)
     tell("ranks", finding["ranks"])
     tell("hosts", finding["hosts"])
     if fault.timed:

@@ -191,3 +191,18 @@ def test_the_first_run_has_none_before_it(
     add(of_night(0), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), "previous", "latest"]) == 2
     assert capsys.readouterr().err == "clustersmoke: there is no previous run in the history\n"
+
+
+def test_a_phase_that_only_one_run_was_asked_for_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told beside; where both were asked for all, its absence is a difference."""
+    both = [phase(), phase(phase="lora_sft_ddp")]
+    add(of_night(100, *both, run_id="a"), tmp_path)
+    add(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
+    add(of_night(102, phase(), run_id="c"), tmp_path)
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differences"]) == (0, [])
+    assert "in the first run alone: lora_sft_ddp" in found["also_different"]
+    status, found = compared(capsys, tmp_path, "a", "c")
+    assert (status, found["differences"]) == (1, ["lora_sft_ddp: passed -> none"])

@@ -12,6 +12,7 @@ SMALL_ZERO = {"hidden_size": 32, "layers": 1, "micro_batch": 8, "steps": 8, "lea
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
     """Rank 1 of two ends, or stops. torchrun, if it is quick, says by which signal."""
+    said = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
         "ends.py",
@@ -19,6 +20,7 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
         finding=finding,
         maybe="rank_killed" if how == "killed" else "",
         unknown=how == "raises",  # an exception of the program's own
+        words=(said,) if how == "raises" else (),
         within_s=STEP_LIMIT_S + 15 if how == "hangs" else 10.0,
         rank=1,
         args={**SMALL, "how": how, "at_rank": 1, "when": when},
