@@ -34,9 +34,10 @@ def compare(name: str, value: float, reference: Reference | None) -> Comparison:
     low, high = reference.low, reference.high
     off = f"{(value / reference.value - 1) * 100:+.1f} %" if reference.value else "not comparable"
     against = f"{off} against the reference {show(reference.value)} {unit}".rstrip()
-    bounds = f"{'no lower bound' if low is None else show(low)} to " + (
-        "no upper bound" if high is None else show(high)
-    )
+    if low is None or high is None:
+        bounds = f"at most {show(high)}" if high is not None else f"at least {show(low or 0.0)}"
+    else:
+        bounds = f"{show(low)} to {show(high)}"
     met = (low is None or value >= low) and (high is None or value <= high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
     return Comparison(met, f"{said}: {against}{tail}")

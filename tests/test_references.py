@@ -43,7 +43,7 @@ def test_the_words_of_a_comparison() -> None:
     """Value, unit, difference, reference, what is allowed and where the reference is from."""
     assert compare("steps_per_s", 80, reference(lower=-0.1)).text == (
         "steps_per_s is 80.00 steps/s: -20.0 % against the reference 100.0 steps/s "
-        "(allowed: 90.00 to no upper bound; source: a test)"
+        "(allowed: at least 90.00; source: a test)"
     )
 
 

@@ -17,8 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from .. import clean
 from .page_facts import all_facts, fact_words, node_table
-from .page_view import PERCENTILES, evidence_link, soft, spread_cells, tone, utc, view
-from .standout import show_number, words
+from .page_view import (
+    PERCENTILES,
+    allowed,
+    evidence_link,
+    hardware_words,
+    soft,
+    spread_cells,
+    tone,
+    utc,
+    view,
+)
+from .standout import show_number, unit_words, words
 
 if TYPE_CHECKING:
     import jinja2
@@ -56,6 +66,7 @@ def page(record: RunRecord, there: Callable[[str], bool] = lambda name: True) ->
             styles=(HERE / "page.css").read_text(encoding="utf-8"),
             policy=_policy(scripts),
             percentiles=PERCENTILES,
+            allowed=allowed,
             evidence_link=partial(evidence_link, there),
         )
     )
@@ -93,6 +104,8 @@ def _environment() -> jinja2.Environment:
         "utc": utc,
         "tone": tone,
         "words": words,
+        "unit": unit_words,
+        "hardware": hardware_words,
         "soft": soft,
         "fact": fact_words,
         "spread": spread_cells,

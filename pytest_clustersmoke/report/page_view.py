@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from .page_ranks import links_view, ranks_view
-from .standout import stands_out
+from .standout import changed_since, stands_out, words
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,6 +34,7 @@ TONES = {
 # Metrics of the table of phases. As in the terminal, the rate is the last of these that was told.
 RATES = ("samples_per_s", "tokens_per_s_per_rank", "busbw_gb_per_s")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
+ANY_GPU = ("", "any", "fake", "none")  # no model
 LONG_NAME = re.compile(r"\w{30,}")
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
@@ -45,7 +46,9 @@ class PhaseView:
     record: PhaseRecord
     anchor: str
     folder: str  # of its evidence, relative to the page
-    tone: str
+    state: str  # the job's outcome; of one that passed, with its red criteria
+    tone: str  # of the worst of job and criteria
+    changed: str  # since the last good run, which is named before
     open: bool  # whether there is something to look at
     counts: list[tuple[str, int]]  # criteria by result, the failed first
     rate: str  # the metric that is its rate; empty where it has none
@@ -66,6 +69,9 @@ class View:
     phases: list[PhaseView]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
     nodes: list[FactsRecord]
+    scope: str  # what was chosen, where the sentence does not say it
+    optional: list[str]  # kinds that are not required, and were not measured
+    had_past: bool  # a run of one of these phases came before
 
 
 def view(record: RunRecord) -> View:
@@ -75,7 +81,39 @@ def view(record: RunRecord) -> View:
     places = {item.where for group in standing for item in group.items}
     phases = [_phase(one, anchors, places) for one in record["phases"]]
     nodes = sorted(record["nodes"], key=lambda node: _natural(node["node"]))
-    return View(standing, phases, _versions(record["phases"]), nodes)
+    return View(
+        stands_out=standing,
+        phases=phases,
+        versions=_versions(record["phases"]),
+        nodes=nodes,
+        scope=_scope(record),
+        optional=_optional(record),
+        had_past=any(one["trend"] and one["trend"]["run_ids"] for one in record["phases"]),
+    )
+
+
+def _scope(record: RunRecord) -> str:
+    """How many phases ran and what was selected, as far as the sentence does not say it."""
+    count = f"{len(record['phases_chosen'])} of {len(record['phases_of_cluster'])} phases"
+    told = [one for one in (count, record["selection"]) if one and one not in record["sentence"]]
+    return ": ".join(told)
+
+
+def _optional(record: RunRecord) -> list[str]:
+    """Kinds that are not required and could not be judged, with how many phases lack each."""
+    if "proof" in record:
+        return []
+    phases, required = record["phases"], set(record["not_measured"])
+    counted = Counter(
+        kind
+        for one in phases
+        for kind in one["not_measured"]
+        if f"{one['phase']}: {kind} not measured" not in required
+    )
+    return [
+        kind if count == len(phases) else f"{kind} ({count} of {len(phases)} phases)"
+        for kind, count in sorted(counted.items())
+    ]
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
@@ -91,11 +129,15 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
     counted = Counter(one["result"] for one in record["criteria"].values())
     held = [name for name in RATES if name in record["metrics"]]
     ranks = record["ranks"]
+    state, tone = _state(record, counted)
+    changed, last_good = changed_since(record["changed"])
     return PhaseView(
         record=record,
         anchor=anchors[record["phase"]],
         folder=f"phases/{quote(record['phase'], safe='')}/",
-        tone=TONES.get(record["outcome"], "warn"),
+        state=state,
+        tone=tone,
+        changed=f"{' ' * bool(last_good)}{last_good}: {'; '.join(changed)}",
         open=record["phase"] in places or record["outcome"] != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
@@ -107,6 +149,18 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
         memory=any(isinstance(one["peak_memory_gib"], int | float) for one in ranks),
         fault=record.get("fault", ""),
     )
+
+
+def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
+    """Words and tone of a phase: a job that passed is not green where a criterion is red."""
+    outcome = record["outcome"]
+    if outcome != "passed":
+        return words(outcome), "warn" if record["known"] else TONES.get(outcome, "warn")
+    if counted["failed"]:
+        return f"{words(outcome)}, {counted['failed']} red", "bad"
+    if counted["known"]:
+        return f"{words(outcome)}, {counted['known']} known", "warn"
+    return words(outcome), "good"
 
 
 def _node_ranks(record: PhaseRecord) -> list[tuple[int, str, str]]:
@@ -156,6 +210,25 @@ def utc(seconds: float | None) -> str:
 def tone(word: str) -> str:
     """good, bad, warn or none: how a verdict, an outcome or a result is shown."""
     return TONES.get(word, "warn")
+
+
+def allowed(low: float | str | None, high: float | str | None) -> list[tuple[str, Any]]:
+    """A reference's bounds as words, each with the number that follows it."""
+    if low is None and high is None:
+        return [("anything", None)]
+    if high is None:
+        return [("at least ", low)]
+    return [("at most ", high)] if low is None else [("", low), (" to ", high)]
+
+
+def hardware_words(hardware: Mapping[str, Any]) -> str:
+    """What the profile says a node has."""
+    count, gpu = hardware["gpus_per_node"], hardware["gpu"]
+    if gpu in ANY_GPU:
+        held = f"{count} device{'s' * (count != 1)} a node"
+    else:
+        held = f"{count} \N{MULTIPLICATION SIGN} {gpu} a node"
+    return ", ".join(one for one in (held, hardware["interconnect"]) if one)
 
 
 def soft(text: str) -> Markup:

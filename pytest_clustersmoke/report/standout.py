@@ -7,6 +7,7 @@ beyond their reference or their own past, nodes that differ, gates that are not 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_EACH = 3  # of one kind on the first screen; the rest is counted
 MAX_NAMES = 4
+LAST_GOOD = " (last good run "
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Item:
     text: str
     where: str  # the name of the phase, or of the part of the page
     anchor: str
+    known: bool = False  # somebody answers for it
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,8 @@ def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[Group]:
         return list(_group("gates", "Gates not proven", "bad", _gates(record)))
     phases = [(phase, anchors[phase["phase"]]) for phase in record["phases"]]
     tone: Literal["bad", "warn"] = "warn" if _only_warns(record) else "bad"
-    failed = [phase for phase, _ in phases if phase["outcome"] != "passed"]
-    jobs: Literal["bad", "warn"] = "warn" if all(one["known"] for one in failed) else "bad"
     return [
-        *_group("jobs", "Failed job", jobs, _each(_jobs, phases)),
+        *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
         *_group("metrics", "Off its reference or past", tone, _each(_metrics, phases)),
@@ -65,7 +66,8 @@ def _group(
 ) -> Iterator[Group]:
     found = list(items)
     if found:
-        yield Group(name, title, tone, found[:MAX_EACH], len(found) - MAX_EACH)
+        worst = "warn" if all(one.known for one in found) else tone
+        yield Group(name, title, worst, found[:MAX_EACH], len(found) - MAX_EACH)
 
 
 def _each(
@@ -83,21 +85,32 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     hosts = f" on {listed(primary[0]['hosts'])}" if primary and primary[0]["hosts"] else ""
     target = f"{anchor}-findings" if phase["findings"] else anchor
     known = f", known until {phase['known']['until']}" if phase["known"] else ""
-    yield Item(what, f"{words(phase['outcome'])}{hosts}{known}", phase["phase"], target)
+    text = f"{words(phase['outcome'])}{hosts}{known}"
+    yield Item(what, text, phase["phase"], target, bool(known))
+
+
+def _known(phase: PhaseRecord, judges: Callable[[str, str], object]) -> str:
+    """The words for an acknowledgement of all red criteria that judge a thing, by their name and
+    text; empty where one of them is not acknowledged, or none is red."""
+    red = [
+        one
+        for name, one in phase["criteria"].items()
+        if one["result"] in ("failed", "known") and judges(name, one["text"])
+    ]
+    until = [one["known"]["until"] for one in red if one["result"] == "known" and "known" in one]
+    return f"; known until {min(until)}" if until and len(until) == len(red) else ""
 
 
 def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     behind = [one for one in phase["ranks"] if one["behind"]]
+    known = _known(phase, lambda name, text: "falls_behind" in name)
+    where = (phase["phase"], f"{anchor}-ranks", bool(known))
     for rank in behind[:MAX_NAMES]:
-        yield Item(
-            f"rank {rank['rank']} on {rank['node']}",
-            _lateness(rank, phase["ranks"]),
-            phase["phase"],
-            f"{anchor}-ranks",
-        )
+        text = f"{_lateness(rank, phase['ranks'])}{known}"
+        yield Item(f"rank {rank['rank']} on {rank['node']}", text, *where)
     if len(behind) > MAX_NAMES:
         rest = [str(one["rank"]) for one in behind[MAX_NAMES:]]
-        yield Item(f"ranks {listed(rest)} too", "behind", phase["phase"], f"{anchor}-ranks")
+        yield Item(f"ranks {listed(rest)} too", f"behind{known}", *where)
 
 
 def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
@@ -126,11 +139,15 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     ends = [node.get(first["source"], "?"), node.get(first["destination"], "?")]
     where = f"inside {ends[0]}" if first["inside"] else f"from {ends[0]} to {ends[1]}"
     more = f"; {count} such links" if count > 1 else ""
+    side = "inside" if all(one["inside"] for one in wrong) else "transports"
+    known = _known(phase, lambda name, text: "transports" in name and side in name)
+    text = f"rank {first['source']} to rank {first['destination']}: {first['unexpected']}"
     yield Item(
         f"{first['transport']} {where}",
-        f"rank {first['source']} to rank {first['destination']}: {first['unexpected']}{more}",
+        f"{text}{more}{known}",
         phase["phase"],
         f"{anchor}-topology",
+        bool(known),
     )
 
 
@@ -142,11 +159,24 @@ def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Item]:
     found.sort(key=lambda one: -one[1])
     name, share, against = found[0]
     metric = phase["metrics"][name]
-    value = f"{name} is {show_number(metric['value'])} {metric['unit']}"
+    value = f"{name} is {show_number(metric['value'])} {unit_words(metric['unit'])}".rstrip()
     also = f"; also {listed([one[0] for one in found[1:]])}" if found[1:] else ""
-    since = f". Since the last good run: {listed(phase['changed'])}" if phase["changed"] else ""
+    told, _ = changed_since(phase["changed"])
+    since = f". Since the last good run: {listed(told)}" if told else ""
     what = against if math.isinf(share) else f"{name} {against}"
-    yield Item(what, f"{value}{also}{since}", phase["phase"], f"{anchor}-metrics")
+    names = re.compile(rf"\b({'|'.join(re.escape(one[0]) for one in found)})\b")
+    known = _known(phase, lambda name, text: names.search(text))
+    text = f"{value}{also}{known}{since}"
+    yield Item(what, text, phase["phase"], f"{anchor}-metrics", bool(known))
+
+
+def changed_since(changed: Iterable[str]) -> tuple[list[str], str]:
+    """What changed since the last good run, and that run, which each entry of a record names."""
+    parts = [one.rpartition(LAST_GOOD) for one in changed]
+    runs = {tail.removesuffix(")") for _, found, tail in parts if found}
+    if len(runs) > 1:
+        return ["".join(one) for one in parts], ""
+    return [head if found else tail for head, found, tail in parts], "".join(runs)
 
 
 def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
@@ -217,6 +247,11 @@ def listed(names: Iterable[str]) -> str:
 def words(outcome: str) -> str:
     """An outcome as people read it."""
     return outcome.replace("_", " ")
+
+
+def unit_words(unit: str) -> str:
+    """A metric's unit; nothing for a plain number."""
+    return "" if unit == "1" else unit
 
 
 def show_number(value: float | str | None) -> str:

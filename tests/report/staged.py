@@ -143,9 +143,9 @@ def later(phase: PhaseRecord, after_s: float, run_s: float, queue_s: float = 4.0
     return phase
 
 
-def gloo_phase() -> PhaseRecord:
-    phase = records.phase("allreduce_multinode", nodes=4, ranks_per_node=1)
-    pairs = [(one, other) for one in range(4) for other in range(one + 1, 4)]
+def gloo_phase(nodes: int = 4) -> PhaseRecord:
+    phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=1)
+    pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
     phase["topology"] = {
         "backend": "gloo",
         "note": "the ranks talked over gloo, which does not log who talks to whom",

@@ -149,8 +149,9 @@ def test_any_record_renders_and_asks_nothing_of_the_network(name: str) -> None:
         assert not [key for key in attributes if key.startswith("on")], attributes
     links = {str(one["href"]) for one in elements.all("a")}
     files = {link for link in links if not link.startswith("#")}
-    assert {"report.json", "junit.xml", "journal.jsonl"} <= files
-    for link in files - {"report.json", "junit.xml", "journal.jsonl"}:
+    own = {"report.json", "junit.xml", "metrics.prom", "run.json", "journal.jsonl"}
+    assert own <= files
+    for link in files - own:
         assert re.fullmatch(r"phases/[A-Za-z0-9_.~%/-]+", link) and ".." not in link, link
     assert [one["href"] for one in elements.all("link")] == ["data:,"]
     ids = [one["id"] for _, one in elements.found if "id" in one]

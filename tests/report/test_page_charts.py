@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -129,6 +131,54 @@ def test_the_time_line_has_every_phase(browse: Browse) -> None:
     assert svg.locator('g[data-mark="bar"] rect').count() == 2 * len(run["phases"])
 
 
+def test_a_bar_of_waiting_is_as_long_as_the_queue_time(browse: Browse) -> None:
+    """Slurm tells whole seconds: beside "queue 11.0 s" stands a bar of 11 s, not of the 12 between
+    our clock and its start."""
+    phase = staged.later(records.phase("slow"), 0, 24.0, 12.0)
+    phase["queue_s"] = 11.0
+    other = staged.later(records.phase("early"), 0, 24.0, 12.0)
+    other |= {"queue_s": 13.0}
+    svg = browse(records.run(phase, other)).page.locator("#timeline svg")
+    bars = svg.locator('g[data-mark="bar"]')
+    script = "all => all.map(e => [e.x.baseVal.value, e.width.baseVal.value])"
+    waited, ran = (bars.nth(at).locator("rect").evaluate_all(script) for at in (0, 1))
+    second = ran[0][1] / 24
+    for (x, width), (start, _), queue_s in zip(waited, ran, (11, 13), strict=True):
+        assert abs(width / second - queue_s) < 0.05 and abs(x + width - start) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "words"),
+    [
+        (0.4, r"\d\d:\d\d:\d\d"),
+        (1, r"\d\d:\d\d:\d\d"),
+        (600, r"\d\d:\d\d"),
+        (staged.DAY_S, r"\d{1,2} [A-Z][a-z]{2}"),
+        (30 * staged.DAY_S, r"[A-Z][a-z]{2} \d{4}"),
+    ],
+)
+@pytest.mark.parametrize("size", [(1280, 800), PHONE])
+def test_trends_tell_the_time_of_24_hours(
+    browse: Browse, apart_s: float, words: str, size: tuple[int, int]
+) -> None:
+    """Whatever lies between the runs: times of UTC that do not overlap, and none twice."""
+    phase = records.phase()
+    phase["trend"] = made = staged.trend(phase, 20)
+    made["begun"] = [records.BEGUN - (20 - n) * apart_s for n in range(20)]
+    opened = browse(records.run(phase), size=size)
+    opened.open_all()
+    part = opened.page.locator(chart(opened, "trends"))
+    assert "times in UTC" in part.inner_text()
+    ticks = part.locator(".small").first.locator('g[data-mark="x-axis tick label"] text')
+    told = ticks.all_text_contents()
+    assert told and all(re.fullmatch(words, one) for one in told), told
+    assert len(set(told)) == len(told)
+    boxes = ticks.evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.right])"
+    )
+    assert all(one[1] + 2 < other[0] for one, other in itertools.pairwise(boxes)), boxes
+
+
 def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
     """A turned phone gets charts of its new width."""
     opened = browse(staged.run())
@@ -161,13 +211,13 @@ def test_every_link_has_its_label_or_is_counted(
     opened = browse(paired(nodes, ranks), size=size)
     part = opened.page.locator(chart(opened, "topology", ".phase"))
     (wrong,) = part.locator("g.label.wrong").all_text_contents()
-    assert wrong == "⚠ NET/Socket1.17 GB/s" + ("slowest" if nodes > 6 else "")
+    assert wrong == "⚠ NET/Socket1.17 GB/s" + ("slowest" if nodes > 5 else "")
     pairs = nodes * (nodes - 1) // 2
     left = pairs - part.locator("g.label").count()
     told = part.locator("p.unlabelled").all_text_contents()
     words = f"{left} link{'s' * (left > 1)} between nodes without a label: see the figures."
     assert told == ([words] if left else [])
-    assert not left or pairs > 14
+    assert not left or pairs > 10
     opened.open_all()
     rows = part.locator('table[data-table="groups"] tbody tr:not([data-one="0"][data-other="0"])')
     cells = [row.split("\t") for row in rows.all_inner_texts()]
@@ -197,7 +247,7 @@ def test_of_unexpected_links_alone_none_is_dropped_in_silence(
     labels = part.locator("g.label.wrong").count()
     told = part.locator("p.unlabelled").all_text_contents()
     counted = int(told[0].split()[0]) if told else 0
-    assert labels >= min(15, nodes * (nodes - 1) // 2)
+    assert labels >= min(10, nodes * (nodes - 1) // 2)
     assert labels + counted == nodes * (nodes - 1) // 2
 
 
@@ -218,6 +268,38 @@ def test_a_label_lies_on_no_other_line(browse: Browse) -> None:
             if any(left < x < right and top < y < bottom for x, y in along(*one))
         ]
         assert len(through) == 1
+
+
+@pytest.mark.parametrize("nodes", [4, 5])
+def test_the_slowest_pair_s_label_is_on_its_own_line(browse: Browse, nodes: int) -> None:
+    """Also of the pair whose line crosses others, wherever the slowest one lies."""
+    for slowest in range(nodes * (nodes - 1) // 2):
+        run = records.run(staged.gloo_phase(nodes), verdict="FIT")
+        topology = run["phases"][0]["topology"]
+        assert topology is not None
+        topology["groups"][slowest]["bandwidth_gb_per_s"] = 0.125
+        opened = browse(run)
+        opened.open_all()
+        part = opened.page.locator('.phase figure[data-chart="topology"]')
+        label = part.locator("g.label", has_text="0.125 GB/s").locator("rect")
+        left, top, right, bottom = label.evaluate(
+            "e => [e.getBBox()].map(b => [b.x, b.y, b.x + b.width, b.y + b.height])[0]"
+        )
+        lines = part.locator("path.link").evaluate_all(
+            "all => all.map(e => e.getAttribute('d').match(/[-\\d.]+/g).map(Number))"
+        )
+        through = [
+            number
+            for number, one in enumerate(lines)
+            if any(left < x < right and top < y < bottom for x, y in along(*one))
+        ]
+        assert through == [slowest]
+
+
+def test_of_six_nodes_the_pairs_are_a_matrix_too(browse: Browse) -> None:
+    """Fifteen lines have no room for their labels; a square each they have."""
+    part = browse(paired(6, 1, wrong=False)).page.locator('figure[data-chart="topology"]')
+    assert part.locator("rect.cell").count() == 15
 
 
 def along(x: float, y: float, to_x: float, to_y: float) -> Iterator[tuple[float, float]]:

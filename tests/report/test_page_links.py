@@ -16,6 +16,8 @@ from ..harness import Suite
 from .test_page import Elements
 from .test_recover import killed
 
+WRITTEN = {"report.json", "metrics.prom"}  # with every page
+
 
 def links(report: Path) -> set[str]:
     """Where the page of this report leads, below it."""
@@ -49,7 +51,7 @@ def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
         "phases/wide/ranks/00003.jsonl",
     }
     report = published(tmp_path, *kept)
-    assert dead(report) == [] and links(report) == kept | {"report.json", "phases/wide/"}
+    assert dead(report) == [] and links(report) == kept | {*WRITTEN, "phases/wide/"}
     html = (report / "index.html").read_text()
     for name in ("junit.xml", "batch.sh", "facts.json"):
         assert f"<code>{name}</code>" in html
@@ -57,7 +59,7 @@ def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_phase_that_left_nothing_has_no_link(tmp_path: Path) -> None:
     """Not to its folder either, which nobody makes."""
-    assert links(published(tmp_path)) == {"report.json"}
+    assert links(published(tmp_path)) == WRITTEN
 
 
 @pytest.mark.parametrize("limit", ["MAX_FILE_BYTES", "MAX_BYTES"])
@@ -83,7 +85,7 @@ def test_a_real_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
     assert result.ret == 1
     report = suite.report.resolve()
     assert dead(report) == [] and "junit.xml" not in links(report)
-    assert {"report.json", "journal.jsonl", "phases/held/result.json"} <= links(report)
+    assert {*WRITTEN, "run.json", "journal.jsonl", "phases/held/result.json"} <= links(report)
 
 
 def test_a_run_that_was_killed_has_no_dead_link(suite: Suite) -> None:

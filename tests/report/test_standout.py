@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.report.model import PhaseRecord
-from pytest_clustersmoke.report.standout import Group, stands_out
+from pytest_clustersmoke.report.standout import Group, changed_since, stands_out
 
 from .. import records
 from . import staged
+
+CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 
 
 def found(*phases: PhaseRecord, **changes: Any) -> dict[str, Group]:
@@ -44,10 +46,7 @@ def test_a_loss_of_throughput_is_told_in_per_cent() -> None:
     """The metric furthest off, its value, the others' names, and what changed since."""
     (item,) = found(staged.slow_phase())["metrics"].items
     assert item.what == "steps_per_s -30.0 % against the reference 9.500"
-    assert item.text == (
-        "steps_per_s is 6.650 steps/s; also samples_per_s. "
-        "Since the last good run: driver 550.54.15 to 550.90.07"
-    )
+    assert item.text == ("steps_per_s is 6.650 steps/s; also samples_per_s" + CHANGED)
 
 
 @pytest.mark.parametrize(("status", "count"), [("ok", 0), ("warn", 1), ("fail", 1)])
@@ -95,7 +94,8 @@ def test_what_is_no_number_stands_out() -> None:
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
     (item,) = found(phase)["metrics"].items
-    assert item.what == "nan, which is no number" and item.text.startswith("final_loss is nan 1")
+    assert item.what == "nan, which is no number"
+    assert item.text == f"final_loss is nan; also steps_per_s, samples_per_s{CHANGED}"
 
 
 def test_a_failed_job_stands_first_by_its_cause() -> None:
@@ -132,6 +132,46 @@ def test_known_failures_do_not_stand_out() -> None:
     phase = records.phase()
     phase["criteria"]["test_sync"] = {"result": "known", "text": "acknowledged"}
     assert found(phase) == {}
+
+
+KNOWN: Any = {"what": "w", "reason": "switch 4", "until": "2026-12-01", "where": "c.yaml:7"}
+RED = {
+    "stragglers": "test_no_rank_falls_behind",
+    "links": "test_transports_between_nodes",
+    "metrics": "test_throughput_meets_the_reference",
+}
+
+
+@pytest.mark.parametrize(("kind", "criterion"), RED.items())
+def test_what_a_known_criterion_is_red_for_is_known(kind: str, criterion: str) -> None:
+    """Its card is a warning that says until when; no other's is."""
+    phase = staged.slow_phase()
+    for name in ("steps_per_s", "samples_per_s"):
+        phase["criteria"][RED["metrics"]]["text"] += f" {name}"
+    assert all(group.tone == "bad" for group in found(phase).values())
+    phase["criteria"][criterion] |= {"result": "known", "known": KNOWN}
+    groups = found(phase)
+    assert {name for name in RED if groups[name].tone == "warn"} == {kind}
+    assert "; known until 2026-12-01" in groups[kind].items[0].text
+
+
+def test_a_thing_that_one_more_criterion_is_red_for_is_not_known() -> None:
+    """Whoever answers for one answers not for the other."""
+    phase = staged.slow_phase()
+    phase["criteria"][RED["metrics"]] |= {"result": "known", "known": KNOWN}
+    past: Any = {"result": "failed", "text": "samples_per_s is off its past"}
+    phase["criteria"]["test_metrics_are_as_in_the_past"] = past
+    assert found(phase)["metrics"].tone == "bad"
+
+
+def test_the_last_good_run_is_named_once() -> None:
+    """Each entry of a record names it; where they name several, all stay as they are."""
+    good = " (last good run 20261122-034602-3ae2ef)"
+    told = changed_since([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
+    assert told == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
+    two = [f"torch 2.5 -> 2.6{good}", "args.rate 10 -> 7 (last good run b)"]
+    assert changed_since(two) == (two, "")
+    assert changed_since(["driver 1 to 2"]) == (["driver 1 to 2"], "")
 
 
 def test_of_many_of_a_kind_some_are_listed_and_the_rest_is_counted() -> None:

@@ -152,7 +152,9 @@ const Charts = (() => {
   function timeline(figure, width) {
     const phases = rows(figure.querySelector("table")).filter((one) => known(one.submitted));
     if (!phases.length) return null;
-    const first = d3.min(phases, (one) => one.submitted);
+    // The wait ends at the start and is as long as the scheduler says, in whole seconds as it may be.
+    const queued = (one) => (known(one.started) && known(one.queue_s) ? one.started - one.queue_s : one.submitted);
+    const first = d3.min(phases, queued);
     const since = (moment) => moment - first;
     const ran = phases.filter((one) => known(one.started) && known(one.ended));
     const waited = phases.map((one) => ({ ...one, until: known(one.started) ? one.started : known(one.ended) ? one.ended : one.submitted + (one.queue_s || 0) }));
@@ -165,7 +167,7 @@ const Charts = (() => {
       x: { label: "seconds", grid: true, nice: true, ticks: Math.floor((width - left) / 70) },
       y: { domain: phases.map((one) => one.label), label: null, padding: 0.45, axis: null },
       marks: [
-        Plot.barX(waited, { y: "label", x1: (one) => since(one.submitted), x2: (one) => since(one.until), fill: "var(--none-bg)", stroke: "var(--steel)", strokeDasharray: "3 2" }),
+        Plot.barX(waited, { y: "label", x1: (one) => since(queued(one)), x2: (one) => since(one.until), fill: "var(--none-bg)", stroke: "var(--steel)", strokeDasharray: "3 2" }),
         Plot.barX(ran, { y: "label", x1: (one) => since(one.started), x2: (one) => since(one.ended), fill: (one) => one.tone, fillOpacity: 0.8 }),
         Plot.text(phases, { y: "label", text: (one) => short(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: -7, fontWeight: 600 }),
         Plot.text(phases, { y: "label", text: (one) => told.get(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: 8, fill: "var(--muted)", fontSize: 11 }),
@@ -187,6 +189,19 @@ const Charts = (() => {
     return drawn.map((head) => trend(head, runs, each));
   }
 
+  // Ticks of a time axis that fit into a width: days, or times of day of 24 hours.
+  function times([from, to], room) {
+    const hours = (to - from) / 3.6e6;
+    const [format, wide, whole] = hours > 24 * 300 ? ["%b %Y", 62, d3.utcMonth] : hours > 36 ? ["%-d %b", 52, d3.utcDay]
+      : hours > 0.1 ? ["%H:%M", 44, d3.utcMinute] : ["%H:%M:%S", 62, d3.utcSecond];
+    const words = d3.utcFormat(format), fits = Math.floor(room / wide);
+    for (let count = fits; count > 0; count--) {
+      const ticks = d3.utcTicks(from, to, count).filter((at) => +whole(at) === +at);
+      if (ticks.length && ticks.length <= fits) return { ticks, tickFormat: words };
+    }
+    return { ticks: [to], tickFormat: words };
+  }
+
   function trend(head, runs, width) {
     const { key, unit, status, met } = head.dataset;
     const of = (name) => (head.dataset[name] === undefined ? null : Number(head.dataset[name]));
@@ -204,8 +219,8 @@ const Charts = (() => {
     const side = lines.length > 1 && lines[0][1] > lines[1][1] ? 4 : -4;
     const off = met === "no" || status === "fail";
     const svg = plot({
-      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 52, marginRight: lines.length ? 30 : 12,
-      x: { type: "utc", label: null, ticks: Math.max(2, Math.floor(width / 90)) },
+      width, height: 156, marginTop: 8, marginBottom: 34, marginLeft: 60, marginRight: lines.length ? 30 : 12,
+      x: { type: "utc", label: null, ...times(d3.extent(points, (p) => p.when), width - 72 - 18 * (lines.length > 0)) },
       y: { domain, label: null, grid: true, ticks: 4 },
       marks: [
         Plot.rectY(band, { x1: d3.min(points, (p) => p.when), x2: d3.max(points, (p) => p.when), y1: "y1", y2: "y2", fill: "var(--band)" }),

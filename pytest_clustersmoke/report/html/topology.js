@@ -2,7 +2,7 @@
 // The picture of who talks to whom: nodes as boxes, their ranks in them, links between ranks; of
 // many nodes a grid of boxes, and links as a matrix of pairs.
 const Topology = (() => {
-  const FEW_NODES = 12, FEW_RANKS = 96, FEW_LINES = 40, FEW_LABELS = 15;
+  const FEW_NODES = 12, FEW_RANKS = 96, FEW_LINES = 40, FEW_LABELS = 10;
   const CELL = 36, GPU_W = 30, GPU_H = 24, GAP = 8;
 
   function read(figure) {

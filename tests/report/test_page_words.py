@@ -1,0 +1,167 @@
+"""What index.html says in words: no more than was measured, once, and as people say it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report.model import PhaseRecord
+from pytest_clustersmoke.report.page import page
+from pytest_clustersmoke.report.page_view import allowed, hardware_words
+
+from .. import records
+from . import staged
+from .browsing import PHONE, Browse
+
+
+def section(html: str, name: str) -> str:
+    """The text of a part of the page, without its tags."""
+    part = html[html.index(f'id="{name}"') :]
+    return re.sub(r"<[^>]*>", "", part[: part.index("</section>")])
+
+
+def red(result: Any, **changes: Any) -> PhaseRecord:
+    """A job that passed, with a criterion of this result."""
+    phase = records.phase(reason="every node ended well", **changes)
+    phase["criteria"]["test_loss"] = {"result": result, "text": "it rose"}
+    return phase
+
+
+def test_a_fit_page_claims_no_more_than_was_measured() -> None:
+    """It names the kinds that nothing judged, with how many phases lack each."""
+    first = records.phase("one", not_measured=["history", "references"])
+    other = records.phase("two", not_measured=["references", "transports"])
+    html = page(records.run(first, other, not_measured=["two: transports not measured"]))
+    assert "Nothing of what was measured: no failed job" in html
+    words = "Not required, and not or only in part measured: history (1 of 2 phases), references."
+    assert words in section(html, "unmeasured")
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"), [("", "All that this"), ("mlp", "Of what was chosen, all that this")]
+)
+def test_what_was_not_chosen_is_not_said_to_be_measured(selection: str, words: str) -> None:
+    """Of a part of the phases the page says so."""
+    part = section(page(records.run(not_measured=[], selection=selection)), "unmeasured")
+    assert f"{words} cluster requires was measured." in part
+
+
+@pytest.mark.parametrize(
+    ("phase", "words", "tone"),
+    [
+        (records.phase(), "passed", "good"),
+        (red("failed"), "passed, 1 red", "bad"),
+        (red("known"), "passed, 1 known", "warn"),
+        (records.phase(outcome="failed"), "failed", "bad"),
+        (records.phase(outcome="never_ran"), "never ran", "warn"),
+    ],
+)
+def test_a_phase_is_as_green_as_its_criteria(phase: PhaseRecord, words: str, tone: str) -> None:
+    """Both pills and the bar of the time line show the worst of the job and what was judged."""
+    html = page(records.run(phase))
+    pill = re.escape(f'<span class="badge {tone}">{words}</span>')
+    assert re.search(f'<td data-field="outcome">{pill}', html)
+    assert re.search(f"<summary><h2 [^>]*>zero1_4node</h2> {pill}", html)
+    assert f'data-tone="{tone}"' in html
+    assert '<th scope="col">Job</th>' in html and "Outcome" not in html
+
+
+def test_every_node_ended_well_is_said_of_the_job() -> None:
+    """A phase with a red criterion has not passed."""
+    assert "<strong>Job passed:</strong> every node ended well" in page(records.run(red("failed")))
+
+
+def test_a_first_run_says_that_there_is_none_before_it() -> None:
+    """Where there is one, and nothing changed, the page says that."""
+    assert "There is no earlier run of these phases." in page(records.run())
+    phase = records.phase()
+    phase["trend"] = staged.trend(phase)
+    assert "Nothing that is known of." in page(records.run(phase))
+
+
+def test_what_the_sentence_says_is_not_said_again() -> None:
+    """How many phases, and what was selected; of a sentence without them they stand below it."""
+    chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
+    chosen["selection"] = "mlp"
+    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases", **chosen))
+    assert html.count("1 of 2 phases") == 1 and "(mlp)" not in html
+    assert " · 1 of 2 phases: mlp</p>" in page(records.run(sentence="NOT PROVEN", **chosen))
+
+
+def test_the_last_good_run_stands_once_beside_what_changed() -> None:
+    """On the card it would push the changes out."""
+    good = " (last good run 20261122-034602-3ae2ef)"
+    phase = staged.slow_phase()
+    phase["changed"] = [f"args.nccl none -> socket{good}", f"args.rate 10.0 -> 7.0{good}"]
+    html = page(records.run(phase, verdict="UNFIT"))
+    told = "args.nccl none -&gt; socket{} args.rate 10.0 -&gt; 7.0"
+    assert f"Since the last good run: {told.format(',')}" in html
+    assert f"since the last good run 20261122-034602-3ae2ef: {told.format(';')}" in html
+    assert html.count("20261122-034602-3ae2ef") == 1
+
+
+def test_long_names_break_after_an_underscore() -> None:
+    """Also where it is told what changed, what is known and what is missing."""
+    name = "test_transports_between_nodes_are_those_expected"
+    known = {"what": f"a: {name}", "reason": "r", "until": "2026-12-01", "where": "c.yaml:7"}
+    lists: Any = {"changes": [f"{name} failed"], "known": [known], "not_measured": [f"a: {name}"]}
+    html = page(records.run(**lists))
+    assert html.count(name.replace("_", "_<wbr>")) == 3
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (900, None, "at least 900"),
+        (None, 9, "at most 9"),
+        (1, 2, "1 to 2"),
+        (None, None, "anything"),
+    ],
+)
+def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> None:
+    """One bound, both, or none."""
+    told = "".join(f"{word}{'' if bound is None else bound}" for word, bound in allowed(low, high))
+    assert told == words
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words"),
+    [
+        ("NVIDIA H100", "2 \N{MULTIPLICATION SIGN} NVIDIA H100 a node"),
+        ("any", "2 devices a node"),
+    ],
+)
+def test_hardware_without_a_model_is_devices(gpu: str, words: str) -> None:
+    """Nobody has a GPU named "any"."""
+    told = {"gpu": gpu, "device": "auto", "gpus_per_node": 2, "interconnect": ""}
+    assert hardware_words(told) == words
+    assert hardware_words({**told, "interconnect": "InfiniBand"}) == f"{words}, InfiniBand"
+
+
+def test_a_plain_number_has_no_unit() -> None:
+    """A loss of 0.25 is not 0.25 1."""
+    html = page(records.run())
+    row = html[html.index('<tr data-metric="final_loss"') :]
+    assert "<td></td>" in row[: row.index("</tr>")]
+
+
+def test_figures_for_prometheus_and_what_was_asked_are_linked() -> None:
+    """Files of the report that a reader looks for."""
+    html = page(records.run())
+    assert 'href="metrics.prom"' in html and 'href="run.json"' in html
+
+
+@pytest.mark.parametrize("table", ["metrics", "criteria"])
+def test_on_a_phone_words_need_no_scrolling_sideways(browse: Browse, table: str) -> None:
+    """Each row is as high as what it says, and all of it is in view."""
+    opened = browse(staged.run(), size=PHONE)
+    opened.open_all()
+    part = opened.page.locator(f'section[data-phase="zero1_4node"] table[data-table="{table}"]')
+    assert part.evaluate("e => e.parentElement.scrollWidth <= e.parentElement.clientWidth")
+    rows = part.locator("tbody tr")
+    plain = rows.filter(has_text="final_loss" if table == "metrics" else "are_done").bounding_box()
+    assert plain and plain["height"] < 60
+    said = rows.first.inner_text()
+    assert ("-31.0 % against the median" in said) == (table == "metrics")
