@@ -34,10 +34,12 @@ def compare(name: str, value: float, reference: Reference | None) -> Comparison:
     low, high = reference.low, reference.high
     off = f"{(value / reference.value - 1) * 100:+.1f} %" if reference.value else "not comparable"
     against = f"{off} against the reference {show(reference.value)} {unit}".rstrip()
-    if low is None or high is None:
-        bounds = f"at most {show(high)}" if high is not None else f"at least {show(low or 0.0)}"
-    else:
+    if low is not None and high is not None:
         bounds = f"{show(low)} to {show(high)}"
+    elif low is not None:
+        bounds = f"at least {show(low)}"
+    else:
+        bounds = f"at most {show(high)}" if high is not None else "any value"
     met = (low is None or value >= low) and (high is None or value <= high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
     return Comparison(met, f"{said}: {against}{tail}")

@@ -100,7 +100,8 @@ def test_nothing_wrong(run: Any, tmp_path: Path, word: str | None) -> None:
     log.write_text("FutureWarning: The pynvml package is deprecated\nPASSED\n")
     said = run(*filter(None, [word]), log)
     assert said.status == 0
-    assert said.json == [] if word else said.out == "no known failure and no exception found in 1 file\n"
+    nothing = "no known failure and no exception found in 1 file\n"
+    assert said.json == [] if word else said.out == nothing
 
 
 def test_standard_input(log: Path) -> None:
