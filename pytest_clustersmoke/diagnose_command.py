@@ -34,8 +34,8 @@ examples:
   clustersmoke diagnose reports/latest/phases/zero1_4node
   dmesg | clustersmoke diagnose job.log -
 
-exit status: 0 nothing found, 1 findings, 2 something was not readable (what could be read
-is printed first)
+exit status: 0 no known failure and no exception, 1 findings, 2 something was not readable (what
+could be read is printed first)
 """
 
 

@@ -13,7 +13,10 @@ if [ -r "$SUITE/nightly.env" ]; then
   . "$SUITE/nightly.env"
   set +a
 fi
-CLUSTER=${CLUSTER:?set it in nightly.env}
+if [ -z "${CLUSTER:-}" ]; then
+  echo "CLUSTER: set it in nightly.env" >&2
+  exit 4
+fi
 PYTHON=${PYTHON:-$SUITE/.venv/bin/python}
 REPORTS=${REPORTS:-$SUITE/reports}
 LIMIT=${LIMIT:-8h}

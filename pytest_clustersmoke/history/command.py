@@ -13,7 +13,10 @@ from ..telemetry import METRICS
 from . import words
 
 if TYPE_CHECKING:
+    from sqlite3 import Connection
+
     from .overview import Past
+    from .query import Group, PhaseRun
 
 DESCRIPTION = """\
 Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
@@ -60,16 +63,11 @@ def _count(word: str) -> int:
 
 def _run(asked: argparse.Namespace) -> int:
     from . import overview
-    from .query import groups, phase_runs
+    from .query import groups
 
     with words.history(asked.report_dir) as connection:
         chosen = words.choose(groups(connection), asked.cluster, asked.phase)
-        past = [
-            overview.Past(
-                one, phase_runs(connection, one.cluster, one.phase, limit=asked.last), asked.metric
-            )
-            for one in chosen
-        ]
+        past = [_past(connection, one, asked) for one in chosen]
     past = [one for one in past if one.runs]  # somebody may have deleted the rows they need
     if asked.metric is not None:
         _check_metric(asked.metric, past)
@@ -80,6 +78,20 @@ def _run(asked: argparse.Namespace) -> int:
     else:
         print_lines(overview.text(past))
     return 0
+
+
+def _past(connection: Connection, group: Group, asked: argparse.Namespace) -> Past:
+    from .overview import Past
+    from .past import WINDOW
+    from .query import phase_runs, setup_ids
+
+    of = (connection, group.cluster, group.phase)
+    runs = phase_runs(*of, limit=asked.last)
+    same: list[PhaseRun] = []
+    for newest in runs[:1]:
+        setups = setup_ids(connection, newest.setup)
+        same = phase_runs(*of, before=newest.begun, good=True, setups=setups, limit=WINDOW)
+    return Past(group, runs, same, asked.metric)
 
 
 def _check_metric(metric: str, past: Iterable[Past]) -> None:

@@ -27,11 +27,12 @@ CSV = (
 
 @dataclass(frozen=True)
 class Past:
-    """A phase of a cluster and its newest runs, the newest first; `asked` is the one metric that
-    was asked for."""
+    """A phase of a cluster and its newest runs, the newest first; `same` are the good runs that the
+    newest is judged against, `asked` is the one metric that was asked for."""
 
     group: Group
     runs: Sequence[PhaseRun]
+    same: Sequence[PhaseRun]
     asked: str | None = None
 
     @property
@@ -54,11 +55,9 @@ class Past:
         return [run.value(metric, unit) for run in reversed(self.runs)]
 
     def level(self, metric: str) -> Level | None:
-        """That of the good runs shown that had the setup of the newest run, itself not among
-        them."""
+        """That of the runs which the newest is judged against: the same as in its record."""
         _, unit = self.newest(metric)
-        alike = [one for one in self.runs[1:] if one.good and one.setup == self.runs[0].setup]
-        return level(value for one in alike if (value := one.value(metric, unit)) is not None)
+        return level(value for one in self.same if (value := one.value(metric, unit)) is not None)
 
 
 def text(past: Sequence[Past]) -> Iterator[str]:

@@ -123,7 +123,7 @@ class _Copier:
         info = source.lstat()
         if not stat.S_ISREG(info.st_mode):
             return False
-        if max(info.st_size, self._bytes + info.st_size - MAX_BYTES) > MAX_FILE_BYTES:
+        if info.st_size > MAX_FILE_BYTES or self._bytes + info.st_size > MAX_BYTES:
             self._left += 1
             return False
         self._bytes += info.st_size

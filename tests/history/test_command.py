@@ -10,11 +10,13 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.history import add
+from pytest_clustersmoke.history import add, annotate
+from pytest_clustersmoke.references import show
 
 from ..records import BEGUN, metric, phase
 from .made import DAY_S, night, nights, of_night, with_versions
@@ -249,3 +251,18 @@ def test_the_command_is_quick_to_start() -> None:
     assert not {"sqlite3", "rich", "statistics", "sparklines", "filelock"} & set(
         done.stdout.split()
     )
+
+
+def test_the_median_is_that_of_the_record_whatever_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--last` is how many runs are shown, not what the newest is judged against."""
+    steps = [9.0 + 0.05 * night for night in range(30)]
+    for number, value in enumerate(steps):
+        last = night(number, value)
+        annotate(last, tmp_path)
+        add(last, tmp_path)
+    past: Any = last["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert main(["history", "--last", "5", "--report-dir", str(tmp_path)]) == 0
+    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("steps_per"))
+    assert past["runs"] == 29 and show(past["median"]) in line.split()
