@@ -6,7 +6,8 @@
 
 A phase that does not verify a thing (say, it saves no checkpoint) fails that criterion rather than
 passing over it: override the test where it does not apply. A class with criteria of its own on
-metrics names these in `judged_metrics`; all others that have a reference must meet it, too.
+metrics names these in `judged_metrics`; all others that have a reference must meet it, too. Who
+overrides `test_throughput_…` or `test_memory_…` sets `throughput` or `memory` to what it checks.
 """
 
 from __future__ import annotations

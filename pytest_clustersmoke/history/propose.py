@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .query import Group, Measured, PhaseRun
 
 LEAST_PERCENT = 10  # as the bounds of the documents
-MADS = 3.0
 DIGITS = 4
 SAID = ("torch", "cuda", "nccl", "driver")  # of the versions, in the source
 INDENT = "    "  # of a profile's keys
@@ -96,10 +95,11 @@ def _past(connection: Connection, group: Group) -> Past:
 
 def lines(cluster: str, past: Sequence[Past]) -> Iterator[str]:
     """The YAML, as the profile's keys are indented."""
-    from .past import MIN_RUNS
+    from .past import FAIL_SPREADS, MIN_RUNS
 
-    yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history. A bound"
-    yield f"{INDENT}# lies {MADS:.0f} scaled MADs from the median, and at least {LEAST_PERCENT} %."
+    yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history. Bounds lie"
+    yield f"{INDENT}# {FAIL_SPREADS:.0f} spreads, widened for few runs, from the median, and at least"
+    yield f"{INDENT}# {LEAST_PERCENT} %."
     written: list[str] = []
     for one in past:
         name = _name(one.group.phase)
@@ -172,20 +172,24 @@ def _source(runs: Sequence[PhaseRun]) -> str:
 
 def _unfit(name: str, newest: Measured, here: Level | None) -> str:
     """Why a metric can have no reference; empty where it can."""
+    from .past import FAILING_UNITS
+
     if name not in METRICS or METRICS[name].unit != newest.unit:
         return f"this clustersmoke has no such metric in {newest.unit}"
+    if newest.unit not in FAILING_UNITS:  # a healthy night would miss it by chance
+        return "times, latencies and losses scatter too far; the history warns of them"
     if here is None:
         return "too few of these runs have it"
     if here.median <= 0:
         return f"its median is {here.median:g}"
     if newest.higher_is_better and _percent(newest, here) >= 100:
-        return f"too noisy for a bound, {_mad(here)}"
+        return f"too noisy for a bound, {_spread(here)}"
     return ""
 
 
 def _reference(name: str, newest: Measured, here: Level, source: str) -> Iterator[str]:
     """A comment with what was measured, and the reference."""
-    yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_mad(here)}"
+    yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_spread(here)}"
     percent = _percent(newest, here)
     bound = f"lower: -{percent} %" if newest.higher_is_better else f"upper: +{percent} %"
     words = f"value: {_decimal(_value(here))}, {bound}, unit: {_quoted(newest.unit)}"
@@ -198,13 +202,15 @@ def _value(here: Level) -> float:
 
 def _percent(newest: Measured, here: Level) -> int:
     """The bound in percent of the rounded value."""
+    from .past import FAIL_SPREADS
+
     sign = -1 if newest.higher_is_better else 1
-    edge = here.median + sign * MADS * here.mad
+    edge = here.median + sign * here.off(FAIL_SPREADS)
     return max(LEAST_PERCENT, math.ceil(sign * (edge / _value(here) - 1) * 100))
 
 
-def _mad(here: Level) -> str:
-    return f"scaled MAD {here.mad / here.median * 100:.1f} %"
+def _spread(here: Level) -> str:
+    return f"spread {here.spread / here.median * 100:.1f} %"
 
 
 def _name(name: str) -> str:

@@ -53,7 +53,8 @@ def publish(
         copier.copy(_evidence(run.phase(phase["phase"]).root), run, target)
         if phase["outcome"] == "passed":
             shutil.rmtree(run.phase(phase["phase"]).output, ignore_errors=True)
-    copier.copy([run.journal], run, target)
+    last = _Copier()  # with room of its own: by its journal a run is known to be whole
+    last.copy([run.journal], run, target)
     if latest:
         try:
             _point(report_dir / latest, target.name)
@@ -62,7 +63,7 @@ def publish(
     if keep_runs is not None:
         _prune(report_dir, keep_runs)
         _prune(run.root.parent, keep_runs)
-    return [*dict.fromkeys(remarks), *copier.remarks(run)]
+    return [*dict.fromkeys(remarks), *copier.remarks(run), *last.remarks(run)]
 
 
 def _of_history(
@@ -99,8 +100,9 @@ class _Copier:
         phases = [run.phase(phase["phase"]).root for phase in record["phases"]]
         found = set()
         for source in [one for root in phases for one in _evidence(root)] + [run.journal]:
+            room = _Copier() if source == run.journal else self
             with contextlib.suppress(OSError):
-                if self._takes(source):
+                if room._takes(source):
                     name = source.relative_to(run.root)
                     found |= {name.as_posix(), *(f"{above.as_posix()}/" for above in name.parents)}
         return found

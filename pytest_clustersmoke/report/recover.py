@@ -62,14 +62,15 @@ def _report(
         return _complete(target, run, cast("RunRecord", written))
     tally, partial = _tally(run, about)
     record = make_record(Run(run, about, tally, _profile(about, environ), partial=partial))
+    _close(run)
     # Of the environment nothing: a summary of today's step in CI is not that run's.
     remarks = publish(record, run, target.parent, {}, latest="")
-    _close(run)
     return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Do what was still to be done when the controller was killed behind report.json."""
+    _close(run)
     remarks = publish(record, run, target.parent, {}, latest="")
     if not _is_whole(target):  # its journal is too large, say: once is enough
         given_up(target, "the evidence cannot be copied")
@@ -128,7 +129,8 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[Tally, str]:
         if outcome in OUTCOMES:
             tally.outcomes[name] = outcome
     tally.other_failures = sum(1 for _ in journal.named("failed"))
-    if journal.last("closed") is not None:
+    closed = journal.last("closed")
+    if closed is not None and not closed.get("recovered"):
         return tally, "its report could not be written when it ended"
     left = [
         str(one["job_id"])

@@ -68,7 +68,7 @@ def test_what_is_too_large_to_copy_is_not_linked(
 ) -> None:
     """Of one file, or of all: who copies and who links judge alike."""
     monkeypatch.setattr(publishing, "MAX_FILE_BYTES", 2 if limit == "MAX_FILE_BYTES" else 4)
-    monkeypatch.setattr(publishing, "MAX_BYTES", 2)
+    monkeypatch.setattr(publishing, "MAX_BYTES", 4)
     names = [f"phases/wide/ranks/0000{rank}.jsonl" for rank in range(4)]
     report = published(tmp_path, "journal.jsonl", *names)
     copied = {str(one.relative_to(report)) for one in report.rglob("*.jsonl")}
