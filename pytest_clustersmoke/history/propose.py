@@ -97,9 +97,9 @@ def lines(cluster: str, past: Sequence[Past]) -> Iterator[str]:
     """The YAML, as the profile's keys are indented."""
     from .past import FAIL_SPREADS, MIN_RUNS
 
-    yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history. Bounds lie"
-    yield f"{INDENT}# {FAIL_SPREADS:.0f} spreads, widened for few runs, from the median, and at least"
-    yield f"{INDENT}# {LEAST_PERCENT} %."
+    far = f"{FAIL_SPREADS:.0f} spreads, widened for few runs"
+    yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history."
+    yield f"{INDENT}# Bounds lie {far}, from the median, and at least {LEAST_PERCENT} %."
     written: list[str] = []
     for one in past:
         name = _name(one.group.phase)
