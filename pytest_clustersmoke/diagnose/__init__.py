@@ -21,6 +21,7 @@ explain.py   what the logs' own words add
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from ..outcome import Judgement
     from ..result import PhaseResult
 
+# sbatch finds no controller to ask (slurm-client 22.05 where no slurm.conf is; slurm_errno.c).
+NO_CONTROLLER = re.compile(
+    "could not establish a configuration source|unable to contact slurm controller", re.I
+)
 # In the order of how much each explains.
 LOOKS = (
     stray_fault,
@@ -57,10 +62,16 @@ LOOKS = (
 
 
 def refused(words: str, script: Path) -> Finding:
+    fix = "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml"
+    if NO_CONTROLLER.search(words):
+        fix = (
+            "run this on a login node of the cluster, or say in SLURM_CONF where its slurm.conf is; "
+            "`sinfo` shows whether Slurm answers here"
+        )
     return Finding(
         "submission-refused",
         f"sbatch refused the job: {words}",
-        "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml",
+        fix,
         evidence=(Evidence(str(script), 1, words[:MAX_TEXT]),),
     )
 

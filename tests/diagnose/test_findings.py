@@ -336,3 +336,15 @@ def test_a_rank_that_left_with_a_status_has_last_words(
     assert (f"; unknown cause; {'the ' * ('first' in told)}{told}" in found.cause) is bool(told)
     assert ("unknown cause" in found.cause) is bool(told)
     assert bool(told) is any(one.line == 2 and "stderr" in one.file for one in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("sbatch: fatal: Could not establish a configuration source", "run this on a login node"),
+        ("sbatch: error: invalid partition specified: gpu", "read the scheduler's words"),
+    ],
+)
+def test_a_refusal_says_what_to_do_next(words: str, fix: str, tmp_path: Path) -> None:
+    """Where no controller answers, the settings are not to blame."""
+    assert refused(words, tmp_path / "batch.sh").fix.startswith(fix)
