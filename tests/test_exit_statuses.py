@@ -84,9 +84,14 @@ def interrupted(suite: Suite) -> int:
 
 
 def a_plugin_breaks(suite: Suite) -> int:
+    """Another plugin's error ends pytest; what is known is reported all the same."""
     suite.phase()
     suite.path.joinpath("conftest.py").write_text("def pytest_runtest_logreport(): 1 / 0\n")
-    return int(suite.run_apart().ret)
+    status = int(suite.run_apart().ret)
+    record = suite.record()
+    assert record["partial"] == f"pytest ended early, with status {status}"
+    assert record["verdict"] == "INCONCLUSIVE"
+    return status
 
 
 def a_cluster_is_misspelt(suite: Suite) -> int:

@@ -10,13 +10,20 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.references import show
+from pytest_clustersmoke.report import json_schema
 from tests.needs import need_lab
+from tests.report.browsing import Opened, first_screen, started
+from tests.report.test_json_schema import wrong
+from tests.report.test_junit import Read, same
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = {
@@ -88,20 +95,76 @@ def cases(folder: Path) -> dict[str, tuple[str, frozenset[str]]]:
     return found
 
 
-def test_every_phase_passes_on_this_machine(tmp_path: Path) -> None:
+@dataclass(frozen=True)
+class Ran:
+    """A ladder that has run: its directory, and its report.json."""
+
+    folder: Path
+    report: dict[str, Any]
+
+    def file(self, name: str) -> Path:
+        return self.folder / "reports" / "latest" / name
+
+
+def check_files(ran: Ran) -> None:
+    """report.json is by the schema that ships; junit.xml is by Jenkins' XSD, and says the same."""
+    assert wrong(ran.report, json.loads(json_schema.SCHEMA_PATH.read_text())) == []
+    same(ran.report, Read(ran.file("junit.xml")))
+
+
+def check_page(ran: Ran) -> None:
+    """In a real browser the page is quiet; each phase has its nodes drawn, and its metrics."""
+    with started() as chromium, first_screen(chromium, ran.file("index.html")) as opened:
+        opened.open_all()
+        opened.check_quiet()
+        assert opened.page.locator("h1").inner_text() == "FIT"
+        for phase in ran.report["phases"]:
+            check_phase(opened, phase)
+
+
+def check_phase(opened: Opened, phase: dict[str, Any]) -> None:
+    part = f'section[data-phase="{phase["phase"]}"]'
+    drawn = opened.page.locator(f'{part} figure[data-chart="topology"] svg')
+    assert drawn.locator("rect.box").count() == NODES.get(phase["phase"], 1)
+    assert drawn.locator("rect.gpu").count() == phase["world_size"]
+    for name, metric in phase["metrics"].items():
+        cell = f'{part} table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
+        assert opened.figures(cell) == [(show(metric["value"]), json.dumps(metric["value"]))]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The whole ladder, once, on this machine."""
+    folder = tmp_path_factory.mktemp("ladder")
+    return Ran(folder, run_ladder(folder, "local"))
+
+
+def test_every_phase_passes_on_this_machine(here: Ran) -> None:
     """The whole ladder is FIT on local, and each case carries its phase's properties."""
-    check(run_ladder(tmp_path, "local"))
-    for name, (_, properties) in cases(tmp_path).items():
+    check(here.report)
+    check_files(here)
+    for name, (_, properties) in cases(here.folder).items():
         measured = "busbw_gb_per_s" if "AllReduce" in name else "steps_per_s"
         assert {"job_id", "nodes", "outcome", "queue_s", "run_s", measured} <= properties, name
 
 
-@pytest.fixture
-def lab_dir(tmp_path: Path) -> Iterator[Path]:
+def test_the_page_of_this_machine_s_ladder(here: Ran) -> None:
+    """Chromium opens what the ladder wrote, and shows what report.json says."""
+    check_page(here)
+
+
+@contextmanager
+def seen_by_all() -> Iterator[Path]:
     """A directory that isolated nodes see too: their /tmp is their own."""
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def lab_dir() -> Iterator[Path]:
+    with seen_by_all() as folder:
+        yield folder
 
 
 def on_lab(
@@ -122,12 +185,25 @@ def on_lab(
         lab.down(running.name)
 
 
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Ran]:
+    """The whole ladder, once, on a real Slurm without accounting."""
+    with seen_by_all() as folder:
+        yield Ran(folder, on_lab(folder))
+
+
 @pytest.mark.lab
-def test_every_phase_passes_on_slurm(lab_dir: Path) -> None:
+def test_every_phase_passes_on_slurm(slurm: Ran) -> None:
     """The whole ladder is FIT on a real Slurm without accounting."""
-    report = on_lab(lab_dir)
-    check(report)
-    assert all(phase["job_id"].isdigit() for phase in report["phases"])
+    check(slurm.report)
+    check_files(slurm)
+    assert all(phase["job_id"].isdigit() for phase in slurm.report["phases"])
+
+
+@pytest.mark.lab
+def test_the_page_of_slurm_s_ladder(slurm: Ran) -> None:
+    """Chromium opens what the ladder wrote, and shows what report.json says."""
+    check_page(slurm)
 
 
 @pytest.mark.slow_lab

@@ -65,7 +65,7 @@ def refused(words: str, script: Path) -> Finding:
     fix = "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml"
     if NO_CONTROLLER.search(words):
         fix = (
-            "run this on a login node of the cluster, or say in SLURM_CONF where its slurm.conf is; "
+            "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf; "
             "`sinfo` shows whether Slurm answers here"
         )
     return Finding(

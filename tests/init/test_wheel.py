@@ -21,6 +21,8 @@ from tests.needs import need_lab
 
 from .fakes import REPOSITORY
 
+# Of the package's own data: what the reports are made with and described by.
+REPORTS = {"report.schema.json", "html/page.html.j2", "html/vendor/plot.umd.min.js"}
 BUILD = "import sys, hatchling.build; print(hatchling.build.build_{}(sys.argv[1]))"
 
 
@@ -61,14 +63,25 @@ def call(
     return done
 
 
+def own_data() -> dict[str, bytes]:
+    """The package's files beside its modules."""
+    paths = (REPOSITORY / "pytest_clustersmoke").rglob("*")
+    data = [one for one in paths if one.is_file() and one.suffix != ".py"]
+    data = [one for one in data if one.parent.name != "__pycache__"]
+    return {one.relative_to(REPOSITORY).as_posix(): one.read_bytes() for one in data}
+
+
 def test_the_wheel_holds_the_suite(wheel: Path) -> None:
     """Each file of the suite, byte for byte, and nothing beside it; the package's own data, too."""
     held = {}
+    data = own_data()
+    assert {f"pytest_clustersmoke/report/{name}" for name in REPORTS} <= data.keys()
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if "/_smoke_tests/" in name:
                 held[f"smoke_tests/{name.partition('/_smoke_tests/')[2]}"] = archive.read(name)
-        assert "pytest_clustersmoke/cluster.schema.json" in archive.namelist()
+        assert data.keys() - set(archive.namelist()) == set()
+        assert {name: archive.read(name) for name in data} == data
     assert held == suite.files()
 
 
@@ -121,5 +134,6 @@ def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.La
         (phase,) = record["phases"]
         assert phase["phase"] == "allreduce_multinode" and phase["outcome"] == "passed"
         assert len(phase["nodes"]) == 2
+        assert record["run_id"] in (new / "reports/latest/index.html").read_text()
     finally:
         shutil.rmtree(folder)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_clustersmoke.report.model import RunRecord
 from pytest_clustersmoke.report.page import page
 
+from ..needs import need_browser
+
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 DRAWN = "html[data-charts=drawn]"
 LAPTOP, PHONE = (1280, 800), (390, 844)
@@ -62,6 +65,28 @@ class Opened:
 
 
 Browse = Callable[..., Opened]
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    """The system's Chromium, without a window."""
+    path = need_browser()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def first_screen(chromium: Browser, file: Path) -> Iterator[Opened]:
+    """A page that a run wrote, on a laptop's screen."""
+    made = chromium.new_page(viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
+    one = Opened(made, file.resolve())
+    one.open()
+    yield one
+    made.close()
 
 
 def written(record: RunRecord, folder: Path) -> Path:

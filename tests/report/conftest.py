@@ -10,8 +10,7 @@ import pytest
 
 from pytest_clustersmoke.report.model import RunRecord
 
-from ..needs import need_browser
-from .browsing import LAPTOP, Browse, Opened, written
+from .browsing import LAPTOP, Browse, Opened, started, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -19,13 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    path = need_browser()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path)
-        yield started
-        started.close()
+    with started() as browser:
+        yield browser
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.references import show
+from pytest_clustersmoke.report.model import PhaseRecord, RunRecord
 
 from .. import records
 from . import staged
@@ -55,13 +57,74 @@ def test_the_figures_are_those_of_the_record(browse: Browse) -> None:
         results = [criterion["result"] for criterion in one["criteria"].values()]
         assert {int(text) for text in counts} == {results.count(r) for r in set(results)}
         for rank in one["ranks"]:
-            assert rank["step_s"]
+            spreads = [one for one in (rank["step_s"], rank["own_s"]) if one]
+            values = [json.dumps(value) for one in spreads for value in one.values()]
+            exact = [json.dumps(rank["steps"]), json.dumps(rank["peak_memory_gib"]), *values]
             cells = f'{part} table[data-table="ranks"] tr[data-rank="{rank["rank"]}"] td.n'
-            exact = [value for _, value in opened.figures(cells)]
-            assert exact[:7] == [
-                json.dumps(value)
-                for value in (rank["steps"], rank["peak_memory_gib"], *rank["step_s"].values())
-            ]
+            assert [value for _, value in opened.figures(cells)] == exact
+
+
+Cells = list[tuple[str, str | None]]
+
+
+def told(value: float | str | None) -> tuple[str, str | None]:
+    """A number of the record as its cell has it: for people, and to the last digit."""
+    if value is None:
+        return "-", None
+    if isinstance(value, int):  # a count
+        return str(value), str(value)
+    return (value, value) if isinstance(value, str) else (show(value), json.dumps(value))
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def times(phase: PhaseRecord) -> Cells:
+    """The phase's row of the time line."""
+    moments = [phase["submitted"], phase["started"], phase["ended"]]
+    seconds = [phase["queue_s"], phase["run_s"], phase["torchrun_s"], phase["overhead_s"]]
+    return [
+        *((moment(one), json.dumps(one)) for one in moments if one is not None),
+        *((f"{one:.1f}", json.dumps(one)) for one in seconds if one is not None),
+    ]
+
+
+def past(record: RunRecord, phase: PhaseRecord) -> Cells:
+    """The rows of the phase's past runs, and that of this one below them."""
+    trend, metrics = phase["trend"], phase["metrics"]
+    if trend is None:
+        return []
+    found: Cells = []
+    for at, begun in enumerate(trend["begun"]):
+        flags = [trend["good"][at], trend["same"][at]]
+        found.append((moment(begun), None))
+        found += [("yes" if flag else "no", None) for flag in flags]
+        found += [told(trend["metrics"][name][at]) for name in metrics]
+    found += [(moment(record["begun"]), None), ("", None), ("", None)]
+    return found + [told(one["value"]) for one in metrics.values()]
+
+
+def test_the_tables_that_charts_are_drawn_from_are_the_record(browse: Browse) -> None:
+    """Time line, loss, links of pairs of nodes and past runs: every cell, to the digit."""
+    record = staged.run()
+    opened = browse(record)
+    opened.open_all()
+    wanted = [cell for one in record["phases"] for cell in times(one)]
+    assert len(wanted) == 7 * len(record["phases"])
+    assert opened.figures('table[data-table="timeline"] td') == wanted
+    for one in record["phases"]:
+        part = f'section[data-phase="{one["phase"]}"]'
+        losses = [told(value) for row in one["loss"] for value in row]
+        assert opened.figures(f'{part} table[data-table="loss"] td') == losses
+        groups = one["topology"]["groups"] if one["topology"] else []
+        pairs = [
+            told(value)
+            for group in groups
+            for value in (group["links"], group["unexpected"], group["bandwidth_gb_per_s"])
+        ]
+        assert opened.figures(f'{part} table[data-table="groups"] td.n') == pairs
+        assert opened.figures(f'{part} table[data-table="trend"] td') == past(record, one)
 
 
 def test_verdict_and_sentence_are_whole(browse: Browse) -> None:

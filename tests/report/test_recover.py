@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,7 +183,7 @@ def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
     assert [path.name for path in odd.iterdir()] == ["run.json"]
 
 
-def test_an_interrupted_run_is_marked_as_partial(suite: Suite, tmp_path: Path) -> None:
+def test_a_run_that_was_cut_short_is_marked_as_partial(suite: Suite) -> None:
     """After -x the phases that nobody judged are named."""
     suite.cluster(phases={"first": None, "second": None})
     suite.phase("first", "def test_bad(self, phase):\n    assert 0")
