@@ -80,9 +80,12 @@ class Watched:
         if state.kind == "unknown":
             self.forgotten_at = self.forgotten_at or now
             return
+        ran = self.state is not None and self.state.kind == "running"
+        # From running to waiting: it was requeued, and Slurm starts it again minutes later.
+        put_back = ran and state.kind == "pending" and state.raw != "CONFIGURING"
         self.state, self.forgotten_at = state, None
         self.running = self.running or state.kind == "running"
-        if state.kind in ("ended", "held"):
+        if put_back or state.kind in ("ended", "held"):
             self.ended_at = self.ended_at or now
 
     def over(self) -> bool:

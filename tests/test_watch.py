@@ -166,6 +166,27 @@ def test_an_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -
         assert job.over()
 
 
+def test_a_job_that_is_put_back_is_over_before_it_starts_again(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """Killed without a result and requeued, it would start minutes later: that is not waited for.
+    A job that has never run, or whose nodes boot, is no such job."""
+    job = watched(Evidence(tmp_path))
+    for word in ("PENDING", "CONFIGURING"):
+        job.hear(JobState("pending", word))
+        clock.now += watch.RESULT_GRACE_S + 0.1
+        assert not job.over()
+    job.hear(JobState("running", "RUNNING"))
+    job.hear(JobState("pending", "CONFIGURING"))
+    clock.now += watch.RESULT_GRACE_S + 0.1
+    assert not job.over()
+    job.hear(JobState("running", "RUNNING"))
+    job.hear(JobState("pending", "PENDING"))
+    assert not job.over()
+    clock.now += watch.RESULT_GRACE_S + 0.1
+    assert job.over()
+
+
 def test_a_forgotten_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None:
     """Unknown once is not lost; unknown for long is, and then it has no witness."""
     job = watched(Evidence(tmp_path))
