@@ -97,11 +97,13 @@ def version_of(connection: Connection) -> int | None:
 
     Raises sqlite3.DatabaseError where the file is no database.
     """
-    # In this order: where somebody makes the database meanwhile, tables without our id would be
-    # somebody else's.
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    # One statement sees one state: where somebody makes the database meanwhile, a version without
+    # our id would be somebody else's.
+    tables, application, version = connection.execute(
+        "SELECT (SELECT count(*) FROM sqlite_master), "
+        "(SELECT application_id FROM pragma_application_id), "
+        "(SELECT user_version FROM pragma_user_version)"
+    ).fetchone()
     if application == APPLICATION_ID:
         return int(version)
     return None if application or version or tables else 0

@@ -6,13 +6,14 @@ import contextlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, database, schema
 from pytest_clustersmoke.history.query import groups, runs
 
-from .made import nights, pragma, stored
+from .made import FORK, nights, pragma, stored
 
 
 def of_version_1(path: Path) -> None:
@@ -126,3 +127,28 @@ def test_damaged_and_foreign_files_are_left_alone(
         assert connection is not None
         runs(connection)
         groups(connection)
+
+
+def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
+    """Whoever looks while another process makes it sees nothing or all of it: one answer of three
+    was wrong where the version was read by itself."""
+    for number in range(20):
+        path = tmp_path / f"{number}.db"
+        maker = sqlite3.connect(path, isolation_level=None)
+        maker.execute("PRAGMA journal_mode = wal")
+        looks = FORK.Event()
+
+        def look(path: Path = path, looks: Any = looks) -> None:
+            connection = sqlite3.connect(path, isolation_level=None)
+            while (found := schema.version_of(connection)) != schema.VERSION:
+                assert found == 0
+                looks.set()
+
+        process = FORK.Process(target=look)
+        process.start()
+        assert looks.wait(60)
+        maker.execute("BEGIN IMMEDIATE")
+        schema.migrate(maker)
+        maker.execute("COMMIT")
+        process.join(60)
+        assert process.exitcode == 0
