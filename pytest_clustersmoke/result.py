@@ -216,9 +216,8 @@ class PhaseResult:
         for rank in self.ranks:
             for record in rank.events.named("stage"):
                 seconds = number(record.get("seconds"))
-                if seconds is None or not math.isfinite(seconds):
-                    continue
-                if record.get("state") == "end":
+                ended = record.get("state") == "end"
+                if ended and seconds is not None and math.isfinite(seconds):
                     name = str(record.get("name"))
                     longest[name] = max(longest.get(name, 0.0), seconds)
         return longest
