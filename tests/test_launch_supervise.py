@@ -84,7 +84,7 @@ def test_a_phase_that_is_cut_short_keeps_its_reason_and_torchruns_status(
     """torchrun, which does not hear TERM, is killed, and that is what the result says of it."""
     flag = tmp_path / "abort.json"
     raised = json.dumps({"node": "n1", "why": "no link"})
-    result = launch(tmp_path, leftovers, f"trap '' TERM; echo '{raised}' > {flag}; sleep 600; true")
+    result = launch(tmp_path, leftovers, f"trap '' TERM; echo '{raised}' > {flag}; exec sleep 600")
     assert (result["reason"], result["why"]) == ("aborted", "n1: no link")
     assert result["returncode"] == -9
 

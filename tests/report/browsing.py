@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 DRAWN = "html[data-charts=drawn]"
+# Ends when the page has heard of each part that opened: from then on it draws.
+OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(one =>
+  new Promise(heard => { one.addEventListener("toggle", heard, { once: true }); one.open = true })
+)).then(all => all.length)"""
 LAPTOP, PHONE = (1280, 800), (390, 844)
 # Under the load of other tests a page takes its time; how fast it is has a test of its own.
 PATIENCE_MS = 60_000
@@ -59,8 +63,7 @@ class Opened:
 
     def open_all(self) -> None:
         """Open every part that can be opened, and draw what is in it."""
-        self.ask("document.querySelectorAll('details').forEach(one => { one.open = true })")
-        self.ask("new Promise(done => setTimeout(done))")
+        self.ask(OPEN)
         self.settle()
 
 

@@ -151,6 +151,7 @@ def test_the_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> No
     for kind in FIRST:
         opened.page.locator(f'.card[data-kind="{kind}"] a').click()
         target = opened.page.locator(opened.ask("location.hash"))
+        target.wait_for(timeout=PATIENCE_MS)
         seen = target.bounding_box()
         assert seen and -LAPTOP[1] < seen["y"] < LAPTOP[1]
         opened.ask("scrollTo(0, 0)")
@@ -162,10 +163,8 @@ def test_a_link_opens_what_is_closed(browse: Browse) -> None:
     part = opened.page.locator('section[data-phase="mlp_1gpu"]')
     assert part.locator(":scope > details").get_attribute("open") is None
     opened.page.locator('nav a[href="#phase-mlp_1gpu"]').click()
-    opened.ask("new Promise(done => setTimeout(done))")
-    opened.settle()
+    part.locator("figure[data-chart=loss] svg").wait_for(timeout=PATIENCE_MS)
     assert part.locator(":scope > details").get_attribute("open") is not None
-    assert part.locator("figure[data-chart=loss] svg").count() == 1
 
 
 def axe_violations(opened: Opened) -> list[str]:

@@ -12,7 +12,7 @@ from pytest_clustersmoke.report.model import RunRecord
 
 from .. import records
 from . import staged
-from .browsing import PHONE, Browse, Opened
+from .browsing import PATIENCE_MS, PHONE, Browse, Opened
 
 SLOW = 'section[data-phase="zero1_4node"]'
 
@@ -183,8 +183,10 @@ def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
     """A turned phone gets charts of its new width."""
     opened = browse(staged.run())
     before = opened.page.locator("#timeline svg").bounding_box()
+    opened.ask("document.querySelector('#timeline svg').dataset.old = 'yes'")
     opened.page.set_viewport_size({"width": 800, "height": 600})
-    opened.page.wait_for_function("document.querySelector('#timeline svg').clientWidth < 790")
+    opened.page.wait_for_selector("#timeline svg:not([data-old])", timeout=PATIENCE_MS)
+    opened.settle()
     after = opened.page.locator("#timeline svg").bounding_box()
     assert before and after and after["width"] < before["width"]
     assert opened.ask("document.documentElement.scrollWidth") == 800
