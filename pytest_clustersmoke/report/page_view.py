@@ -54,7 +54,7 @@ class PhaseView:
     rate: str  # the metric that is its rate; empty where it has none
     ranks: RanksView
     links: LinksView
-    node_ranks: list[tuple[int, str, str]]  # of nodes that are known by their facts or their ranks
+    node_ranks: list[tuple[int, str, str]]  # number, name and host of each node
     shows_steps: bool
     shows_own: bool
     memory: bool
@@ -143,7 +143,7 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
         rate=held[-1] if held else "",
         ranks=ranks_view(record),
         links=links_view(record),
-        node_ranks=_node_ranks(record),
+        node_ranks=[(one["node_rank"], one["node"], one["host"]) for one in record["nodes"]],
         shows_steps=any(one["step_s"] for one in ranks),
         shows_own=any(one["own_s"] for one in ranks),
         memory=any(isinstance(one["peak_memory_gib"], int | float) for one in ranks),
@@ -161,19 +161,6 @@ def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
     if counted["known"]:
         return f"{words(outcome)}, {counted['known']} known", "warn"
     return words(outcome), "good"
-
-
-def _node_ranks(record: PhaseRecord) -> list[tuple[int, str, str]]:
-    """Number, name and host of each node: of those that told facts, and those that ranks name."""
-    found = {
-        one["node_rank"]: (one["node_rank"], one["node"], one["host"])
-        for one in record["ranks"]
-        if one["node_rank"] is not None
-    }
-    found |= {
-        one["node_rank"]: (one["node_rank"], one["node"], one["host"]) for one in record["nodes"]
-    }
-    return [found[number] for number in sorted(found)]
 
 
 def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, list[str]]]]]:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.lab
 ASK_AGAIN_S = 3.0
 SEEN_WITHIN_S = 5.0
 QUEUE_WAIT_S = 25
+HOUR_S = 3600
 # From a task's end with an error to Slurm's own knowledge of it, through srun.
 SLURM_LEARNS_S = 1.5
 
@@ -221,6 +222,21 @@ def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
     assert phase["outcome"] == "never_ran"
     assert f"did not start within {QUEUE_WAIT_S} s" in phase["reason"]
     assert outcome.suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
+
+
+def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -> None:
+    """The log says what the job waits for, once, and the record when it might start."""
+    outcome, _ = struck
+    lines = [line.strip() for line in outcome.output.splitlines()]
+    assert [line for line in lines if line.startswith("waits: pending")] == [
+        "waits: pending: BeginTime"
+    ]
+    phase = outcome.phase("waits")
+    assert (
+        phase["submitted"] + HOUR_S - 120
+        < phase["estimated_start"]
+        < phase["submitted"] + 2 * HOUR_S
+    )
 
 
 def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: Struck) -> None:
