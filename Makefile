@@ -1,5 +1,5 @@
 # make smoke        every phase on this machine, through submitit's local executor
-# make test         all tests, those on a real Slurm included where this machine can have one
+# make test         all but the slow tests, on a real Slurm too where this machine can have one
 # make test-all     those that take longer too: accounting, isolated nodes, every staged fault
 # make test-oldest  the ladder and the rank side's tests on the oldest versions that are supported
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
@@ -7,7 +7,8 @@
 # make bench        what a phase costs beyond its own work, reading NCCL's logs, watching gradients
 # make faults       every staged fault, and docs/faults.md from what was measured
 # make soak         the ladder 20 times on the lab
-# TORCH=cuda        with any of them: the default build of torch instead of the CPU build
+# TORCH=cuda        with any of them: the newest torch instead of the one of constraints-cpu.txt
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any of them: its CPU build
 
 SHELL := /bin/bash
 VENV ?= .venv

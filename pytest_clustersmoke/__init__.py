@@ -27,7 +27,7 @@ The way of the data, and where each step lives:
                     The only package that touches torch, and only inside functions
     telemetry.py    events as JSON lines; the metrics and their units
     result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
-    criteria.py     criteria that hold of any phase that trains
+    criteria.py     criteria that hold of any phase that trains; gpu_model.py: is it that model?
     stragglers.py   ranks that fall behind the others; finite.py: whose NaN it was
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
@@ -47,7 +47,7 @@ The way of the data, and where each step lives:
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them
     rundir.py       every file name of a run; controller.py: who runs it, and whether it still lives
-    interrupts.py   SIGINT and SIGTERM cancel at once
+    interrupts.py   SIGINT, SIGTERM and SIGHUP cancel at once
     exclusive.py    one run of a cluster at a time, where that is asked for
     init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster
     lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command (subcommand.py)

@@ -2,7 +2,7 @@
 
 Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
 `compare`: differences) or it did not work out (`lab up`), 2 words, a machine or a file that cannot
-be used, 130 and 143 ended by a signal.
+be used, 129, 130 and 143 ended by a signal, 141 whoever read the output has gone.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@
         scheduler.txt                what the scheduler said of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (what it found of the others),
-                                     events.jsonl, result.json, torchrun.log, logs/
+                                     events.jsonl, result.json, torchrun.log, logs/,
+                                     dumped (the dumps of its ranks are taken)
         ranks/<rank>.jsonl           the rank's own events
         dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
         nccl/<node>/HOST.PID.log     NCCL's own words
+        build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
         result.json                  the phase's result, as the controller collected it
         past.json                    what the criterion on past runs found, for the record

@@ -151,3 +151,23 @@ def reds(held: type[Started], result: PhaseResult) -> list[str]:
             except pytest.skip.Exception:
                 pass
     return said
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [("A100", True), ("a100 80gb", True), ("NVIDIA A100-SXM4-80GB", True), ("any", True)]
+    + [("H100", False), ("A10", False), ("A100 40GB", False)],
+)
+def test_ranks_are_on_the_profiles_gpu_in_fewer_words_too(
+    model: str, fits: bool, tmp_path: Path
+) -> None:
+    """The criterion takes the same names for the profile's GPU as the check on the node."""
+    start = {"rank": 0, "node": "n0", "local_rank": 0, "device": "cuda:0"}
+    start["device_name"] = "NVIDIA A100-SXM4-80GB"
+    result = Evidence(tmp_path).rank(0, ("start", start)).result()
+    result = replace(result, spec={**result.spec, "gpu": model, "device": "cuda"})
+    if fits:
+        Started().test_every_rank_has_a_device_of_its_own(result)
+    else:
+        with pytest.raises(AssertionError, match=f"expected {model}"):
+            Started().test_every_rank_has_a_device_of_its_own(result)

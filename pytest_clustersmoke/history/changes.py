@@ -16,7 +16,7 @@ MAX_VALUE = 40
 
 
 def versions(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """`nccl 2.19.3 -> 2.21.5` for each version that differs, those known to both."""
+    """`nccl 2.19.3 -> 2.21.5` for each version that differs; `unknown` where a side has none."""
     names = [*VERSIONS, *sorted((set(old) | set(new)) - set(VERSIONS))]
     return [
         f"{name} {old.get(name) or 'unknown'} -> {new.get(name) or 'unknown'}"

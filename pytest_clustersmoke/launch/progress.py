@@ -16,7 +16,7 @@ from . import processes
 if TYPE_CHECKING:
     from . import NodeJob
 
-# Stages without a limit of their own (data, probe, reload) get the most patient one.
+# Stages that a program names itself get the most patient limit.
 DEFAULT_LIMIT_S = 600.0
 # From a rank's last word to its process's end; destructors of a device or a communicator can hang.
 EXIT_LIMIT_S = 60.0

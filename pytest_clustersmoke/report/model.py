@@ -238,7 +238,7 @@ class RunRecord(TypedDict):
     evidence: str  # the run's directory on the cluster
     begun: float  # Unix s
     written: float  # Unix s
-    verdict: str  # FIT, UNFIT or INCONCLUSIVE; of a proof PROVEN or NOT PROVEN
+    verdict: str  # FIT, UNFIT or INCONCLUSIVE; of a proof PROVEN, NOT PROVEN or INCONCLUSIVE
     sentence: str  # the verdict with its scope and reasons
     failed: list[str]  # in words
     not_measured: list[str]  # what was required and not measured, in words

@@ -77,7 +77,7 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
 
 
 def _of_run(record: RunRecord) -> Iterator[Gauge]:
-    states = (PROVEN, NOT_PROVEN) if "proof" in record else (FIT, UNFIT, INCONCLUSIVE)
+    states = (PROVEN, NOT_PROVEN, INCONCLUSIVE) if "proof" in record else (FIT, UNFIT, INCONCLUSIVE)
     verdict, phases = record["verdict"], record["phases"]
     if "proof" not in record:
         fit = "1 where the chosen phases found the cluster fit to train on, else 0"

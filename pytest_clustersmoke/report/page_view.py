@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from ..gpu_model import ANY_GPU
 from .page_ranks import links_view, ranks_view
 from .standout import changed_since, stands_out, words
 
@@ -34,7 +35,6 @@ TONES = {
 # Metrics of the table of phases. As in the terminal, the rate is the last of these that was told.
 RATES = ("samples_per_s", "tokens_per_s_per_rank", "busbw_gb_per_s")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
-ANY_GPU = ("", "any", "fake", "none")  # no model
 LONG_NAME = re.compile(r"\w{30,}")
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...environment.names import shown
+from ...gpu_model import ANY_GPU
 from ..gpus import share
-from .gpu import ANY_GPU, wanted
+from .gpu import wanted
 from .model import FAILURE, WARNING, Check, Node, listed, most_common
 
 ABSENT = "not installed"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...environment.names import shown
+from ...gpu_model import ANY_GPU, fits
 from ..gpus import busy, share
 from .model import FAILURE, WARNING, Check, Node, listed
 
-# Values of `hardware.gpu` that name no model.
-ANY_GPU = ("any", "fake", "none", None)
-WORD = re.compile(r"[a-z0-9]+")
-MAKERS = {"nvidia", "tesla", "geforce", "quadro"}
 YES = ("Yes", "1")  # as drivers write a flag
 # NVIDIA GPU Memory Error Management: a row or page whose replacement is pending is replaced by a
 # reset of the GPU only; nvidia-smi(1) of pages: they "can still be allocated, and may cause
@@ -111,7 +107,7 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     ours, model = share(node.facts), spec.get("gpu")
     if ours is None or not ours.exact or model in ANY_GPU or _divided(ours.gpus):
         return
-    others = {gpu["name"] for gpu in ours.gpus if "name" in gpu and not _is(gpu["name"], model)}
+    others = {gpu["name"] for gpu in ours.gpus if "name" in gpu and not fits(gpu["name"], model)}
     if others:
         yield Check(
             "gpu-model-differs",
@@ -120,13 +116,6 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
             "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
             fact="gpus",
         )
-
-
-def _is(name: str, model: object) -> bool:
-    """Whether nvidia-smi's name of a GPU has every word of the model: `A100` and `A100 80GB` are
-    also `NVIDIA A100-SXM4-80GB`, whose makers' words have changed between drivers."""
-    wanted, has = (set(WORD.findall(str(one).casefold())) for one in (model, name))
-    return wanted - MAKERS <= has
 
 
 def _divided(gpus: list[dict[str, str]]) -> bool:
