@@ -47,6 +47,7 @@ The way of the data, and where each step lives:
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them
     rundir.py       every file name of a run; controller.py: who runs it, and whether it still lives
+    process_start.py  when a process started: whose pid it is
     interrupts.py   SIGINT, SIGTERM and SIGHUP cancel at once
     exclusive.py    one run of a cluster at a time, where that is asked for
     init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_clustersmoke.launch import processes
@@ -84,3 +85,12 @@ def test_how_a_process_ended_is_known_before_it_is_reaped(end: str, code: int) -
         assert processes.exit_code(process.pid, started - 60) is None
         assert process.wait() == code
     assert processes.exit_code(process.pid, started) is None
+
+
+def test_a_process_stays_the_same_where_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose clock is put right while a job runs has lost no rank."""
+    this = (os.getpid(), processes.started_at(os.getpid()))
+    booted = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
+    assert processes.alive(*this)
+    assert not processes.alive(this[0], this[1] - 0.01)

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-# create_time() is computed from the boot time; two readings of one process differ by less.
-SAME_START_S = 2.0
+from ..process_start import start_s
+
 KILLED_WITHIN_S = 1.0
 POLL_S = 0.02
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -41,10 +41,10 @@ def alive(pid: int, started: float | None = None) -> bool:
 def find(pid: int, started: float | None = None) -> psutil.Process | None:
     try:
         process = psutil.Process(pid)
-        if started is not None and abs(process.create_time() - started) > SAME_START_S:
+        if started is not None and start_s(pid) != started:
             return None
         return None if process.status() == psutil.STATUS_ZOMBIE else process
-    except (psutil.Error, ValueError):  # a pid below 1 is a ValueError to psutil
+    except (psutil.Error, OSError, ValueError):  # a pid below 1 is a ValueError to psutil
         return None
 
 
@@ -126,9 +126,7 @@ def exit_code(pid: int, started: float) -> int | None:
     """How that very process ended, as torchrun counts: its exit status, or minus the number of the
     signal. None where it runs, or its parent has reaped it already, or the kernel does not say."""
     try:
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) <= SAME_START_S
-        if not same or process.status() != psutil.STATUS_ZOMBIE:
+        if start_s(pid) != started or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return None
         status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(" ")[2])  # proc(5): the last
     except (psutil.Error, OSError, ValueError):
@@ -137,8 +135,8 @@ def exit_code(pid: int, started: float) -> int | None:
 
 
 def started_at(pid: int) -> float:
-    """When the process started, in Unix seconds; 0.0 where it has ended already."""
+    """When the process started, in seconds since boot; 0.0 where it has ended already."""
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
+        return start_s(pid)
+    except (OSError, ValueError):
         return 0.0

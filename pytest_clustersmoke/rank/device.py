@@ -6,8 +6,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from ..process_start import start_s
 from ..telemetry import SCHEMA
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def start_facts(place: Place, device: torch.device) -> dict[str, Any]:
         "world_size": place.world_size,
         "local_world_size": place.local_world_size,
         "pid": os.getpid(),
-        "pid_started": psutil.Process().create_time(),
+        "pid_started": start_s(os.getpid()),
         "host": platform.node(),
         "node": place.node,
         "python": platform.python_version(),

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from pytest_clustersmoke.process_start import start_s
 from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
 from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
 
@@ -40,7 +39,6 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 node_rank = int(os.environ["CLUSTERSMOKE_NODE_RANK"])
 place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
 events = EventWriter(place.rank_events(rank))
-process = psutil.Process()
 events.write(
     "start",
     schema=SCHEMA,
@@ -50,8 +48,8 @@ events.write(
     node_rank=node_rank,
     world_size=world,
     local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-    pid=process.pid,
-    pid_started=process.create_time(),
+    pid=os.getpid(),
+    pid_started=start_s(os.getpid()),
     host=socket.gethostname(),
     node=os.environ["CLUSTERSMOKE_NODE_NAME"],
     python=sys.version.split()[0],

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-import psutil
-
+from pytest_clustersmoke.process_start import start_s
 from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
 from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
 
@@ -34,7 +33,7 @@ def numbers() -> dict[str, int]:
 def begin() -> EventWriter:
     """What every rank does first: be known to the watch, and ready to be dumped."""
     place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
-    who, me = numbers(), psutil.Process()
+    who = numbers()
     rank = who["rank"]
     # What `Rank` would write when the launcher asks for dumps, or torchrun ends it first: stacks,
     # and no collectives.
@@ -49,8 +48,8 @@ def begin() -> EventWriter:
         schema=SCHEMA,
         job=job_of(read_json(place.spec) or {}),
         **who,
-        pid=me.pid,
-        pid_started=me.create_time(),
+        pid=os.getpid(),
+        pid_started=start_s(os.getpid()),
         host=socket.gethostname(),
         node=os.environ["CLUSTERSMOKE_NODE_NAME"],
         device="cpu",
