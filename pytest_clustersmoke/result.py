@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .hostlist import expand
-from .rundir import PhaseDir, job_of, read_json
+from .rundir import PhaseDir, job_of, read_json, refresh
 from .telemetry import METRICS, number, of_job, read_events
 from .told import read
 from .transports import Transports
@@ -268,6 +268,7 @@ def collect(
         "nodes": 0,
         "ranks_per_node": 0,
     }
+    refresh(directory, int(spec["nodes"]))
     name, world_size = spec["phase"], int(spec["nodes"]) * int(spec["ranks_per_node"])
     return PhaseResult(
         directory=directory,

@@ -70,6 +70,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def listed(directory: Path) -> bool:
+    """Whether a directory can be listed. It is then read anew: NFS forgets what was not there."""
+    try:
+        next(directory.iterdir(), None)
+    except OSError:
+        return False
+    return True
+
+
 def job_of(spec: Mapping[str, Any]) -> str:
     """A job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
     where the spec names no run, as one written by hand."""
@@ -236,6 +245,24 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
         problem = Problem(f"the run directory {root} is not ours", "shared_dir")
         raise UsageProblems([problem])
     return RunDir(root)
+
+
+def make_phase(phase: PhaseDir, nodes: int) -> None:
+    """Make the directories that every job of so many nodes writes into.
+
+    From here on only files come. Whoever looks for one too early makes NFS remember that it is not
+    there, until its directory is listed; of a directory that was missed nobody would know. Raises
+    OSError.
+    """
+    for node in range(nodes):
+        phase.node(node).mkdir(parents=True, exist_ok=True)
+    phase.rank_events(0).parent.mkdir(parents=True, exist_ok=True)
+
+
+def refresh(phase: PhaseDir, nodes: int) -> None:
+    """List what `make_phase` has made, so that NFS forgets which files were not there."""
+    for one in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
+        listed(one)
 
 
 def check_path(path: Path, where: str, todo: str) -> list[Problem]:

@@ -21,7 +21,7 @@ from .launch.flag import visible
 from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
 from .outcome import Judgement, judge
 from .result import collect
-from .rundir import PhaseDir, RunDir, write_json
+from .rundir import PhaseDir, RunDir, make_phase, write_json
 from .submit import Backend, JobState, Refused, make_spec
 from .telemetry import EventWriter
 from .timing import job_times
@@ -189,6 +189,7 @@ class Session:
 
     def _submit(self, phase: Phase) -> None:
         directory = self._write_spec(phase)
+        make_phase(directory, phase.nodes.value)
         self._journal.write("intent", phase=phase.name, **self._fault_of(phase.name))
         self._submitted_wall[phase.name] = time.time()
         self._submitting = phase

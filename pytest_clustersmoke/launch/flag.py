@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..rundir import listed
+
 if TYPE_CHECKING:
     from ..rundir import PhaseDir
     from . import NodeJob
@@ -53,8 +55,4 @@ def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, 
 
 def visible(path: Path) -> bool:
     """Whether a file is there. Listing its directory first makes NFS forget that it was not."""
-    try:
-        next(path.parent.iterdir(), None)
-    except OSError:
-        return False
-    return path.exists()
+    return listed(path.parent) and path.exists()

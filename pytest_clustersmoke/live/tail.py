@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import clean
-from ..rundir import RunDir, job_of
+from ..rundir import RunDir, job_of, listed
 from ..telemetry import SCHEMA, number, read_record
 from .board import RUNNING
 
@@ -93,6 +93,8 @@ class Tail:
 
     def _fresh(self) -> list[bytes]:
         """The whole lines since the last look."""
+        if not self._offset:  # else it was there already
+            listed(self._path.parent)
         try:
             with _opened(self._path) as descriptor:
                 size = os.fstat(descriptor).st_size

@@ -187,7 +187,6 @@ def test_a_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[s
         )
         terminal.until(lambda: terminal.shows("running", "starting  n[1-2]  job 7"))
         (phase,) = suite.shared.glob("*/phases/small")
-        phase.joinpath("ranks").mkdir()
         run = phase.parent.parent.name
         who = f'"schema": 1, "job": "{run}/small", "rank": 0, "time": 1, "mono": 1'
         hostile = (
