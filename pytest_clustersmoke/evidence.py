@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from .cluster import Reference
 
 
+# The two sides of what `require: [transports]` asks for, as criteria judge them.
+INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"
+
+
 class Unmeasured(Skipped):
     """This cannot be judged here. `kind` is what the profile's `require` may ask for: then the
     verdict is INCONCLUSIVE."""
@@ -61,6 +65,11 @@ class NodeResult:
     @property
     def ok(self) -> bool:
         return self.result.get("ok") is True
+
+    @property
+    def paused_s(self) -> float:
+        """How long the job stood still here, with all its processes."""
+        return number(self.result.get("paused_s")) or 0.0
 
     def version(self, name: str) -> str | None:
         """The version of a package, or of the GPUs' `driver`, on this node."""

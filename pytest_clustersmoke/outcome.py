@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 # What ended a job where the state's word alone does not tell it: a prolog, a requeue.
-PROLOG, REQUEUED = "PROLOG", "REQUEUED"
+PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # Slurm's own words in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
 PROLOG_WORDS = re.compile(r"Job prolog failed|Error running slurm prolog|Prolog failure on node")
 NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
@@ -28,7 +28,7 @@ PREEMPTED_WORDS = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION
 @dataclass(frozen=True)
 class Judgement:
     """An outcome of `result.OUTCOMES`, the reason in one sentence, and, where the scheduler ended
-    the job, its word for it (or PROLOG, REQUEUED)."""
+    the job, its word for it (or PROLOG, REQUEUED, SUSPENDED)."""
 
     outcome: str
     reason: str
@@ -45,6 +45,8 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         if found := stray(result):
             return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
         if result.ranks_done == result.world_size:
+            if words := _suspended(result):
+                return Judgement("preempted", words, SUSPENDED)
             return Judgement("passed", "every node ended well and every rank was done")
         return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
     started = any(
@@ -72,6 +74,15 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     silent = [node.name for node in result.nodes if not node.result]
     what = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
     return Judgement("failed", f"the job ended as {words}, and {what}")
+
+
+def _suspended(result: PhaseResult) -> str:
+    """That the job stood still for a while, which says nothing of the cluster, but makes its times
+    worthless; empty where it did not."""
+    longest = max(result.nodes, key=lambda node: node.paused_s)
+    if not longest.paused_s:
+        return ""
+    return f"the job stood still for {longest.paused_s:.0f} s on {longest.name}, and then went on"
 
 
 def _put_back(

@@ -109,3 +109,33 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     assert trouble is not None and (trouble.reason, trouble.rank) == ("rank_died", 1)
     assert [state["alive"] for state in watch.states()] == [True, False]
     assert [rank for rank, _, _ in watch.live()] == []
+
+
+class Clock:
+    """The monotonic clock as a test sets it; a wait on it takes as long as the test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.waits = 1000.0, 0.1
+        monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: self.now)
+        monkeypatch.setattr(progress._Ends, "wait", lambda *_: self.wait())
+
+    def wait(self) -> None:
+        self.now += self.waits
+
+
+def test_what_a_job_was_suspended_is_no_standstill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped with its ranks, the watch gives them what they had left; who hangs then has hung."""
+    clock = Clock(monkeypatch)
+    watch = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})
+    clock.waits = 100_000.0  # beyond every limit of a stage, and of the phase
+    watch.wait(0.1)
+    assert watch.trouble() is None and watch.paused_s == pytest.approx(99_999.9)
+    clock.waits = 1.0
+    for _ in range(1000):
+        watch.wait(0.1)
+        if trouble := watch.trouble():
+            break
+    assert trouble is not None and trouble.reason == "stalled"
+    assert watch.paused_s == pytest.approx(99_999.9)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..findings import MAX_TEXT, Evidence, Finding, job_logs, numbered_lines
-from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED
+from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED
+from ..telemetry import read_events
 from ..told import NodeTold, Told, read
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ PROLOG_NODE = re.compile(
 )
 ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
 MAX_LINES = 100_000  # of the job's own log, in which no rank writes
+MOST_SHOWN = 4  # nodes
 
 
 def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
@@ -39,6 +41,7 @@ def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
         PROLOG: _prolog,
         REQUEUED: _requeued,
         "PREEMPTED": _preempted,
+        SUSPENDED: _suspended,
         "CANCELLED": _cancelled,
         "TIMEOUT": _time_limit,
     }
@@ -102,6 +105,27 @@ def _preempted(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
             *_of_job(told),
             *_said(result, ENDED)[:1],
         ),
+    )
+
+
+def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+    paused = [node for node in result.nodes if node.paused_s]
+    return Finding(
+        "job-suspended",
+        f"{judgement.reason}: its times tell nothing. The scheduler suspended it (gang scheduling, "
+        "or `scontrol suspend`), or the machine itself was paused",
+        "run again, or in a partition or QOS that is not suspended (slurm.partition, slurm.qos)",
+        evidence=tuple(
+            Evidence(
+                str(events.path),
+                events.line_of(one),
+                f"paused for {one.get('seconds')} s"[:MAX_TEXT],
+            )
+            for node in paused[:MOST_SHOWN]
+            for events in [read_events(result.directory.node_events(node.node_rank))]
+            for one in [*events.named("paused")][:1]
+        ),
+        hosts=tuple(node.name for node in paused),
     )
 
 

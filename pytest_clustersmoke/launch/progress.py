@@ -22,6 +22,9 @@ DEFAULT_LIMIT_S = 600.0
 EXIT_LIMIT_S = 60.0
 # A process that has ended may have said more in its last instant than was read before.
 READ_AGAIN_S = 0.3
+# A wait of a tenth of a second that takes so much longer: the scheduler suspended the job, or the
+# machine was paused, and the ranks with it.
+PAUSED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class RankWatch:
         self._timeout_at = now + float(job.spec["timeout_s"])
         self._ranks = [_Rank(rank, moved=now) for rank in job.ranks]
         self._ends = _Ends()
+        self.paused_s = 0.0
 
     def read(self) -> None:
         for rank in self._ranks:
@@ -153,10 +157,18 @@ class RankWatch:
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until a rank's process ends."""
+        """Wait so long, or until a rank's process ends. What the wait took beyond that, where this
+        process was stopped, is nobody's standstill."""
+        began = time.monotonic()
         self._ends.wait(
             seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.gone_since]
         )
+        beyond_s = time.monotonic() - began - seconds
+        if beyond_s > PAUSED_S:
+            self.paused_s += beyond_s
+            self._timeout_at += beyond_s
+            for rank in self._ranks:
+                rank.moved += beyond_s
 
     def close(self) -> None:
         self._ends.close()

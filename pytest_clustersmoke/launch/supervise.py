@@ -53,7 +53,7 @@ def run(
     watch = RankWatch(job)
     try:
         events.write("torchrun_start", command=command, pid=agent.pid)
-        trouble = _watch(job, agent, watch)
+        trouble = _watch(job, agent, watch, events)
         seconds = time.monotonic() - started
         result = _judge(agent, watch, trouble)
         if not result["ok"]:
@@ -72,10 +72,16 @@ def run(
     if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
-    return result | {"torchrun_s": seconds, "returncode": agent.returncode}
+    return result | {
+        "torchrun_s": seconds,
+        "returncode": agent.returncode,
+        "paused_s": watch.paused_s,
+    }
 
 
-def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
+def _watch(
+    job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch, events: EventWriter
+) -> Trouble | None:
     """Follow the ranks until torchrun ends (None) or something is wrong."""
     next_flag, held = 0.0, False
     while True:
@@ -96,7 +102,10 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
             if visible(job.dir.abort):
                 flag = read_json(job.dir.abort) or {}
                 return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
+        known_s = watch.paused_s
         watch.wait(TICK_S)
+        if watch.paused_s > known_s:
+            events.write("paused", seconds=watch.paused_s - known_s)
 
 
 def _judge(

@@ -26,6 +26,7 @@ ASK_AGAIN_S = 3.0
 SEEN_WITHIN_S = 5.0
 QUEUE_WAIT_S = 25
 HOUR_S = 3600
+STILL_S = 8.0  # above what the watch takes for a job that is suspended
 # From a task's end with an error to Slurm's own knowledge of it, through srun.
 SLURM_LEARNS_S = 1.5
 
@@ -183,6 +184,27 @@ def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) ->
     assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
     assert outcome.finding("requeued")["id"] == "requeued"
     assert ended_state(outcome.suite, phases["requeued"].job) == "CANCELLED"
+
+
+def test_job_that_was_suspended_has_not_hung_and_was_not_measured(on_lab: Suite) -> None:
+    """Its ranks stood still for longer than they may, and go on; their times count for nothing."""
+    on_lab.phase("small", "idle.py", DONE, args={"seconds": 4})
+    with on_lab.started("--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}") as run:
+        phase = Running(on_lab, "small")
+        phase.wait()
+        on_lab.slurm("scontrol", "suspend", phase.job)
+        time.sleep(STILL_S)
+        assert on_lab.slurm("squeue", "-h", "-j", phase.job, "-o", "%T").strip() == "SUSPENDED"
+        on_lab.slurm("scontrol", "resume", phase.job)
+        run.wait(180)
+    outcome = on_lab.ended(run)
+    assert outcome.status == 6, outcome.output
+    assert outcome.phase("small")["outcome"] == "preempted"
+    finding = outcome.finding("small")
+    assert finding["id"] == "job-suspended"
+    assert "stood still for 8 s" in finding["cause"] or "9 s" in finding["cause"], finding
+    assert finding["hosts"] == [outcome.result("small").nodes[0].name]
+    assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]
 
 
 def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite) -> None:
