@@ -1,4 +1,4 @@
-"""Whether a GPU is of the model that a profile names: makers' words have changed between drivers."""
+"""Whether a GPU is of a profile's model: makers' words have changed between drivers."""
 
 from __future__ import annotations
 

@@ -27,6 +27,14 @@ def selecting(config: pytest.Config, is_cut: bool) -> list[str]:
     return [word for word in words if word]
 
 
+def is_whole(config: pytest.Config) -> bool:
+    """Whether nothing was said that leaves out a file or a test: then what was not collected is not
+    there. A directory is taken for a whole suite."""
+    named = [word for word in config.args if not (config.invocation_params.dir / word).is_dir()]
+    options = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", *MAYBE)
+    return not named and not any(config.getoption(name, None) for name in options)
+
+
 def changed(config: pytest.Config) -> str:
     """What --cluster-set changed of the phases; empty where it changed nothing."""
     words = [clean.line(word) for word in config.getoption("--cluster-set", None) or ()]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import clean
+from .evidence import BETWEEN, INSIDE
 from .items import told_of
-from .scope import changed, criterion_of, selecting
+from .scope import changed, criterion_of, is_whole, selecting
 
 if TYPE_CHECKING:
     from .cluster import Profile
@@ -43,7 +44,7 @@ class Tally:
     interrupted: bool = False
     exitstatus: int = 0
     chosen: list[str] = field(default_factory=list)
-    multi_rank: set[str] = field(default_factory=set)
+    sides: dict[str, set[str]] = field(default_factory=dict)  # of phases that have transports
     collected: dict[str, set[str]] = field(default_factory=dict)  # all criteria of chosen phases
     selected: dict[str, set[str]] = field(default_factory=dict)  # those of them that were to run
     judged: dict[str, set[str]] = field(default_factory=dict)
@@ -52,6 +53,7 @@ class Tally:
     criteria: dict[str, dict[str, CriterionRecord]] = field(default_factory=dict)
     unmeasured: dict[str, set[str]] = field(default_factory=dict)
     uncollected: list[str] = field(default_factory=list)  # phases of the cluster
+    is_whole: bool = False  # nothing was left out: then what was not collected is not there
     skipped_files: list[str] = field(default_factory=list)  # at collection, and why
     other_failures: int = 0
     crashed: list[str] = field(default_factory=list)  # tests during which a worker of xdist died
@@ -69,10 +71,11 @@ class Tally:
         verdict must name it. The criteria are by phase: all of them, and those selected."""
         phases = list(chosen)
         self.chosen, self.all_phases = [phase.name for phase in phases], list(profile.phases)
-        self.multi_rank = {phase.name for phase in phases if phase.world_size > 1}
+        self.sides = {phase.name: _sides(phase) for phase in phases}
         self.collected = {name: set(collected[name]) for name in self.chosen if name in collected}
         self.selected = {name: set(selected.get(name, ())) for name in self.collected}
         self.uncollected = [name for name in self.all_phases if name not in collected]
+        self.is_whole = is_whole(config)
         words = selecting(config, any(map(self._is_cut, self.chosen)))
         if not words and self._is_part():
             words = [", ".join(self.chosen)]
@@ -136,6 +139,9 @@ class Tally:
             files = ", ".join(self.skipped_files)
             absent = ", ".join(self.uncollected)
             reasons.append(f"{absent}: not collected; skipped as a whole: {files}")
+        elif self.is_whole:
+            words = "listed in cluster.yaml, and no test defines it"
+            reasons += [f"{phase}: {words}" for phase in self.uncollected]
         reasons += [*self._unowned(), *self._silent(required), *self._unjudged(required)]
         if self.exitstatus == 1 and not reasons and not self.known and not self.failed():
             reasons.append("pytest counts a failure of which no test told")
@@ -190,16 +196,16 @@ class Tally:
         return reasons
 
     def _unjudged(self, required: set[str]) -> list[str]:
-        """Required kinds of which no criterion said anything at all. Ranks that are alone have no
-        transports; where criteria were selected singly, those that are missing were not asked."""
+        """Required kinds of which no criterion said anything at all: of transports, on each side
+        where there are ranks. Where criteria were selected singly, those that are missing were not
+        asked."""
         return [
-            f"{phase}: no criterion judged {kind}"
+            f"{phase}: no criterion judged {one}"
             for phase in self._passed()
             if not self._is_cut(phase)
-            for kind in sorted(required)
-            if (kind != "transports" or phase in self.multi_rank)
-            and kind not in self.judged.get(phase, set()) | self.unmeasured.get(phase, set())
-            and not self._reds(phase)
+            for kind in sorted(required - self.unmeasured.get(phase, set()))
+            for one in (sorted(self.sides.get(phase, ())) if kind == "transports" else [kind])
+            if one not in self.judged.get(phase, set()) and not self._reds(phase)
         ]
 
     def failed(self) -> list[str]:
@@ -285,6 +291,12 @@ class Tally:
             "selection": self.scope_told(),
             "interrupted": self.interrupted,
         }
+
+
+def _sides(phase: Phase) -> set[str]:
+    """Where a phase's ranks talk to each other: kinds of what transport_checks.py judges."""
+    sides = {INSIDE} if int(phase.gpus_per_node.value) > 1 else set()
+    return sides | ({BETWEEN} if int(phase.nodes.value) > 1 else set())
 
 
 def _known(what: str, told: Mapping[str, str]) -> KnownRecord:

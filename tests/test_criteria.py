@@ -155,8 +155,10 @@ def reds(held: type[Started], result: PhaseResult) -> list[str]:
 
 @pytest.mark.parametrize(
     ("model", "fits"),
-    [("A100", True), ("a100 80gb", True), ("NVIDIA A100-SXM4-80GB", True), ("any", True)]
-    + [("H100", False), ("A10", False), ("A100 40GB", False)],
+    [
+        *[(one, True) for one in ("A100", "a100 80gb", "NVIDIA A100-SXM4-80GB", "any")],
+        *[(one, False) for one in ("H100", "A10", "A100 40GB")],
+    ],
 )
 def test_ranks_are_on_the_profiles_gpu_in_fewer_words_too(
     model: str, fits: bool, tmp_path: Path

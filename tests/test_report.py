@@ -183,6 +183,7 @@ HOSTILE = r"""
 import os, time
 from pathlib import Path
 import psutil
+from pytest_clustersmoke.process_start import start_s
 from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
 from pytest_clustersmoke.telemetry import EventWriter
 place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
@@ -190,7 +191,7 @@ events = EventWriter(place.rank_events(0))
 me = psutil.Process()
 bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
 events.write("start", schema=1, job=job_of(read_json(place.spec)), rank=0, local_rank=0,
-             node_rank=0, pid=me.pid, pid_started=me.create_time(), node=bad, host=bad)
+             node_rank=0, pid=me.pid, pid_started=start_s(me.pid), node=bad, host=bad)
 events.write("group", backend=bad, world_size=1)
 events.write("error", type=bad, message=bad, traceback=bad)
 raise SystemExit(bad)
@@ -267,3 +268,15 @@ def test_a_scope_is_named_where_less_was_chosen(suite: Suite) -> None:
     path = suite.phase("one_a")
     suite.phase("one_b")
     assert "FIT for one_a: 1 of 2 phases" in suite.run(path).stdout.str()
+
+
+def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
+    """Nobody chose to leave it out: a misspelt name, or a file that pytest does not collect. Where
+    somebody did, the verdict names its scope."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    path = suite.phase("one_a")
+    result = suite.run()
+    assert result.ret == 6
+    assert "one_b: listed in cluster.yaml, and no test defines it" in result.stdout.str()
+    assert suite.run(str(suite.path)).ret == 6
+    assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

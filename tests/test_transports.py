@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.evidence import Unmeasured
+from pytest_clustersmoke.evidence import BETWEEN, INSIDE, Unmeasured
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.transport_checks import matches
 
@@ -95,7 +95,7 @@ def test_a_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:
     transports = result.transports
     transports.intra_node.check()
     transports.inter_node.check()
-    assert result.judged == {"transports"}
+    assert result.judged == {INSIDE, BETWEEN}
     assert transports.kinds() == ["NET/IB/GDRDMA", "P2P/CUMEM"]
     inside = {(link.source, link.destination) for link in transports.intra_node.links()}
     assert inside == {(0, 1), (2, 3), (4, 5), (6, 7)}
@@ -232,6 +232,26 @@ def test_an_hca_without_a_name_is_no_pass(job: Job, tmp_path: Path) -> None:
     job.using = {1: "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>"}
     with pytest.raises(Unmeasured, match=r"RDMA device of nccl/0001/k1\.\d+\.log:\d+ is not known"):
         judge(job.stage(tmp_path), tmp_path, hca="mlx5_*").transports.inter_node.check()
+
+
+def test_nodes_of_one_rank_have_nothing_inside(tmp_path: Path) -> None:
+    """It is no lack that nothing is measured where nothing can be; what is forbidden is seen."""
+    result = judge(Job(2, 1).stage(tmp_path), tmp_path, intra_node=[], hca="mlx5_*")
+    with pytest.raises(pytest.skip.Exception, match="each node has one rank") as skipped:
+        result.transports.intra_node.check()
+    assert not isinstance(skipped.value, Unmeasured)
+    result.transports.inter_node.check()
+    assert result.judged == {BETWEEN}
+    with pytest.raises(AssertionError, match="forbidden by NET/IB"):
+        judge(Job(2, 1).stage(tmp_path), tmp_path, forbid=["NET/IB*"]).transports.inter_node.check()
+
+
+def test_one_node_has_nothing_between_nodes(tmp_path: Path) -> None:
+    """A phase of several nodes that a cluster runs on one lacks nothing either."""
+    result = judge(Job(1, 2).stage(tmp_path), tmp_path)
+    with pytest.raises(pytest.skip.Exception, match="the phase has one node") as skipped:
+        result.transports.inter_node.check()
+    assert not isinstance(skipped.value, Unmeasured)
 
 
 def test_gloo_has_no_transports(job: Job, tmp_path: Path) -> None:

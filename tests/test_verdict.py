@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_clustersmoke.evidence import BETWEEN, INSIDE
 from pytest_clustersmoke.items import TOLD
 from pytest_clustersmoke.result import OUTCOMES
 from pytest_clustersmoke.verdict import EXIT_INCONCLUSIVE, FIT, INCONCLUSIVE, UNFIT, Tally
@@ -161,17 +162,21 @@ def test_fit_is_never_said_of_anything_but_all_passed(
 
 def test_a_required_kind_that_no_criterion_judged() -> None:
     """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
-    the phase has one rank and so no transports."""
+    the phase has one rank and so no transports; of transports each side where there are ranks."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
     assert made.verdict() == FIT  # one rank
-    made.multi_rank = {"a"}
+    made.sides = {"a": {INSIDE}}
     assert made.verdict() == INCONCLUSIVE
-    assert made.missing() == ["a: no criterion judged transports"]
+    assert made.missing() == ["a: no criterion judged transports inside nodes"]
     made.collected, made.selected = {"a": {"test_a", "test_b"}}, {"a": {"test_a"}}
     assert made.verdict() == FIT
     made.collected = {"a": {"test_a"}}
     assert made.verdict() == INCONCLUSIVE
-    made.hear(report("test_b", phase="a", judged="transports"))
+    made.hear(report("test_b", phase="a", judged=INSIDE))
+    assert made.verdict() == FIT
+    made.sides = {"a": {INSIDE, BETWEEN}}  # right inside nodes says nothing of the network
+    assert made.missing() == ["a: no criterion judged transports between nodes"]
+    made.hear(report("test_c", phase="a", judged=f"references,{BETWEEN}"))
     assert made.verdict() == FIT
 
 

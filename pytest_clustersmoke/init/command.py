@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from .draft import Draft, Wishes
 
 DESCRIPTION = """\
-Writes cluster.yaml, smoke_tests/ and, where pytest has no settings yet, pytest.ini for a new cluster,
-by what its Slurm says of partitions, nodes, GPUs, limits and accounts; run it on a login node. Where
-there is no Slurm, the profile runs on this machine. What was guessed is marked "check this" in cluster.yaml, with the reason.
+Writes cluster.yaml, smoke_tests/ and, where pytest has no settings yet, pytest.ini for a new
+cluster, by what its Slurm says of partitions, nodes, GPUs, limits and accounts; run it on a login
+node. Where there is no Slurm, the profile runs on this machine. What was guessed is marked "check
+this" in cluster.yaml, with the reason.
 """
 EXAMPLES = """\
 examples:
