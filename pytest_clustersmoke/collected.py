@@ -16,8 +16,8 @@ from .errors import Problem
 from .items import PhaseClass, phase_class
 from .known import Acknowledgements
 from .marker import Marked
-from .phase import Phase, absence, resolve_all
-from .scope import collected, criteria
+from .phase import Phase, absence, resolve_all, undefined
+from .scope import collected, criteria, is_whole
 
 
 class Collected:
@@ -58,6 +58,8 @@ class Collected:
         self.absences = [
             absence(marked, self.profile) for marked in read.values() if marked.name not in phases
         ]
+        if is_whole(self.config):
+            self.absences += undefined(read.values(), self.profile)
         self.phases = phases
         problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
         if not self.config.getoption("collectonly"):

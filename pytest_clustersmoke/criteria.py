@@ -69,6 +69,7 @@ class Started:
             assert all(fits(name, wanted) for name in models.values()), (
                 f"expected {wanted}: {models}"
             )
+            assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
 
     def test_pinned_interfaces_are_on_every_node(self, phase: PhaseResult) -> None:
         """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""

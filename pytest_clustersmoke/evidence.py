@@ -6,6 +6,7 @@ counts as missing, and what is missing is never a pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,7 +70,8 @@ class NodeResult:
     @property
     def paused_s(self) -> float:
         """How long the job stood still here, with all its processes."""
-        return number(self.result.get("paused_s")) or 0.0
+        told = number(self.result.get("paused_s"))
+        return told if told is not None and math.isfinite(told) else 0.0
 
     def version(self, name: str) -> str | None:
         """The version of a package, or of the GPUs' `driver`, on this node."""

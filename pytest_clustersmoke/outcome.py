@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 # The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
-# What ended a job where the state's word alone does not tell it: a prolog, a requeue.
+# What befell a job where the state's word alone does not tell it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # Slurm's own words in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
 PROLOG_WORDS = re.compile(r"Job prolog failed|Error running slurm prolog|Prolog failure on node")
+# Ranks that fail after so long a standstill may have failed by it: limits of theirs went on.
+EXCUSES_S = 30.0
 NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
 PREEMPTED_WORDS = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """An outcome of `result.OUTCOMES`, the reason in one sentence, and, where the scheduler ended
-    the job, its word for it (or PROLOG, REQUEUED, SUSPENDED)."""
+    """An outcome of `result.OUTCOMES`, the reason in one sentence, and, where something befell
+    the job from outside, the scheduler's word for it (or PROLOG, REQUEUED, SUSPENDED)."""
 
     outcome: str
     reason: str
@@ -46,7 +48,7 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
             return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
         if result.ranks_done == result.world_size:
             if words := _suspended(result):
-                return Judgement("preempted", words, SUSPENDED)
+                return Judgement("preempted", f"{words}, and went on", SUSPENDED)
             return Judgement("passed", "every node ended well and every rank was done")
         return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
     started = any(
@@ -63,6 +65,8 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     if by_scheduler:
         return by_scheduler
     if said:
+        if words := _suspended(result, EXCUSES_S):
+            return Judgement("preempted", f"{words}, and then failed: {said}", SUSPENDED)
         return Judgement("failed", said)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
@@ -76,13 +80,13 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     return Judgement("failed", f"the job ended as {words}, and {what}")
 
 
-def _suspended(result: PhaseResult) -> str:
-    """That the job stood still for a while, which says nothing of the cluster, but makes its times
-    worthless; empty where it did not."""
+def _suspended(result: PhaseResult, at_least_s: float = 0.0) -> str:
+    """That the job was stopped for a while, which says nothing of the cluster, but makes its times
+    worthless; empty where it was not."""
     longest = max(result.nodes, key=lambda node: node.paused_s)
-    if not longest.paused_s:
+    if longest.paused_s <= at_least_s:
         return ""
-    return f"the job stood still for {longest.paused_s:.0f} s on {longest.name}, and then went on"
+    return f"the job stood still for {longest.paused_s:.0f} s on {longest.name}"
 
 
 def _put_back(

@@ -237,6 +237,17 @@ def absence(marked: Marked, profile: Profile) -> str:
     return f"{marked.name} is not on {profile.name}: {why}"
 
 
+def undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
+    """Of the phases that the profile lists those that no test defines, each in one sentence."""
+    names = {one.name for one in marked}
+    return [
+        f"{name} is listed for {profile.name}, and no test that was collected defines it"
+        + (f"; {hint}" if (hint := near(name, names - profile.phases.keys())) else "")
+        for name in profile.phases
+        if name not in names
+    ]
+
+
 def misfits(phase: Phase, profile: Profile) -> list[Problem]:
     """What can be seen to fail before anything is submitted."""
     problems = []

@@ -29,10 +29,13 @@ def selecting(config: pytest.Config, is_cut: bool) -> list[str]:
 
 def is_whole(config: pytest.Config) -> bool:
     """Whether nothing was said that leaves out a file or a test: then what was not collected is not
-    there. A directory is taken for a whole suite."""
-    named = [word for word in config.args if not (config.invocation_params.dir / word).is_dir()]
+    there. The suite is where pytest's own settings say (`testpaths`, else the root directory)."""
+    suite = [config.rootpath / one for one in config.getini("testpaths")] or [config.rootpath]
+    asked = [(config.invocation_params.dir / word).resolve() for word in config.args]
     options = ("markexpr", "keyword", "deselect", "ignore", "ignore_glob", *MAYBE)
-    return not named and not any(config.getoption(name, None) for name in options)
+    return all(
+        any(one.resolve().is_relative_to(place) for place in asked) for one in suite
+    ) and not any(config.getoption(name, None) for name in options)
 
 
 def changed(config: pytest.Config) -> str:

@@ -65,28 +65,25 @@ class Side:
                 "transports",
                 f"the ranks talked over {self.result.backend}, which has none of NCCL's",
             )
+        if none := self._none():
+            pytest.skip(none)
         expect = self.result.expect
         globs = self._globs(expect) if expect else ()
         rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
-        none = self._none()
-        told = expect is not None and (globs or expect.forbid or (rdma and not self.inside))
-        if not told and not none:
+        if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
             f"{self._say(pair)}, {reason}: {pair.links[0].where}"
             for pair, reason in self.judged()
             if reason
         ]
-        if expect:
-            wrong += [*self._wrong_without_peer(expect), *self._wrong_anywhere(expect)]
+        wrong += [*self._wrong_without_peer(expect), *self._wrong_anywhere(expect)]
         if wrong:
             fail(
                 _listed(wrong, f"connections {where} are not as cluster.yaml expects")
                 + self._hint()
             )
-        if none:
-            pytest.skip(none)
-        if expect and (unknown := self._unknown(globs, expect, where)):
+        if unknown := self._unknown(globs, expect, where):
             raise Unmeasured("transports", unknown)
         self.result.judged.add(INSIDE if self.inside else BETWEEN)
 

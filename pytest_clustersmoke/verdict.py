@@ -140,7 +140,7 @@ class Tally:
             absent = ", ".join(self.uncollected)
             reasons.append(f"{absent}: not collected; skipped as a whole: {files}")
         elif self.is_whole:
-            words = "listed in cluster.yaml, and no test defines it"
+            words = "listed in cluster.yaml, and no test that was collected defines it"
             reasons += [f"{phase}: {words}" for phase in self.uncollected]
         reasons += [*self._unowned(), *self._silent(required), *self._unjudged(required)]
         if self.exitstatus == 1 and not reasons and not self.known and not self.failed():

@@ -157,7 +157,7 @@ def reds(held: type[Started], result: PhaseResult) -> list[str]:
     ("model", "fits"),
     [
         *[(one, True) for one in ("A100", "a100 80gb", "NVIDIA A100-SXM4-80GB", "any")],
-        *[(one, False) for one in ("H100", "A10", "A100 40GB")],
+        *[(one, False) for one in ("H100", "A10", "A100 40GB", "A100 MIG", "NVIDIA")],
     ],
 )
 def test_ranks_are_on_the_profiles_gpu_in_fewer_words_too(

@@ -9,7 +9,7 @@ from .harness import Suite, lines_with
 CLAIMS = """\
 def test_plain(record_property):
     record_property("phase", "small")
-    record_property("judged", "transports")
+    record_property("judged", "transports,transports inside nodes")
     assert {}
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,31 +112,38 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     assert [rank for rank, _, _ in watch.live()] == []
 
 
-class Clock:
-    """The monotonic clock as a test sets it; a wait on it takes as long as the test says."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.waits = 1000.0, 0.1
-        monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: self.now)
-        monkeypatch.setattr(progress._Ends, "wait", lambda *_: self.wait())
-
-    def wait(self) -> None:
-        self.now += self.waits
-
-
-def test_what_a_job_was_suspended_is_no_standstill(
+def test_what_a_job_was_stopped_is_no_standstill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped with its ranks, the watch gives them what they had left; who hangs then has hung."""
-    clock = Clock(monkeypatch)
-    watch = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})
-    clock.waits = 100_000.0  # beyond every limit of a stage, and of the phase
-    watch.wait(0.1)
-    assert watch.trouble() is None and watch.paused_s == pytest.approx(99_999.9)
-    clock.waits = 1.0
-    for _ in range(1000):
-        watch.wait(0.1)
-        if trouble := watch.trouble():
-            break
+    """Its ranks have left what they had before, of each limit; who hangs then has hung."""
+    now, stopped = [time.monotonic()], [0.0]
+    monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: now[0])
+    job = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
+    watch = RankWatch(job, lambda: stopped[0])
+    watch.read()
+    now[0] += 100_000.0  # beyond every limit, of a stage and of the phase
+    stopped[0] += 100_000.0
+    assert watch.trouble() is None and watch.paused_s == 100_000.0
+    limit_s = float(job.spec["stage_limits_s"]["train_step"])
+    now[0] += limit_s - 1
+    assert watch.trouble() is None
+    now[0] += 2
+    trouble = watch.trouble()
     assert trouble is not None and trouble.reason == "stalled"
-    assert watch.paused_s == pytest.approx(99_999.9)
+
+
+def test_a_rank_that_moved_behind_the_stop_gains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next limit begins when it moved, not as much later as the job was stopped."""
+    now, stopped = [time.monotonic()], [0.0]
+    monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: now[0])
+    job = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
+    watch = RankWatch(job, lambda: stopped[0])
+    now[0] += 7200
+    watch.read()
+    stopped[0] = 7200.0
+    assert watch.trouble() is None
+    now[0] += float(job.spec["stage_limits_s"]["train_step"]) + 1
+    trouble = watch.trouble()
+    assert trouble is not None and trouble.reason == "stalled"

@@ -130,3 +130,27 @@ def test_a_failed_setup_line(tmp_path: Path) -> None:
     evidence.dir.setup_failed.write_text("1\tmodule load cuda\n")
     judged = judge(evidence.result(), ended("FAILED"))
     assert (judged.outcome, judged.reason) == ("failed", "a setup line failed")
+
+
+@pytest.mark.parametrize(
+    ("ok", "paused_s", "outcome"),
+    [
+        (True, 0.0, "passed"),
+        (True, 7.0, "preempted"),
+        (True, "nan", "passed"),
+        (False, 0.0, "failed"),
+        (False, 7.0, "failed"),
+        (False, 7200.0, "preempted"),
+    ],
+)
+def test_a_job_that_was_stopped_is_not_measured(
+    ok: bool, paused_s: object, outcome: str, tmp_path: Path
+) -> None:
+    """Its times say nothing; and ranks may have failed by a standstill that was a long one, since
+    limits of their own went on. What they said is told all the same."""
+    evidence = Evidence(tmp_path).started().each("done")
+    evidence.node(0, ok=ok, reason="rank_error", why="rank 0: timeout", paused_s=paused_s)
+    judged = judge(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
+    assert judged.outcome == outcome
+    assert ("stood still for 7" in judged.reason) is (outcome == "preempted")
+    assert ("timeout" in judged.reason) is not ok

@@ -277,6 +277,9 @@ def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
     path = suite.phase("one_a")
     result = suite.run()
     assert result.ret == 6
-    assert "one_b: listed in cluster.yaml, and no test defines it" in result.stdout.str()
+    told = result.stdout.str()
+    assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
+    early = "one_b is listed for one, and no test that was collected defines it"
+    assert 0 < told.index(early) < told.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

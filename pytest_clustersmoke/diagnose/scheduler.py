@@ -112,7 +112,7 @@ def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
     paused = [node for node in result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
-        f"{judgement.reason}: its times tell nothing. The scheduler suspended it (gang scheduling, "
+        f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
         "or `scontrol suspend`), or the machine itself was paused",
         "run again, or in a partition or QOS that is not suspended (slurm.partition, slurm.qos)",
         evidence=tuple(

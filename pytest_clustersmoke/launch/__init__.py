@@ -9,6 +9,7 @@ reach.py       every node connects to it there, before torchrun does; lookup.py:
 torchrun.py    torchrun's command line and the environment of its ranks
 supervise.py   torchrun from start to end
 dumps.py       stacks and flight recorders of its ranks before they are ended
+pauses.py      for how long the job was stopped, as one that is suspended
 progress.py    what each rank says; a rank that dies, fails or stands still
 processes.py   process trees, ended by pid and start time
 """

@@ -7,7 +7,7 @@ import json
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +22,6 @@ DEFAULT_LIMIT_S = 600.0
 EXIT_LIMIT_S = 60.0
 # A process that has ended may have said more in its last instant than was read before.
 READ_AGAIN_S = 0.3
-# A wait of a tenth of a second that takes so much longer: the scheduler suspended the job, or the
-# machine was paused, and the ranks with it.
-PAUSED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,22 @@ class _Rank:
 
 
 class RankWatch:
-    """Reads the ranks' events as they come. Times are this node's monotonic seconds."""
+    """Reads the ranks' events as they come. Times are this node's monotonic seconds.
 
-    def __init__(self, job: NodeJob) -> None:
-        self._job = job
+    `stopped` tells for how many seconds the whole job was stopped so far: nobody stood still then.
+    """
+
+    def __init__(self, job: NodeJob, stopped: Callable[[], float] = lambda: 0.0) -> None:
+        self._job, self._stopped = job, stopped
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
         self._timeout_at = now + float(job.spec["timeout_s"])
         self._ranks = [_Rank(rank, moved=now) for rank in job.ranks]
         self._ends = _Ends()
-        self.paused_s = 0.0
+        self.paused_s = 0.0  # of what `stopped` tells, what the limits have been moved by
 
     def read(self) -> None:
+        self._excuse()
         for rank in self._ranks:
             self._read(rank)
 
@@ -94,6 +95,7 @@ class RankWatch:
 
     def trouble(self) -> Trouble | None:
         """The first thing that is wrong, in the order of how much it explains."""
+        self._excuse()
         self._note_ends()
         for look in (self._error, self._death, self._stall):
             for rank in self._ranks:
@@ -104,6 +106,16 @@ class RankWatch:
             limit = self._job.spec["timeout_s"]
             return Trouble("timeout", f"the phase ran past its limit of {limit:g} s", None)
         return None
+
+    def _excuse(self) -> None:
+        """Move all limits by what the job was stopped since this was last asked."""
+        more_s = self._stopped() - self.paused_s
+        if more_s <= 0:
+            return
+        self.paused_s += more_s
+        self._timeout_at += more_s
+        for rank in self._ranks:
+            rank.moved = min(rank.moved + more_s, time.monotonic())
 
     def _note_ends(self) -> None:
         now = time.monotonic()  # one for all: within one look nobody can say who was first
@@ -157,18 +169,10 @@ class RankWatch:
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until a rank's process ends. What the wait took beyond that, where this
-        process was stopped, is nobody's standstill."""
-        began = time.monotonic()
+        """Wait so long, or until a rank's process ends."""
         self._ends.wait(
             seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.gone_since]
         )
-        beyond_s = time.monotonic() - began - seconds
-        if beyond_s > PAUSED_S:
-            self.paused_s += beyond_s
-            self._timeout_at += beyond_s
-            for rank in self._ranks:
-                rank.moved += beyond_s
 
     def close(self) -> None:
         self._ends.close()

@@ -20,6 +20,7 @@ from ..rundir import read_json
 from ..telemetry import EventWriter
 from . import dumps, processes
 from .flag import raise_abort, visible
+from .pauses import Pauses
 from .progress import RankWatch, Trouble
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ def run(
             stderr=log,
             preexec_fn=processes.end_with_parent,
         )
-    watch = RankWatch(job)
+    pauses = Pauses()  # from here on there is a thread: nothing is run before a child's exec
+    watch = RankWatch(job, pauses.seconds)
     try:
         events.write("torchrun_start", command=command, pid=agent.pid)
-        trouble = _watch(job, agent, watch, events)
+        trouble = _watch(job, agent, watch)
         seconds = time.monotonic() - started
         result = _judge(agent, watch, trouble)
         if not result["ok"]:
@@ -69,6 +71,9 @@ def run(
     finally:
         _end(agent, watch, others)
         watch.close()
+        pauses.close()
+    if watch.paused_s:
+        events.write("paused", seconds=round(watch.paused_s, 1))
     if not result["ok"]:
         _await_other_dumps(job, float(job.spec["dump_wait_s"]))
     events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
@@ -79,9 +84,7 @@ def run(
     }
 
 
-def _watch(
-    job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch, events: EventWriter
-) -> Trouble | None:
+def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
     """Follow the ranks until torchrun ends (None) or something is wrong."""
     next_flag, held = 0.0, False
     while True:
@@ -102,10 +105,7 @@ def _watch(
             if visible(job.dir.abort):
                 flag = read_json(job.dir.abort) or {}
                 return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
-        known_s = watch.paused_s
         watch.wait(TICK_S)
-        if watch.paused_s > known_s:
-            events.write("paused", seconds=watch.paused_s - known_s)
 
 
 def _judge(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -202,7 +203,8 @@ def test_job_that_was_suspended_has_not_hung_and_was_not_measured(on_lab: Suite)
     assert outcome.phase("small")["outcome"] == "preempted"
     finding = outcome.finding("small")
     assert finding["id"] == "job-suspended"
-    assert "stood still for 8 s" in finding["cause"] or "9 s" in finding["cause"], finding
+    (still,) = re.findall(r"stood still for (\d+) s", finding["cause"])
+    assert STILL_S - 1 <= int(still) < STILL_S + 30
     assert finding["hosts"] == [outcome.result("small").nodes[0].name]
     assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]
 
