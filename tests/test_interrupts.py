@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,6 +20,14 @@ from pytest_clustersmoke.report.record import Run, make_record
 from .harness import BARE, Suite, properties
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def hears() -> Iterator[None]:
+    """Whoever runs the tests may ignore SIGHUP, as nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
@@ -89,7 +97,6 @@ def test_a_terminal_that_is_gone_ends_the_run(suite: Suite) -> None:
     pid, terminal = pty.fork()
     if pid == 0:  # its controlling terminal is the one that goes
         os.chdir(suite.path)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever runs these tests ignores
         os.execv(sys.executable, [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"])
     reader = threading.Thread(target=drain, args=[terminal, gone := threading.Event()])
     reader.start()
