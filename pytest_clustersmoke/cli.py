@@ -28,6 +28,7 @@ from .lab.model import LabError, LabStartError
 from .nccl import command as transports
 
 # Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     transports.add_parser,
     diagnose.add_parser,
@@ -62,8 +63,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     _ready_stdout()
     words = parser().parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _end)
     try:
         status: int = words.run(words)
         sys.stdout.flush()
@@ -97,7 +99,7 @@ def _ready_stdout() -> None:
 
 def _end(number: int, _: FrameType | None) -> None:
     """End once; a second signal must not cut the cleaning up short."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise Ended(number)
 

@@ -205,6 +205,22 @@ def test_clustersmoke_ends_with_it(tmp_path: Path, call: tuple[str, ...], status
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("before", "status"), [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
+def test_a_terminal_that_is_gone_ends_it_but_under_nohup(
+    before: signal.Handlers, status: int
+) -> None:
+    """SIGHUP while it reads ends it with 129; where it was to be ignored, it goes on."""
+    ours = signal.signal(signal.SIGHUP, before)  # which a child inherits
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", "diagnose", "-"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    signal.signal(signal.SIGHUP, ours)
+    assert process.stdin is not None
+    process.stdin.write(b"all is well\n" * 100_000)  # far more than a pipe holds: it reads
+    process.send_signal(signal.SIGHUP)
+    process.communicate()
+    assert process.returncode == status
+
+
 def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
     """The subcommands of a parser; those of `lab` one by one."""
     found: set[str] = set()

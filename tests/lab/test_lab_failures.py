@@ -32,11 +32,13 @@ def fake(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> N
 def hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
     """A `lab up` that waits for a slurmd which never comes."""
     fake(home, monkeypatch, "slurmd", "exec sleep 600")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
     up = subprocess.Popen(
         [sys.executable, "-m", "pytest_clustersmoke.cli", "lab", "up", "--nodes", "2"],
         stderr=subprocess.PIPE,
         text=True,
     )
+    signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for record in state.records():
