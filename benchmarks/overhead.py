@@ -29,7 +29,8 @@ BOUNDS_S = {"local": 3.0, "lab": 5.0}
 def measure(cluster: str) -> tuple[float, float]:
     """One run of the phase; its overhead in seconds, without and with the queue wait.
 
-    Slurm tells times in whole seconds, so the first may be wrong by one; the second is exact.
+    Slurm tells times in whole seconds, so the first may be wrong by one; the second is exact, or,
+    where the first is 0, no less than it was.
     """
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         environ = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": folder}
