@@ -16,13 +16,13 @@ from pytest_clustersmoke.launch.pauses import Pauses
 COUNTS = """
 import sys
 from pytest_clustersmoke.launch import pauses
-pauses.PAUSED_S = 0.5
+pauses.PAUSED_S = 2.0
 counting = pauses.Pauses()
 for line in sys.stdin:
     print(counting.seconds(), flush=True)
 counting.close()
 """
-STOPPED_S = 1.5
+STOPPED_S = 3.5
 
 
 def test_a_process_knows_for_how_long_it_was_stopped() -> None:

@@ -112,23 +112,31 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     assert [rank for rank, _, _ in watch.live()] == []
 
 
+class Stopped:
+    """A watch over a rank that trains; a test says what the clock is, and how long all stood."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.stopped_s = time.monotonic(), 0.0
+        clock = "pytest_clustersmoke.launch.progress.time.monotonic"
+        monkeypatch.setattr(clock, lambda: self.now)
+        job = say(folder, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
+        self.limit_s = float(job.spec["stage_limits_s"]["train_step"])
+        self.watch = RankWatch(job, lambda: self.stopped_s)
+
+
 def test_what_a_job_was_stopped_is_no_standstill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its ranks have left what they had before, of each limit; who hangs then has hung."""
-    now, stopped = [time.monotonic()], [0.0]
-    monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: now[0])
-    job = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
-    watch = RankWatch(job, lambda: stopped[0])
-    watch.read()
-    now[0] += 100_000.0  # beyond every limit, of a stage and of the phase
-    stopped[0] += 100_000.0
-    assert watch.trouble() is None and watch.paused_s == 100_000.0
-    limit_s = float(job.spec["stage_limits_s"]["train_step"])
-    now[0] += limit_s - 1
-    assert watch.trouble() is None
-    now[0] += 2
-    trouble = watch.trouble()
+    one = Stopped(tmp_path, monkeypatch)
+    one.watch.read()
+    one.now += 100_000.0  # beyond every limit, of a stage and of the phase
+    one.stopped_s = 100_000.0
+    assert one.watch.trouble() is None and one.watch.paused_s == 100_000.0
+    one.now += one.limit_s - 1
+    assert one.watch.trouble() is None
+    one.now += 2
+    trouble = one.watch.trouble()
     assert trouble is not None and trouble.reason == "stalled"
 
 
@@ -136,14 +144,11 @@ def test_a_rank_that_moved_behind_the_stop_gains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next limit begins when it moved, not as much later as the job was stopped."""
-    now, stopped = [time.monotonic()], [0.0]
-    monkeypatch.setattr("pytest_clustersmoke.launch.progress.time.monotonic", lambda: now[0])
-    job = say(tmp_path, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
-    watch = RankWatch(job, lambda: stopped[0])
-    now[0] += 7200
-    watch.read()
-    stopped[0] = 7200.0
-    assert watch.trouble() is None
-    now[0] += float(job.spec["stage_limits_s"]["train_step"]) + 1
-    trouble = watch.trouble()
+    one = Stopped(tmp_path, monkeypatch)
+    one.now += 7200
+    one.watch.read()
+    one.stopped_s = 7200.0
+    assert one.watch.trouble() is None
+    one.now += one.limit_s + 1
+    trouble = one.watch.trouble()
     assert trouble is not None and trouble.reason == "stalled"
