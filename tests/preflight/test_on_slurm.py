@@ -149,6 +149,10 @@ def test_drained_nodes_are_named_where_too_few_are_left(on_lab: Suite) -> None:
     assert f"preflight: 1 of the {NODES} nodes of partition main take no jobs: node1 is " in (
         outcome.output
     )
+    # Slurm takes a node that was resumed for one that does not respond until it has.
+    wait_for(
+        "node1", lambda: on_lab.slurm("sinfo", "-h", "-n", "node1", "-o", "%T")[:5] == "idle\n"
+    )
 
 
 def test_a_healthy_run_says_nothing(on_lab: Suite) -> None:
