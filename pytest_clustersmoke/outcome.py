@@ -21,10 +21,10 @@ CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # Slurm's own words in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
 PROLOG_WORDS = re.compile(r"Job prolog failed|Error running slurm prolog|Prolog failure on node")
-# Ranks that fail after so long a standstill may have failed by it: limits of theirs went on.
-EXCUSES_S = 30.0
 NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
 PREEMPTED_WORDS = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
+# Ranks that fail after so long a standstill may have failed by it: limits of theirs went on.
+EXCUSES_S = 30.0
 
 
 @dataclass(frozen=True)
