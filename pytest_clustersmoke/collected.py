@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from .cluster import Profile
 from .errors import Problem
-from .items import PhaseClass, phase_class
+from .items import PhaseClass, phase_class, phase_classes
 from .known import Acknowledgements
 from .marker import Marked
 from .phase import Phase, absence, resolve_all, undefined
@@ -30,6 +30,8 @@ class Collected:
             config.getoption("--cluster-report-dir") or config.rootpath / "reports"
         ).absolute()
         self.absences: list[str] = []
+        self.refused: list[Problem] = []  # why a run would be refused whose plan is printed
+        self._resolved_with: list[Problem] = []
         self.phases: dict[str, Phase] = {}
         self._names: dict[PhaseClass, str] = {}
         self._all: list[pytest.Item] = []
@@ -47,7 +49,7 @@ class Collected:
     def read(
         self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
     ) -> None:
-        """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
+        """Resolve the phases that this cluster runs, deselect the others."""
         settings = self.config.getoption("--cluster-set")
         phases, found = resolve_all(read.values(), self.profile, settings)
         problems = [*problems, *found]
@@ -62,33 +64,40 @@ class Collected:
             self.absences += undefined(read.values(), self.profile)
         self.phases = phases
         problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
-        if not self.config.getoption("collectonly"):
-            problems += self._preflight(phases.values())
-        self._problems(problems)
+        self._resolved_with = problems
         self._all = list(items)
         here = [item for item in items if self._runs(item)]
         self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
         items[:] = here
 
-    def _preflight(self, phases: Iterable[Phase]) -> list[Problem]:
+    def select(self, items: list[pytest.Item]) -> None:
+        """Check the phases of the items that pytest selected; all problems at once."""
+        phases = [self.phases[self._names[cls]] for cls in phase_classes(items)]
+        self._problems([*self._resolved_with, *self._preflight(phases)], phases)
+
+    def _preflight(self, phases: Sequence[Phase]) -> list[Problem]:
+        if self.config.getoption("collectonly"):
+            return []
         from . import preflight  # not for a collection alone, which is to be quick
 
         found = preflight.planned(self.profile, phases)
-        if not self._plans_only:
+        if self._plans_only:
+            self.refused = preflight.misplaced(self.profile, phases)
+        else:
             found += preflight.problems(self.profile, phases, self.report_dir, os.environ)
         return found
 
-    def _problems(self, problems: list[Problem]) -> None:
+    def _problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         if problems:
-            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals()])))
+            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals(phases)])))
 
-    def _refusals(self) -> list[Problem]:
+    def _refusals(self, phases: Sequence[Phase]) -> list[Problem]:
         """What the scheduler would say next, so that one run tells all."""
         if self._plans_only:
             return []
         from . import preflight
 
-        return preflight.refusals(self.profile, self.phases.values(), os.environ)
+        return preflight.refusals(self.profile, phases, os.environ)
 
     def _runs(self, item: pytest.Item) -> bool:
         cls = phase_class(item)

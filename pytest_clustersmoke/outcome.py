@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .faults.evidence import stray
 from .findings import job_logs, numbered_lines
+from .staged_marks import stray
 from .told import read
 
 if TYPE_CHECKING:

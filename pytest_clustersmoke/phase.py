@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import environment
 from .errors import Problem, near
 from .marker import Marked, size_mark
 
 if TYPE_CHECKING:
     from .cluster import EnvBlock, Profile
-    from .faults import Staged
 
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
@@ -36,6 +34,23 @@ class Sourced:
 
     value: Any
     source: str
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The fault that is staged in a phase. `base` is the phase it was made from, `rank` the rank
+    that a fault of one rank is staged on, `hook` the `module:function` that stages it in a rank."""
+
+    fault: str
+    base: str
+    rank: int
+    hook: str
+    setup: tuple[str, ...] = ()
+    python_flags: str = ""
+
+    def as_spec(self) -> dict[str, Any]:
+        """As the phase's spec carries it to its ranks."""
+        return {"name": self.fault, "base": self.base, "rank": self.rank, "hook": self.hook}
 
 
 @dataclass(frozen=True)
@@ -249,7 +264,7 @@ def undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
 
 
 def misfits(phase: Phase, profile: Profile) -> list[Problem]:
-    """What can be seen to fail before anything is submitted."""
+    """Sizes that the cluster's hardware does not have."""
     problems = []
     has, wants = profile.hardware.gpus_per_node, phase.gpus_per_node
     if wants.value > has:
@@ -271,17 +286,6 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
                 f"at most {most}, as {profile.name} has",
             )
         )
-    for local in profile.node_local:
-        if phase.script.is_relative_to(local):
-            problems.append(
-                Problem(
-                    f"the script of phase `{phase.name}`, {phase.script}, lies under {local}, "
-                    "which every node has for itself",
-                    phase.where,
-                    "a script on a file system that all nodes share",
-                    "move the suite there",
-                )
-            )
     return problems
 
 
@@ -311,7 +315,4 @@ def resolve_all(
         problems += faults
         sound += [] if faults else [setting]
     phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
-    for phase in phases.values():
-        problems += misfits(phase, profile)
-        problems += environment.problems(phase, profile)
     return phases, problems

@@ -140,8 +140,8 @@ def pytest_collection_modifyitems(
     jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
     yield
     _keep_jobs(config, items, jobs)
-    if suite is not None and config.getoption("--cluster-prove"):
-        suite.choose(items)
+    if suite is not None:
+        suite.select(items)
 
 
 def _keep_jobs(

@@ -59,7 +59,7 @@ class Suite(Collected):
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
-            print_plan(phases, self.profile, self.run_id)
+            print_plan(phases, self.profile, self.run_id, self.refused)
             session.items.clear()  # nothing runs, and nothing is reported as if it had
             return (yield)
         goes_on = not session.testsfailed or self.config.option.continue_on_collection_errors

@@ -168,8 +168,8 @@ def test_absence_says_why(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
-    """Hardware that suffices and a script that all nodes see: nothing to say."""
-    profile = make_profile(tmp_path, node_local=["/elsewhere"])
+    """A phase that the hardware can hold gives no problem."""
+    profile = make_profile(tmp_path)
     assert misfits(make_phase(profile, gpus_per_node=8), profile) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_clustersmoke.errors import Problem, UsageProblems, near
 
-from .harness import Suite
+from .harness import Suite, lines_with
 
 SLURM = """\
 clusters:
@@ -208,6 +208,28 @@ def test_more_gpus_than_the_hardware_has(suite: Suite) -> None:
         f"expected at most 2, as one has (cluster.yaml:{limit}); change the phase's "
         "`gpus_per_node`, or take it out of the cluster's `phases`"
     )
+
+
+def test_only_selected_phases_are_checked(suite: Suite) -> None:
+    """What is wrong with a phase that `-k` leaves out does not stop the others."""
+    suite.cluster(phases={"small": None, "other": None})
+    suite.phase(gpus_per_node=8)
+    suite.phase("other")
+    result = suite.run("-k", "other", "--cluster-dry-run")
+    assert result.ret == 0
+    assert lines_with(result, "=== other") and not lines_with(result, "small")
+
+
+def test_scripts_in_one_wrong_place_are_one_problem(suite: Suite) -> None:
+    """Two scripts below one path that nodes do not share give one line, which names both phases."""
+    folder = suite.path / "local"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    suite.cluster(node_local=[str(folder)], phases={"small": None, "other": None})
+    suite.phase(script="local/train.py")
+    suite.phase("other", script="local/train.py")
+    (line,) = suite.refused()
+    assert "the scripts of phases `other`, `small`, in local, lie under local" in line
 
 
 def test_more_nodes_than_the_hardware_has(suite: Suite) -> None:

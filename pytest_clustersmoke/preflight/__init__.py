@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from .. import environment
 from ..errors import Problem
+from ..phase import misfits
 from . import deepspeed, disk, launchers, precision, shared
 from .ahead import refusals
 from .way import Start, prepare, scheduler_environ, unusable
@@ -36,7 +37,16 @@ if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase import Phase
 
-__all__ = ["Start", "planned", "prepare", "problems", "refusals", "remarks", "scheduler_environ"]
+__all__ = [
+    "Start",
+    "misplaced",
+    "planned",
+    "prepare",
+    "problems",
+    "refusals",
+    "remarks",
+    "scheduler_environ",
+]
 
 
 def remarks(profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]) -> list[str]:
@@ -49,11 +59,17 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
     """What is wrong in the user's own words and files, whatever machine this is."""
     phases = list(phases)
     return [
-        *shared.node_local(profile, phases),
+        *(problem for phase in phases for problem in misfits(phase, profile)),
+        *(problem for phase in phases for problem in environment.problems(phase, profile)),
         *launchers.launchers(profile, phases),
         *deepspeed.configurations(profile, phases),
         *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),
     ]
+
+
+def misplaced(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
+    """Paths that the nodes of a run could not see; a plan is printed all the same."""
+    return list(shared.node_local(profile, phases))
 
 
 def problems(
@@ -63,6 +79,7 @@ def problems(
     phases = list(phases)
     environ, found = scheduler_environ(profile, environ)
     return [
+        *misplaced(profile, phases),
         *found,
         *unusable(profile, phases, report_dir),
         *shared.unshared(profile, phases, environ),

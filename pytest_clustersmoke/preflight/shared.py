@@ -7,7 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,10 +50,13 @@ class Place(NamedTuple):
 
 
 def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
-    """Interpreter and outputs under a path that every node has for itself.
+    """Scripts, interpreter and outputs under a path that every node has for itself.
 
-    The same of `shared_dir` is found when cluster.yaml is read, of scripts with the phases.
+    The same of `shared_dir` is found when cluster.yaml is read.
     """
+    phases = list(phases)
+    for local in profile.node_local:
+        yield from _scripts([one for one in phases if one.script.is_relative_to(local)], local)
     if profile.backend != "slurm":
         return
     python = _interpreter(profile)
@@ -68,6 +71,22 @@ def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
             )
         for phase in phases:
             yield from _outputs(phase, local)
+
+
+def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
+    """One problem for all scripts under one path."""
+    if not phases:
+        return
+    what = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
+    if len(phases) > 1:
+        names = ", ".join(f"`{phase.name}`" for phase in phases)
+        what = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
+    yield Problem(
+        f"{what} under {local}, which every node has for itself",
+        phases[0].where,
+        "a script on a file system that all nodes share",
+        "move the suite there",
+    )
 
 
 def _interpreter(profile: Profile) -> Path | None:

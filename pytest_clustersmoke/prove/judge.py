@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..faults import JOB, Fault
-from ..faults.evidence import staged
 from ..faults.model import AMONG
+from ..staged_marks import staged
 from ..telemetry import read_events
 from ..verdict import NOT_MEASURED
 

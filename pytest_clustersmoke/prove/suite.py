@@ -57,8 +57,12 @@ class ProveSuite(Suite):
 
     # Collection
 
-    def choose(self, items: list[pytest.Item]) -> None:
+    def select(self, items: list[pytest.Item]) -> None:
         """Of the gates that pytest selected keep one for each fault, in the phase that fits it."""
+        self._keep_best(items)
+        super().select(items)
+
+    def _keep_best(self, items: list[pytest.Item]) -> None:
         candidates: dict[str, list[Candidate]] = {}
         for item in items:
             if isinstance(item, GateItem):

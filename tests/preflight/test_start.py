@@ -21,7 +21,7 @@ from pytest_clustersmoke.telemetry import read_events
 
 from ..evidence import make_phase, make_profile
 from ..fakes.backend import FakeBackend
-from ..harness import Suite
+from ..harness import Suite, lines_with
 
 
 def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
@@ -123,10 +123,14 @@ def test_slurm_is_asked_beside_usage_errors(
 def test_slurm_is_not_asked_where_only_a_plan_is_wanted(
     suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run says the same on every machine."""
+    """A dry run prints its plan on every machine, with what a run would be refused for."""
     monkeypatch.setenv("PATH", refusing["PATH"])
     misplaced(suite, partition="mian")
-    assert len(suite.refused("--cluster-dry-run")) == 1
+    result = suite.run("--cluster-dry-run")
+    assert result.ret == 0
+    (remark,) = lines_with(result, "a run would be refused")
+    assert "mine/train.py" in remark and "which every node has for itself" in remark
+    assert lines_with(result, "=== small")
     assert not (tmp_path / "calls").exists()
 
 

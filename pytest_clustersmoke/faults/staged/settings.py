@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .base import Staging, cannot, replace
+from .staging import Staging, cannot, replace
 
 
 class Configured(Staging, ABC):

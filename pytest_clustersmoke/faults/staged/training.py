@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 from unittest import mock
 
-from .base import Staging, cannot, replace
+from .staging import Staging, cannot, replace
 
 
 class NoSync(Staging):

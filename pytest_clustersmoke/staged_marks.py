@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..evidence import RankResult
-    from ..result import PhaseResult
+    from .evidence import RankResult
+    from .result import PhaseResult
 
 
 def named_in(spec: Mapping[str, Any]) -> str:

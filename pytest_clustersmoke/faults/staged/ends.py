@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 
-from .base import AT_STEP, Staging
+from .staging import AT_STEP, Staging
 
 LEAST_SLEEP_S = 0.25
 # Rank 0 comes to the collective so late; the rank that waits there is killed at half the time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from .base import Staging, cannot
+from .staging import Staging, cannot
 
 
 class Truncated(Staging):
