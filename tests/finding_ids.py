@@ -1,8 +1,8 @@
-"""The ids of all findings that the package's source can make.
+"""The ids of all findings that the package can create, read from its source.
 
-An id is the first argument of a finding's class. Where that is a name, the literals count that may
-reach it: through what binds the name in its module, through calls of the functions that take it as
-a parameter, and, where the module imports it, through what binds it elsewhere.
+An id is the first argument of a finding's class. Where that argument is a name, the ids are the
+literals that may reach it: through assignments and loops in its module, through calls of the
+function whose parameter it is, and, if the module imports it, through assignments elsewhere.
 """
 
 from __future__ import annotations
@@ -10,34 +10,40 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-# What a literal of a table must look like to be an id: other texts stand beside it.
+# A literal inside a table counts as an id only if it looks like one.
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 Bindings = dict[str, list[ast.expr]]
 
 
 def finding_ids(folder: Path, types: Collection[str]) -> set[str]:
-    """The ids of findings of these classes below a folder; `*` stands for what an f-string fills
-    in."""
+    """The ids given to these classes in the sources below a folder; `*` stands for the fields of
+    an f-string."""
     modules = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
     everywhere: Bindings = defaultdict(list)
+    calls: dict[str, list[ast.Call]] = defaultdict(list)
     for module in modules:
-        for name, values in _bindings(module.body).items():
-            everywhere[name] += values
+        _bind(module.body, everywhere)
+        for node in ast.walk(module):
+            if isinstance(node, ast.Call):
+                calls[_called(node)].append(node)
     found: set[str] = set()
     for module in modules:
         given = [*_first_arguments(module, types)]
         found |= {text for one in given for text in _texts(one)}
         if names := {name for one in given for name in _names(one)}:
-            reached = _reached(names, _bindings([*ast.walk(module)]), everywhere)
+            here: Bindings = defaultdict(list)
+            _bind(ast.walk(module), here)
+            _bind_parameters(ast.walk(module), calls, here)
+            reached = _reached(names, here, everywhere)
             found |= {text for one in reached for text in _texts(one) if _may_be_id(one, text)}
     return found
 
 
 def _may_be_id(expression: ast.expr, text: str) -> bool:
-    """A constant by itself is one; the texts of a table are where they look like it."""
+    """Whether a text of an expression that reaches an id is one: a lone constant always is."""
     return isinstance(expression, ast.Constant) or ID.fullmatch(text) is not None
 
 
@@ -49,7 +55,7 @@ def _first_arguments(module: ast.Module, types: Collection[str]) -> Iterator[ast
 
 
 def _reached(names: set[str], here: Bindings, everywhere: Bindings) -> list[ast.expr]:
-    """The expressions that may give these names their values."""
+    """The expressions whose values may reach these names."""
     todo, seen, found = [*names], set(names), []
     while todo:
         name = todo.pop()
@@ -61,25 +67,27 @@ def _reached(names: set[str], here: Bindings, everywhere: Bindings) -> list[ast.
     return found
 
 
-def _bindings(nodes: Collection[ast.AST]) -> Bindings:
-    """Name -> what it is bound to by these statements, and by calls of functions that take it."""
-    found: Bindings = defaultdict(list)
-    takers = {
-        node.name: [argument.arg for argument in node.args.args]
-        for node in nodes
-        if isinstance(node, ast.FunctionDef)
-    }
+def _bind(nodes: Iterable[ast.AST], bindings: Bindings) -> None:
+    """Record what these statements assign to names."""
     for node in nodes:
         for target, value in _assignments(node):
             for name in ast.walk(target):
                 if isinstance(name, ast.Name):
-                    found[name.id].append(value)
-        if isinstance(node, ast.Call) and _called(node) in takers:
-            for name, value in zip(takers[_called(node)], node.args, strict=False):
-                found[name].append(value)
-            for keyword in node.keywords:
-                found[keyword.arg or ""].append(keyword.value)
-    return found
+                    bindings[name.id].append(value)
+
+
+def _bind_parameters(
+    nodes: Iterable[ast.AST], calls: dict[str, list[ast.Call]], bindings: Bindings
+) -> None:
+    """Record what any call in the package passes to the parameters of these functions."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef):
+            taken = [one.arg for one in node.args.args if one.arg not in ("self", "cls")]
+            for call in calls[node.name]:
+                for name, value in zip(taken, call.args, strict=False):
+                    bindings[name].append(value)
+                for keyword in call.keywords:
+                    bindings[keyword.arg or ""].append(keyword.value)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr]]:
@@ -99,7 +107,8 @@ def _called(call: ast.Call) -> str:
 def _texts(node: ast.AST) -> Iterator[str]:
     """The literals of an expression, f-strings with `*` for their fields."""
     if isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)
+        parts = [part.value if isinstance(part, ast.Constant) else "*" for part in node.values]
+        yield "".join(map(str, parts))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     else:
@@ -108,8 +117,8 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """The names whose values an expression passes on: none of a text's fields or of what it takes
-    an attribute of."""
+    """The names whose values an expression passes on: not those in an f-string, and not those of
+    which it takes an attribute."""
     if isinstance(node, ast.Name):
         yield node.id
     elif not isinstance(node, ast.Attribute | ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""What a user runs, as a user runs it: pytest on a small suite, pytest's help, `clustersmoke`."""
+"""Runs pytest and `clustersmoke` the way users do, and returns what they see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .harness import BARE, FAKE_TORCHRUN, TRAIN
 from .leftovers import none_left
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDE = {"COLUMNS": "500"}  # a help text's lines are not wrapped
+WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
 
 CLUSTER = {
     "backend": "local",
@@ -35,8 +35,8 @@ CLUSTER = {
         }
     },
 }
-# Of its criteria one is judged, one is not measured, one is known to fail, and one lists what a
-# criterion sees. The marker has every key that there is.
+# One criterion is judged, one is not measured, one is known to fail, and one records what a
+# criterion sees of its phase. The marker uses every key.
 SUITE = """
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ class TestSmall(Trained, TalkedInsideNodes):
         found = [name + member for name, one in seen.items() for member in members(one)]
         Path("members.json").write_text(json.dumps(found))
 """
-# Prints what pytest collects: each item with its phase, what the marker says, and other marks.
+# Prints each collected item with its phase, the marker's arguments, and the other marks.
 COLLECT = """
 import json, sys, pytest
 class Printer:
@@ -81,7 +81,7 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[Printer()]))
 
 
 def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
-    """What Python prints, run in a folder, with nothing of an outer pytest in its environment."""
+    """Run Python in a folder, without the variables of an outer pytest; returns what it prints."""
     outside = {name: text for name, text in os.environ.items() if not name.startswith(OUTER)}
     done = subprocess.run(
         [sys.executable, *words],
@@ -95,7 +95,7 @@ def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
 
 
 def run_command(*words: str) -> str:
-    """What `clustersmoke` prints on standard output."""
+    """Run `clustersmoke` in this process; returns what it prints on standard output."""
     (entry,) = entry_points(group="console_scripts", name="clustersmoke")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         for name, value in WIDE.items():
@@ -106,7 +106,7 @@ def run_command(*words: str) -> str:
 
 
 def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
-    """What the plugin adds to what pytest prints of itself."""
+    """Run pytest with an option that prints help; returns what only the plugin adds to it."""
     words = ("-m", "pytest", *BARE, word)
     with_it = run_python(*words, folder=folder, **WIDE)
     without = run_python(*words, "-p", "no:clustersmoke", folder=folder, **WIDE)
@@ -115,8 +115,8 @@ def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
 
 
 def run_suite(folder: Path) -> None:
-    """Run one small phase on this machine. It leaves `reports/`, and the names that a criterion
-    sees in `members.json`."""
+    """Run one small phase on this machine. It leaves `reports/`, and `members.json` with the names
+    that a criterion sees."""
     until = date.today() + timedelta(days=30)
     known = {"phase": "small", "criterion": "test_known", "reason": "a test", "until": str(until)}
     folder.joinpath("test_small.py").write_text(SUITE.format(script=str(TRAIN)))
@@ -131,7 +131,7 @@ def run_suite(folder: Path) -> None:
 
 
 def collected(suite: str) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:
-    """Of each item of a suite: its name, its phase, what the phase's marker says, other marks."""
+    """Each item of a suite: its name, its phase, the marker's arguments, the other marks."""
     output = run_python("-c", COLLECT, *BARE, "--collect-only", "-q", suite, folder=ROOT)
     for line in re.findall("^ITEM (.*)$", output, re.MULTILINE):
         yield json.loads(line)

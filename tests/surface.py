@@ -1,4 +1,4 @@
-"""What a class, a JSON schema, a JSON value and a help text offer, as lines that can be listed."""
+"""Lists what a class, a JSON schema, a JSON value or a help text contains, item by item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTION = re.compile(r"\[(-[^\]]*)\]|(--[a-z-]+ [A-Z]+)")
 
 
 def members(thing: object) -> Iterator[str]:
-    """The public attributes and methods of an object or a class, with what methods take."""
+    """The public attributes and methods of an object or a class, with the methods' parameters."""
     for name in dir(thing):
         if name.startswith("_"):
             continue
@@ -46,7 +46,7 @@ def assigned(cls: type) -> Iterator[str]:
 
 
 def classes(module: ModuleType) -> dict[str, type]:
-    """The public classes that a module offers as its own."""
+    """The public classes that a module defines, or gathers from the modules below it."""
     return {
         name: found
         for name, found in vars(module).items()
@@ -64,7 +64,7 @@ def schema(path: Path) -> set[str]:
 
 
 def _keys(node: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
-    """What there is of a node, and below it, each to be put behind the node's own key."""
+    """A node's types, and everything below it, each to be appended to the node's own path."""
     parts = [*_parts(node, root)]
     kinds = [part.get("type", []) for part in parts]
     types = {name for kind in kinds for name in ([kind] if isinstance(kind, str) else kind)}
@@ -78,7 +78,7 @@ def _below(parts: list[dict[str, Any]], root: dict[str, Any]) -> Iterator[str]:
     for part in parts:
         yield from (f" = {value}" for value in part.get("enum", ()))
         anything = part.get("additionalProperties")
-        if isinstance(anything, dict):  # the keys that are named beside it are examples
+        if isinstance(anything, dict):  # any key may be used; those named beside it are examples
             for name in part.get("propertyNames", {}).get("enum", ["*"]):
                 yield from (f".{name}{below}" for below in _keys(anything, root))
         else:
@@ -88,7 +88,7 @@ def _below(parts: list[dict[str, Any]], root: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(properties: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
-    """The keys of an object; what is below them once, where each key has the same below it."""
+    """The keys of an object; where all have the same below them, that is listed once."""
     found = {name: [*_keys(node, root)] for name, node in properties.items()}
     first = next(iter(found.values()), [])
     if len(found) > 2 and len(first) > 2 and all(below == first for below in found.values()):
@@ -98,7 +98,7 @@ def _named(properties: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
 
 
 def _parts(node: dict[str, Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A node of a JSON schema, and all that it refers to or is put together from."""
+    """A node of a JSON schema, with the nodes that it refers to or is composed of."""
     yield node
     if "$ref" in node:
         yield from _parts(root["$defs"][node["$ref"].rsplit("/", 1)[-1]], root)
@@ -142,5 +142,5 @@ def arguments(text: str) -> Iterator[str]:
 
 
 def subcommands(text: str) -> list[str]:
-    """The subcommands that a help lists: indented further than operands and options are."""
+    """The subcommands that a help text lists: they are indented further than options are."""
     return re.findall(r"^ {4}([a-z][\w-]*)(?: |$)", text, re.MULTILINE)

@@ -1,8 +1,8 @@
-"""What users rely on, held against the lists of contract.yaml.
+"""What users rely on does not change unseen: everything public is compared with contract.yaml.
 
-The lists are written by hand. What there is today is found where users find it, as far as they do:
-in help texts, in a run of a small suite and the files that it leaves, in the schemas that ship, in
-the documents. Only the imports below reach into the package.
+The lists there are kept by hand. What exists today is collected from outside wherever that is
+possible: from help texts, from a run of a small suite and the files that it leaves, from the
+schemas that ship, from the documents. Only the imports below reach into the package.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import yaml
 
-# Public paths, which stay.
+# Public import paths: these stay.
 import pytest_clustersmoke
 from pytest_clustersmoke import criteria, rank
 
-# Paths inside the package: where one moves, its line here follows.
+# Internal import paths: when a module moves, its line here follows.
 from pytest_clustersmoke.faults import FAULTS
 from pytest_clustersmoke.identity import VERSIONS
 from pytest_clustersmoke.telemetry import METRICS
@@ -33,14 +33,14 @@ from .finding_ids import finding_ids
 from .shell import ROOT, added_to_help, collected, run_command, run_suite
 from .surface import arguments, assigned, classes, keys_of, members, schema, subcommands, tables
 
-# The classes whose first argument is the id of a finding.
+# Classes whose first argument is the id of a finding.
 FINDING_TYPES = {"Finding", "Check"}
 PACKAGE = Path(pytest_clustersmoke.__file__).parent
 EXIT_STATUSES, STAGED_FAULTS = ROOT / "docs" / "exit-statuses.md", ROOT / "docs" / "faults.md"
 BROKEN_LOG = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory.\n"
 NCCL_LOG = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
 
-# In JSON, keys that are names of things.
+# Keys of JSON that name a criterion, a metric or a version.
 NAMES = re.compile(r"(?<=\.)((?:criteria|metrics|versions)\.)\w+")
 
 LISTS = Path(__file__).with_name("contract.yaml")
@@ -54,7 +54,7 @@ IMPORT = re.compile(r"^from (pytest_clustersmoke[\w.]*) import ([\w, ]+)$", re.M
 
 
 def promised() -> dict[str, list[str]]:
-    """The lists of contract.yaml; what stands in a group begins with the group's name."""
+    """The lists of contract.yaml; an item of a group starts with the group's name."""
     lists = yaml.safe_load(LISTS.read_text())
     return {
         kind: [f"{group}{item}" for group, items in groups.items() for item in items]
@@ -67,11 +67,11 @@ def promised() -> dict[str, list[str]]:
 CONTRACT = promised()
 
 
-def compare(kind: str, listed: Iterable[str], found: Iterable[str]) -> str:
+def compare(kind: str, listed: set[str], found: set[str]) -> str:
     """What is missing and what is new, and what to do about it; empty where they are the same."""
-    missing, new = sorted({*listed} - {*found}), sorted({*found} - {*listed})
-    if not missing and not new:
+    if listed == found:
         return ""
+    missing, new = sorted(listed - found), sorted(found - listed)
     lines = [*(f"missing: {item}" for item in missing), *(f"new: {item}" for item in new)]
     return "\n".join(["contract.yaml and the code differ:", *lines, WHAT_TO_DO.format(kind=kind)])
 
@@ -83,7 +83,7 @@ def shipped(name: str) -> Path:
 
 
 class Found:
-    """What users find today: a method for each list of contract.yaml."""
+    """What users see today: one method for each list of contract.yaml."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -113,7 +113,7 @@ class Found:
             yield from (" ".join(("clustersmoke", *words, one)) for one in arguments(text))
 
     def exit_statuses(self) -> Iterator[str]:
-        """As the document says; test_exit_statuses.py makes each of them come."""
+        """As documented; test_exit_statuses.py provokes each of them."""
         for title, head, rows in tables(EXIT_STATUSES.read_text()):
             for first, *cells in rows:
                 if head[0] == "subcommand":
@@ -142,7 +142,7 @@ class Found:
     # -- Python ------------------------------------------------------------------------------------
 
     def imports(self) -> Iterator[str]:
-        """What the documents import, and what else of the list can be imported."""
+        """What the documents import, and whatever else on the list can be imported."""
         for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
             for module, names in IMPORT.findall(page.read_text()):
                 yield from (f"from {module} import {name.strip()}" for name in names.split(","))
@@ -156,7 +156,7 @@ class Found:
             yield from {f"{name}.{one}" for one in (*members(cls), *assigned(cls))}
 
     def criteria_api(self) -> Iterator[str]:
-        """The base classes; the names of their tests are those of JUnit's cases."""
+        """The base classes of phases; their tests name the cases of JUnit."""
         for name, cls in classes(criteria).items():
             yield from (f"{name}.{one}" for one in members(cls))
 
@@ -176,7 +176,8 @@ class Found:
             yield from (f"{phase} args.{name}" for name in marker["args"])
 
     def profiles(self) -> Iterable[str]:
-        return yaml.safe_load((ROOT / "cluster.yaml").read_text())["clusters"]
+        loaded = yaml.safe_load((ROOT / "cluster.yaml").read_text())
+        return [*loaded["clusters"]]
 
     def findings(self) -> Iterable[str]:
         return finding_ids(PACKAGE, FINDING_TYPES)
@@ -204,14 +205,14 @@ class Found:
         return {f"schema = {version}", *schema(shipped("report.schema.json"))}
 
     def report_files(self) -> Iterator[str]:
-        """What lies in the report directory, and in that of a run."""
+        """The files of the report directory and of one run in it."""
         run = self._report.resolve()
         for path in [*run.parent.iterdir(), *run.iterdir()]:
             name = str(path.relative_to(run.parent)).replace(run.name, "<run_id>")
             yield name.replace("-one.", "-<cluster>.") + "/" * path.resolve().is_dir()
 
     def junit_xml(self) -> Iterator[str]:
-        """Properties; which versions are known depends on the machine."""
+        """Properties; all versions count, though each machine knows only some of them."""
         root = ElementTree.parse(self._report / "junit.xml").getroot()
         for place in ("suite", "case"):
             properties = root.iterfind(f".//test{place}/properties/property")
@@ -233,7 +234,7 @@ class Found:
                 rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
                 yield from (f"{table}.{name} {kind}" for _, name, kind, *_ in rows)
 
-    # -- What is run once --------------------------------------------------------------------------
+    # -- Runs that several lists share -------------------------------------------------------------
 
     @cached_property
     def _run(self) -> Path:
@@ -258,27 +259,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("kind", CONTRACT)
-def test_users_find_what_is_listed(kind: str, found: Found) -> None:
-    """Everything on the list is there, and everything that is there is on the list."""
-    difference = compare(kind, CONTRACT[kind], getattr(found, kind)())
+def test_list_is_what_users_see(kind: str, found: Found) -> None:
+    """Everything on the list exists, and everything that exists is on the list."""
+    difference = compare(kind, {*CONTRACT[kind]}, {*getattr(found, kind)()})
     if difference:
         pytest.fail(difference, pytrace=False)
 
 
 @pytest.mark.parametrize("kind", CONTRACT)
 def test_list_is_sorted_and_has_nothing_twice(kind: str) -> None:
-    """A list is not empty, and a line has one place."""
+    """A list is not empty, and each item has one place in it."""
     assert CONTRACT[kind] == sorted({*CONTRACT[kind]}) != []
 
 
 def test_every_list_is_compared() -> None:
-    """There is a list for whatever is looked for, and no other."""
+    """Each list has a method that collects its items, and the other way round."""
     assert {*CONTRACT} == {name for name in vars(Found) if not name.startswith("_")}
 
 
-def test_difference_names_both_sides_and_the_way_out() -> None:
-    """What is missing and what is new are named, with what to do; nothing is said of the rest."""
-    words = compare("options", ["--kept", "--gone"], ["--kept", "--added"])
+def test_difference_says_what_to_do() -> None:
+    """The missing and the new are named, with what to do about each; the rest is not mentioned."""
+    words = compare("options", {"--kept", "--gone"}, {"--kept", "--added"})
     assert "missing: --gone\nnew: --added\n" in words and "--kept" not in words
     assert "alias" in words and "CHANGELOG.md" in words and "`options`" in words
-    assert compare("options", ["--kept"], ["--kept"]) == ""
+    assert compare("options", {"--kept"}, {"--kept"}) == ""
