@@ -15,7 +15,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..preflight.mounts import LOCAL_DISK, PRIVATE, exists, exported, mount_of, read_mounts
 from ..preflight.precision import lacks_bf16
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
 from .suite_files import shipped_profile
@@ -29,7 +28,6 @@ CPU_RANKS = 2
 DISK = "/tmp"
 # Where sites say that large files go; the first that is there is taken.
 SCRATCH = ("SCRATCH", "WORK", "WORKDIR")
-INFINIBAND = Path("/sys/class/infiniband")
 # All-reduce over nodes takes what there is: six pairs to compare where there are four nodes, and
 # none on one.
 SWEEP_NODES, PAIR = 4, 2
@@ -199,7 +197,7 @@ def _found(survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str,
         f"partition {partition.name}{' (the default)' * partition.default}: {_node_words(kind)}, "
         f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; a job may run: {hours}",
         *([f"accounts: {accounts}"] if accounts else []),
-        *choice.remarks,
+        *([f"{choice.slices} slices of GPUs (MIG) are left out"] if choice.slices else []),
     ]
 
 
@@ -209,31 +207,17 @@ def _found(survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str,
 def _place(draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]) -> None:
     """The run directory, the interpreter, and what nodes do not share."""
     this = socket.gethostname()
-    one_machine = kind.hosts <= {this, this.split(".")[0], "localhost"}
+    others = not kind.hosts <= {this, this.split(".")[0], "localhost"}
+    seen = "every node must see it under the same path" if others else ""
     runs, why = _run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
-    in_tmp = [path.is_relative_to(DISK) for path in (runs, wishes.directory, python)]
-    tmp = f"below {DISK}, which nodes mostly have for themselves"
-    if one_machine:
-        in_tmp = [False] * 3
-    elif not any(in_tmp):
+    draft.guess("shared_dir", why, seen)
+    if others and not any(one.is_relative_to(DISK) for one in (runs, wishes.directory, python)):
         draft.node_local = [DISK]
-    unseen = "" if one_machine else _unseen(runs)
-    suite = f"the suite is {tmp}" if in_tmp[1] else ""
-    draft.guess("shared_dir", why, unseen, f"it is {tmp}" if in_tmp[0] else suite)
-    if draft.node_local:
         draft.guess("node_local", f"nodes mostly have a {DISK} each")
-    no_torch = (
-        "this Python has no torch; name one that the nodes see and that has "
-        "pytest-clustersmoke[train]"
-    )
-    draft.guess(
-        "python",
-        "" if one_machine else _unseen(python),
-        "" if importlib.util.find_spec("torch") else no_torch,
-        f"it is {tmp}" if in_tmp[2] else "",
-    )
+    lacks = "" if importlib.util.find_spec("torch") else "it needs pytest-clustersmoke[train]"
+    draft.guess("python", seen, lacks)
 
 
 def _run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
@@ -243,19 +227,9 @@ def _run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, st
         return wishes.shared_dir, ""
     for name in SCRATCH:
         path = Path(environ.get(name, ""))
-        if path.is_absolute() and exists(path) and os.access(path, os.W_OK | os.X_OK):
+        if path.is_absolute() and os.access(path, os.W_OK | os.X_OK):
             return path / "clustersmoke" / "runs", f"it is below ${name} of this shell"
-    return wishes.directory / "runs", "nodes must see the suite, so it lies beside it"
-
-
-def _unseen(path: Path) -> str:
-    """Why nodes on other machines may not see a path; empty where its file system is shared."""
-    mount = mount_of(path, read_mounts())
-    if mount is None:
-        return "what file system it is on is not known; every node must see it"
-    if mount.kind in PRIVATE or (mount.kind in LOCAL_DISK and not exported(path)):
-        return f"it lies on a file system of this machine ({mount.kind}); every node must see it"
-    return ""
+    return wishes.directory / "runs", "it lies beside the suite"
 
 
 def _modules(environ: Mapping[str, str]) -> list[str]:
@@ -285,15 +259,13 @@ def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int)
 
 def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: PartitionChoice) -> None:
     """sbatch's options of every phase."""
-    accounts, default = survey.accounts, survey.default_account
     draft.slurm["partition"] = _plain(choice.partition.name)
     draft.guess("slurm.partition", choice.why)
-    several = len(accounts) > 1
-    if accounts and ((several and default) or "associations" in survey.config.enforced):
-        draft.slurm["account"] = _plain(default or accounts[0])
-        mine = f"this user's accounts are {', '.join(accounts)}"
-        if several:
-            draft.guess("slurm.account", "it is the default one" * bool(default), mine)
+    accounts = survey.accounts
+    if len(accounts) > 1 or (accounts and "associations" in survey.config.enforced):
+        draft.slurm["account"] = _plain(survey.default_account or accounts[0])
+    if len(accounts) > 1:
+        draft.guess("slurm.account", f"this user's accounts are {', '.join(accounts)}")
     if draft.small:
         draft.slurm["cpus_per_task"] = min(CPU_RANKS, max(1, choice.kind.cpus))
         draft.slurm["time"] = int(min(600, choice.partition.max_time) // 60) or 1
@@ -339,8 +311,7 @@ def _too_few(nodes: int, each: int, most: float, has: int, what: str) -> str:
     """Why a phase does not fit; empty where it does."""
     if each > has:
         return f"needs {each} {what} a node, they have {has}"
-    there = "is 1" if most == 1 else f"are {most}"
-    return f"needs {nodes} nodes, there {there}" if nodes > most else ""
+    return f"needs {nodes} nodes, a job gets {most:g}" if nodes > most else ""
 
 
 def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:
@@ -360,9 +331,11 @@ def _time(nodes: int, choice: PartitionChoice) -> str:
 
 
 def _expect_transports(draft: ClusterDraft) -> None:
-    """Inside a node what any will do; between nodes what this machine hints at."""
-    devices = infiniband()
-    inter = "what carries data between nodes: NET/IB* for InfiniBand and RoCE, NET/Socket for TCP"
+    """Inside a node what any will do; between nodes what a person has to write."""
+    why = (
+        "until it says what carries data between nodes, a run is INCONCLUSIVE: [NET/IB*] for "
+        "InfiniBand and RoCE, [NET/Socket] for TCP"
+    )
     for phase in draft.phases:
         nodes, gpus = phase.settings["nodes"], phase.settings["gpus_per_node"]
         if phase.left_out or nodes * gpus < 2:
@@ -370,24 +343,11 @@ def _expect_transports(draft: ClusterDraft) -> None:
         expected = draft.expect[phase.name] = {}
         if gpus > 1:
             expected["intra_node"] = ["P2P/*", "SHM*"]
-        if nodes == 1:
-            expected["forbid"] = ["NET/*"]
-        elif devices:
-            expected["inter_node"] = ["NET/IB*"]
-            why = f"this machine has {', '.join(devices[:4])}; {inter}"
+        if nodes > 1:
+            expected["inter_node"] = []
             draft.guess(f"expect.{phase.name}.inter_node", why)
         else:
-            expected["inter_node"] = []
-            why = "until it is known, a run is INCONCLUSIVE; write " + inter
-            draft.guess(f"expect.{phase.name}.inter_node", why)
-
-
-def infiniband(devices: Path = INFINIBAND) -> list[str]:
-    """The RDMA devices of this machine."""
-    try:
-        return sorted(one.name for one in devices.iterdir())
-    except OSError:
-        return []
+            expected["forbid"] = ["NET/*"]
 
 
 # The file's form.

@@ -139,11 +139,7 @@ def _check(text: str, name: str) -> None:
             load(path, os.environ).profile(name)
         except UsageProblems as found:
             raise UsageProblems(
-                Problem(
-                    f"what was found makes no profile: {one.what}",
-                    expected=one.expected,
-                    todo=one.todo,
-                )
+                Problem(f"what was found makes no profile: {one.what}", "", one.expected, one.todo)
                 for one in found.problems
             ) from None
 

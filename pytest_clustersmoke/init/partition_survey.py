@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -19,7 +19,6 @@ from ..submit.slurm_client import (
 from ..submit.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
 
 ANSWER_S = 15.0  # for one command
-MAX_NAMES = 8
 
 
 class NoSlurm(Exception):
@@ -60,15 +59,15 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class PartitionChoice:
-    """A partition and the kind of its nodes, with why either was a guess (empty where it was none),
-    and what else a user should know of it. A job gets at most `max_nodes`."""
+    """A partition and the kind of its nodes, with why either was a guess (empty where it was none).
+    A job gets at most `max_nodes`; `slices` of GPUs (MIG) are left out."""
 
     partition: SlurmPartition
     kind: NodeKind
     max_nodes: int
+    slices: int
     why: str
     why_kind: str
-    remarks: tuple[str, ...]
 
 
 def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
@@ -100,8 +99,8 @@ def choose_partition(survey: ClusterSurvey, wanted: str | None) -> PartitionChoi
         raise UsageProblems([Problem(what, "--partition", "one that has")])
     kind, why_kind = _most_common_kind(nodes)
     most = int(min(kind.nodes, partition.max_nodes or inf))
-    remarks = tuple(_remarks(partition, nodes, kind, most))
-    return PartitionChoice(partition, kind, most, why, why_kind, remarks)
+    slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
+    return PartitionChoice(partition, kind, most, slices, why, why_kind)
 
 
 def _named(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
@@ -181,19 +180,3 @@ def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
 def gpu_words(gpu: str, gpus: int) -> str:
     """`4 x a100`; `4 GPUs` where Slurm names no type."""
     return (f"{gpus} x {gpu}" if gpu else f"{gpus} GPUs") if gpus else "no GPU"
-
-
-def _remarks(
-    partition: SlurmPartition, nodes: list[SlurmNode], kind: NodeKind, most: int
-) -> Iterator[str]:
-    if most < kind.nodes:
-        yield f"partition {partition.name} gives a job {most} of its {kind.nodes} nodes"
-    out = [node.name for node in nodes if node.gone or node.away]
-    if out:
-        more = f" and {len(out) - MAX_NAMES} more" if len(out) > MAX_NAMES else ""
-        names = ", ".join(out[:MAX_NAMES])
-        yield f"{len(out)} of its {len(nodes)} nodes take no jobs now: {names}{more}"
-    if slices := sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes):
-        yield f"{slices} slices of GPUs (MIG) are left out: NCCL does not join them"
-    if partition.state != "UP":
-        yield f"partition {partition.name} is {partition.state}"

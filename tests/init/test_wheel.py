@@ -126,7 +126,7 @@ def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.La
         words = ("init", "--cluster", "mine", "new")
         said = call(env, folder, "pytest_clustersmoke.cli", *words).stdout
         assert "partition main (the default): 2 nodes of 2 x fake" in said
-        assert "zero1_4node: needs 4 nodes, there are 2" in said
+        assert "zero1_4node: needs 4 nodes, a job gets 2" in said
         new = folder / "new"
         run = ("pytest", "-p", "no:cacheprovider", "--cluster", "mine")
         plan = call(env, new, *run, "--cluster-dry-run").stdout
