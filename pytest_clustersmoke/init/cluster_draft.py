@@ -166,17 +166,7 @@ def draft_slurm(
         draft.guess("setup", "the modules of the shell that ran init")
     _choose_options(draft, survey, choice)
     if not small:
-        draft.guess(
-            "phases",
-            "CPUs and memory of a job are its GPUs' even share of a node "
-            f"({kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, of which a tenth stays with the "
-            "system)",
-        )
-        for phase in draft.phases:
-            if phase.name.startswith("lora") and not phase.left_out:
-                draft.guess(
-                    f"phases.{phase.name}", "it downloads Mistral-7B to $HF_HOME of the node"
-                )
+        _note_shares(draft, kind)
         _expect_transports(draft)
     return draft
 
@@ -305,6 +295,17 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
         settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
         phases.append(DraftPhase(name, settings, why))
     return phases
+
+
+def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
+    """What of the documented sizes is a guess on these nodes."""
+    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, of which a tenth stays with the system"
+    why = f"CPUs and memory of a job are its GPUs' even share of a node ({node})"
+    draft.guess("phases", why)
+    for phase in draft.phases:
+        if phase.name.startswith("lora") and not phase.left_out:
+            why = "it downloads Mistral-7B to $HF_HOME of the node"
+            draft.guess(f"phases.{phase.name}", why)
 
 
 def _too_few(nodes: int, each: int, most: float, has: int, what: str) -> str:
