@@ -21,7 +21,7 @@ The way of the data, and where each step lives:
     live/           what is seen of a run while pytest waits: a view on a terminal, or lines
     submit/         submitit: Slurm, and virtual nodes on this machine
     watch.py        when to ask the scheduler; what all witnesses say of a job
-    told.py         what the scheduler said of a job that did not end well; hostlist.py: its names
+    scheduler_record.py  what the scheduler said of a job; hostlist.py: Slurm's lists of nodes
     launch/         on the node: environment, facts, torchrun, the watch over its ranks
     rank/           in the rank: process group, device, timing, gradient and checkpoint proofs.
                     The only package that touches torch, and only inside functions

@@ -22,7 +22,7 @@ from .errors import UsageProblems
 from .history import command as history
 from .history import compare_command as compare
 from .history import propose
-from .init import command as init
+from .init import init_command as init
 from .lab import command as lab
 from .lab.model import LabError, LabStartError
 from .nccl import command as transports

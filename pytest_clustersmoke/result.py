@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .hostlist import expand
 from .rundir import PhaseDir, job_of, read_json, refresh
+from .scheduler_record import read_scheduler_record
 from .telemetry import METRICS, number, of_job, read_events
-from .told import read
 from .transports import Transports
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResul
     ]
     # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
     silent = [node for node in found if not node.facts and not node.result]
-    had = expand(read(directory.scheduler).of_job("NodeList")) if silent else []
+    had = expand(read_scheduler_record(directory.scheduler).job.nodes) if silent else []
     told = [name for name in had if name not in {node.name for node in found}]
     if len(told) != len(silent):
         return found

@@ -13,10 +13,8 @@ Findings, what the scheduler says, asked once for all phases when the run starts
 
 check.py       the questions, and all that keeps a phase from running
 ahead.py       the same beside usage errors, in their words
-records.py     Slurm's answers as plain records
 judge.py       a phase against partitions and nodes
 rights.py      a phase against accounts, QOS and their limits
-trial.py       sbatch --test-only
 modules.py     modules that `setup` loads, on this login node (a line for people)
 """
 

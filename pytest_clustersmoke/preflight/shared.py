@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, exported, mount_of, read
 if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase import Phase
-    from .records import Node
+    from ..submit.slurm_records import SlurmNode
 
 # Arguments by which programs are told where to write what outlives the job.
 OUTPUTS = re.compile(
@@ -166,7 +165,7 @@ def unshared(
     ]
 
 
-def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -> list[str]:
+def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[SlurmNode]) -> list[str]:
     """What is to be said of paths on a disk of this machine that it does not export itself: nodes
     may see it some other way. Silent where every node is this machine."""
     hosts = {node.host for node in nodes}
@@ -192,15 +191,12 @@ def _one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
     """Whether this Slurm's nodes are all this machine. Asked only where a path looks wrong."""
     if profile.lab or _is_lab(environ):
         return True
-    from ..submit import scheduler
-    from .records import parse_nodes
+    from ..submit.slurm_client import SlurmClient, SlurmSilent
 
     try:
-        command = ["scontrol", "-a", "-o", "show", "node"]
-        answer = scheduler.run(command, scheduler.clean_environ(environ), ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired):
+        hosts = {node.host for node in SlurmClient(environ, ANSWER_S).nodes().values()}
+    except SlurmSilent:
         return False
-    hosts = {node.host for node in parse_nodes(answer.stdout).values()}
     return bool(hosts) and hosts <= _this_host()
 
 

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.preflight import disk, modules, mounts, records, shared, way
+from pytest_clustersmoke.preflight import disk, modules, mounts, shared, way
 from pytest_clustersmoke.preflight.disk import Need, Quota
+from pytest_clustersmoke.submit import slurm_records as records
 
 from ..evidence import make_phase, make_profile
 from . import slurm_texts as texts

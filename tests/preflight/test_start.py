@@ -74,7 +74,11 @@ def test_a_silent_scheduler_does_not_hang_the_start(
     assert not checked.findings and not checked.starts
     assert all(line.startswith("not checked: ") for line in checked.lines)
     told = "\n".join(checked.lines)
-    for words in ("show partition: no answer", "a: sbatch --test-only gave no", "of b: Slurm is"):
+    for words in (
+        "show partition` did not answer in 0.4 s",
+        "a: sbatch --test-only gave no",
+        "of b: Slurm is",
+    ):
         assert words in told
 
 

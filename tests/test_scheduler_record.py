@@ -1,4 +1,4 @@
-"""What Slurm says of a job that did not end well: what is asked, and how the answers are read."""
+"""What Slurm says of a job that did not end well: what is asked, and the record that is read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import told
-from pytest_clustersmoke.submit import JobState, details
+from pytest_clustersmoke.scheduler_record import (
+    JobState,
+    ScheduledJob,
+    SchedulerRecord,
+    read_scheduler_record,
+)
+from pytest_clustersmoke.submit import slurm_client
+from pytest_clustersmoke.submit.slurm_client import SlurmClient
 
 from .evidence import Evidence
-from .test_scheduler import FakeSlurm
+from .test_slurm_client import FakeSlurm
 
 SHOWN = (
     "JobId=7 JobName=x JobState=NODE_FAIL Reason=NodeDown Partition=main QOS=(null) "
@@ -30,10 +36,13 @@ def slurm(tmp_path: Path) -> FakeSlurm:
     return fake
 
 
-def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> told.Told:
-    path = slurm.folder / "scheduler.txt"
-    path.write_text(details.ask("7", state, nodes, slurm.environ))
-    return told.read(path)
+def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> SchedulerRecord:
+    """The record as it is read back from its file."""
+    path = slurm.folder / "scheduler.jsonl"
+    record = SlurmClient(slurm.environ).job_record("7", state, nodes)
+    assert record is not None
+    record.write(path)
+    return read_scheduler_record(path)
 
 
 def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
@@ -41,8 +50,8 @@ def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None
     slurm.answers("scontrol", SHOWN + "\n")
     slurm.answers("sinfo", NODES)
     found = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
-    assert found.of_job("EndTime") == "2026-01-02T03:09:05"
-    assert found.of_job("QOS") == "" == found.of_job("Nope")
+    assert found.job.ended == "2026-01-02T03:09:05" and found.job.memory_per_node == "4G"
+    assert found.job.qos == "" and found.job.shown == SHOWN
     assert [(one.name, one.down, one.drained) for one in found.nodes] == [
         ("n1", False, False),
         ("n2", True, False),
@@ -51,8 +60,8 @@ def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None
     assert found.nodes[1].why == "n2 is down*: Not responding [root@2026-01-02T03:09:00]"
     assert found.nodes[2].reason == "bad | dimm"
     lines = found.path.read_text().splitlines()
-    assert all(lines[one.line - 1] == one.text for one in found.nodes)
-    assert lines[found.job_line - 1] == SHOWN
+    evidence = found.evidence(found.job, *found.nodes)
+    assert all(one.text in lines[one.line - 1] for one in evidence) and len(evidence) == 4
     assert slurm.commands() == ["scontrol", "sinfo"]
 
 
@@ -63,15 +72,15 @@ def test_who_cancelled_is_read_from_accounting(slurm: FakeSlurm) -> None:
     slurm.answers("sacct", rows)
     found = ask(slurm, JobState("ended", "CANCELLED"))
     assert found.cancelled_by == 1000
-    assert [one.state for one in found.records] == ["REQUEUED", "CANCELLED by 1000"]
+    assert [one.state for one in found.accounting] == ["REQUEUED", "CANCELLED"]
 
 
 def test_a_database_that_lags_is_asked_again(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still says RUNNING: so it is asked until time is up, and then nobody is named."""
-    monkeypatch.setattr(details, "RECORD_LAG_S", 0.2)
-    monkeypatch.setattr(details, "RECORD_POLL_S", 0.01)
+    monkeypatch.setattr(slurm_client, "ACCOUNTING_LAG_S", 0.2)
+    monkeypatch.setattr(slurm_client, "ACCOUNTING_POLL_S", 0.01)
     slurm.answers("sacct", "7|RUNNING|0:0|n1|Unknown\n")
     found = ask(slurm, JobState("ended", "CANCELLED"))
     assert found.cancelled_by is None
@@ -83,7 +92,7 @@ def test_without_accounting_nobody_is_named_and_nothing_is_asked_again(slurm: Fa
     slurm.answers("scontrol", SHOWN)
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
     found = ask(slurm, JobState("ended", "CANCELLED"))
-    assert found.cancelled_by is None and found.records == ()
+    assert found.cancelled_by is None and found.accounting == ()
     assert slurm.commands().count("sacct") == 1
 
 
@@ -105,27 +114,29 @@ def test_a_preempted_job_is_told_who_has_its_nodes(slurm: FakeSlurm) -> None:
 
 
 def test_a_scheduler_that_does_not_answer_tells_nothing(slurm: FakeSlurm) -> None:
-    """No file is worth writing then, and one that is missing reads as nothing told."""
+    """No file is worth writing then, and one that is missing reads as an empty record."""
     slurm.answers("scontrol", err="Unable to contact slurm controller", rc=1)
     slurm.answers("sinfo", err="Unable to contact slurm controller", rc=1)
-    assert details.ask("7", JobState("ended", "NODE_FAIL"), "n1", slurm.environ) == ""
-    assert told.read(Path("/nowhere/at/all")).nodes == ()
+    state = JobState("ended", "NODE_FAIL")
+    assert SlurmClient(slurm.environ).job_record("7", state, "n1") is None
+    assert read_scheduler_record(Path("/nowhere/at/all")).nodes == ()
 
 
-def test_an_answer_cannot_pass_as_a_question(slurm: FakeSlurm) -> None:
-    """A drain reason with a newline and a `$` makes no block of its own."""
-    slurm.answers("scontrol", SHOWN + "\n$ sacct -j 7\n7|CANCELLED by 1|0:0|n1|x\n")
-    found = ask(slurm, JobState("ended", "NODE_FAIL"))
-    assert found.records == () and found.cancelled_by is None
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"$ \n$ sinfo\n||||\n|\n"])
-def test_any_content_is_read(content: bytes, tmp_path: Path) -> None:
-    """Whatever is not of the known form counts as not told."""
-    path = tmp_path / "scheduler.txt"
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b'{"schema": 2}\n{"kind": "node", "name": "n1"}\n',
+        b'{"schema": 1}\n[]\n{"kind": ["node"]}\n{"kind": "nodes"}\n{"kind": "job", "text": 7}\n{',
+    ],
+)
+def test_what_is_no_record_is_read_as_none(content: bytes, tmp_path: Path) -> None:
+    """Another schema, another kind and a value of another type count as not said."""
+    path = tmp_path / "scheduler.jsonl"
     path.write_bytes(content)
-    found = told.read(path)
-    assert not found.job and not found.records
+    found = read_scheduler_record(path)
+    assert not found.job.text and not found.nodes and not found.evidence(found.job)
 
 
 @pytest.mark.parametrize(
@@ -137,5 +148,6 @@ def test_a_node_that_wrote_nothing_has_the_schedulers_name(
     """It is the one of the job's list that no other node has; a list that does not fit says
     nothing."""
     evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)
-    evidence.dir.scheduler.write_text(f"$ scontrol -o show job 7\nJobId=7 NodeList={nodes}\n")
+    job = ScheduledJob(nodes=nodes, text=f"NodeList={nodes}")
+    SchedulerRecord(job).write(evidence.dir.scheduler)
     assert [node.name for node in evidence.result().nodes] == ["n0", "n1", name]

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from pytest_clustersmoke.preflight.trial import read
+from pytest_clustersmoke.submit.slurm_jobs import parse_test_only
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from pytest_clustersmoke.preflight.trial import read
 )
 def test_an_estimate(words: str) -> None:
     """When and where the job might start."""
-    trial = read(0, f"{words}\n")
+    trial = parse_test_only(0, f"{words}\n")
     assert trial.accepted is True and trial.nodes == "node0"
     assert trial.partition == ("main" if "partition" in words else "")
     assert trial.start == datetime(2026, 11, 21, 22, 35, 52).timestamp()
@@ -57,8 +57,8 @@ def test_an_estimate(words: str) -> None:
 )
 def test_a_refusal(words: str, kinds: set[str]) -> None:
     """The words without the command's own name, and the cause that they name."""
-    trial = read(1, words)
-    assert trial.accepted is False and trial.kinds == kinds
+    trial = parse_test_only(1, words)
+    assert trial.accepted is False and trial.causes == kinds
     assert "sbatch" not in trial.words and "allocation failure" not in trial.words
     assert trial.no_nodes == ("node configuration" in words)
 
@@ -84,4 +84,4 @@ def test_a_refusal(words: str, kinds: set[str]) -> None:
 )
 def test_a_controller_that_cannot_be_asked_has_refused_nothing(words: str) -> None:
     """This says nothing of the job."""
-    assert read(1, words).accepted is None
+    assert parse_test_only(1, words).accepted is None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.submit import scheduler
+from pytest_clustersmoke.submit import slurm_client, slurm_jobs
+from pytest_clustersmoke.submit.slurm_client import SlurmClient
 
 from .harness import FAKES
 
@@ -48,14 +49,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
 
 
 @pytest.fixture
-def witnesses(slurm: FakeSlurm) -> scheduler.Witnesses:
-    return scheduler.Witnesses(slurm.environ)
+def client(slurm: FakeSlurm) -> SlurmClient:
+    return SlurmClient(slurm.environ)
 
 
-def test_all_jobs_in_one_question(slurm: FakeSlurm, witnesses: scheduler.Witnesses) -> None:
+def test_all_jobs_in_one_question(slurm: FakeSlurm, client: SlurmClient) -> None:
     """One squeue answers for every job; nobody else is asked."""
     slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A\n")
-    states = witnesses.ask(["7", "8"])
+    states = client.job_states(["7", "8"])
     assert slurm.calls() == ["squeue -h -a -t all -o %i|%T|%r|%N|%V|%S -j 7,8"]
     assert states["7"].kind == "running" and states["7"].nodes == "n[1-2]"
     assert states["7"].reason == ""
@@ -67,9 +68,9 @@ def test_all_jobs_in_one_question(slurm: FakeSlurm, witnesses: scheduler.Witness
     )
 
 
-def test_no_jobs_no_question(slurm: FakeSlurm, witnesses: scheduler.Witnesses) -> None:
+def test_no_jobs_no_question(slurm: FakeSlurm, client: SlurmClient) -> None:
     """Without jobs the scheduler is left alone."""
-    assert witnesses.ask([]) == {} and slurm.calls() == []
+    assert client.job_states([]) == {} and slurm.calls() == []
 
 
 @pytest.mark.parametrize(
@@ -89,29 +90,23 @@ def test_no_jobs_no_question(slurm: FakeSlurm, witnesses: scheduler.Witnesses) -
         ("A_STATE_OF_TOMORROW", "running"),
     ],
 )
-def test_kinds_of_states(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses, word: str, kind: str
-) -> None:
+def test_kinds_of_states(slurm: FakeSlurm, client: SlurmClient, word: str, kind: str) -> None:
     """Each of Slurm's words is pending, running or ended."""
     slurm.answers("squeue", JOB.format(word))
-    state = witnesses.ask(["7"])["7"]
+    state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw) == (kind, word)
 
 
-def test_a_job_that_squeue_forgot_is_asked_of_sacct(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses
-) -> None:
+def test_a_job_that_squeue_forgot_is_asked_of_sacct(slurm: FakeSlurm, client: SlurmClient) -> None:
     """`Invalid job id` of squeue is no answer about the job: accounting knows it still."""
     slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     slurm.answers("sacct", JOB.format("CANCELLED by 1000"))
-    state = witnesses.ask(["7"])["7"]
+    state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw) == ("ended", "CANCELLED")
     assert slurm.commands() == ["squeue", "sacct"]
 
 
-def test_a_cluster_without_accounting_is_asked_once(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses
-) -> None:
+def test_a_cluster_without_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient) -> None:
     """Where accounting is disabled scontrol answers, and sacct is not called again."""
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
     slurm.answers(
@@ -120,40 +115,38 @@ def test_a_cluster_without_accounting_is_asked_once(
         "SubmitTime=2026-01-02T03:04:05 StartTime=2026-01-02T03:05:05",
     )
     for _ in range(2):
-        state = witnesses.ask(["7"])["7"]
+        state = client.job_states(["7"])["7"]
         assert (state.kind, state.raw, state.nodes) == ("ended", "COMPLETED", "n1")
     assert slurm.commands() == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
 
 
-def test_a_job_that_nobody_knows_is_unknown(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses
-) -> None:
+def test_a_job_that_nobody_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
     """squeue, sacct and scontrol have forgotten it: unknown."""
     slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
-    assert witnesses.ask(["7"])["7"].kind == "unknown"
+    assert client.job_states(["7"])["7"].kind == "unknown"
 
 
 @pytest.mark.parametrize("command", ["squeue", "scontrol"])
 def test_no_answer_says_nothing_of_a_job(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses, command: str
+    slurm: FakeSlurm, client: SlurmClient, command: str
 ) -> None:
     """A controller that cannot be reached makes no job unknown."""
     slurm.answers(command, err="Unable to contact slurm controller (connect failure)", rc=1)
-    assert witnesses.ask(["7"]) == {}
+    assert client.job_states(["7"]) == {}
 
 
 def test_a_command_that_is_not_there_says_nothing(tmp_path: Path) -> None:
     """Slurm's commands vanishing from PATH makes no job unknown."""
-    assert scheduler.Witnesses({"PATH": str(tmp_path)}).ask(["7"]) == {}
+    assert SlurmClient({"PATH": str(tmp_path)}).job_states(["7"]) == {}
 
 
 @pytest.mark.parametrize("line", ["", "garbage", "7|RUNNING", "|||||", "x" * 10_000])
 def test_lines_of_another_shape_are_passed_over(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses, line: str
+    slurm: FakeSlurm, client: SlurmClient, line: str
 ) -> None:
     """A warning among squeue's lines does not hide the job's own."""
     slurm.answers("squeue", f"{line}\n{JOB.format('RUNNING')}\n")
-    assert witnesses.ask(["7"])["7"].kind == "running"
+    assert client.job_states(["7"])["7"].kind == "running"
 
 
 def test_an_outer_job_does_not_leak_in() -> None:
@@ -171,7 +164,7 @@ def test_an_outer_job_does_not_leak_in() -> None:
         "HOME": "/h",
         "MY_SLURM_THING": "kept",
     }
-    assert scheduler.clean_environ(environ) == {
+    assert slurm_client.clean_environ(environ) == {
         "SLURM_CONF": "/c",
         "HOME": "/h",
         "MY_SLURM_THING": "kept",
@@ -180,7 +173,7 @@ def test_an_outer_job_does_not_leak_in() -> None:
 
 def test_commands_run_in_a_session_of_their_own(slurm: FakeSlurm) -> None:
     """A Ctrl-C at the terminal cannot cut them in half."""
-    scheduler.run(["scancel", "7"], slurm.environ)
+    SlurmClient(slurm.environ).cancel("7")
     assert int((slurm.folder / "scancel.sid").read_text()) != os.getsid(0)
 
 
@@ -189,30 +182,30 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nexec sleep 60\n")
     squeue.chmod(0o755)
-    monkeypatch.setattr(scheduler, "COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slurm_client, "COMMAND_TIMEOUT_S", 0.2)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     begun = time.monotonic()
-    assert scheduler.Witnesses(dict(os.environ)).ask(["7"]) == {}
+    assert SlurmClient(dict(os.environ)).job_states(["7"]) == {}
     assert time.monotonic() - begun < 10
 
 
-@pytest.mark.parametrize("reason", sorted(scheduler.HELD))
+@pytest.mark.parametrize("reason", sorted(slurm_jobs.HELD))
 def test_a_job_put_back_after_a_failed_launch_is_held(
-    reason: str, slurm: FakeSlurm, witnesses: scheduler.Witnesses
+    reason: str, slurm: FakeSlurm, client: SlurmClient
 ) -> None:
     """It is in the queue, and will not start by itself."""
     slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05\n")
-    state = witnesses.ask(["7"])["7"]
+    state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw, state.started) == ("held", "PENDING", None)
 
 
 def test_a_job_whose_node_failed_has_ended_though_it_still_completes(
-    slurm: FakeSlurm, witnesses: scheduler.Witnesses
+    slurm: FakeSlurm, client: SlurmClient
 ) -> None:
     """What is left of it on its other nodes may take long to end; any other job that completes is
     still there."""
     slurm.answers("squeue", JOB.format("COMPLETING").replace("None", "NodeDown"))
-    state = witnesses.ask(["7"])["7"]
+    state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw) == ("ended", "NODE_FAIL")
     slurm.answers("squeue", JOB.format("COMPLETING"))
-    assert witnesses.ask(["7"])["7"].kind == "running"
+    assert client.job_states(["7"])["7"].kind == "running"

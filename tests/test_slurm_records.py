@@ -6,9 +6,10 @@ from math import inf
 
 import pytest
 
-from pytest_clustersmoke.preflight import records
+from pytest_clustersmoke.hostlist import expand
+from pytest_clustersmoke.submit import slurm_records as records
 
-from . import slurm_texts as texts
+from .preflight import slurm_texts as texts
 
 
 def test_a_node_of_slurm_22() -> None:
@@ -118,12 +119,14 @@ def test_accounting() -> None:
         ("n1", ["n1"]),
         ("n[1-3,7],login", ["n1", "n2", "n3", "n7", "login"]),
         ("r[0-1]n[08-09]", ["r0n08", "r0n09", "r1n08", "r1n09"]),
+        ("r[0-1]n[3,5]x,y", ["r0n3x", "r0n5x", "r1n3x", "r1n5x", "y"]),
+        ("[1]" * 9, []),
         ("n[a-b]", []),
     ],
 )
 def test_lists_of_hosts(text: str, names: list[str]) -> None:
     """Ranges, several of them, and leading zeros."""
-    assert records.hosts(text) == names
+    assert expand(text) == names
 
 
 @pytest.mark.parametrize("text", ["", "\0\x1b[31m\n", "=\n= =", "NodeName=", "a|b", "x" * 10_000])
