@@ -134,7 +134,7 @@ def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
     [
         ("a.nodes=2", ("a", "nodes", "", 2)),
         ("a-b.args.x=true", ("a-b", "args", "x", True)),
-        ("a.args.list=[1, 2]", ("a", "args", "list", [1, 2])),
+        ("a.args.list=[1, 2]", ("a", "args", "list", (1, 2))),
         ("a.args.x=b=c", ("a", "args", "x", "b=c")),
         ("a.args.x=", ("a", "args", "x", None)),
         ("a.args.rate=1e-3", ("a", "args", "rate", 0.001)),

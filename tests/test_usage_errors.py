@@ -57,12 +57,12 @@ def test_no_file_of_clusters(suite: Suite) -> None:
         (
             "clusters:\n  one: [\n  }\n",
             "cluster.yaml:3: malformed YAML: while parsing a flow node, did not find expected "
-            "node content; expected valid YAML",
+            "node content; expected valid YAML in UTF-8",
         ),
         (
             "clusters:\n\tone: x\n",
             "cluster.yaml:2: malformed YAML: while scanning for the next token, found character "
-            "that cannot start any token; expected valid YAML",
+            "that cannot start any token; expected valid YAML in UTF-8",
         ),
     ],
 )
@@ -76,11 +76,11 @@ def test_an_unreadable_file(suite: Suite) -> None:
     """A directory in the file's place, and a file that is no text, are told as such."""
     suite.path.joinpath("folder").mkdir()
     assert suite.refused("--cluster-config", "folder") == [
-        "folder: is a directory; expected a YAML file"
+        "folder: cannot be read: Is a directory; expected a readable YAML file"
     ]
     suite.path.joinpath("binary").write_bytes(b"clusters:\n\xff")
     assert suite.refused("--cluster-config", "binary") == [
-        "binary:2: byte 0xff is not UTF-8; expected UTF-8 text"
+        "binary:2: malformed YAML: invalid leading UTF-8 octet; expected valid YAML in UTF-8"
     ]
 
 
