@@ -268,10 +268,15 @@ def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
         ("small.steps=3", "an option of its program is written small.args.steps=3"),
         ("small.node=3", "did you mean `nodes`?"),
-        ("small.nodes=many", "nodes in 'small.nodes=many'; expected a whole number of at least 1"),
+        ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
+        ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
         ("small.nodes.x=3", "cannot read 'small.nodes.x=3'; expected PHASE.KEY=VALUE"),
         ("small.args=3", "cannot read 'small.args=3'; expected PHASE.KEY=VALUE"),
-        ("small.timeout_s=soon", "expected seconds, a number above 0"),
+        ("small.timeout_s=soon", "small.timeout_s is `soon`; expected a number"),
+        ("small.timeout_s=.inf", "small.timeout_s is `inf`; expected a finite number"),
+        ("small.args.x={a: 1}", "small.args.x is a mapping; expected text, a number, true, false"),
+        ("small.args.x=[1, [2]]", "small.args.x is a list; expected text, a number, true, false"),
+        ("small.args.x=!!bool 1", "the value of 'small.args.x=!!bool 1' is no YAML value"),
         ("small.args.x=[1", "the value of 'small.args.x=[1' is no YAML value"),
         (
             "smal.nodes=2",
@@ -298,8 +303,12 @@ def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
         ("slurm.time=soon", "small.slurm.time is `soon`; expected minutes, or [days-]hours"),
         ("slurm.signal=TERM", "`signal` in small.slurm belongs to the tool; take it out"),
         ("stage_limits_s.trian=3", "unknown stage `trian` in small.stage_limits_s"),
-        ("env.RANK=3", "`RANK` in small.env belongs to the tool"),
-        ("env.A B=3", "`A B` in small.env is no name of a variable"),
+        (
+            "stage_limits_s.train_step=0",
+            "small.stage_limits_s.train_step is `0`; expected a number",
+        ),
+        ("env.RANK=3", "`RANK` in small.env.set belongs to the tool"),
+        ("env.A B=3", "`A B` in small.env.set is no name of a variable"),
     ],
 )
 def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: str) -> None:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from pytest_clustersmoke.cluster.fields import elsewhere, is_open, misfit, raise_misfits
 
 # Long options of sbatch 22.05 to 25.05, and those that the pyxis plugin adds. Others are let
 # through, since plugins bring their own; only what looks like a slip of one of these is refused.
@@ -84,6 +90,7 @@ _TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMI
 _MEMORY = re.compile(r"\d+(?:[KMGT]B?)?", re.I)
 _COUNT = re.compile(r"[1-9]\d*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+/:\-]*")
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]+")
 
 TIME_FORM = "minutes, or [days-]hours:minutes:seconds such as 01:00:00"
 _MEMORY_FORM = "megabytes, or a size such as 100G (0 is all of a node)"
@@ -112,7 +119,45 @@ def normal(key: str) -> str:
     return key.replace("-", "_")
 
 
-def slip_of(key: str) -> str:
+def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
+    """The options of a `slurm` section; an empty one is `false`, which drops it."""
+    if not isinstance(values, dict):
+        raise PydanticKnownError("dict_type")
+    if values and elsewhere(info, "backend") == "local":
+        raise misfit(
+            "none, since nothing is given to sbatch",
+            "take them out, or set `backend: slurm`",
+            "sbatch options in {at} of a profile whose backend is `local`",
+        )
+    found = ((key, value, _misfit(key, value, info)) for key, value in values.items())
+    raise_misfits([((key,), error, value) for key, value, error in found if error is not None])
+    return {key: False if value is None else value for key, value in values.items()}
+
+
+def _misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
+    """What is wrong with an option, if anything."""
+    if todo := OWNED.get(key):
+        return misfit("", todo, f"`{key}` in {{at}} belongs to the tool")
+    if not _OPTION_NAME.fullmatch(key):
+        return misfit("a long name, without leading dashes", "", f"`{key}` in {{at}} is no option")
+    if slip := _slip_of(key):
+        todo, what = f"did you mean `{slip}`?", f"unknown key `{key}` in {{at}}"
+        return misfit("an option of sbatch by its long name", todo, what)
+    if isinstance(value, str) and ("\n" in value or not value.strip()):
+        return misfit("one line of text that is not blank")
+    if value is not None and not isinstance(value, str | int):
+        return misfit("text, a whole number, or true or false (false drops the option)")
+    if value is None or value is False or (isinstance(value, str) and is_open(value, info)):
+        return None
+    if key == "gres" and _asks_for_gpus(str(value)):
+        return misfit("", OWNED["gpus"], f"`gres: {value}` in {{at}} asks for GPUs")
+    pattern, form = _FORMS.get(key, (None, ""))
+    # `true` writes an option without a value, which none of these can be.
+    wrong = pattern and (value is True or not pattern.fullmatch(str(value)))
+    return misfit(form) if wrong else None
+
+
+def _slip_of(key: str) -> str:
     """The known option that an unknown one is a slip of, or nothing."""
     if key in KNOWN:
         return ""
@@ -120,23 +165,17 @@ def slip_of(key: str) -> str:
     return close[0] if close else ""
 
 
-def expected_form(key: str, value: str | int | bool) -> str:
-    """How an option's value is written, where this one is written otherwise; else nothing.
-
-    `false` drops an option, whatever its form is.
-    """
-    if value is False or key not in _FORMS:
-        return ""
-    pattern, form = _FORMS[key]
-    # `true` writes an option without a value, which none of these can be.
-    return "" if value is not True and pattern.fullmatch(str(value)) else form
-
-
-def asks_for_gpus(key: str, value: str | int | bool) -> bool:
+def _asks_for_gpus(gres: str) -> bool:
     """Whether a `gres` option counts GPUs, as `--gres=gpu:2` does."""
-    return key == "gres" and any(
-        part.split("/")[-1].split(":")[0] == "gpu" for part in str(value).split(",")
-    )
+    return any(part.split("/")[-1].split(":")[0] == "gpu" for part in gres.split(","))
+
+
+_OPTION_SCHEMA = {"type": ["string", "integer", "boolean", "null"]}
+Options = Annotated[
+    dict[str, str | int | bool],
+    PlainValidator(_options),
+    WithJsonSchema({"type": "object", "additionalProperties": _OPTION_SCHEMA}),
+]
 
 
 def seconds(limit: str | int) -> float:

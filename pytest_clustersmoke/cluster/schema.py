@@ -1,17 +1,28 @@
-"""The checked, frozen form of a profile: which keys there are, and of what kind.
-
-What keys mean together is checked in `checks.py`. The descriptions go into the JSON Schema.
-"""
+"""The checked, frozen form of a profile: which keys there are, of what kind, and what they mean
+together. The descriptions go into the JSON Schema."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from pytest_clustersmoke.cluster import fields as f
-from pytest_clustersmoke.cluster.sbatch import normal
+from pytest_clustersmoke.cluster.sbatch import Options, normal
 from pytest_clustersmoke.cluster.source import Reading, Route, Source
+from pytest_clustersmoke.cluster.waivers import Known
+from pytest_clustersmoke.errors import near
+from pytest_clustersmoke.telemetry import METRICS
 
 # Seconds without progress after which a stage counts as hung; a profile may set its own.
 STAGE_LIMITS_S: dict[str, float] = {
@@ -42,19 +53,41 @@ VERSION_NAMES = (
     "accelerate",
 )
 
-_StageLimits = dict[str, f.Seconds]
+TRANSPORT_FAMILIES = ("P2P", "SHM", "NET", "NVLS", "COLLNET")
+_GLOB_START = re.compile(r"[*?\[]")
 
 
 def _with_defaults(limits: dict[str, float]) -> dict[str, float]:
     return {**STAGE_LIMITS_S, **limits}
 
 
-class _Model(BaseModel):
-    # Inner models are built once, as part of the profile that holds them.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+def _transport(glob: str, info: ValidationInfo) -> str:
+    if not f.is_open(glob, info) and not _names_transport(glob):
+        start = _GLOB_START.split(glob)[0].split("/")[0]
+        raise f.misfit(
+            "a glob over NCCL's names, such as `P2P/*`, `SHM*`, `NET/IB*`",
+            near(start.upper(), TRANSPORT_FAMILIES),
+            f"`{glob}` in {{at}} matches no transport",
+        )
+    return glob
 
 
-class Hardware(_Model):
+def _names_transport(glob: str) -> bool:
+    """Whether a glob can match a name that starts with one of the families."""
+    before_glob = _GLOB_START.split(glob)[0]
+    if before_glob != glob and "/" not in before_glob:
+        return any(
+            family.startswith(before_glob) or before_glob.startswith(family)
+            for family in TRANSPORT_FAMILIES
+        )
+    return before_glob.split("/")[0] in TRANSPORT_FAMILIES
+
+
+_StageLimits = dict[Annotated[str, f.key_of("stage", STAGE_LIMITS_S)], f.Seconds]
+_Transports = tuple[Annotated[str, AfterValidator(_transport)], ...]
+
+
+class Hardware(f.Section):
     """What a node of the cluster has."""
 
     gpu: f.Line = Field(
@@ -70,17 +103,41 @@ class Hardware(_Model):
         default=None, description="how many nodes there are, where it matters"
     )
 
+    @model_validator(mode="after")
+    def _trains_on_something(self) -> Hardware:
+        if self.gpu == "none" and self.device != "cpu":
+            what, expected = (
+                "`gpu: none` in {at}, whose device is not `cpu`",
+                "the GPU's name, or `device: cpu`",
+            )
+            f.raise_misfits([(("gpu",), f.misfit(expected, what=what), self.gpu)])
+        return self
 
-class EnvBlock(_Model):
+
+class EnvBlock(f.Section):
     """Variables of the node's environment."""
 
-    set: dict[str, f.VariableValue] = Field(
+    set: dict[f.VariableName, f.VariableValue] = Field(
         default={}, description="variables to set, after `unset`"
     )
-    unset: tuple[str, ...] = Field(default=(), description="variables to take out, after `setup`")
+    unset: tuple[f.VariableName, ...] = Field(
+        default=(), description="variables to take out, after `setup`"
+    )
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> EnvBlock:
+        what = "`{name}` in {{at}} is under `set` and under `unset`"
+        f.raise_misfits(
+            [
+                (("set", name), f.misfit("one of the two", what=what.format(name=name)), value)
+                for name, value in self.set.items()
+                if name in self.unset
+            ]
+        )
+        return self
 
 
-class EnvSettings(_Model):
+class EnvSettings(f.Section):
     """The environment on the nodes, by the number of nodes a phase has."""
 
     common: EnvBlock = Field(default=EnvBlock(), description="for every phase")
@@ -92,7 +149,7 @@ class EnvSettings(_Model):
     )
 
 
-class Limits(_Model):
+class Limits(f.Section):
     """How much of the cluster a run may use, and how patient it is."""
 
     max_jobs: f.Count = Field(default=8, description="jobs at once, pending or running")
@@ -108,7 +165,7 @@ class Limits(_Model):
     keep_runs: f.Count = Field(default=30, description="how many runs are kept")
 
 
-class PhaseSettings(_Model):
+class PhaseSettings(f.Section):
     """What this cluster sets for one phase; what is absent is the phase's own."""
 
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
@@ -121,13 +178,25 @@ class PhaseSettings(_Model):
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes, for which there must be room"
     )
-    slurm: dict[str, f.Option] = Field(default={}, description="sbatch options; `false` drops one")
-    args: dict[str, f.Argument] = Field(default={}, description="arguments of the rank program")
+    slurm: Options = Field(default={}, description="sbatch options; `false` drops one")
+    args: dict[f.ArgumentName, f.Argument] = Field(
+        default={}, description="arguments of the rank program"
+    )
     env: EnvBlock = Field(default=EnvBlock(), description="variables, after those of the cluster")
     stage_limits_s: _StageLimits = Field(default={}, description="as for the cluster, this phase's")
 
+    @field_validator("nodes", "gpus_per_node")
+    @classmethod
+    def _fits_the_hardware(cls, asked: int | None, info: ValidationInfo) -> int | None:
+        there = f.elsewhere(info, "hardware", str(info.field_name))
+        if asked is not None and isinstance(there, int) and asked > there:
+            thing = "nodes" if info.field_name == "nodes" else "GPUs a node"
+            what = f"{{at}} asks for {asked} {thing}, the hardware has {there}"
+            raise f.misfit(f"at most {there}", what=what)
+        return asked
 
-class Reference(_Model):
+
+class Reference(f.Section):
     """What a metric is measured against: a value, and how far it may be missed."""
 
     value: f.Seconds = Field(description="what was measured when the cluster was well")
@@ -140,6 +209,13 @@ class Reference(_Model):
     unit: str = Field(description="the metric's unit")
     source: f.Line = Field(description="where the value comes from, for the reader of a failure")
 
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Reference:
+        if self.lower is None and self.upper is None:
+            what = "{key} has no bound, and so nothing to fail on"
+            raise f.misfit("`lower` or `upper`, such as `lower: -10 %`", what=what)
+        return self
+
     @property
     def low(self) -> float | None:
         """The least that still meets the reference, in its unit."""
@@ -151,44 +227,43 @@ class Reference(_Model):
         return None if self.upper is None else self.value * (1 + self.upper)
 
 
-class Expectation(_Model):
+def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
+    todo = "convert the value where it was measured in another"
+    f.raise_misfits(
+        [
+            (
+                (name, "unit"),
+                f.misfit(f"`{METRICS[name].unit}`, the unit of {name}", todo),
+                reference.unit,
+            )
+            for name, reference in references.items()
+            if reference.unit != METRICS[name].unit
+        ]
+    )
+    return references
+
+
+_References = Annotated[
+    dict[Annotated[str, f.key_of("metric", METRICS)], Reference], AfterValidator(_in_their_units)
+]
+
+
+class Expectation(f.Section):
     """How a phase's ranks must be joined, and what they must run on."""
 
-    intra_node: tuple[str, ...] = Field(
-        default=(), description="transports inside a node, as globs"
-    )
-    inter_node: tuple[str, ...] = Field(
-        default=(), description="transports between nodes, as globs"
-    )
-    forbid: tuple[str, ...] = Field(
-        default=(), description="transports that must not occur, as globs"
-    )
+    intra_node: _Transports = Field(default=(), description="transports inside a node, as globs")
+    inter_node: _Transports = Field(default=(), description="transports between nodes, as globs")
+    forbid: _Transports = Field(default=(), description="transports that must not occur, as globs")
     gpudirect: Literal["required", "forbidden", "any"] = Field(
         default="any", description="GPUDirect RDMA between nodes"
     )
     hca: f.Line | None = Field(default=None, description="name of the RDMA device, as a glob")
-    versions: dict[str, f.Version] = Field(
+    versions: dict[Annotated[str, f.key_of("name", VERSION_NAMES)], f.Version] = Field(
         default={}, description="versions in the ranks, as globs"
     )
 
 
-class Known(_Model):
-    """A failure that somebody answers for until a day: a node's, or a criterion's of a phase."""
-
-    node: f.Line | None = Field(
-        default=None, description="the node that is bad, or a Slurm host list"
-    )
-    phase: f.Line | None = Field(
-        default=None, description="the phase whose criterion fails, as a glob"
-    )
-    criterion: f.Line | None = Field(
-        default=None, description="the criterion that fails, as a glob; `job` for the job itself"
-    )
-    reason: f.Line = Field(description="why it fails and who sees to it, in one line")
-    until: f.Day = Field(description="the last day on which this holds")
-
-
-class Profile(_Model):
+class Profile(f.Section):
     """One cluster of cluster.yaml, checked, its variables filled in."""
 
     backend: Literal["local", "slurm"] = Field(
@@ -209,7 +284,7 @@ class Profile(_Model):
     setup: tuple[f.Text, ...] = Field(
         default=(), description="shell lines before a job's work; variables are the node's"
     )
-    slurm: dict[str, f.Option] = Field(default={}, description="sbatch options of every job")
+    slurm: Options = Field(default={}, description="sbatch options of every job")
     env: EnvSettings = Field(default=EnvSettings(), description="variables on the nodes")
     limits: Limits = Field(
         default=Limits(), description="how much a run may use, how patient it is"
@@ -218,13 +293,13 @@ class Profile(_Model):
         default=STAGE_LIMITS_S,
         description="seconds without progress after which a stage counts as hung",
     )
-    require: tuple[str, ...] = Field(
+    require: tuple[Annotated[str, f.key_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
         default=(), description="kinds of criteria without which a phase cannot be FIT"
     )
-    phases: dict[str, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
-        description="the phases that run here, with what this cluster sets for each"
+    phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
+        min_length=1, description="the phases that run here, with what this cluster sets for each"
     )
-    references: dict[str, dict[str, Reference]] = Field(
+    references: dict[f.ListedPhase, _References] = Field(
         default={}, description="by phase and metric, what to measure against"
     )
     history_check: Literal["fail", "warn"] = Field(
@@ -232,12 +307,31 @@ class Profile(_Model):
         description="whether a metric that is off its past runs fails its criterion, or is told "
         "alone (a machine that does other work beside)",
     )
-    expect: dict[str, Expectation] = Field(
+    expect: dict[f.ListedPhase, Expectation] = Field(
         default={}, description="by phase, transports and versions that must be found"
     )
     known: tuple[Known, ...] = Field(
         default=(), description="failures that show as known, neither as passed nor as failed"
     )
+
+    @field_validator("shared_dir")
+    @classmethod
+    def _is_shared(cls, shared: Path, info: ValidationInfo) -> Path:
+        own = f.elsewhere(info, "node_local")
+        for path in own if isinstance(own, tuple) else ():
+            if isinstance(path, str) and path and shared.is_relative_to(path):
+                what = f"`shared_dir` in {{at}} is {shared}, below {path}, which nodes do not share"
+                expected = "a directory that every node sees under the same path"
+                raise f.misfit(expected, what=what)
+        return shared
+
+    @field_validator("lab")
+    @classmethod
+    def _is_a_slurm(cls, lab: bool, info: ValidationInfo) -> bool:
+        if lab and f.elsewhere(info, "backend") == "local":
+            what = "`lab: true` in {at} of a profile whose backend is `local`"
+            raise f.misfit("`backend: slurm`, since the lab is a Slurm", what=what)
+        return lab
 
     _name: str = PrivateAttr("")
     _source: Source = PrivateAttr(default_factory=lambda: Source("cluster.yaml"))
@@ -281,7 +375,7 @@ def is_text(route: Route) -> bool:
 READING = Reading(key=key_form, is_text=is_text)
 
 
-def section_model(route: tuple[Any, ...]) -> type[BaseModel] | None:
+def section_model(route: Route) -> type[BaseModel] | None:
     """The model behind a route inside a profile; None where keys are free."""
     if route == ():
         return Profile

@@ -3,7 +3,7 @@
 The scalars are those of YAML 1.2 that nobody trips over: only `true` and `false` are booleans,
 `01:00:00` and `007` stay the text that was written, and dates are text. Anchors, aliases and merge
 keys work, and the line of a key is the line where it was written, behind an anchor too. A key that
-stands twice, a key that is no text and a tag are refused, which PyYAML lets pass.
+stands twice, and one that is no text, are refused, which PyYAML lets pass.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.cluster.acknowledged import LONGEST_DAYS
 from pytest_clustersmoke.cluster.json_schema import generate
+from pytest_clustersmoke.cluster.waivers import LONGEST_DAYS
 
 BASE = """\
 clusters:

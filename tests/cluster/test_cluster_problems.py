@@ -123,6 +123,7 @@ def added(lines: str) -> str:
         ("require: transports", "clusters.one.require is `transports`; expected a list"),
         ("setup: [' ']", "clusters.one.setup[0] is blank; expected text that is not blank"),
         ("python: 3", "clusters.one.python is `3`; expected text; put it in quotes"),
+        ("python: [3]", "clusters.one.python is a list; expected text"),
         ("node_local: [tmp]", "clusters.one.node_local[0] is `tmp`; expected an absolute path"),
         ("lab: yes", "clusters.one.lab is `yes`; expected true or false"),
         (
@@ -205,8 +206,8 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, source: x}",
-            "`steps_per_s` in clusters.one.references.ddp_2gpu has no bound, and so nothing to "
-            "fail on; expected `lower` or `upper`, such as `lower: -10 %`",
+            "clusters.one.references.ddp_2gpu.steps_per_s has no bound, and so nothing to fail "
+            "on; expected `lower` or `upper`, such as `lower: -10 %`",
         ),
         (
             "steps_per_s",
@@ -313,7 +314,8 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "{ddp_2gpu: {}}",
             "{}",
-            "6: clusters.one.phases lists no phase; expected the phases that run on this cluster",
+            "6: clusters.one.phases is empty; expected the phases that run here, with what this "
+            "cluster sets for each",
         ),
         (
             "clusters:",
@@ -353,6 +355,21 @@ def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> Non
     assert problems(added(f"slurm: {{{option.replace('_', '-')}: x}}")) == [
         f"cluster.yaml:7: `{option}` in clusters.one.slurm belongs to the tool; {OWNED[option]}"
     ]
+
+
+def test_rules_between_keys_are_checked_beside_other_mistakes(problems: Problems) -> None:
+    """A mistake in one key hides none that two others make together."""
+    text = added(
+        "setpu: []\n"
+        "node_local: [/shared]\n"
+        "slurm: {partion: gpu, time: soon}\n"
+        "references: {dpp_2gpu: {}}\n"
+        "known: [{phase: mlp, criterion: job, reason: x, until: 2020-01-01}]"
+    ).replace("{ddp_2gpu: {}}", "{ddp_2gpu: {nods: 1, nodes: 9}}")
+    lines = [
+        problem.split(":")[1] for problem in problems(text.replace("node: 2", "node: 2, nodes: 4"))
+    ]
+    assert lines == ["4", "6", "6", "7", "9", "9", "10", "11"]
 
 
 def test_everything_that_is_wrong_is_told_at_once(problems: Problems) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cluster import STAGE_LIMITS_S, ClusterFile, Profile, Reference
-from pytest_clustersmoke.cluster.expand import MalformedVariableError, expand, parse
+from pytest_clustersmoke.cluster.expansion import MalformedVariableError, expand
 
 Profiles = Callable[..., Profile]
 
@@ -34,7 +34,7 @@ Profiles = Callable[..., Profile]
 def test_variables_are_filled_in(text: str, expected: str) -> None:
     """Names, defaults, defaults inside defaults, and dollar signs are told apart."""
     unset: list[str] = []
-    assert expand(parse(text), {"A": "a", "B": "b", "EMPTY": ""}, unset) == expected
+    assert expand(text, {"A": "a", "B": "b", "EMPTY": ""}.get, unset) == expected
     assert unset == []
 
 
@@ -42,7 +42,7 @@ def test_variables_are_filled_in(text: str, expected: str) -> None:
 def test_an_unfinished_variable_is_refused(text: str) -> None:
     """What starts as a variable and does not end as one is no text either."""
     with pytest.raises(MalformedVariableError):
-        parse(text)
+        expand(text, lambda name: "x", [])
 
 
 def test_an_unset_variable_counts_for_the_chosen_profile_alone(
