@@ -177,12 +177,13 @@ def _within_job(phase: Phase) -> Phase:
     """Our own limit comes before the scheduler's, which would kill the evidence with the job."""
     from .cluster.sbatch import seconds
 
-    if "time" not in phase.slurm:
+    time = phase.slurm.get("time")
+    if time is None or time.value is None or time.value is False:  # as an option is dropped
         return phase
-    limit_s = seconds(phase.slurm["time"].value) - LAST_WORDS_S
+    limit_s = seconds(time.value) - LAST_WORDS_S
     if limit_s <= LAST_WORDS_S or phase.timeout_s.value <= limit_s:
         return phase
-    source = f"{LAST_WORDS_S:g} s less than slurm.time ({phase.slurm['time'].source})"
+    source = f"{LAST_WORDS_S:g} s less than slurm.time ({time.source})"
     return replace(phase, timeout_s=Sourced(limit_s, source))
 
 
