@@ -36,6 +36,9 @@ Misfits = list[tuple[Route, PydanticCustomError, Any]]
 
 Scalar = str | int | float | bool
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
+# Of profiles and phases.
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+NAME_FORM = "letters, digits, `_` and `-`"
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PERCENT = re.compile(r"([-+]?\d+(?:\.\d+)?) *%")
 # Set by torchrun or by the launcher for each rank or process.
@@ -228,31 +231,20 @@ AbsolutePath = Annotated[Path, PlainValidator(_path), _TEXT_SCHEMA]
 PathText = Annotated[str, PlainValidator(_path_text), _TEXT_SCHEMA]
 Text = Annotated[str, AfterValidator(_text)]
 Line = Annotated[str, AfterValidator(_line)]
-PhaseName = Annotated[
-    str, name_of("a phase", r"[A-Za-z0-9][A-Za-z0-9_-]*", "letters, digits, `_` and `-`")
-]
+PhaseName = Annotated[str, name_of("a phase", NAME, NAME_FORM)]
 ListedPhase = Annotated[str, AfterValidator(_listed_phase)]
+_VARIABLE_FORM = "letters, digits and `_`, not starting with a digit"
 VariableName = Annotated[
     str,
-    name_of(
-        "a variable",
-        r"[A-Za-z_][A-Za-z0-9_]*",
-        "letters, digits and `_`, not starting with a digit",
-    ),
+    name_of("a variable", r"[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_FORM),
     AfterValidator(_not_the_launchers),
 ]
 VariableValue = Annotated[
     str, PlainValidator(_variable_value), WithJsonSchema({"type": ["string", "number", "boolean"]})
 ]
 Version = Annotated[Line, WithJsonSchema({"type": ["string", "number"]})]
-ArgumentName = Annotated[
-    str,
-    name_of(
-        "an argument",
-        r"[A-Za-z][A-Za-z0-9_]*",
-        "letters, digits and `_`, starting with a letter",
-    ),
-]
+_ARGUMENT_FORM = "letters, digits and `_`, starting with a letter"
+ArgumentName = Annotated[str, name_of("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
 Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
 Lower = Annotated[float, PlainValidator(_lower), _PERCENT_SCHEMA]
 Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]

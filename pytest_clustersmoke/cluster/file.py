@@ -11,14 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from pytest_clustersmoke.cluster.expansion import fill_in, variable
-from pytest_clustersmoke.cluster.fields import context
+from pytest_clustersmoke.cluster.fields import NAME, NAME_FORM, context, listed
 from pytest_clustersmoke.cluster.problems import problems
 from pytest_clustersmoke.cluster.schema import READING, Profile
 from pytest_clustersmoke.cluster.source import Source, read
 from pytest_clustersmoke.errors import Problem, UsageProblems, near
 
 CONFIG_NAME = "cluster.yaml"
-_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def find_config(rootdir: Path, explicit: str | None) -> Path:
@@ -26,22 +25,14 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
     if explicit is not None:
         path = Path(explicit)
         if not path.exists():
-            raise UsageProblems(
-                [Problem(f"no such file: {explicit}", "--cluster-config", "a file of profiles")]
-            )
+            what = f"no such file: {explicit}"
+            raise UsageProblems([Problem(what, "--cluster-config", "a file of profiles")])
         return path
     path = rootdir / CONFIG_NAME
     if not path.exists():
-        raise UsageProblems(
-            [
-                Problem(
-                    f"no {CONFIG_NAME} in {rootdir}",
-                    expected="a file of profiles there",
-                    todo=_other_root(rootdir)
-                    or "write one (`clustersmoke init`), or name one with --cluster-config",
-                )
-            ]
-        )
+        todo = "write one (`clustersmoke init`), or name one with --cluster-config"
+        what, expected = f"no {CONFIG_NAME} in {rootdir}", "a file of profiles there"
+        raise UsageProblems([Problem(what, "", expected, _other_root(rootdir) or todo)])
     return path
 
 
@@ -78,17 +69,9 @@ class ClusterFile:
     def profile(self, name: str) -> Profile:
         """One profile with its variables filled in; raises `UsageProblems`."""
         if name not in self._clusters:
-            listed = ", ".join(f"`{known}`" for known in self.names)
-            raise UsageProblems(
-                [
-                    Problem(
-                        f"no profile `{name}` in {self._source.file}",
-                        "--cluster",
-                        f"one of {listed}",
-                        near(name, self.names),
-                    )
-                ]
-            )
+            what, expected = f"no profile `{name}` in {self._source.file}", listed(self.names)
+            hint = near(name, self.names)
+            raise UsageProblems([Problem(what, "--cluster", f"one of {expected}", hint)])
         found: list[Problem] = []
         with _collect(found, name, self._source):
             values = fill_in(self._clusters[name], lambda key: variable(key, self._environ))
@@ -115,9 +98,9 @@ def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
 def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
     """What is wrong with a profile whatever the environment is."""
     found = []
-    if not _CLUSTER_NAME.fullmatch(name):
-        what, where = f"`{name}` is no name of a profile", source.where(("clusters", name))
-        found.append(Problem(what, where, "letters, digits, `_` and `-`"))
+    if not re.fullmatch(NAME, name):
+        where = source.where(("clusters", name))
+        found.append(Problem(f"`{name}` is no name of a profile", where, NAME_FORM))
     with _collect(found, name, source):
         fill_in(values, lambda key: "")
     with _collect(found, name, source):
@@ -143,11 +126,8 @@ def _line(problem: Problem) -> int:
 def _top_level(source: Source) -> Iterator[Problem]:
     expected = "a mapping with the key `clusters`"
     values = source.values
-    if values is None:
-        yield Problem("is empty", source.file, expected)
-        return
     if not isinstance(values, dict):
-        yield Problem("is no mapping", source.file, expected)
+        yield Problem("is empty" if values is None else "is no mapping", source.file, expected)
         return
     for key in values:
         if key != "clusters" and not key.startswith("x-"):

@@ -80,7 +80,6 @@ def _add_names(models: dict[str, Any]) -> None:
     for model in (profile, phase):
         model["slurm"] = {"$ref": "#/$defs/SlurmOptions"}
         model["stage_limits_s"]["propertyNames"] = {"enum": list(STAGE_LIMITS_S)}
-    profile["phases"]["minProperties"] = 1
     settings = profile["phases"]["additionalProperties"]
     profile["phases"]["additionalProperties"] = {"anyOf": [settings, {"type": "null"}]}
     profile["require"]["items"] = {"enum": list(CRITERIA_KINDS)}

@@ -61,8 +61,10 @@ def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
     if kind == "literal_error":
         words = [word.strip("' ") for word in context["expected"].replace(" or ", ", ").split(",")]
         return "{key} {is}", f"one of {listed(words)}", near(str(error["input"]), words)
-    # A kind of error that no key of ours has today is shown in pydantic's words.
-    return "{key} {is}", _EXPECTED.get(kind, error["msg"]).format(**context), ""
+    if kind in _EXPECTED:
+        return "{key} {is}", _EXPECTED[kind].format(**context), ""
+    # No key of ours has such an error today; pydantic's words are better than none.
+    return "{key} {is}", error["msg"], ""
 
 
 def _shown(value: Any) -> str:

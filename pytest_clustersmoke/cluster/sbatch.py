@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from pytest_clustersmoke.cluster.fields import elsewhere, is_open, misfit, raise_misfits
+from pytest_clustersmoke.cluster.fields import Misfits, elsewhere, is_open, misfit, raise_misfits
 
 # Long options of sbatch 22.05 to 25.05, and those that the pyxis plugin adds. Others are let
 # through, since plugins bring their own; only what looks like a slip of one of these is refused.
@@ -129,13 +129,16 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
             "take them out, or set `backend: slurm`",
             "sbatch options in {at} of a profile whose backend is `local`",
         )
-    found = ((key, value, _misfit(key, value, info)) for key, value in values.items())
-    raise_misfits([((key,), error, value) for key, value, error in found if error is not None])
+    misfits: Misfits = [
+        ((key,), error, value)
+        for key, value in values.items()
+        if (error := _key_misfit(key) or _value_misfit(key, value, info)) is not None
+    ]
+    raise_misfits(misfits)
     return {key: False if value is None else value for key, value in values.items()}
 
 
-def _misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
-    """What is wrong with an option, if anything."""
+def _key_misfit(key: str) -> PydanticCustomError | None:
     if todo := OWNED.get(key):
         return misfit("", todo, f"`{key}` in {{at}} belongs to the tool")
     if not _OPTION_NAME.fullmatch(key):
@@ -143,6 +146,10 @@ def _misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError |
     if slip := _slip_of(key):
         todo, what = f"did you mean `{slip}`?", f"unknown key `{key}` in {{at}}"
         return misfit("an option of sbatch by its long name", todo, what)
+    return None
+
+
+def _value_misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
     if isinstance(value, str) and ("\n" in value or not value.strip()):
         return misfit("one line of text that is not blank")
     if value is not None and not isinstance(value, str | int):

@@ -106,11 +106,9 @@ class Hardware(f.Section):
     @model_validator(mode="after")
     def _trains_on_something(self) -> Hardware:
         if self.gpu == "none" and self.device != "cpu":
-            what, expected = (
-                "`gpu: none` in {at}, whose device is not `cpu`",
-                "the GPU's name, or `device: cpu`",
-            )
-            f.raise_misfits([(("gpu",), f.misfit(expected, what=what), self.gpu)])
+            what = "`gpu: none` in {at}, whose device is not `cpu`"
+            error = f.misfit("the GPU's name, or `device: cpu`", what=what)
+            f.raise_misfits([(("gpu",), error, self.gpu)])
         return self
 
 
@@ -126,14 +124,11 @@ class EnvBlock(f.Section):
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> EnvBlock:
-        what = "`{name}` in {{at}} is under `set` and under `unset`"
-        f.raise_misfits(
-            [
-                (("set", name), f.misfit("one of the two", what=what.format(name=name)), value)
-                for name, value in self.set.items()
-                if name in self.unset
-            ]
-        )
+        misfits: f.Misfits = []
+        for name in (name for name in self.set if name in self.unset):
+            what = f"`{name}` in {{at}} is under `set` and under `unset`"
+            misfits.append((("set", name), f.misfit("one of the two", what=what), name))
+        f.raise_misfits(misfits)
         return self
 
 
@@ -228,18 +223,13 @@ class Reference(f.Section):
 
 
 def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
-    todo = "convert the value where it was measured in another"
-    f.raise_misfits(
-        [
-            (
-                (name, "unit"),
-                f.misfit(f"`{METRICS[name].unit}`, the unit of {name}", todo),
-                reference.unit,
-            )
-            for name, reference in references.items()
-            if reference.unit != METRICS[name].unit
-        ]
-    )
+    misfits: f.Misfits = []
+    for name, reference in references.items():
+        expected = f"`{METRICS[name].unit}`, the unit of {name}"
+        if reference.unit != METRICS[name].unit:
+            error = f.misfit(expected, "convert the value where it was measured in another")
+            misfits.append(((name, "unit"), error, reference.unit))
+    f.raise_misfits(misfits)
     return references
 
 
