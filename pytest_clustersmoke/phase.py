@@ -100,7 +100,7 @@ def parse_setting(text: str) -> Setting:
     try:
         value = read_value(raw)
     except ValueError as error:
-        raise ValueError(f"the value of {text!r} is no YAML value") from error
+        raise ValueError(f"the value of {text!r} is not valid YAML") from error
     if key == "env":
         value = raw
     if key in ("args", "slurm"):
@@ -300,7 +300,7 @@ def resolve_all(
     listed = {one.name: one for one in marked if one.name in profile.phases}
     for target, *_ in settings:
         if target not in listed:
-            what = f"no phase `{target}` is collected and runs on {profile.name}"
+            what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
     sound = []

@@ -38,7 +38,7 @@ def _expand(text: str, at: int, inside: bool, lookup: Lookup, unset: list[str]) 
         match = _VARIABLE.match(text, at)
         if match is None:
             if text.startswith("${", at):
-                raise MalformedVariableError(f"`{text[at:]}` names no variable")
+                raise MalformedVariableError(f"`{text[at:]}` has no variable name")
             filled, at = filled + text[at], at + 1
         elif match["name"] is None:
             filled, at = filled + "$", match.end()
@@ -54,7 +54,7 @@ def _variable(text: str, match: re.Match[str], lookup: Lookup, unset: list[str])
         if text.startswith(":-", at):
             default, at = _expand(text, at + 2, True, lookup, [] if value else unset)
         if not text.startswith("}", at):
-            what = f"`{text[match.start() :]}` is not finished as a variable"
+            what = f"`{text[match.start() :]}` is an unfinished variable"
             raise MalformedVariableError(what)
         at += 1
     if value is None and default is None:
@@ -110,8 +110,8 @@ def _filled_text(text: str, route: Route, lookup: Lookup, misfits: Misfits) -> s
         misfits.append((route, misfit(form, todo, f"{error} in {{key}}"), text))
     for name in dict.fromkeys(unset):
         what = f"the variable {name} in {{key}} is not set"
-        expected = "a value, or a default as in `${" + name + ":-default}`"
-        todo = f"export {name}, or give the default"
+        expected = "a value, or a default, as in `${" + name + ":-default}`"
+        todo = f"export {name}, or add a default"
         misfits.append((route, misfit(expected, todo, what), text))
     return text
 

@@ -117,7 +117,7 @@ def name_of(thing: str, pattern: str, form: str) -> AfterValidator:
 
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
-            raise misfit(form, what=f"`{name}` in {{at}} is no name of {thing}")
+            raise misfit(form, what=f"`{name}` in {{at}} is not a valid name for {thing}")
         return name
 
     return AfterValidator(check)
@@ -133,8 +133,8 @@ def _listed_phase(name: str, info: ValidationInfo) -> str:
 
 def _not_the_launchers(name: str) -> str:
     if name in _LAUNCHER_VARIABLES:
-        what = f"`{name}` in {{at}} belongs to the tool, which sets it for each process"
-        raise misfit("", "take it out", what)
+        what = f"`{name}` in {{at}} is reserved: the tool sets it for each process"
+        raise misfit("", "remove it", what)
     return name
 
 
@@ -199,14 +199,14 @@ def _percent(value: Any) -> float:
 def _lower(value: Any) -> float:
     share = _percent(value)
     if not -1 < share <= 0:
-        raise misfit("above -100 % and at most 0 %: how far below the value is still met")
+        raise misfit("more than -100 % and at most 0 %: how far below the value still passes")
     return share
 
 
 def _upper(value: Any) -> float:
     share = _percent(value)
     if share < 0:
-        raise misfit("at least 0 %: how far above the value is still met")
+        raise misfit("at least 0 %: how far above the value still passes")
     return share
 
 
@@ -216,7 +216,7 @@ def _day(value: Any) -> date:
             return date.fromisoformat(value)
     except ValueError:
         pass
-    raise misfit("a day of the calendar such as `2026-12-31`")
+    raise misfit("a calendar date such as `2026-12-31`")
 
 
 def _nothing_is_empty(value: Any) -> Any:

@@ -43,8 +43,8 @@ def _other_root(rootdir: Path) -> str:
     if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
         return ""
     return (
-        f"there is one in {here}, but pytest took {rootdir} for its root: write paths behind "
-        "options with `=` (--cluster-report-dir=DIR), or add --rootdir=."
+        f"there is one in {here}, but pytest took {rootdir} for its root: write an "
+        "option and its path with `=` (--cluster-report-dir=DIR), or add --rootdir=."
     )
 
 
@@ -100,7 +100,7 @@ def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
     found = []
     if not re.fullmatch(NAME, name):
         where = source.where(("clusters", name))
-        found.append(Problem(f"`{name}` is no name of a profile", where, NAME_FORM))
+        found.append(Problem(f"`{name}` is not a valid name for a profile", where, NAME_FORM))
     with _collect(found, name, source):
         fill_in(values, lambda key: "")
     with _collect(found, name, source):
@@ -127,7 +127,11 @@ def _top_level(source: Source) -> Iterator[Problem]:
     expected = "a mapping with the key `clusters`"
     values = source.values
     if not isinstance(values, dict):
-        yield Problem("is empty" if values is None else "is no mapping", source.file, expected)
+        yield Problem(
+            "the file is empty" if values is None else "the file is not a mapping",
+            source.file,
+            expected,
+        )
         return
     for key in values:
         if key != "clusters" and not key.startswith("x-"):
@@ -138,8 +142,10 @@ def _top_level(source: Source) -> Iterator[Problem]:
                 near(key, ["clusters"]),
             )
     if "clusters" not in values:
-        yield Problem("has no `clusters`", source.file, expected)
+        yield Problem("the file has no `clusters`", source.file, expected)
     elif not isinstance(values["clusters"], dict) or not values["clusters"]:
         yield Problem(
-            "`clusters` lists no profile", source.where(("clusters",)), "profiles by their names"
+            "`clusters` lists no profile",
+            source.where(("clusters",)),
+            "profiles, each under its name",
         )

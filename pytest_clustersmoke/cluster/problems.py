@@ -24,7 +24,7 @@ _EXPECTED = {
     "model_type": "a mapping of keys",
     "finite_number": "a finite number",
     "greater_than": "a number above {gt:g}",
-    "less_than_equal": "a number at most {le:g}",
+    "less_than_equal": "a number of at most {le:g}",
 }
 
 
@@ -52,9 +52,9 @@ def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
     if kind == "extra_forbidden":
         return f"unknown key `{key}` in {{at}}", f"one of {listed(keys)}", near(key, keys)
     if kind == "missing":
-        return f"{{at}} has no `{key}`", keys[key].description or "", ""
+        return f"{{at}} has no `{key}`", f"`{key}` ({keys[key].description})", ""
     if kind == "too_short":
-        return "{key} is empty", keys[key].description or "", ""
+        return "{key} is empty", f"{keys[key].description}", ""
     if kind == "string_type":
         hint = "put it in quotes" if isinstance(error["input"], Scalar) else ""
         return "{key} {is}", "text", hint

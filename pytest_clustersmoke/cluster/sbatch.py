@@ -35,12 +35,12 @@ KNOWN = frozenset(
 
 _NODES = "set `nodes` of the phase"
 _GPUS = "set `gpus_per_node` of the phase or of `hardware`"
-_ONE_TASK = "take it out: each node runs one task, which starts a rank per GPU"
-_OWN_FILES = "take it out: output goes to files in the run's directory under `shared_dir`"
-_OWN_NAME = "take it out: names and comments are how the tool finds its jobs"
-_ONE_JOB = "take it out: each phase is one job, submitted once"
+_ONE_TASK = "remove it: each node runs one task, which starts a rank per GPU"
+_OWN_FILES = "remove it: output goes to files in the run's directory under `shared_dir`"
+_OWN_NAME = "remove it: names and comments are how the tool finds its jobs"
+_ONE_JOB = "remove it: each phase is one job, submitted once"
 _ENVIRONMENT = "set variables under `env`"
-_PRINTS = "take it out: it keeps sbatch from submitting"
+_PRINTS = "remove it: it keeps sbatch from submitting"
 
 # Options that the tool sets itself, or that would break what it relies on, and what to do instead.
 OWNED: dict[str, str] = {
@@ -67,15 +67,15 @@ OWNED: dict[str, str] = {
     "array": _ONE_JOB,
     "requeue": _ONE_JOB,
     "no_requeue": _ONE_JOB,
-    "wait": "take it out: the tool waits for its jobs itself",
-    "signal": "take it out: the tool watches its ranks and ends them itself",
-    "no_kill": "take it out: a lost node must end the job",
+    "wait": "remove it: the tool waits for its jobs itself",
+    "signal": "remove it: the tool watches its ranks and ends them itself",
+    "no_kill": "remove it: a lost node must end the job",
     "export": _ENVIRONMENT,
     "export_file": _ENVIRONMENT,
     "get_user_env": _ENVIRONMENT,
     "wrap": "write shell lines under `setup`",
-    "parsable": "take it out: the tool reads sbatch's answer itself",
-    "clusters": "take it out, and run on a login node of that cluster",
+    "parsable": "remove it: the tool reads sbatch's answer itself",
+    "clusters": "remove it, and run on a login node of that cluster",
     "help": _PRINTS,
     "usage": _PRINTS,
     "version": _PRINTS,
@@ -125,9 +125,9 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
         raise PydanticKnownError("dict_type")
     if values and elsewhere(info, "backend") == "local":
         raise misfit(
-            "none, since nothing is given to sbatch",
-            "take them out, or set `backend: slurm`",
-            "sbatch options in {at} of a profile whose backend is `local`",
+            "no options, since nothing is submitted to Slurm",
+            "remove them, or set `backend: slurm`",
+            "{key} has sbatch options, but the profile's backend is `local`",
         )
     misfits: Misfits = [
         ((key,), error, value)
@@ -140,9 +140,13 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
 
 def _key_misfit(key: str) -> PydanticCustomError | None:
     if todo := OWNED.get(key):
-        return misfit("", todo, f"`{key}` in {{at}} belongs to the tool")
+        return misfit("", todo, f"`{key}` in {{at}} is reserved for the tool")
     if not _OPTION_NAME.fullmatch(key):
-        return misfit("a long name, without leading dashes", "", f"`{key}` in {{at}} is no option")
+        return misfit(
+            "its long name, without leading dashes",
+            "",
+            f"`{key}` in {{at}} is not an option of sbatch",
+        )
     if slip := _slip_of(key):
         todo, what = f"did you mean `{slip}`?", f"unknown key `{key}` in {{at}}"
         return misfit("an option of sbatch by its long name", todo, what)

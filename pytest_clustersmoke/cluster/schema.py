@@ -91,22 +91,22 @@ class Hardware(f.Section):
     """What a node of the cluster has."""
 
     gpu: f.Line = Field(
-        description="the GPU's name, as its driver gives it; `any`, or `none` to ask for no GPU"
+        description="the GPU's name as its driver reports it; `any`; or `none` to request no GPU"
     )
     device: Literal["cuda", "cpu", "auto"] = Field(
         default="cuda",
-        description="what ranks train on; `auto` is CUDA where a node has enough GPUs",
+        description="what ranks train on; `auto` means CUDA if a node has enough GPUs",
     )
-    gpus_per_node: f.Count = Field(description="GPUs, and so ranks, that a node can carry")
-    interconnect: str = Field(default="", description="what joins the nodes, in words")
+    gpus_per_node: f.Count = Field(description="GPUs of a node, and so the most ranks it runs")
+    interconnect: str = Field(default="", description="how the nodes are connected, for the reader")
     nodes: f.Count | None = Field(
-        default=None, description="how many nodes there are, where it matters"
+        default=None, description="how many nodes the cluster has, if that limits a phase"
     )
 
     @model_validator(mode="after")
     def _trains_on_something(self) -> Hardware:
         if self.gpu == "none" and self.device != "cpu":
-            what = "`gpu: none` in {at}, whose device is not `cpu`"
+            what = "`gpu: none` in {at} without `device: cpu`"
             error = f.misfit("the GPU's name, or `device: cpu`", what=what)
             f.raise_misfits([(("gpu",), error, self.gpu)])
         return self
@@ -119,14 +119,14 @@ class EnvBlock(f.Section):
         default={}, description="variables to set, after `unset`"
     )
     unset: tuple[f.VariableName, ...] = Field(
-        default=(), description="variables to take out, after `setup`"
+        default=(), description="variables to remove, after `setup`"
     )
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> EnvBlock:
         misfits: f.Misfits = []
         for name in (name for name in self.set if name in self.unset):
-            what = f"`{name}` in {{at}} is under `set` and under `unset`"
+            what = f"`{name}` in {{at}} is under both `set` and `unset`"
             misfits.append((("set", name), f.misfit("one of the two", what=what), name))
         f.raise_misfits(misfits)
         return self
@@ -137,10 +137,10 @@ class EnvSettings(f.Section):
 
     common: EnvBlock = Field(default=EnvBlock(), description="for every phase")
     single_node: EnvBlock = Field(
-        default=EnvBlock(), description="for phases of one node, after common"
+        default=EnvBlock(), description="for phases of one node, after `common`"
     )
     multi_node: EnvBlock = Field(
-        default=EnvBlock(), description="for phases of several, after common"
+        default=EnvBlock(), description="for phases of several nodes, after `common`"
     )
 
 
@@ -149,13 +149,13 @@ class Limits(f.Section):
 
     max_jobs: f.Count = Field(default=8, description="jobs at once, pending or running")
     queue_wait_s: f.Seconds | None = Field(
-        default=None, description="how long a job may wait in the queue; without it, for ever"
+        default=None, description="how long a job may wait in the queue; no limit by default"
     )
     poll_s: Annotated[float, Field(gt=0, le=3)] = Field(
-        default=2.0, description="between two looks at the scheduler while a job runs"
+        default=2.0, description="seconds between two queries of the scheduler while a job runs"
     )
     dump_wait_s: f.Seconds = Field(
-        default=10.0, description="wait for the other nodes' stacks at a hang"
+        default=10.0, description="seconds to wait for the other nodes' stacks after a hang"
     )
     keep_runs: f.Count = Field(default=30, description="how many runs are kept")
 
@@ -167,26 +167,26 @@ class PhaseSettings(f.Section):
     gpus_per_node: f.Count | None = Field(
         default=None, description="GPUs, and so ranks, on each node"
     )
-    timeout_s: f.Seconds | None = Field(
-        default=None, description="how long the phase may run at all"
-    )
+    timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
     writes_gib: f.Seconds | None = Field(
-        default=None, description="GiB that the phase writes, for which there must be room"
+        default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
     )
     slurm: Options = Field(default={}, description="sbatch options; `false` drops one")
     args: dict[f.ArgumentName, f.Argument] = Field(
         default={}, description="arguments of the rank program"
     )
     env: EnvBlock = Field(default=EnvBlock(), description="variables, after those of the cluster")
-    stage_limits_s: _StageLimits = Field(default={}, description="as for the cluster, this phase's")
+    stage_limits_s: _StageLimits = Field(
+        default={}, description="as for the cluster, for this phase"
+    )
 
     @field_validator("nodes", "gpus_per_node")
     @classmethod
     def _fits_the_hardware(cls, asked: int | None, info: ValidationInfo) -> int | None:
         there = f.elsewhere(info, "hardware", str(info.field_name))
         if asked is not None and isinstance(there, int) and asked > there:
-            thing = "nodes" if info.field_name == "nodes" else "GPUs a node"
-            what = f"{{at}} asks for {asked} {thing}, the hardware has {there}"
+            thing = "nodes" if info.field_name == "nodes" else "GPUs per node"
+            what = f"{{at}} asks for {asked} {thing}, but the hardware has {there}"
             raise f.misfit(f"at most {there}", what=what)
         return asked
 
@@ -194,12 +194,12 @@ class PhaseSettings(f.Section):
 class Reference(f.Section):
     """What a metric is measured against: a value, and how far it may be missed."""
 
-    value: f.Seconds = Field(description="what was measured when the cluster was well")
+    value: f.Seconds = Field(description="what was measured when the cluster was healthy")
     lower: f.Lower | None = Field(
-        default=None, description="how far below is still met, as `-10 %`"
+        default=None, description="how far below the value still passes, such as `-10 %`"
     )
     upper: f.Upper | None = Field(
-        default=None, description="how far above is still met, as `+10 %`"
+        default=None, description="how far above the value still passes, such as `+10 %`"
     )
     unit: str = Field(description="the metric's unit")
     source: f.Line = Field(description="where the value comes from, for the reader of a failure")
@@ -207,7 +207,7 @@ class Reference(f.Section):
     @model_validator(mode="after")
     def _has_a_bound(self) -> Reference:
         if self.lower is None and self.upper is None:
-            what = "{key} has no bound, and so nothing to fail on"
+            what = "{key} has no bound, so it can never fail"
             raise f.misfit("`lower` or `upper`, such as `lower: -10 %`", what=what)
         return self
 
@@ -227,7 +227,7 @@ def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
     for name, reference in references.items():
         expected = f"`{METRICS[name].unit}`, the unit of {name}"
         if reference.unit != METRICS[name].unit:
-            error = f.misfit(expected, "convert the value where it was measured in another")
+            error = f.misfit(expected, "convert the value if it was measured in another unit")
             misfits.append(((name, "unit"), error, reference.unit))
     f.raise_misfits(misfits)
     return references
@@ -267,17 +267,18 @@ class Profile(f.Section):
         default=(), description="paths that nodes do not share; nothing of a run may lie there"
     )
     python: f.Line | None = Field(
-        default=None, description="shell command for Python on the nodes; without it, this Python"
+        default=None, description="shell command for Python on the nodes; by default this Python"
     )
     lab: bool = Field(default=False, description="use the Slurm that `clustersmoke lab up` started")
     hardware: Hardware = Field(description="what a node has")
     setup: tuple[f.Text, ...] = Field(
-        default=(), description="shell lines before a job's work; variables are the node's"
+        default=(),
+        description="shell lines that run before the job; the node's shell expands variables",
     )
     slurm: Options = Field(default={}, description="sbatch options of every job")
     env: EnvSettings = Field(default=EnvSettings(), description="variables on the nodes")
     limits: Limits = Field(
-        default=Limits(), description="how much a run may use, how patient it is"
+        default=Limits(), description="how much a run may use, and how long it waits"
     )
     stage_limits_s: Annotated[_StageLimits, AfterValidator(_with_defaults)] = Field(
         default=STAGE_LIMITS_S,
@@ -294,14 +295,14 @@ class Profile(f.Section):
     )
     history_check: Literal["fail", "warn"] = Field(
         default="fail",
-        description="whether a metric that is off its past runs fails its criterion, or is told "
-        "alone (a machine that does other work beside)",
+        description="whether a metric that differs from its past runs fails its criterion, or is "
+        "only reported (for a machine that also does other work)",
     )
     expect: dict[f.ListedPhase, Expectation] = Field(
         default={}, description="by phase, transports and versions that must be found"
     )
     known: tuple[Known, ...] = Field(
-        default=(), description="failures that show as known, neither as passed nor as failed"
+        default=(), description="failures to report as known, neither as passed nor as failed"
     )
 
     @field_validator("shared_dir")
@@ -319,8 +320,8 @@ class Profile(f.Section):
     @classmethod
     def _is_a_slurm(cls, lab: bool, info: ValidationInfo) -> bool:
         if lab and f.elsewhere(info, "backend") == "local":
-            what = "`lab: true` in {at} of a profile whose backend is `local`"
-            raise f.misfit("`backend: slurm`, since the lab is a Slurm", what=what)
+            what = "`lab: true` in {at}, but the profile's backend is `local`"
+            raise f.misfit("`backend: slurm`, since the lab runs Slurm", what=what)
         return lab
 
     _name: str = PrivateAttr("")

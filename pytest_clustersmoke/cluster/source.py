@@ -121,7 +121,7 @@ def _parse(content: bytes, source: Source, reading: Reading) -> Source:
         raise UsageProblems([_malformed(content, source.file, error)]) from None
     except RecursionError:
         where, expected = f"{source.file}:{builder.line}", f"at most {MAX_VALUES} values"
-        problem = Problem("its aliases unfold to too many values", where, expected)
+        problem = Problem("aliases expand to too many values", where, expected)
         raise UsageProblems([*source.problems, problem]) from None
     finally:
         loader.dispose()
@@ -192,13 +192,13 @@ class _Builder:
             self._spend(key_node)
             if key_node.tag != _STR or not isinstance(key_node, yaml.ScalarNode):
                 name = f"the key `{key_node.value}`" if key_node.id == "scalar" else "a key"
-                expected = "text, quoted where it looks other"
-                self._problem(key_node, f"{name} is no text", expected)
+                expected = "text; put it in quotes"
+                self._problem(key_node, f"{name} is not text", expected)
                 continue
             key = self._reading.key(route, key_node.value)
             if key in own:
                 first = _line(own[key][0])
-                what = f"the key `{key}` stands twice (first at line {first})"
+                what = f"the key `{key}` appears twice (first at line {first})"
                 self._problem(key_node, what, "each key once")
             own.setdefault(key, (key_node, child))
         if "<<" in own:
@@ -212,7 +212,11 @@ class _Builder:
             if isinstance(part, yaml.MappingNode):
                 yield part
             else:
-                self._problem(part, "`<<` merges what is no mapping", "`<<: *anchor` of a mapping")
+                self._problem(
+                    part,
+                    "`<<` merges something that is not a mapping",
+                    "`<<: *anchor` of a mapping",
+                )
 
     def _spend(self, node: yaml.Node) -> None:
         self.line = _line(node)

@@ -39,8 +39,8 @@ class Known(f.Section):
     criterion: f.Line | None = Field(
         default=None, description="the criterion that fails, as a glob; `job` for the job itself"
     )
-    reason: f.Line = Field(description="why it fails and who sees to it, in one line")
-    until: f.Day = Field(description="the last day on which this holds")
+    reason: f.Line = Field(description="why it fails and who takes care of it, in one line")
+    until: f.Day = Field(description="the last day on which this is valid")
 
     @field_validator("node")
     @classmethod
@@ -49,7 +49,7 @@ class Known(f.Section):
             raise f.misfit(
                 "names as Slurm writes them (`gpu[10-12,20],login1`), with `*` and `?` as "
                 "wildcards; `[` opens a range of numbers",
-                what=f"`node: {node}` in {{at}} is no list of nodes",
+                what=f"`node: {node}` in {{at}} is not a list of nodes",
             )
         return node
 
@@ -58,7 +58,7 @@ class Known(f.Section):
     def _matches_a_phase(cls, phase: str | None, info: ValidationInfo) -> str | None:
         phases = _listed_phases(info)
         if phase is not None and phases and not any(fnmatchcase(name, phase) for name in phases):
-            what = f"`{phase}` in {{at}} matches no phase that is listed under `phases`"
+            what = f"`{phase}` in {{at}} matches no phase listed under `phases`"
             raise f.misfit(f"one of {f.listed(phases)}", near(phase, phases), what)
         return phase
 
@@ -69,7 +69,7 @@ class Known(f.Section):
         if until > last:
             raise f.misfit(
                 f"a day up to {last.isoformat()}",
-                "an acknowledgement is to be looked at again and renewed",
+                "review the entry and renew it by then",
                 f"{{key}} {{is}}, more than {LONGEST_DAYS} days ahead",
             )
         return until
@@ -83,7 +83,7 @@ class Known(f.Section):
             raise f.misfit("either `node`, or `phase` with `criterion`", what=f"{{key}} has {has}")
         if _is_everything(globs, _listed_phases(info)):
             named = " and ".join(f"`{key}: {glob}`" for key, glob in globs.items())
-            what = f"{named} in {{key}} answers for every failure"
+            what = f"{named} in {{key}} covers every failure"
             raise f.misfit("the names of what is known to fail", what=what)
         return self
 

@@ -54,12 +54,13 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
     [
         (
             "{node: n1, until: SOON}",
-            "clusters.one.known[1] has no `reason`; expected why it fails and who sees to it, in "
-            "one line",
+            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who takes "
+            "care of it, in one line)",
         ),
         (
             "{node: n1, reason: x}",
-            "clusters.one.known[1] has no `until`; expected the last day on which this holds",
+            "clusters.one.known[1] has no `until`; expected `until` (the last day on which this "
+            "is valid)",
         ),
         (
             '{node: n1, reason: "a\\nb", until: SOON}',
@@ -67,17 +68,17 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: n1, reason: x, until: 2026-02-30}",
-            "clusters.one.known[1].until is `2026-02-30`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `2026-02-30`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
             "{node: n1, reason: x, until: 20261231}",
-            "clusters.one.known[1].until is `20261231`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `20261231`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
             "{node: n1, reason: x, until: next week}",
-            "clusters.one.known[1].until is `next week`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `next week`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
@@ -102,37 +103,37 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: '*', reason: x, until: SOON}",
-            "`node: *` in clusters.one.known[1] answers for every failure; expected the names of "
+            "`node: *` in clusters.one.known[1] covers every failure; expected the names of "
             "what is known to fail",
         ),
         (
             "{phase: '*', criterion: '**', reason: x, until: SOON}",
-            "`phase: *` and `criterion: **` in clusters.one.known[1] answers for every failure; "
+            "`phase: *` and `criterion: **` in clusters.one.known[1] covers every failure; "
             "expected the names of what is known to fail",
         ),
         (
             "{node: '*.local,n1', reason: x, until: SOON}",
-            "`node: *.local,n1` in clusters.one.known[1] answers for every failure; expected the "
+            "`node: *.local,n1` in clusters.one.known[1] covers every failure; expected the "
             "names of what is known to fail",
         ),
         (
             "{node: '?*', reason: x, until: SOON}",
-            "`node: ?*` in clusters.one.known[1] answers for every failure; expected the names of "
+            "`node: ?*` in clusters.one.known[1] covers every failure; expected the names of "
             "what is known to fail",
         ),
         (
             "{phase: '[!~]*', criterion: 'test_*', reason: x, until: SOON}",
-            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] answers for every "
+            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] covers every "
             "failure; expected the names of what is known to fail",
         ),
         (
             "{phase: '*', criterion: job, reason: x, until: SOON}",
-            "`phase: *` and `criterion: job` in clusters.one.known[1] answers for every failure; "
+            "`phase: *` and `criterion: job` in clusters.one.known[1] covers every failure; "
             "expected the names of what is known to fail",
         ),
         (
             "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
-            "`zero1_4nodes` in clusters.one.known[1] matches no phase that is listed under "
+            "`zero1_4nodes` in clusters.one.known[1] matches no phase listed under "
             "`phases`; expected one of `ddp_2gpu`, `zero1_4node`; did you mean `zero1_4node`?",
         ),
         (
@@ -159,7 +160,9 @@ def test_a_node_that_is_no_list_of_slurms_is_refused(
 ) -> None:
     """`[` opens a range of numbers, and nothing else."""
     (told,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
-    assert told.startswith(f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is no list of")
+    assert told.startswith(
+        f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is not a list of"
+    )
     assert told.endswith("`[` opens a range of numbers")
 
 
@@ -187,7 +190,7 @@ def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
     far = last + timedelta(days=1)
     assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
         f"cluster.yaml:9: clusters.one.known[1].until is `{far}`, more than 90 days ahead; "
-        f"expected a day up to {last}; an acknowledgement is to be looked at again and renewed"
+        f"expected a day up to {last}; review the entry and renew it by then"
     ]
 
 

@@ -64,7 +64,8 @@ def added(lines: str) -> str:
         ),
         (
             "slurm: {N: 4}",
-            "`N` in clusters.one.slurm is no option; expected a long name, without leading dashes",
+            "`N` in clusters.one.slurm is not an option of sbatch; expected its long name, "
+            "without leading dashes",
         ),
         (
             "slurm: {gres: 'gpu:2'}",
@@ -74,17 +75,17 @@ def added(lines: str) -> str:
         ("slurm: 5", "clusters.one.slurm is `5`; expected a mapping of keys"),
         (
             "env: {common: {set: {A-B: 1}}}",
-            "`A-B` in clusters.one.env.common.set is no name of a variable; expected letters, "
-            "digits and `_`, not starting with a digit",
+            "`A-B` in clusters.one.env.common.set is not a valid name for a variable; expected "
+            "letters, digits and `_`, not starting with a digit",
         ),
         (
             "env: {common: {set: {RANK: 1}}}",
-            "`RANK` in clusters.one.env.common.set belongs to the tool, which sets it for each "
-            "process; take it out",
+            "`RANK` in clusters.one.env.common.set is reserved: the tool sets it for each "
+            "process; remove it",
         ),
         (
             "env: {common: {set: {A: 1}, unset: [A]}}",
-            "`A` in clusters.one.env.common.set is under `set` and under `unset`; expected one of "
+            "`A` in clusters.one.env.common.set is under both `set` and `unset`; expected one of "
             "the two",
         ),
         (
@@ -104,7 +105,10 @@ def added(lines: str) -> str:
             "limits: {max_jobs: -1}",
             "clusters.one.limits.max_jobs is `-1`; expected a number above 0",
         ),
-        ("limits: {poll_s: 9}", "clusters.one.limits.poll_s is `9`; expected a number at most 3"),
+        (
+            "limits: {poll_s: 9}",
+            "clusters.one.limits.poll_s is `9`; expected a number of at most 3",
+        ),
         (
             "limits: {queue_wait_s: .inf}",
             "clusters.one.limits.queue_wait_s is `inf`; expected a finite number",
@@ -160,7 +164,7 @@ def added(lines: str) -> str:
         ),
         (
             "python: ${PY:-python",
-            "`${PY:-python` is not finished as a variable in clusters.one.python; expected "
+            "`${PY:-python` is an unfinished variable in clusters.one.python; expected "
             "`$NAME`, `${NAME}` or `${NAME:-default}`; write `$$` for a dollar sign",
         ),
     ],
@@ -183,7 +187,7 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
             "peak_memory_gib",
             "{value: 1, unit: GB, upper: +10 %, source: x}",
             "clusters.one.references.ddp_2gpu.peak_memory_gib.unit is `GB`; expected `GiB`, the "
-            "unit of peak_memory_gib; convert the value where it was measured in another",
+            "unit of peak_memory_gib; convert the value if it was measured in another unit",
         ),
         (
             "steps_per_s",
@@ -194,20 +198,20 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, lower: 10 %, source: x}",
-            "clusters.one.references.ddp_2gpu.steps_per_s.lower is `10 %`; expected above -100 % "
-            "and at most 0 %: how far below the value is still met",
+            "clusters.one.references.ddp_2gpu.steps_per_s.lower is `10 %`; expected more than "
+            "-100 % and at most 0 %: how far below the value still passes",
         ),
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, upper: -1 %, source: x}",
             "clusters.one.references.ddp_2gpu.steps_per_s.upper is `-1 %`; expected at least 0 %: "
-            "how far above the value is still met",
+            "how far above the value still passes",
         ),
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, source: x}",
-            "clusters.one.references.ddp_2gpu.steps_per_s has no bound, and so nothing to fail "
-            "on; expected `lower` or `upper`, such as `lower: -10 %`",
+            "clusters.one.references.ddp_2gpu.steps_per_s has no bound, so it can never fail; "
+            "expected `lower` or `upper`, such as `lower: -10 %`",
         ),
         (
             "steps_per_s",
@@ -217,8 +221,8 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, lower: -10 %}",
-            "clusters.one.references.ddp_2gpu.steps_per_s has no `source`; expected where the "
-            "value comes from, for the reader of a failure",
+            "clusters.one.references.ddp_2gpu.steps_per_s has no `source`; expected `source` "
+            "(where the value comes from, for the reader of a failure)",
         ),
     ],
 )
@@ -242,8 +246,8 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "    backend: slurm\n",
             "",
-            "2: clusters.one has no `backend`; expected how jobs are run: on this machine, or by "
-            "Slurm",
+            "2: clusters.one has no `backend`; expected `backend` (how jobs are run: on this "
+            "machine, or by Slurm)",
         ),
         (
             "/shared",
@@ -276,14 +280,14 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "gpu: A100",
             "gpu: none",
-            "5: `gpu: none` in clusters.one.hardware, whose device is not `cpu`; expected the "
+            "5: `gpu: none` in clusters.one.hardware without `device: cpu`; expected the "
             "GPU's name, or `device: cpu`",
         ),
         (
             "{ddp_2gpu: {}}",
             "{ddp_2gpu: {gpus_per_node: 8}}",
-            "6: clusters.one.phases.ddp_2gpu asks for 8 GPUs a node, the hardware has 2; expected "
-            "at most 2",
+            "6: clusters.one.phases.ddp_2gpu asks for 8 GPUs per node, but the hardware has 2; "
+            "expected at most 2",
         ),
         (
             "{ddp_2gpu: {}}",
@@ -296,14 +300,14 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "{ddp_2gpu: {}}",
             "{ddp.2gpu: {}}",
-            "6: `ddp.2gpu` in clusters.one.phases is no name of a phase; expected letters, "
-            "digits, `_` and `-`",
+            "6: `ddp.2gpu` in clusters.one.phases is not a valid name for a phase; expected "
+            "letters, digits, `_` and `-`",
         ),
         (
             "{ddp_2gpu: {}}",
             "{ddp_2gpu: {args: {hidden size: 1}}}",
-            "6: `hidden size` in clusters.one.phases.ddp_2gpu.args is no name of an argument; "
-            "expected letters, digits and `_`, starting with a letter",
+            "6: `hidden size` in clusters.one.phases.ddp_2gpu.args is not a valid name for an "
+            "argument; expected letters, digits and `_`, starting with a letter",
         ),
         (
             "{ddp_2gpu: {}}",
@@ -336,16 +340,16 @@ def test_slurm_options_under_a_local_backend_are_refused(problems: Problems) -> 
     """Options that nothing would read are refused, on the profile and on its phases."""
     text = added("slurm: {partition: gpu}\nlab: true").replace("backend: slurm", "backend: local")
     text = text.replace("{ddp_2gpu: {}}", "{ddp_2gpu: {slurm: {qos: x}}}")
-    local = "of a profile whose backend is `local`"
+    local = "but the profile's backend is `local`"
     tail = (
-        f"{local}; expected none, since nothing is given to sbatch; take them out, or set "
-        "`backend: slurm`"
+        f"has sbatch options, {local}; expected no options, since nothing is submitted to Slurm; "
+        "remove them, or set `backend: slurm`"
     )
     assert problems(text) == [
-        f"cluster.yaml:6: sbatch options in clusters.one.phases.ddp_2gpu {tail}",
-        f"cluster.yaml:7: sbatch options in clusters.one {tail}",
-        f"cluster.yaml:8: `lab: true` in clusters.one {local}; expected `backend: slurm`, since "
-        "the lab is a Slurm",
+        f"cluster.yaml:6: clusters.one.phases.ddp_2gpu.slurm {tail}",
+        f"cluster.yaml:7: clusters.one.slurm {tail}",
+        f"cluster.yaml:8: `lab: true` in clusters.one, {local}; expected `backend: slurm`, since "
+        "the lab runs Slurm",
     ]
 
 
@@ -353,7 +357,8 @@ def test_slurm_options_under_a_local_backend_are_refused(problems: Problems) -> 
 def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> None:
     """An option that the tool sets itself is refused with what to do instead."""
     assert problems(added(f"slurm: {{{option.replace('_', '-')}: x}}")) == [
-        f"cluster.yaml:7: `{option}` in clusters.one.slurm belongs to the tool; {OWNED[option]}"
+        f"cluster.yaml:7: `{option}` in clusters.one.slurm is reserved for the tool; "
+        f"{OWNED[option]}"
     ]
 
 

@@ -54,7 +54,7 @@ def test_an_unset_variable_counts_for_the_chosen_profile_alone(
     assert loaded(text + other).profile("two").name == "two"
     assert problems(text + other) == [
         f"cluster.yaml:4: the variable {name} in clusters.one.shared_dir is not set; expected a "
-        f"value, or a default as in `${{{name}:-default}}`; export {name}, or give the default"
+        f"value, or a default, as in `${{{name}:-default}}`; export {name}, or add a default"
         for name in ("CS_A", "CS_B")
     ]
 

@@ -88,16 +88,22 @@ list:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", "cluster.yaml: is empty; expected a mapping with the key `clusters`"),
-        (b"# nothing\n", "cluster.yaml: is empty; expected a mapping with the key `clusters`"),
-        (b"- a\n", "cluster.yaml: is no mapping; expected a mapping with the key `clusters`"),
+        (b"", "cluster.yaml: the file is empty; expected a mapping with the key `clusters`"),
+        (
+            b"# nothing\n",
+            "cluster.yaml: the file is empty; expected a mapping with the key `clusters`",
+        ),
+        (
+            b"- a\n",
+            "cluster.yaml: the file is not a mapping; expected a mapping with the key `clusters`",
+        ),
         (
             b"x-a: 1\n",
-            "cluster.yaml: has no `clusters`; expected a mapping with the key `clusters`",
+            "cluster.yaml: the file has no `clusters`; expected a mapping with the key `clusters`",
         ),
         (
             b"clusters: 5\n",
-            "cluster.yaml:1: `clusters` lists no profile; expected profiles by their names",
+            "cluster.yaml:1: `clusters` lists no profile; expected profiles, each under its name",
         ),
         (
             b"a: 1\nb: \xff\n",
@@ -160,7 +166,7 @@ def test_aliases_that_unfold_without_end_are_refused_quickly(
     started = time.perf_counter()
     for text in (lists, merges):
         (problem,) = problems(text + one_slurm)
-        assert "its aliases unfold to too many values; expected at most 20000 values" in problem
+        assert "aliases expand to too many values; expected at most 20000 values" in problem
     assert time.perf_counter() - started < 5
 
 
@@ -170,7 +176,7 @@ def test_an_alias_inside_what_it_stands_for_is_refused(
 ) -> None:
     """Values that contain themselves have no end: one problem with its line."""
     assert problems(f"x-a: {endless}\n{one_slurm}") == [
-        "cluster.yaml:1: its aliases unfold to too many values; expected at most 20000 values"
+        "cluster.yaml:1: aliases expand to too many values; expected at most 20000 values"
     ]
 
 
@@ -179,18 +185,21 @@ def test_an_alias_inside_what_it_stands_for_is_refused(
     [
         (
             "x-a: 1\nx-a: 2",
-            "2: the key `x-a` stands twice (first at line 1); expected each key once",
+            "2: the key `x-a` appears twice (first at line 1); expected each key once",
         ),
-        ("x-a: {1: 2}", "1: the key `1` is no text; expected text, quoted where it looks other"),
-        ("x-a: {[1]: 2}", "1: a key is no text; expected text, quoted where it looks other"),
+        ("x-a: {1: 2}", "1: the key `1` is not text; expected text; put it in quotes"),
+        ("x-a: {[1]: 2}", "1: a key is not text; expected text; put it in quotes"),
         ("x-a: !!int five", "1: `five` does not fit its tag; expected a plain value"),
         ("x-a: !!bool five", "1: `five` does not fit its tag; expected a plain value"),
         ("x-a: !!int ''", "1: `` does not fit its tag; expected a plain value"),
         ("x-a: !!timestamp five", "1: `five` does not fit its tag; expected a plain value"),
-        ("x-a: {<<: 5}", "1: `<<` merges what is no mapping; expected `<<: *anchor` of a mapping"),
+        (
+            "x-a: {<<: 5}",
+            "1: `<<` merges something that is not a mapping; expected `<<: *anchor` of a mapping",
+        ),
         (
             "x-a: &a {b: 1}\nx-b:\n  <<: *a\n  <<: *a",
-            "4: the key `<<` stands twice (first at line 3); expected each key once",
+            "4: the key `<<` appears twice (first at line 3); expected each key once",
         ),
     ],
 )
@@ -211,6 +220,6 @@ def test_one_option_in_two_spellings_is_one_key(
     assert read_profile.slurm == {"cpus_per_task": 3}
     assert read_profile.where("slurm", "cpus-per-task").endswith("cluster.yaml:8")
     assert problems(text + "      cpus_per_task: 4\n") == [
-        "cluster.yaml:9: the key `cpus_per_task` stands twice (first at line 8); "
+        "cluster.yaml:9: the key `cpus_per_task` appears twice (first at line 8); "
         "expected each key once"
     ]
