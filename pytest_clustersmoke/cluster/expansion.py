@@ -1,7 +1,7 @@
-"""Variables in text: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
+"""Expand variables in text: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
 
-As in a shell, `:-` gives its default where the variable is unset or empty, and the default may
-hold variables itself. A dollar sign before anything else stands for itself.
+As in a shell, the default applies if the variable is unset or empty, and may hold variables itself.
+A dollar sign before anything else stands for itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pytest_clustersmoke.cluster.source import Route
 Lookup = Callable[[str], str | None]
 
 _VARIABLE = re.compile(r"\$\$|\$(?P<brace>\{)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
-# What the node's shell expands, and what is for the reader alone.
+# The node's shell expands `setup`; the others are text for the reader.
 _NOT_EXPANDED = ("setup", "description", "references", "known")
 _PATHS = ("shared_dir", "node_local")
 
 
 class MalformedVariableError(ValueError):
-    """The text starts a variable that it does not finish as one."""
+    """The text starts a variable and does not finish it."""
 
 
 def expand(text: str, lookup: Lookup, unset: list[str]) -> str:
@@ -63,7 +63,8 @@ def _variable(text: str, match: re.Match[str], lookup: Lookup, unset: list[str])
 
 
 def variable(name: str, environ: Mapping[str, str]) -> str | None:
-    """A variable's value; cron and containers may not set USER and HOME, the password file does."""
+    """A variable's value; USER and HOME, which cron and containers may not set, also come from the
+    password file."""
     value = environ.get(name)
     if value or name not in ("USER", "HOME"):
         return value
@@ -77,7 +78,7 @@ def variable(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def fill_in(profile: Any, lookup: Lookup) -> Any:
-    """A profile with its variables filled in; raises a ValidationError where one cannot be."""
+    """A profile with its variables filled in; raises a ValidationError for those that cannot be."""
     misfits: Misfits = []
     filled = _filled(profile, (), lookup, misfits)
     raise_misfits(misfits)
@@ -117,7 +118,7 @@ def _filled_text(text: str, route: Route, lookup: Lookup, misfits: Misfits) -> s
 
 
 def _home(path: str, lookup: Lookup) -> str:
-    """The path with `~` at its start replaced, where a home directory is known."""
+    """The path with a leading `~` replaced, if a home directory is known."""
     if path == "~" or path.startswith("~/"):
         return (lookup("HOME") or "~") + path[1:]
     return path

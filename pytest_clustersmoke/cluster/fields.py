@@ -1,8 +1,8 @@
-"""Kinds of values in cluster.yaml that pydantic does not know: paths, tolerances, names of things.
+"""Types of values in cluster.yaml that pydantic does not have: paths, tolerances, names.
 
-A value that does not fit raises `misfit`, with what was expected in the words of the file. A
-validation gets the whole profile as its context, right or wrong: what keys mean together is
-checked where the value is, whatever else is wrong with the profile.
+A value that does not fit raises `misfit`, which says what was expected. Validators get the whole
+profile as written in their context, so a rule between two keys is checked at one of them, whatever
+else is wrong with the profile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pytest_clustersmoke.errors import near
 
 # The type of an error that carries `what`, `expected` and `todo` in its context.
 MISFIT = "misfit"
-# Errors of several keys, each with its route from the value that is checked, and with its value.
+# Errors of several keys: the route from the validated value, the error, and the key's value.
 Misfits = list[tuple[Route, PydanticCustomError, Any]]
 
 Scalar = str | int | float | bool
@@ -56,20 +56,20 @@ _LAUNCHER_VARIABLES = (
 
 
 class Section(BaseModel):
-    """A mapping of cluster.yaml with keys of its own."""
+    """A mapping of cluster.yaml with a fixed set of keys."""
 
     # Inner models are built once, as part of the profile that holds them.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 def misfit(expected: str, todo: str = "", what: str = "{key} {is}") -> PydanticCustomError:
-    """An error in the words of the file. In `what`, `{key}` is the value's full name, `{at}` that
-    of the section it stands in, and `{is}` says what the value is."""
+    """An error for a user. In `what`, `{key}` is the value's full name, `{at}` the name of its
+    section, and `{is}` says what the value is."""
     return PydanticCustomError(MISFIT, "misfit", {"what": what, "expected": expected, "todo": todo})
 
 
 def raise_misfits(misfits: Misfits) -> None:
-    """All of them at once, if there are any."""
+    """Raise all of them at once, if there are any."""
     details = [
         InitErrorDetails(type=error, loc=route, input=value) for route, error, value in misfits
     ]
@@ -78,12 +78,12 @@ def raise_misfits(misfits: Misfits) -> None:
 
 
 def context(profile: Any, expanded: bool) -> dict[str, Any]:
-    """What validators may look at besides their own value."""
+    """What validators can look at besides their own value."""
     return {"profile": profile, "expanded": expanded}
 
 
 def elsewhere(info: ValidationInfo, *route: str) -> Any:
-    """What the profile says at another key, right or wrong; None where it says nothing."""
+    """The value of another key of the profile as written; None if it is absent."""
     value = (info.context or {}).get("profile")
     for key in route:
         value = value.get(key) if isinstance(value, dict) else None
@@ -91,7 +91,7 @@ def elsewhere(info: ValidationInfo, *route: str) -> Any:
 
 
 def is_open(text: str, info: ValidationInfo) -> bool:
-    """Whether the text's variables are still to be filled in, so that its form is not known."""
+    """Whether the text still holds variables, so that its final form is not known."""
     return "$" in text and not (info.context or {}).get("expanded")
 
 
@@ -100,7 +100,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def key_of(kind: str, known: Iterable[str]) -> AfterValidator:
-    """One of some words; `kind` says what they are."""
+    """A name out of a fixed set; `kind` says what the names are."""
     words = tuple(known)
 
     def check(word: str) -> str:
@@ -113,7 +113,7 @@ def key_of(kind: str, known: Iterable[str]) -> AfterValidator:
 
 
 def name_of(thing: str, pattern: str, form: str) -> AfterValidator:
-    """A name that people choose."""
+    """A name that users choose."""
 
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
@@ -171,7 +171,7 @@ def _line(value: str) -> str:
 
 
 def _variable_value(value: Any) -> str:
-    # Numbers come as the text that was written: see `schema.is_text`.
+    # Numbers arrive as the text that was written: see `schema.is_text`.
     if not isinstance(value, str):
         raise misfit("text", 'write "" for an empty value' if value is None else "")
     if "\n" in value or "\0" in value:
@@ -220,7 +220,7 @@ def _day(value: Any) -> date:
 
 
 def _nothing_is_empty(value: Any) -> Any:
-    """`mlp_1gpu:` with nothing behind it lists the phase and sets nothing."""
+    """`mlp_1gpu:` without a value lists the phase and sets nothing."""
     return {} if value is None else value
 
 

@@ -1,4 +1,4 @@
-"""The file as a whole: finding it, checking all of it, and giving out one profile."""
+"""The file as a whole: find it, check it, and load one profile from it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
 
 
 def _other_root(rootdir: Path) -> str:
-    """What to do where the file is here and pytest's root is not: before it knows our options,
-    pytest takes the word behind one for a path, and any that exists for a part of the suite."""
+    """What to do if the file is here and pytest's root directory is not: before pytest knows our
+    options, it takes the word after an option for a path, and an existing path for a test path."""
     here = Path.cwd()
     if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
         return ""
@@ -49,7 +49,7 @@ def _other_root(rootdir: Path) -> str:
 
 
 class ClusterFile:
-    """A file that holds no mistakes but those that only the environment can show."""
+    """A checked file; only mistakes that depend on the environment can remain."""
 
     def __init__(self, path: Path, source: Source, environ: Mapping[str, str]) -> None:
         self.path = path
@@ -96,7 +96,7 @@ def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
 
 
 def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
-    """What is wrong with a profile whatever the environment is."""
+    """The problems of a profile that do not depend on the environment."""
     found = []
     if not re.fullmatch(NAME, name):
         where = source.where(("clusters", name))
@@ -110,7 +110,7 @@ def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
 
 @contextmanager
 def _collect(found: list[Problem], name: str, source: Source) -> Iterator[None]:
-    """Add what is refused inside the block to what was found before."""
+    """Add the errors raised inside the block to `found`."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""pydantic's errors in the words of the file: what is there, what was expected, what to do."""
+"""Turn pydantic's errors into problems: what is wrong, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXPECTED = {
 
 
 def problems(error: ValidationError, top: str, where: Callable[[Route], str]) -> Iterator[Problem]:
-    """One problem for each error; `top` names what was validated, `where` says where a key is."""
+    """One problem per error; `top` names the validated value, `where` gives a key's place."""
     for details in error.errors(include_url=False):
         route = tuple(part for part in details["loc"] if part != "[key]")
         what, expected, todo = _words(details, route)
@@ -63,12 +63,12 @@ def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
         return "{key} {is}", f"one of {listed(words)}", near(str(error["input"]), words)
     if kind in _EXPECTED:
         return "{key} {is}", _EXPECTED[kind].format(**context), ""
-    # No key of ours has such an error today; pydantic's words are better than none.
+    # None of our keys has such an error today; pydantic's text is better than none.
     return "{key} {is}", error["msg"], ""
 
 
 def _shown(value: Any) -> str:
-    """A value as the file has it, where it is short; else its kind."""
+    """A short value as it is in the file, else its kind."""
     if value is None:
         return "is empty"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""sbatch's options: which there are, which belong to the tool, and how their values are written."""
+"""The options of sbatch: which exist, which the tool reserves, and the form of their values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ONE_JOB = "remove it: each phase is one job, submitted once"
 _ENVIRONMENT = "set variables under `env`"
 _PRINTS = "remove it: it keeps sbatch from submitting"
 
-# Options that the tool sets itself, or that would break what it relies on, and what to do instead.
+# Options that the tool sets itself or that would break it, with what to do instead.
 OWNED: dict[str, str] = {
     "nodes": _NODES,
     "nodefile": _NODES,
@@ -83,7 +83,7 @@ OWNED: dict[str, str] = {
 }
 OFFERED = tuple(sorted(KNOWN - OWNED.keys()))
 
-# Plain likeness ("did you mean") is too generous to refuse an option on: a plugin's may be alike.
+# Stricter than "did you mean", which only suggests: the option of a plugin may look similar.
 _SLIP_LIKENESS = 0.85
 
 _TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.I)
@@ -120,7 +120,7 @@ def normal(key: str) -> str:
 
 
 def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
-    """The options of a `slurm` section; an empty one is `false`, which drops it."""
+    """The options of a `slurm` section; an empty one becomes `false`, which drops it."""
     if not isinstance(values, dict):
         raise PydanticKnownError("dict_type")
     if values and elsewhere(info, "backend") == "local":
@@ -169,7 +169,7 @@ def _value_misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomE
 
 
 def _slip_of(key: str) -> str:
-    """The known option that an unknown one is a slip of, or nothing."""
+    """The known option that an unknown one misspells, or nothing."""
     if key in KNOWN:
         return ""
     close = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_SLIP_LIKENESS)

@@ -1,5 +1,6 @@
-"""The checked, frozen form of a profile: which keys there are, of what kind, and what they mean
-together. The descriptions go into the JSON Schema."""
+"""The validated, frozen profile: its keys, their types, and the rules between them.
+
+The descriptions go into the JSON Schema."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ _Transports = tuple[Annotated[str, AfterValidator(_transport)], ...]
 
 
 class Hardware(f.Section):
-    """What a node of the cluster has."""
+    """The hardware of a node."""
 
     gpu: f.Line = Field(
         description="the GPU's name as its driver reports it; `any`; or `none` to request no GPU"
@@ -133,7 +134,7 @@ class EnvBlock(f.Section):
 
 
 class EnvSettings(f.Section):
-    """The environment on the nodes, by the number of nodes a phase has."""
+    """The environment on the nodes, by the number of nodes of a phase."""
 
     common: EnvBlock = Field(default=EnvBlock(), description="for every phase")
     single_node: EnvBlock = Field(
@@ -145,7 +146,7 @@ class EnvSettings(f.Section):
 
 
 class Limits(f.Section):
-    """How much of the cluster a run may use, and how patient it is."""
+    """How much of the cluster a run may use, and how long it waits."""
 
     max_jobs: f.Count = Field(default=8, description="jobs at once, pending or running")
     queue_wait_s: f.Seconds | None = Field(
@@ -161,7 +162,7 @@ class Limits(f.Section):
 
 
 class PhaseSettings(f.Section):
-    """What this cluster sets for one phase; what is absent is the phase's own."""
+    """What this cluster sets for one phase; absent keys keep the values of the marker."""
 
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
     gpus_per_node: f.Count | None = Field(
@@ -192,7 +193,7 @@ class PhaseSettings(f.Section):
 
 
 class Reference(f.Section):
-    """What a metric is measured against: a value, and how far it may be missed."""
+    """What a metric is compared with: a value and its tolerance."""
 
     value: f.Seconds = Field(description="what was measured when the cluster was healthy")
     lower: f.Lower | None = Field(
@@ -213,12 +214,12 @@ class Reference(f.Section):
 
     @property
     def low(self) -> float | None:
-        """The least that still meets the reference, in its unit."""
+        """The lowest value that still passes, in the metric's unit."""
         return None if self.lower is None else self.value * (1 + self.lower)
 
     @property
     def high(self) -> float | None:
-        """The most that still meets the reference, in its unit."""
+        """The highest value that still passes, in the metric's unit."""
         return None if self.upper is None else self.value * (1 + self.upper)
 
 
@@ -239,7 +240,7 @@ _References = Annotated[
 
 
 class Expectation(f.Section):
-    """How a phase's ranks must be joined, and what they must run on."""
+    """The transports and versions that must be found in a phase."""
 
     intra_node: _Transports = Field(default=(), description="transports inside a node, as globs")
     inter_node: _Transports = Field(default=(), description="transports between nodes, as globs")
@@ -254,7 +255,7 @@ class Expectation(f.Section):
 
 
 class Profile(f.Section):
-    """One cluster of cluster.yaml, checked, its variables filled in."""
+    """One cluster of cluster.yaml, validated, with its variables filled in."""
 
     backend: Literal["local", "slurm"] = Field(
         description="how jobs are run: on this machine, or by Slurm"
@@ -333,19 +334,19 @@ class Profile(f.Section):
         return self._name
 
     def where(self, *route: str | int) -> str:
-        """`file:line` where a key stands; of the nearest key around it where it is absent."""
+        """`file:line` of a key, or of the nearest key around it if it is absent."""
         under: Route = ("clusters", self._name)
         for part in route:
             under = (*under, key_form(under, part) if isinstance(part, str) else part)
         return self._source.where(under)
 
     def wrote(self, *route: str) -> bool:
-        """Whether the key stands in the file; else its value is the tool's default."""
+        """Whether the key is in the file; otherwise its value is the tool's default."""
         return ("clusters", self._name, *route) in self._source.lines
 
 
 def key_form(route: Route, key: str) -> str:
-    """sbatch options and arguments may be written with dashes; underscores are their one form."""
+    """The canonical form of sbatch options and arguments: underscores in place of dashes."""
     inside = route[2:]
     if inside == ("slurm",) or (
         len(inside) == 3 and inside[0] == "phases" and inside[2] in ("slurm", "args")
@@ -355,7 +356,7 @@ def key_form(route: Route, key: str) -> str:
 
 
 def is_text(route: Route) -> bool:
-    """Whether a number there is text: `2.10` is a version, `1` the value of a variable."""
+    """Whether a number is text at this key: `2.10` is a version, `1` the value of a variable."""
     inside = route[2:]
     in_env = inside[:1] == ("env",) or (inside[:1] == ("phases",) and inside[2:3] == ("env",))
     return (in_env and inside[-2:-1] == ("set",)) or (
@@ -367,7 +368,7 @@ READING = Reading(key=key_form, is_text=is_text)
 
 
 def section_model(route: Route) -> type[BaseModel] | None:
-    """The model behind a route inside a profile; None where keys are free."""
+    """The model at a route inside a profile; None if users choose the keys there."""
     if route == ():
         return Profile
     models: dict[tuple[str, int], type[BaseModel]] = {

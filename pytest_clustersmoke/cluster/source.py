@@ -1,9 +1,8 @@
-"""YAML text -> plain values, with the line where each key stands.
+"""YAML text -> plain values, with the line of each key.
 
-The scalars are those of YAML 1.2 that nobody trips over: only `true` and `false` are booleans,
-`01:00:00` and `007` stay the text that was written, and dates are text. Anchors, aliases and merge
-keys work, and the line of a key is the line where it was written, behind an anchor too. A key that
-stands twice, and one that is no text, are refused, which PyYAML lets pass.
+Scalars follow YAML 1.2: only `true` and `false` are booleans; `01:00:00`, `007` and dates are
+text. Anchors, aliases and merge keys work; the line of a key is where it was written, also behind
+an anchor. Duplicate keys and keys that are not text are refused; PyYAML accepts both.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pytest_clustersmoke.errors import Problem, UsageProblems
 # Keys and list positions that lead to a value, from the top of the file.
 Route = tuple[str | int, ...]
 
-# What a file can hold with a wide margin; beyond it, its aliases unfold without end.
+# Far more than a file needs; beyond it, aliases expand without end.
 MAX_VALUES = 20_000
 MAX_DEPTH = 40
 
@@ -32,7 +31,7 @@ _NUMBER = "-+0123456789"
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's parser, in C where it is there, with the scalars below alone."""
+    """PyYAML's parser, in C if available, with only the scalars below."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
@@ -54,11 +53,11 @@ for _kind, _pattern, _firsts in (
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file's keys mean for reading it."""
+    """What the reader must know about the keys of a file."""
 
-    # The one form of a key that may be written in several ("cpus-per-task").
+    # The canonical form of a key that can be spelled in several ways ("cpus-per-task").
     key: Callable[[Route, str], str] = lambda route, key: key
-    # Whether the scalar there is text however it looks (a version `2.10` is no number).
+    # Whether a scalar is text even if it looks like a number (the version `2.10`).
     is_text: Callable[[Route], bool] = lambda route: False
 
 
@@ -72,7 +71,7 @@ class Source:
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, route: Route) -> str:
-        """`file:line` of a key; of the nearest key around it where it is not in the file."""
+        """`file:line` of a key, or of the nearest key around it if it is not in the file."""
         for length in range(len(route), 0, -1):
             if line := self.lines.get(route[:length]):
                 return f"{self.file}:{line}"
@@ -80,7 +79,7 @@ class Source:
 
 
 def shown(path: Path) -> str:
-    """The path as messages show it: from the working directory where it lies below it."""
+    """The path as messages show it: relative to the working directory if it lies below it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -88,7 +87,7 @@ def shown(path: Path) -> str:
 
 
 def read(path: Path, reading: Reading) -> Source:
-    """Read a file; raises `UsageProblems` where no values can be had from it at all."""
+    """Read a file; raises `UsageProblems` if it cannot be read as YAML at all."""
     file = shown(path)
     try:
         content = path.read_bytes()
@@ -99,7 +98,7 @@ def read(path: Path, reading: Reading) -> Source:
 
 
 def read_value(text: str) -> Any:
-    """One value as it could stand in the file; raises ValueError where the text is none."""
+    """One value, read as in the file; raises ValueError if the text is not valid."""
     try:
         source = _parse(os.fsencode(text), Source("value"), Reading())
     except UsageProblems as error:
@@ -125,7 +124,7 @@ def _parse(content: bytes, source: Source, reading: Reading) -> Source:
         raise UsageProblems([*source.problems, problem]) from None
     finally:
         loader.dispose()
-    # An anchor is read once for each place that uses it, and so are its mistakes.
+    # An anchor is read once for each of its uses, and so are its mistakes.
     source.problems = list(dict.fromkeys(source.problems))
     return source
 
@@ -145,7 +144,7 @@ def _malformed(content: bytes, file: str, error: yaml.YAMLError) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         line = error.problem_mark.line
         what = ", ".join(part for part in (error.context, error.problem) if part)
-    else:  # of the file's bytes: no UTF-8, or a control character
+    else:  # a byte that is not UTF-8, or a control character
         line = content.count(b"\n", 0, getattr(error, "position", 0))
         what = getattr(error, "reason", str(error))
     return Problem(f"malformed YAML: {what}", f"{file}:{line + 1}", "valid YAML in UTF-8")
@@ -156,14 +155,14 @@ _Entries = dict[str, tuple[yaml.Node, yaml.Node]]
 
 
 class _Builder:
-    """Turns YAML nodes into values, and notes lines and problems on the way."""
+    """Turns YAML nodes into values, and records lines and problems."""
 
     def __init__(self, loader: Any, source: Source, reading: Reading) -> None:
         self._loader = loader
         self._source = source
         self._reading = reading
         self._count = 0
-        self.line = 1  # of what was read last
+        self.line = 1  # of the node read last
 
     def value(self, node: yaml.Node, route: Route) -> Any:
         self._spend(node)
@@ -185,7 +184,7 @@ class _Builder:
         return self.value(node, route)
 
     def _entries(self, node: yaml.Node, route: Route) -> _Entries:
-        """A mapping's keys and values with what merge keys add; what it says itself wins."""
+        """A mapping's keys and values, with those that merge keys add; its own keys win."""
         own: _Entries = {}
         merged: _Entries = {}
         for key_node, child in node.value:
@@ -207,7 +206,7 @@ class _Builder:
         return {**merged, **own}
 
     def _merged(self, node: yaml.Node) -> Iterator[yaml.Node]:
-        """The mappings that `<<` brings in; of several that hold a key the first one wins."""
+        """The mappings that `<<` merges; the first one that holds a key wins."""
         for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             if isinstance(part, yaml.MappingNode):
                 yield part

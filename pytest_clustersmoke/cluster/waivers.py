@@ -1,8 +1,8 @@
-"""Acknowledged failures: what an entry of `known` may say, and for how long.
+"""Acknowledged failures: what an entry of `known` may cover, and for how long.
 
-An acknowledgement stands for somebody's word, so it must be exact and short-lived: one that would
-answer for everything, for a phase that does not run here, or for longer than LONGEST_DAYS is
-refused. One that has expired is no mistake: it counts for nothing, and a run says so.
+Somebody is responsible for an acknowledgement, so it must be exact and short-lived: an entry that
+covers every failure, a phase that does not run here, or more than LONGEST_DAYS is refused. An
+expired entry is not a mistake: it has no effect, and the run says so.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pytest_clustersmoke.cluster import fields as f
 from pytest_clustersmoke.errors import near
 from pytest_clustersmoke.hostlist import MOST, expand
 
-# A quarter: whoever answers for a failure looks at it again at least so often.
+# A quarter: whoever is responsible for a failure reviews it at least that often.
 LONGEST_DAYS = 90
 # A name with numbers in one pair of brackets, with wildcards only behind it; or a name alone.
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
@@ -28,7 +28,7 @@ _ONE_NAME = re.compile(r"\w+(?:\[[^*?\[\]]*\])?")
 
 
 class Known(f.Section):
-    """A failure that somebody answers for until a day: a node's, or a criterion's of a phase."""
+    """A failure acknowledged until a day: of a node, or of a criterion of a phase."""
 
     node: f.Line | None = Field(
         default=None, description="the node that is bad, or a Slurm host list"
@@ -94,7 +94,7 @@ def _listed_phases(info: ValidationInfo) -> list[str]:
 
 
 def _is_host_list(text: str) -> bool:
-    """Whether the whole text is a list that expand() reads, and no range of it is empty."""
+    """Whether the whole text is a list that expand() reads, without an empty range."""
     if _HOST_LIST.fullmatch(text) is None:
         return False
     ranges = [one for group in re.findall(r"\[([^]]*)\]", text) for one in group.split(",")]
@@ -104,7 +104,7 @@ def _is_host_list(text: str) -> bool:
 
 
 def _is_everything(globs: dict[str, str], phases: list[str]) -> bool:
-    """Whether an entry answers for whatever fails: any node, or any phase's job or criteria."""
+    """Whether an entry covers every failure: of any node, or of any phase's job or criteria."""
     if "node" in globs:
         names = expand(globs["node"])
         return any(not re.search(r"\w", name.partition(".")[0]) for name in names)

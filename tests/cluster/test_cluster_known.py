@@ -32,7 +32,7 @@ def entry(words: str) -> str:
 
 
 def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> None:
-    """A node, or a criterion of a phase; the day is one, and the place is the entry's line."""
+    """An entry names a node, or a criterion of a phase; its place is its line in the file."""
     made = profile(
         entry(f"{{phase: zero1_*, criterion: test_throughput, reason: $5 short, until: {SOON}}}")
     )
@@ -44,7 +44,7 @@ def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> 
 
 
 def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
-    """Up to the limit a day is accepted; long past it is no mistake either."""
+    """The last allowed day is accepted, and so is a day in the past."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     assert profile(entry(f"{{node: n1, reason: x, until: {last}}}")).known[1].until == last
 
@@ -144,10 +144,10 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ("n1", "clusters.one.known[1] is `n1`; expected a mapping of keys"),
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused(
+def test_an_entry_that_makes_no_sense_is_refused(
     problems: Callable[..., list[str]], words: str, expected: str
 ) -> None:
-    """At its line, with what was expected."""
+    """The problem has the entry's line and says what was expected."""
     assert f"cluster.yaml:9: {expected}" in problems(entry(words.replace("SOON", SOON)))
 
 
@@ -155,15 +155,15 @@ def test_an_entry_that_cannot_be_meant_is_refused(
     "node",
     ["[!~]*", "n[", "n[a-b]", "n[5-3]", "*[0-9]*", "n[1-2]x[3]", "a,,b", "n[0-99999999]", "n]"],
 )
-def test_a_node_that_is_no_list_of_slurms_is_refused(
+def test_a_node_that_is_not_a_slurm_host_list_is_refused(
     problems: Callable[..., list[str]], node: str
 ) -> None:
-    """`[` opens a range of numbers, and nothing else."""
-    (told,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
-    assert told.startswith(
+    """`[` only opens a range of numbers."""
+    (problem,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
+    assert problem.startswith(
         f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is not a list of"
     )
-    assert told.endswith("`[` opens a range of numbers")
+    assert problem.endswith("`[` opens a range of numbers")
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_a_node_that_is_no_list_of_slurms_is_refused(
         "phase: 'ddp_*', criterion: job",
     ],
 )
-def test_an_entry_that_leaves_something_out_is_taken(
+def test_an_entry_that_does_not_cover_everything_is_accepted(
     profile: Callable[..., Profile], words: str
 ) -> None:
-    """Globs are allowed where they do not answer for all."""
+    """Globs are allowed if they do not cover every failure."""
     assert len(profile(entry(f"{{{words}, reason: x, until: {SOON}}}")).known) == 2
 
 
 def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
-    """An acknowledgement is to be renewed: nobody answers for years."""
+    """An acknowledgement must be renewed: nobody is responsible for years."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     far = last + timedelta(days=1)
     assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
@@ -209,8 +209,8 @@ def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
         ({"node": "n1", "phase": "a", "reason": "x", "until": "2026-12-31"}, False),
     ],
 )
-def test_editors_hear_of_the_same(known: dict[str, str], valid: bool) -> None:
-    """The JSON Schema takes and refuses what the reader does."""
+def test_editors_see_the_same_mistakes(known: dict[str, str], valid: bool) -> None:
+    """The JSON Schema accepts and refuses what the reader does."""
     profile = {
         "backend": "local",
         "shared_dir": "/x",

@@ -169,7 +169,7 @@ def added(lines: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected: str) -> None:
+def test_a_mistake_is_reported_in_one_line(problems: Problems, lines: str, expected: str) -> None:
     """A mistake gives exactly one problem, at its line, in these words."""
     assert problems(added(lines)) == [f"cluster.yaml:7: {expected}"]
 
@@ -226,7 +226,7 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         ),
     ],
 )
-def test_a_reference_that_cannot_be_meant_is_refused(
+def test_a_reference_that_makes_no_sense_is_refused(
     problems: Problems, metric: str, reference: str, expected: str
 ) -> None:
     """Metrics, units and tolerances are checked before anything is measured against them."""
@@ -329,10 +329,10 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         ),
     ],
 )
-def test_a_changed_profile_is_told_in_one_line(
+def test_a_mistake_in_a_required_key_is_reported_in_one_line(
     problems: Problems, old: str, new: str, expected: str
 ) -> None:
-    """A mistake in what every profile has gives exactly one problem, at its line."""
+    """A mistake in a key that every profile has gives exactly one problem, at its line."""
     assert problems(BASE.replace(old, new)) == [f"cluster.yaml:{expected}"]
 
 
@@ -363,7 +363,7 @@ def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> Non
 
 
 def test_rules_between_keys_are_checked_beside_other_mistakes(problems: Problems) -> None:
-    """A mistake in one key hides none that two others make together."""
+    """A mistake in one key does not hide a mistake that two others make together."""
     text = added(
         "setpu: []\n"
         "node_local: [/shared]\n"
@@ -377,7 +377,7 @@ def test_rules_between_keys_are_checked_beside_other_mistakes(problems: Problems
     assert lines == ["4", "6", "6", "7", "9", "9", "10", "11"]
 
 
-def test_everything_that_is_wrong_is_told_at_once(problems: Problems) -> None:
+def test_all_problems_are_reported_at_once(problems: Problems) -> None:
     """Problems of several profiles come together, in the order of their lines."""
     second = BASE.replace("clusters:\n", "").replace("  one:", "  two:")
     text = (BASE + second).replace("gpu: A100", "gpus: A100").replace("/shared", "shared")
@@ -388,7 +388,7 @@ def test_everything_that_is_wrong_is_told_at_once(problems: Problems) -> None:
 def test_an_unknown_profile_is_refused_with_a_near_match(
     loaded: Callable[..., ClusterFile], tmp_path: Path
 ) -> None:
-    """A name that is not in the file is answered with the names that are."""
+    """The problem lists the names that are in the file."""
     with pytest.raises(UsageProblems) as raised:
         loaded(BASE).profile("onee")
     assert str(raised.value).replace(f"{tmp_path}/", "") == (
@@ -396,8 +396,10 @@ def test_an_unknown_profile_is_refused_with_a_near_match(
     )
 
 
-def test_the_file_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named file, else the one in the root directory, else a problem that says what to do."""
+def test_the_file_is_found_or_a_problem_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The named file comes first, then the one in the root directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblems) as raised:
         find_config(tmp_path, None)

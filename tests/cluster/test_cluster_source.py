@@ -1,4 +1,4 @@
-"""Reading YAML: scalars, lines, and files that are no YAML of ours."""
+"""Reading YAML: scalars, lines, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_scalars_are_what_they_look_like(tmp_path: Path, written: str, value: An
 
 
 def test_lines_are_right_behind_anchors_and_merges(tmp_path: Path) -> None:
-    """A key's line is where it was written, whichever way it came to where it is read."""
+    """A key's line is where it was written, even if an anchor or a merge brought it elsewhere."""
     source = source_of(
         tmp_path,
         """\
@@ -117,10 +117,10 @@ list:
         ),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(
+def test_a_file_that_is_not_a_mapping_is_refused(
     problems: Problems, content: bytes, expected: str
 ) -> None:
-    """What is not even a mapping in UTF-8 is refused in one line that says what it is."""
+    """A file that is not a mapping in UTF-8 gives one problem that says what it is."""
     assert problems(content) == [expected]
 
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_no_mapping_is_refused(
     ],
 )
 def test_malformed_yaml_names_the_line(problems: Problems, text: str, line: int, word: str) -> None:
-    """A parser's error is told in one line with the file's line."""
+    """A parser's error becomes one problem with its line."""
     (problem,) = problems(text)
     assert problem.startswith(f"cluster.yaml:{line}: malformed YAML: ")
     assert word in problem
@@ -145,17 +145,17 @@ def test_malformed_yaml_names_the_line(problems: Problems, text: str, line: int,
 
 
 def test_a_directory_and_an_absent_file_are_refused(tmp_path: Path) -> None:
-    """What cannot be read is a problem, not a traceback."""
+    """A path that cannot be read gives a problem, not a traceback."""
     with pytest.raises(UsageProblems, match="cannot be read: Is a directory; expected a readable"):
         load(tmp_path, {})
     with pytest.raises(UsageProblems, match="cannot be read: No such file or directory"):
         load(tmp_path / "absent.yaml", {})
 
 
-def test_aliases_that_unfold_without_end_are_refused_quickly(
+def test_aliases_that_expand_too_far_are_refused_quickly(
     problems: Problems, one_slurm: str
 ) -> None:
-    """A few lines of nested aliases cost no memory and no time."""
+    """A few lines of nested aliases take neither much memory nor much time."""
     lists = "".join(
         f"x-{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" if n else "x-0: &a0 [1]\n"
         for n in range(12)
@@ -171,10 +171,10 @@ def test_aliases_that_unfold_without_end_are_refused_quickly(
 
 
 @pytest.mark.parametrize("endless", ["&a [1, *a]", "&a {<<: *a}", "&a {b: &b {<<: [*a, *b]}}"])
-def test_an_alias_inside_what_it_stands_for_is_refused(
+def test_an_alias_inside_its_own_anchor_is_refused(
     problems: Problems, one_slurm: str, endless: str
 ) -> None:
-    """Values that contain themselves have no end: one problem with its line."""
+    """A value that contains itself gives one problem with its line."""
     assert problems(f"x-a: {endless}\n{one_slurm}") == [
         "cluster.yaml:1: aliases expand to too many values; expected at most 20000 values"
     ]
@@ -203,10 +203,10 @@ def test_an_alias_inside_what_it_stands_for_is_refused(
         ),
     ],
 )
-def test_what_yaml_lets_pass_is_refused(
+def test_keys_and_tags_that_yaml_would_accept_are_refused(
     problems: Problems, one_slurm: str, line: str, expected: str
 ) -> None:
-    """Keys twice, keys that are no text, and tags that do not fit are refused with their line."""
+    """Duplicate keys, keys that are not text, and tags that do not fit are refused."""
     (problem,) = problems(f"{line}\n{one_slurm}")
     assert problem.startswith(f"cluster.yaml:{expected}")
 
@@ -214,7 +214,7 @@ def test_what_yaml_lets_pass_is_refused(
 def test_one_option_in_two_spellings_is_one_key(
     problems: Problems, one_slurm: str, profile: Callable[..., Profile]
 ) -> None:
-    """`cpus-per-task` and `cpus_per_task` are the same option, and may stand once."""
+    """`cpus-per-task` and `cpus_per_task` are the same option, and may appear only once."""
     text = one_slurm + "    slurm:\n      cpus-per-task: 3\n"
     read_profile = profile(text)
     assert read_profile.slurm == {"cpus_per_task": 3}
