@@ -6,7 +6,6 @@ the place it came from, for the dry run and for errors.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -116,13 +115,7 @@ def parse_setting(text: str) -> Setting:
     try:
         value = read_value(raw)
     except ValueError as error:
-        raise ValueError(f"the value of {text!r} is no YAML value") from error
-    if key in ("nodes", "gpus_per_node") and (type(value) is not int or value < 1):
-        raise ValueError(f"{key} in {text!r}; expected a whole number of at least 1")
-    if key in ("timeout_s", "stage_limits_s") and (
-        type(value) not in (int, float) or not math.isfinite(value) or value <= 0
-    ):
-        raise ValueError(f"{key} in {text!r}; expected seconds, a number above 0")
+        raise ValueError(f"the value of {text!r} is not valid YAML") from error
     if key == "env":
         value = raw
     if key in ("args", "slurm"):
@@ -130,24 +123,28 @@ def parse_setting(text: str) -> Setting:
     return phase, key, inner or "", value
 
 
-def _setting_faults(setting: Setting, profile: Profile) -> list[Problem]:
-    """What the file's own checks say of a setting, as if it stood in the file."""
-    from .cluster import checks
+def _setting_problems(setting: Setting, profile: Profile) -> list[Problem]:
+    """What the file's own validators say of a setting, as if it stood in the file."""
+    from pydantic import ValidationError
+
+    from .cluster import PhaseSettings
+    from .cluster.fields import context
+    from .cluster.problems import problems
 
     target, key, inner, value = setting
-    if not inner:
-        return []
-    section = {"set": {inner: value}} if key == "env" else {inner: value}
-    raw = {"backend": profile.backend, "phases": {target: {key: section}}}
-    return [
-        Problem(
-            fault.what.replace("{at}", f"{target}.{key}"),
-            "--cluster-set",
-            fault.expected,
-            fault.todo,
-        )
-        for fault in checks.check(raw, lambda text: False)
-    ]
+    # A list of arguments, which only the command line and the marker can give.
+    values = value if key == "args" and isinstance(value, tuple) else (value,)
+    where = context({"backend": profile.backend}, expanded=True)
+    found: list[Problem] = []
+    for value in values:
+        section = {inner: value} if inner else value
+        try:
+            PhaseSettings.model_validate(
+                {key: {"set": section} if key == "env" else section}, context=where
+            )
+        except ValidationError as error:
+            found += problems(error, target, lambda route: "--cluster-set")
+    return found
 
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
@@ -195,12 +192,13 @@ def _within_job(phase: Phase) -> Phase:
     """Our own limit comes before the scheduler's, which would kill the evidence with the job."""
     from .cluster.sbatch import seconds
 
-    if "time" not in phase.slurm:
+    time = phase.slurm.get("time")
+    if time is None or time.value is None or time.value is False:  # as an option is dropped
         return phase
-    limit_s = seconds(phase.slurm["time"].value) - LAST_WORDS_S
+    limit_s = seconds(time.value) - LAST_WORDS_S
     if limit_s <= LAST_WORDS_S or phase.timeout_s.value <= limit_s:
         return phase
-    source = f"{LAST_WORDS_S:g} s less than slurm.time ({phase.slurm['time'].source})"
+    source = f"{LAST_WORDS_S:g} s less than slurm.time ({time.source})"
     return replace(phase, timeout_s=Sourced(limit_s, source))
 
 
@@ -306,13 +304,13 @@ def resolve_all(
     listed = {one.name: one for one in marked if one.name in profile.phases}
     for target, *_ in settings:
         if target not in listed:
-            what = f"no phase `{target}` is collected and runs on {profile.name}"
+            what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
     sound = []
     for setting in settings:
-        faults = _setting_faults(setting, profile)
-        problems += faults
-        sound += [] if faults else [setting]
+        wrong = _setting_problems(setting, profile)
+        problems += wrong
+        sound += [] if wrong else [setting]
     phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
     return phases, problems
