@@ -19,7 +19,6 @@ from ..rundir import PhaseDir, RunDir, write_whole
 from ..submit import Backend, scheduler
 from . import judge, records, rights
 from .judge import Asked, Slurm
-from .modules import missing_modules
 from .records import Node, Partition
 from .shared import doubtful
 from .trial import Trial, try_out
@@ -96,7 +95,6 @@ class SlurmCheck:
     def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
         phases = list(phases)
         deadline = time.monotonic() + ALL_S
-        modules = Aside(lambda: missing_modules(self._profile, self._environ))
         slurm = self._ask()
         trials = self._try_out(phases, run, deadline)
         found = {}
@@ -112,7 +110,6 @@ class SlurmCheck:
         starts = {name: one.start for name, one in trials.items() if one.start is not None}
         runs = [phase for phase in phases if phase.name not in found]
         lines = [
-            *modules.result(),
             *doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *out_of_service(runs, slurm),
             *_starts(starts, found, trials),
