@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..environment.interfaces import selected
 from ..rundir import read_json, write_json
 from . import checks
 from .flag import Aborted, NodeFailed, visible
@@ -210,12 +211,13 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
 
     Raises NodeFailed where there is none.
     """
-    pinned = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME") or ""
     interfaces = facts[0]["interfaces"]
-    for prefix in pinned.lstrip("=").split(",") if pinned and not pinned.startswith("^") else []:
-        for name, entry in interfaces.items():
-            if name.startswith(prefix) and entry["ipv4"]:
-                return str(entry["ipv4"][0])
+    with_ipv4 = {name: entry for name, entry in interfaces.items() if entry["ipv4"]}
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        value = os.environ.get(variable, "")
+        if value and not value.startswith("^"):
+            for name in selected(variable, value, with_ipv4):
+                return str(with_ipv4[name]["ipv4"][0])
     for host in (node_name, socket.gethostname()):
         try:
             address = socket.gethostbyname(host)
