@@ -4,7 +4,6 @@ Usage errors, known without a scheduler; those in the user's own words in the dr
 
 way.py         the way to the cluster: its commands, directories that can be written
 shared.py      what all nodes must see lies where they see it; mounts.py: on which file system
-deepspeed.py   DeepSpeed's configuration files; program.py: what a program's source shows
 precision.py   hardware without bf16
 launchers.py   launchers that need SSH
 disk.py        room for what the phases write
@@ -15,7 +14,6 @@ check.py       the questions, and all that keeps a phase from running
 ahead.py       the same beside usage errors, in their words
 judge.py       a phase against partitions and nodes
 rights.py      a phase against accounts, QOS and their limits
-modules.py     modules that `setup` loads, on this login node (a line for people)
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from typing import TYPE_CHECKING
 from .. import environment
 from ..errors import Problem
 from ..phase import misfits
-from . import deepspeed, disk, launchers, precision, shared
+from . import disk, launchers, precision, shared
 from .ahead import refusals
 from .way import Start, prepare, scheduler_environ, unusable
 
@@ -60,7 +58,6 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
         *(problem for phase in phases for problem in misfits(phase, profile)),
         *(problem for phase in phases for problem in environment.problems(phase, profile)),
         *launchers.launchers(profile, phases),
-        *deepspeed.configurations(profile, phases),
         *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),
     ]
 
@@ -81,5 +78,5 @@ def problems(
         *found,
         *unusable(profile, phases, report_dir),
         *shared.unshared(profile, phases, environ),
-        *disk.room(profile, phases, environ),
+        *disk.room(profile, phases),
     ]

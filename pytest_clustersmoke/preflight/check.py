@@ -19,7 +19,6 @@ from ..submit.slurm_jobs import TrialSubmission
 from ..submit.slurm_records import SlurmNode, SlurmPartition
 from . import judge, rights
 from .judge import Asked, Slurm
-from .modules import missing_modules
 from .shared import doubtful
 
 if TYPE_CHECKING:
@@ -94,7 +93,6 @@ class SlurmCheck:
     def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
         phases = list(phases)
         deadline = time.monotonic() + ALL_S
-        modules = Aside(lambda: missing_modules(self._profile, self._client.environ))
         slurm = self._ask()
         trials = self._try_out(phases, run, deadline)
         found = {}
@@ -110,7 +108,6 @@ class SlurmCheck:
         starts = {name: one.start for name, one in trials.items() if one.start is not None}
         runs = [phase for phase in phases if phase.name not in found]
         lines = [
-            *modules.result(),
             *doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *out_of_service(runs, slurm),
             *_starts(starts, found, trials),

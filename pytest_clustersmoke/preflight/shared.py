@@ -23,6 +23,8 @@ OUTPUTS = re.compile(
     r"(output|out|save|checkpoints?|ckpt|logging|log)_(dir|path|folder|root)|output|"
     r"resume_from(_checkpoint)?"
 )
+# Arguments that name DeepSpeed's configuration file, which every rank reads.
+CONFIGURATIONS = re.compile(r"deepspeed|deepspeed_config|ds_config")
 ANSWER_S = 5.0
 ROOT = Path("/")
 # What a system's image brings, each node's own as well as this machine's.
@@ -49,7 +51,8 @@ class Place(NamedTuple):
 
 
 def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
-    """Scripts, interpreter and outputs under a path that every node has for itself.
+    """Scripts, interpreter, outputs and DeepSpeed configuration under a path that every node has
+    for itself.
 
     The same of `shared_dir` is found when cluster.yaml is read.
     """
@@ -69,7 +72,7 @@ def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
                 "make the environment on a shared file system, and name its `python`",
             )
         for phase in phases:
-            yield from _outputs(phase, local)
+            yield from _arguments(phase, local)
 
 
 def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
@@ -99,19 +102,27 @@ def _interpreter(profile: Profile) -> Path | None:
     return Path(word) if word.startswith("/") else None
 
 
-def _outputs(phase: Phase, local: str) -> Iterator[Problem]:
+def _arguments(phase: Phase, local: str) -> Iterator[Problem]:
+    """Arguments of a phase of several nodes that name a path below `local`."""
     for name, one in phase.args.items():
         value = one.value
-        if not OUTPUTS.fullmatch(name) or not isinstance(value, str) or phase.nodes.value < 2:
+        if not isinstance(value, str) or phase.nodes.value < 2:
             continue
-        if value.startswith("/") and Path(value).is_relative_to(local):
+        if not value.startswith("/") or not Path(value).is_relative_to(local):
+            continue
+        what = (
+            f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
+            f"{local}, which every node has for itself"
+        )
+        if OUTPUTS.fullmatch(name):
             yield Problem(
-                f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
-                f"{local}, which every node has for itself",
+                what,
                 one.source,
                 "a directory that all nodes share: no node could read what another wrote",
                 "leave it out where the program writes into the run's own directory",
             )
+        elif CONFIGURATIONS.fullmatch(name):
+            yield Problem(what, one.source, "a file that all nodes share")
 
 
 def places(profile: Profile, phases: Iterable[Phase]) -> list[Place]:

@@ -25,19 +25,15 @@ from ..harness import Suite, lines_with
 
 
 def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
-    """DeepSpeed's arithmetic beside a wrong marker: one refusal, also in a dry run."""
-    suite.path.joinpath("ds.json").write_text(
-        '{"train_batch_size": 7,\n "train_micro_batch_size_per_gpu": 2}'
-    )
-    script = suite.path / "train.py"
-    script.write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
-    suite.phase(script="train.py", args={"deepspeed": "ds.json"}, gpus_per_node=2)
+    """A script that starts a launcher, beside a wrong marker: one refusal, also in a dry run."""
+    suite.path.joinpath("train.py").write_text("import os\nos.system('mpirun python x.py')\n")
+    suite.phase(script="train.py", gpus_per_node=2)
     suite.phase("bad", nodes=0)
     for words in ((), ("--cluster-dry-run",)):
         told = suite.refused(*words)
         assert len(told) == 2
         assert "test_bad.py:3: nodes=0" in told[0]
-        assert told[1].startswith("ds.json:1: train_batch_size 7 of phase `small` cannot be")
+        assert "train.py:2: the script of phase `small` starts the launcher `mpirun`" in told[1]
 
 
 def test_too_little_room_is_a_usage_error(suite: Suite) -> None:
