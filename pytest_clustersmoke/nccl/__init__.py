@@ -21,8 +21,19 @@ What a log does not tell is None or empty. No edge is made up: a line that was c
 as torn, and one that may be another communicator's names all that it may be.
 """
 
-from .model import CollNet, Communicator, Edge, Log, Member, Process, Warn, Where, transport
-from .reader import Reader, Unreadable
+from .model import (
+    CollNet,
+    Communicator,
+    Edge,
+    Log,
+    Member,
+    NcclProcess,
+    NcclTransport,
+    Warn,
+    Where,
+    transport,
+)
+from .reader import NodeLogs, Reader, Unreadable, read_nodes
 
 __all__ = [
     "CollNet",
@@ -30,10 +41,13 @@ __all__ = [
     "Edge",
     "Log",
     "Member",
-    "Process",
+    "NcclProcess",
+    "NcclTransport",
+    "NodeLogs",
     "Reader",
     "Unreadable",
     "Warn",
     "Where",
+    "read_nodes",
     "transport",
 ]

@@ -11,7 +11,7 @@ from operator import attrgetter
 from .communicators import Communicators
 from .evidence import LAST, WHOLE, EdgeKey, Group, Logged, each
 from .grammar import FINAL
-from .model import CollNet, Edge, Log, Process, Where, transport
+from .model import CollNet, Edge, Log, NcclProcess, Where, transport
 from .owners import Owners
 
 Groups = Mapping[tuple[int, int], Group]
@@ -42,7 +42,7 @@ def assemble(logged: Logged) -> Log:
 
 
 def _edges(logged: Logged, owners: Owners, groups: Groups, cut: Cut) -> Iterator[Edge]:
-    shared: dict[tuple[int, int], tuple[Process | None, str | None]] = {}
+    shared: dict[tuple[int, int], tuple[NcclProcess | None, str | None]] = {}
     for key, one in each(groups):
         if key in cut:
             continue
@@ -130,7 +130,7 @@ def _collnet(logged: Logged) -> Iterator[CollNet]:
         )
 
 
-def _nic(logged: Logged, process: Process | None, wording: str) -> str | None:
+def _nic(logged: Logged, process: NcclProcess | None, wording: str) -> str | None:
     """The NIC's name in the logger's own list of them. The InfiniBand plugins (`IBext_v8`) print
     theirs under NET/IB, which then lists none itself."""
     told = transport(wording)

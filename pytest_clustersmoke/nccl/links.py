@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from .model import Edge, Log, Transport, Where, transport
+from .model import Edge, Log, NcclTransport, Where, transport
 from .placement import Node, Placement
 
 INTRA, INTER = "intra_node", "inter_node"
@@ -53,7 +53,7 @@ class Link(NamedTuple):
     pair: int  # one number for each source and destination of the same communicators
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> NcclTransport:
         return transport(self.wording)
 
     @property

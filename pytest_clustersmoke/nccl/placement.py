@@ -19,11 +19,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .model import Communicator, Edge, Log, Member, Process
+from .model import Communicator, Edge, Log, Member, NcclProcess
 
 
 class Node(NamedTuple):
-    """A node by its name; `scope` tells apart those of one name (see Process)."""
+    """A node by its name; `scope` tells apart those of one name (see NcclProcess)."""
 
     scope: str
     host: str
@@ -34,9 +34,9 @@ class Placement:
     edges that they logged as its sender or receiver."""
 
     def __init__(
-        self, communicator: Communicator, claims: Mapping[int, Iterable[Process]] | None = None
+        self, communicator: Communicator, claims: Mapping[int, Iterable[NcclProcess]] | None = None
     ) -> None:
-        self.processes: dict[int, Process] = {}
+        self.processes: dict[int, NcclProcess] = {}
         self.disputed: dict[int, list[Node]] = {}  # ranks that several hosts claim to be
         self.nodes: dict[int, Node] = {}
         self._place(communicator.members, claims or {})
@@ -98,7 +98,7 @@ class Placement:
         return node
 
     def _place(
-        self, members: Mapping[int, Member], claims: Mapping[int, Iterable[Process]]
+        self, members: Mapping[int, Member], claims: Mapping[int, Iterable[NcclProcess]]
     ) -> None:
         for rank in sorted({*members, *claims}):
             process = members[rank].process if rank in members else None
@@ -161,7 +161,7 @@ class Placement:
 
 def place(log: Log) -> tuple[Placement, ...]:
     """The placement of each communicator of a log, by its index."""
-    claims: list[dict[int, dict[Process, None]]] = [{} for _ in log.communicators]
+    claims: list[dict[int, dict[NcclProcess, None]]] = [{} for _ in log.communicators]
     for edge in log.edges:
         own = edge.own_rank
         if own is not None and edge.logger is not None and len(edge.communicators) == 1:
@@ -169,7 +169,7 @@ def place(log: Log) -> tuple[Placement, ...]:
     return tuple(Placement(one, claims[one.index]) for one in log.communicators)
 
 
-def _node(process: Process | None) -> Node | None:
+def _node(process: NcclProcess | None) -> Node | None:
     return None if process is None else Node(process.scope, process.host)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .job import Job
 from .links import Link
-from .model import Communicator, Member, Process, Where, transport
+from .model import Communicator, Member, NcclProcess, Where, transport
 from .placement import Node, Placement
 
 SCHEMA = 1
@@ -104,7 +104,7 @@ def _is_many(value: Any) -> bool:
 
 def networks(job: Job) -> list[dict[str, Any]]:
     """The networks that NCCL chose (`Using network IB`), and the hosts and processes that did."""
-    users: dict[str, list[Process | None]] = {}
+    users: dict[str, list[NcclProcess | None]] = {}
     for process, names in job.log.networks.items():
         for name in names:
             users.setdefault(name, []).append(process)
@@ -231,7 +231,7 @@ def _collnet(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _who(process: Process | None) -> dict[str, Any]:
+def _who(process: NcclProcess | None) -> dict[str, Any]:
     if process is None:
         return {"host": None, "pid": None}
     return {"host": process.host, "pid": int(process.pid) if process.pid.isdigit() else None}

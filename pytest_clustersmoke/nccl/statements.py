@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from . import grammar
 from .evidence import Init, Logged, Thread
-from .model import Process, Where
+from .model import NcclProcess, Where
 
 MAX_TEXT = 1000
 # A statement's words stand within so many bytes of the word that leads to it.
@@ -112,7 +112,7 @@ def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Logged) ->
         logged.without_ib[process] = None
 
 
-def _process(text: bytes, begin: int, scope: str, logged: Logged) -> Process | None:
+def _process(text: bytes, begin: int, scope: str, logged: Logged) -> NcclProcess | None:
     thread = logged.thread(scope, grammar.logger(text, begin))
     return thread.process if thread else None
 

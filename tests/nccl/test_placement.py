@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, Process, Reader, Where
+from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, NcclProcess, Reader, Where
 from pytest_clustersmoke.nccl.job import Job
 from pytest_clustersmoke.nccl.links import INTER, INTRA
 from pytest_clustersmoke.nccl.placement import Node, Placement, place
 
 
-def who(host: str, pid: int = 1, scope: str = "") -> Process:
-    return Process(scope, host, str(pid))
+def who(host: str, pid: int = 1, scope: str = "") -> NcclProcess:
+    return NcclProcess(scope, host, str(pid))
 
 
 def communicator(
