@@ -2,5 +2,5 @@
 
 command.py    their words, streams and output
 inputs.py     words -> files and streams; progress.py: how far they are read
-paper.py      text as wide as the terminal, clean of what a log could hide in it
+text_output.py  lines as wide as the terminal, in colour
 """

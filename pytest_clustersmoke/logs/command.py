@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
+from .. import clean
+
 if TYPE_CHECKING:
-    from .progress import Progress
+    from .progress import ReadProgress
 
 # So many unreadable files are named; a directory may hold thousands.
 MAX_NAMED = 20
@@ -27,7 +29,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def opened(path: Path | None, progress: Progress) -> Iterator[BinaryIO]:
+def opened(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]:
     """A file, or standard input where there is no path. Raises OSError."""
     if path is not None:
         with path.open("rb") as stream:
@@ -49,10 +51,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def say_refused(refused: Sequence[tuple[str, str]]) -> None:
     """Name what could not be read, and why, on standard error."""
-    from .paper import clean
-
     for name, why in refused[:MAX_NAMED]:
-        print(f"clustersmoke: {clean(name)} {clean(why)}", file=sys.stderr)
+        print(f"clustersmoke: {clean.line(name)} {clean.line(why)}", file=sys.stderr)
     if len(refused) > MAX_NAMED:
         more = len(refused) - MAX_NAMED
         print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)

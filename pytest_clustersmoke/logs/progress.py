@@ -10,7 +10,7 @@ CLEAR = "\r\x1b[K"
 GIB = 2**30
 
 
-class Progress:
+class ReadProgress:
     """Watches streams while they are read. `total` is their size in bytes, where that is known."""
 
     def __init__(self, out: TextIO | None, total: int | None) -> None:
@@ -20,7 +20,7 @@ class Progress:
         self._next = time.monotonic() + TICK_S
         self._shown = False
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ReadProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +48,7 @@ class Progress:
 
 
 class _Watched:
-    def __init__(self, stream: BinaryIO, progress: Progress) -> None:
+    def __init__(self, stream: BinaryIO, progress: ReadProgress) -> None:
         self._stream, self._progress = stream, progress
 
     def read(self, size: int) -> bytes:
