@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from . import clean
-from .logs.command import add_logs, opened, print_lines, say_refused
-from .subcommand import add
+from .logs.log_streams import ReadProgress, name_refused, open_stream
+from .subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
     from .diagnose_inputs import LogInputs
@@ -61,13 +61,12 @@ def _run(words: argparse.Namespace) -> int:
     if read:
         paper = TextOutput.of(sys.stdout)
         print_lines(_json_lines(found) if words.json else text(found, read, paper))
-    say_refused(refused)
+    name_refused(refused)
     return 2 if refused else int(bool(found))
 
 
 def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
     """Search all there is. Gives how many inputs were read, and what could not be, and why."""
-    from .logs.progress import ReadProgress
     from .nccl.reader import Unreadable
     from .signatures.search import Search
 
@@ -75,7 +74,7 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
     with ReadProgress(sys.stderr, inputs.size) as progress:
         for one in inputs.named():
             try:
-                with opened(one.path, progress) as stream:
+                with open_stream(one.path, progress) as stream:
                     # What a rank survived is no failure.
                     found = Search(()) if one.survived else search
                     insist = one.asked_for or one.name.endswith(LOGS)

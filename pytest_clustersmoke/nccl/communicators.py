@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .evidence import Init, Logged, Variant, each
-from .model import Communicator, Member, NcclProcess
+from .nccl_log import Communicator, Member, NcclProcess
+from .observations import Init, Observations, Variant, each
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class Claim:
 class Communicators:
     """The communicators of a log, and by process the ranks of them that it claims."""
 
-    def __init__(self, logged: Logged) -> None:
+    def __init__(self, logged: Observations) -> None:
         self._logged = logged
         self.drafts: list[CommunicatorDraft] = []
         self.claims: dict[NcclProcess | None, list[Claim]] = defaultdict(list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .links import Link, count_pairs, links_of, merge_equal
-from .model import Communicator, Log, NcclProcess
+from .nccl_log import Communicator, Log, NcclProcess
 from .placement import Placement, place
 
 

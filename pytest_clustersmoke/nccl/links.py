@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from .model import Edge, Log, NcclTransport, Where, transport
+from .nccl_log import Edge, Log, NcclTransport, Where, transport
 from .placement import Ends, Placement
 
 INTRA, INTER = "intra_node", "inter_node"

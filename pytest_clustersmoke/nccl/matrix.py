@@ -9,7 +9,7 @@ from ..logs.text_output import TextOutput
 from ..text import plural
 from .job_transports import JobTransports
 from .links import Link
-from .model import Communicator
+from .nccl_log import Communicator
 from .placement import HostNode
 
 NONE, SELF, SEVERAL, OTHER = ".", "\\", "*", "?"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ..text import plural
-from .model import Communicator, Edge, Log, Member, NcclProcess
+from .nccl_log import Communicator, Edge, Log, Member, NcclProcess
 
 
 class HostNode(NamedTuple):

@@ -2,7 +2,7 @@
 
 Most of a log says nothing of transports. One pass of a multi-pattern search finds the few places
 that may; only their lines are looked at. Where most lines are edges they are looked at one by one,
-and known by their beginnings (known.py).
+and known by their beginnings (line_cache.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from . import grammar, statements
-from .assemble import assemble
-from .evidence import CUT, LAST, WHOLE, Logged, Thread, see
-from .known import BITS, CHANNEL, KnownLines, variant_of
-from .model import Log, Where
+from .line_cache import BITS, CHANNEL, LineCache, variant_of
+from .log_assembly import assemble
+from .nccl_log import Log, Where
+from .observations import CUT, LAST, WHOLE, Observations, Thread, see
 
 # Small enough that the copies of a chunk stay in a processor's cache.
 CHUNK_BYTES = 2**17
@@ -50,8 +50,8 @@ class Reader:
         self._search = ahocorasick_rs.BytesAhoCorasick(
             PATTERNS, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst
         )
-        self._logged = Logged()
-        self._known = KnownLines(self._logged)
+        self._logged = Observations()
+        self._known = LineCache(self._logged)
         self._scope = ""
         self._file = ""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .job_transports import JobTransports, hosts_of
 from .links import Link
-from .model import Communicator, Member, NcclProcess, Where
+from .nccl_log import Communicator, Member, NcclProcess, Where
 from .placement import Placement
 
 SCHEMA = 1

@@ -14,7 +14,7 @@ from operator import attrgetter
 from ..text import plural, ranges, span_list
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
-from .model import Communicator
+from .nccl_log import Communicator
 
 # From NCCL 2.22 on edges are connected, and logged, when a collective first needs them.
 LAZY_FROM = (2, 22)

@@ -13,7 +13,7 @@ from ..logs.text_output import TextOutput
 from ..text import plural, ranges
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
-from .model import Communicator, Warn
+from .nccl_log import Communicator, Warn
 from .transport_remarks import RARE_SHARE, TransportRemark, remarks
 
 MAX_COMMUNICATORS = 8

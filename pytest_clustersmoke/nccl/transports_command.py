@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..logs.command import add_logs, opened, print_lines, say_refused
-from ..subcommand import add
+from ..logs.log_streams import ReadProgress, name_refused, open_stream
+from ..subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
     from .job_transports import JobTransports
@@ -54,7 +54,7 @@ def _run(words: argparse.Namespace) -> int:
         log = job.log
         if job.files or log.edges or log.communicators or log.warnings:
             print_lines(_lines(job, words))
-        say_refused(job.unreadable)
+        name_refused(job.unreadable)
         return 2 if job.unreadable else 0
     finally:
         gc.enable()
@@ -63,7 +63,6 @@ def _run(words: argparse.Namespace) -> int:
 def _read(words: list[str]) -> JobTransports:
     """Read all there is; what cannot be read is noted in the job."""
     from ..logs.inputs import Inputs
-    from ..logs.progress import ReadProgress
     from .job_transports import JobTransports
     from .reader import Reader, Unreadable
 
@@ -72,7 +71,7 @@ def _read(words: list[str]) -> JobTransports:
     with ReadProgress(sys.stderr, inputs.size) as progress:
         for one in inputs.found:
             try:
-                with opened(one.path, progress) as stream:
+                with open_stream(one.path, progress) as stream:
                     reader.stream(stream, one.name, one.scope)
                 read.append(one.name)
             except Unreadable as error:

@@ -8,8 +8,8 @@ pattern for a new one of a thread that was.
 from __future__ import annotations
 
 from . import grammar
-from .evidence import WHOLE, Group, Logged, SeenEdge, Thread, Variant, see
-from .model import Where
+from .nccl_log import Where
+from .observations import WHOLE, Group, Observations, SeenEdge, Thread, Variant, see
 
 CHANNEL = b"Channel "
 MAX_KNOWN = 2**16
@@ -30,10 +30,10 @@ class Head:
         self.seen: dict[bytes, SeenEdge] = {}  # what stands after the channel -> the edge
 
 
-class KnownLines:
+class LineCache:
     """Lines by their words around a channel of two digits, until there are too many to know."""
 
-    def __init__(self, logged: Logged) -> None:
+    def __init__(self, logged: Observations) -> None:
         self._logged = logged
         self.heads: dict[bytes, Head] = {}
         self._count = 0

@@ -14,8 +14,8 @@ import re
 from collections import defaultdict
 
 from .communicators import Claim, CommunicatorDraft, Communicators, own_rank
-from .evidence import EdgeKey, Init, InitMoment, Logged, Thread, Variant, each
-from .model import NcclProcess
+from .nccl_log import NcclProcess
+from .observations import EdgeKey, Init, InitMoment, Observations, Thread, Variant, each
 
 # From here on connections are made when a collective first needs them (NCCL_RUNTIME_CONNECT),
 # where cuMem is on.
@@ -29,10 +29,10 @@ TOO_MANY = 4096
 LOW_32_BITS = 2**32 - 1
 
 
-class Owners:
+class Attribution:
     """Tells the communicators that an edge may belong to."""
 
-    def __init__(self, logged: Logged, communicators: Communicators) -> None:
+    def __init__(self, logged: Observations, communicators: Communicators) -> None:
         self._threads, self._inits = logged.threads, logged.inits
         self._communicators = communicators
         self._sole = self._only_one(communicators)
@@ -149,7 +149,7 @@ class Owners:
         one = len(communicators.drafts) == 1 and not communicators.inferred
         return communicators.drafts[0] if one else None
 
-    def _adopt(self, logged: Logged, sole: CommunicatorDraft) -> None:
+    def _adopt(self, logged: Observations, sole: CommunicatorDraft) -> None:
         """Ranks of the only communicator there is whose inits were not logged: the process that
         shows itself as that rank, where one alone does and it shows itself as no other."""
         ranks: dict[tuple[NcclProcess, str], set[int]] = defaultdict(set)

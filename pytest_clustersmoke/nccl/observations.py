@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .grammar import Header
-from .model import NcclProcess, Warn, Where
+from .nccl_log import NcclProcess, Warn, Where
 
 MAX_WARNINGS = 1000
 MAX_TORN = 100
@@ -121,7 +121,7 @@ class ProcessState:
     heads: set[bytes] = field(default_factory=set)  # what the reader knows its lines by
 
 
-class Logged:
+class Observations:
     """Everything seen so far."""
 
     def __init__(self) -> None:
