@@ -26,7 +26,8 @@ The way of the data, and where each step lives:
     rank/           in the rank: process group, device, timing, gradient and checkpoint proofs.
                     The only package that touches torch, and only inside functions
     telemetry.py    events as JSON lines; the metrics and their units
-    result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
+    result.py       what a finished phase left behind; evidence.py: its nodes and ranks;
+                    phase_view.py: the same for criteria, with its transports and its past
     criteria.py     criteria that hold of any phase that trains; gpu_model.py: is it that model?
     stragglers.py   ranks that fall behind the others; finite.py: whose NaN it was
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran

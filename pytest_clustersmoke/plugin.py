@@ -22,7 +22,7 @@ from .items import (
 )
 
 if TYPE_CHECKING:
-    from .result import PhaseResult
+    from .phase_view import PhaseView
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -161,7 +161,7 @@ def _keep_jobs(
 
 
 @pytest.fixture
-def phase(request: pytest.FixtureRequest) -> PhaseResult:
+def phase(request: pytest.FixtureRequest) -> PhaseView:
     """The finished phase of this class: its ranks, metrics and transports. Waits for its job."""
     suite, cls = suite_of(request.config), phase_class(request.node)
     if cls is None:
@@ -169,8 +169,8 @@ def phase(request: pytest.FixtureRequest) -> PhaseResult:
             f"{request.node.nodeid}: the `phase` fixture belongs to the tests of a class marked "
             "@pytest.mark.phase(...)"
         )
-    result: PhaseResult = suite.result_of(request.node)
-    return result
+    view: PhaseView = suite.result_of(request.node)
+    return view
 
 
 def pytest_report_header(config: pytest.Config, start_path: Path) -> list[str]:

@@ -27,7 +27,7 @@ from .verdict import Tally, words_of
 
 if TYPE_CHECKING:
     from .controller import Controller
-    from .result import PhaseResult
+    from .phase_view import PhaseView
     from .rundir import RunDir
     from .session import Session
 
@@ -44,7 +44,7 @@ class Suite(Collected):
         self.run: RunDir | None = None
         self.session: Session | None = None
         self.show: Show | None = None
-        self._results: dict[str, PhaseResult] = {}
+        self._results: dict[str, PhaseView] = {}
         self._controller: Controller | None = None
         self._interrupts = Interrupts(self._cancel)
         self._junit = OwnFile(config, self.report_path / "junit.xml", self._plans_only)
@@ -131,17 +131,20 @@ class Suite(Collected):
         if self.session is not None:
             self.session.cancel()
 
-    def result_of(self, item: pytest.Item) -> PhaseResult:
+    def result_of(self, item: pytest.Item) -> PhaseView:
         """Wait for the item's phase, and give the item the phase's properties."""
         cls = phase_class(item)
         assert cls is not None
         name = self._names[cls]
         if name not in self._results:
             self.wait(name)
+            from .phase_view import PhaseView
             from .result import collect
 
             assert self.run is not None
-            self._results[name] = collect(self.run.phase(name), self.profile, self.report_dir)
+            self._results[name] = PhaseView.of(
+                collect(self.run.phase(name), self.profile, self.report_dir)
+            )
         result = self._results[name]
         known = {key for key, _ in item.user_properties}
         if "phase" not in known:

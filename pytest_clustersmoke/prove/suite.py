@@ -28,6 +28,7 @@ from .verdict import Proof
 
 if TYPE_CHECKING:
     from ..cluster import Profile
+    from ..phase_view import PhaseView
     from ..report.model import CriterionRecord
     from ..result import PhaseResult
 
@@ -134,11 +135,12 @@ class ProveSuite(Suite):
             out.write(f"{name}: not here: {why}\n")
         out.flush()
 
-    def result_of(self, item: pytest.Item) -> PhaseResult:
+    def result_of(self, item: pytest.Item) -> PhaseView:
         """What the gate's own job left; for a criterion, that of the phase it is to judge now."""
         name = item.staged_name if isinstance(item, GateItem) else self._current
         if name not in self._results:
             self.wait(name)
+            from ..phase_view import PhaseView
             from ..result import collect
 
             assert self.run is not None
@@ -146,7 +148,8 @@ class ProveSuite(Suite):
             assert staged is not None
             # What a cluster expects of the phase holds of the small one, too; references do not.
             self._results[name] = replace(
-                collect(self.run.phase(name)), expect=self.profile.expect.get(staged.base)
+                PhaseView.of(collect(self.run.phase(name))),
+                expect=self.profile.expect.get(staged.base),
             )
         return self._results[name]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..nccl.remarks import ranges
+from ..text import ranges
 
 if TYPE_CHECKING:
     from .model import GroupRecord, LinkRecord, Number, PhaseRecord, RankRecord, Spread

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from ..evidence import Unmeasured
 from ..pairs import Pairs
+from ..transport_checks import TransportSides
+from ..transports import Transports
 
 if TYPE_CHECKING:
     from ..result import PhaseResult
-    from ..transport_checks import Pair
+    from ..transport_checks import Connection
     from .model import GroupRecord, LinkRecord, TopologyRecord
 
 # A job in which all ranks talk to all has as many links as ranks squared.
@@ -35,18 +37,19 @@ def topology(result: PhaseResult) -> TopologyRecord | None:
 
 
 def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
-    transports = result.transports
+    transports = Transports(result)
+    sides = TransportSides(transports)
     links: list[LinkRecord] = []
     counts: Counter[tuple[Nodes, str]] = Counter()
     unexpected: Counter[tuple[Nodes, str]] = Counter()
-    for side in (transports.intra_node, transports.inter_node):
+    for side in (sides.intra_node, sides.inter_node):
         for pair, reason in side.judged():
             link = _link(pair, reason, side.inside)
             one, other = sorted(transports.nodes[rank] for rank in (pair.source, pair.destination))
             counts[(one, other), link["kind"]] += 1
             unexpected[(one, other), link["kind"]] += bool(reason)
             links.append(link)
-    notes = list(transports.unreadable)
+    notes = list(result.nccl.unreadable)
     if lost := len(transports.placed.unplaced):
         notes.append(f"{lost} connections are between ranks that are not known")
     if not links:
@@ -66,7 +69,7 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
     }
 
 
-def _link(pair: Pair, reason: str, inside: bool) -> LinkRecord:
+def _link(pair: Connection, reason: str, inside: bool) -> LinkRecord:
     first = pair.links[0]
     return {
         "source": pair.source,

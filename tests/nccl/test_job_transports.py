@@ -7,16 +7,16 @@ import io
 import pytest
 
 from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job import Job
+from pytest_clustersmoke.nccl.job_transports import JobTransports
 
 SEND = "a:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [send] via NET/{told}"
 RECEIVE = "b:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [receive] via NET/{told}"
 
 
-def job(*lines: str) -> Job:
+def job(*lines: str) -> JobTransports:
     reader = Reader()
     reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
 def test_both_ends_of_an_edge_are_one_link() -> None:
@@ -45,7 +45,7 @@ def test_ends_of_different_kinds_are_asymmetric(sent: str, received: str, asymme
     """A network or GPUDirect RDMA may not differ; a NIC's number and a PXN proxy may."""
     one = job(SEND.format(channel=0, told=sent), RECEIVE.format(channel=0, told=received))
     assert [link.asymmetric for link in one.links] == [asymmetric] * 2
-    assert one.asymmetric == (((0, 1),) if asymmetric else ())
+    assert one.asymmetric == ([(0, 1)] if asymmetric else [])
 
 
 def test_ends_are_compared_by_channel() -> None:

@@ -8,8 +8,8 @@ pattern for a new one of a thread that was.
 from __future__ import annotations
 
 from . import grammar
-from .evidence import WHOLE, Group, Logged, Seen, Thread, Variant, see
-from .model import Where
+from .nccl_log import Where
+from .observations import WHOLE, Group, Observations, SeenEdge, Thread, Variant, see
 
 CHANNEL = b"Channel "
 MAX_KNOWN = 2**16
@@ -27,13 +27,13 @@ class Head:
     def __init__(self, thread: Thread | None) -> None:
         self.thread = thread
         self.forms: dict[Form, Group] = {}
-        self.seen: dict[bytes, Seen] = {}  # what stands after the channel -> the edge
+        self.seen: dict[bytes, SeenEdge] = {}  # what stands after the channel -> the edge
 
 
-class KnownLines:
+class LineCache:
     """Lines by their words around a channel of two digits, until there are too many to know."""
 
-    def __init__(self, logged: Logged) -> None:
+    def __init__(self, logged: Observations) -> None:
         self._logged = logged
         self.heads: dict[bytes, Head] = {}
         self._count = 0
@@ -65,7 +65,7 @@ class KnownLines:
         self._keep(known, tail[2:], seen)
         return True
 
-    def remember(self, head: bytes, rest: bytes, thread: Thread | None, seen: Seen) -> None:
+    def remember(self, head: bytes, rest: bytes, thread: Thread | None, seen: SeenEdge) -> None:
         """Know the lines of a thread from here on; `rest` is what stands after the channel."""
         head = head[header_begin(head) :]
         known = self.heads.get(head)
@@ -85,7 +85,7 @@ class KnownLines:
         self.heads.clear()
         self._count = 0
 
-    def _keep(self, known: Head, rest: bytes, seen: Seen) -> None:
+    def _keep(self, known: Head, rest: bytes, seen: SeenEdge) -> None:
         if self._count >= MAX_KNOWN:
             for head in self.heads.values():
                 head.seen.clear()

@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job import Job
-from pytest_clustersmoke.nccl.remarks import ranges, remarks
+from pytest_clustersmoke.nccl.job_transports import JobTransports
+from pytest_clustersmoke.nccl.transport_remarks import remarks
+from pytest_clustersmoke.text import ranges
 from tests.nccl.job_logs import JobLogs, Pair
 
 INFO = "k1:1:9 [0] NCCL INFO "
 
 
-def job(*lines: str) -> Job:
+def job(*lines: str) -> JobTransports:
     reader = Reader()
     reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
-def told(job: Job) -> str:
+def told(job: JobTransports) -> str:
     """All remarks as text."""
     return "\n".join("\n  ".join([one.text, *one.examples]) for one in remarks(job))
 
@@ -31,11 +32,11 @@ def healthy(tmp_path: Path) -> JobLogs:
     return JobLogs(2, 8, channels=8)
 
 
-def read(logs: JobLogs, folder: Path) -> Job:
+def read(logs: JobLogs, folder: Path) -> JobTransports:
     reader = Reader()
     for path in logs.write(folder):
         reader.file(path, path.name)
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
 def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -
         (
             (0, 9),
             "SHM/direct/direct",
-            "P2P or SHM between two host names: 1 ",
+            "only MNNVL joins nodes): 1 of ",
             "0 (k001, GPU 0) -> 9 (k002, GPU 1): SHM/direct/direct: k001.4000.log:",
         ),
     ],
@@ -110,7 +111,7 @@ def test_an_init_that_did_not_complete_names_its_ranks() -> None:
     line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
     first = remarks(job(line))[0]
     assert first.text == "init of communicator 0 began and did not complete on 1 rank: 1"
-    assert first.examples == ("1 (k1, GPU 3)",)
+    assert first.examples == ["1 (k1, GPU 3)"]
 
 
 @pytest.mark.parametrize(
@@ -169,10 +170,14 @@ def test_ranks_without_a_line_are_counted_not_listed() -> None:
 
 
 def test_what_has_no_side_says_why() -> None:
-    """The reasons are counted by pairs."""
+    """Pairs are counted; what makes a node doubtful is named, else what is always needed."""
     found = told(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
     assert "whether inside a node or between nodes is unknown of 1 of 1 pair" in found
-    assert "1 pair: one end has no line here" in found
+    assert "an end has no line that is surely its own" in found
+    comm = "comm 0x1 rank {0} nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE"
+    twins = [INFO.replace(":1:", f":{rank}:") + comm.format(rank) for rank in (0, 1)]
+    found = told(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
+    assert "2 ranks of k1 have the GPU with bus id 1000" in found
 
 
 def test_torn_lines_are_counted_with_their_places() -> None:

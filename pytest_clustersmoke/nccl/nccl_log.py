@@ -19,7 +19,7 @@ class Where(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-class Process(NamedTuple):
+class NcclProcess(NamedTuple):
     """A process that logged. `scope` tells apart nodes of one host name, where the reader of the
     logs knows that they are two (a directory a node); it is empty where nobody does."""
 
@@ -32,7 +32,7 @@ class Process(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Transport:
+class NcclTransport:
     """NCCL's wording of a transport, taken apart.
 
     `kind` is `P2P/<method>`, `SHM` or `NET/<name>`, the latter with `/GDRDMA` where GPUDirect RDMA
@@ -54,16 +54,16 @@ NET = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def transport(wording: str) -> Transport:
+def transport(wording: str) -> NcclTransport:
     """Take NCCL's wording apart: `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, `P2P/IPC/read`, …"""
     if wording.startswith(("SHM", "direct shared memory")):
-        return Transport(wording, "SHM")
+        return NcclTransport(wording, "SHM")
     net = NET.fullmatch(wording)
     if net is None:
         method = "/".join(wording.split("/")[:2])
-        return Transport(wording, method)
+        return NcclTransport(wording, method)
     family, name, device, proxy, direct, suffixes = net.groups()
-    return Transport(
+    return NcclTransport(
         wording,
         kind=f"{family}/{name}{direct}",
         net=name,
@@ -90,13 +90,13 @@ class Edge:
     channels: tuple[int, ...]
     connection: int | None  # 0 collectives, 1 send/recv; from NCCL 2.12 on
     role: str | None  # "send" or "receive": the logger's
-    logger: Process | None
+    logger: NcclProcess | None
     nic: str | None
     where: Where
     communicators: tuple[int, ...] = ()
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> NcclTransport:
         return transport(self.wording)
 
     @property
@@ -119,7 +119,7 @@ class CollNet:
     wording: str
     channels: tuple[int, ...]
     role: str
-    logger: Process | None
+    logger: NcclProcess | None
     nic: str | None
     where: Where
 
@@ -132,7 +132,7 @@ class CollNet:
 class Member:
     """One rank of a communicator: who it is, and how far its init came."""
 
-    process: Process | None
+    process: NcclProcess | None
     cuda_device: int | None = None
     nvml_device: int | None = None
     bus_id: str | None = None
@@ -169,7 +169,7 @@ class Warn:
     text: str
     source: str | None  # NCCL's own `file.cc:line`
     function: str | None
-    process: Process | None
+    process: NcclProcess | None
     where: Where
     count: int = 1
 
@@ -183,9 +183,9 @@ class Log:
     edges: tuple[Edge, ...]
     collnet: tuple[CollNet, ...]
     warnings: tuple[Warn, ...]
-    networks: Mapping[Process | None, tuple[str, ...]] = field(default_factory=dict)
-    without_ib: tuple[Process, ...] = ()  # processes that said NET/IB found no device
-    nvls: frozenset[Process | None] = frozenset()  # processes that connected NVLS
+    networks: Mapping[NcclProcess | None, tuple[str, ...]] = field(default_factory=dict)
+    without_ib: tuple[NcclProcess, ...] = ()  # processes that said NET/IB found no device
+    nvls: frozenset[NcclProcess | None] = frozenset()  # processes that connected NVLS
     # Places of lines that say `via` between two ranks in words no NCCL uses: cut or torn.
     torn: tuple[Where, ...] = ()
     torn_count: int = 0
@@ -194,3 +194,8 @@ class Log:
     def version(self) -> str | None:
         """NCCL's version; several, joined, where the processes differ; None where none is told."""
         return ", ".join(self.versions) or None
+
+    def kinds(self) -> list[str]:
+        """The kinds of all edges, in alphabetical order; NVLS and CollNet where they were used."""
+        found = {edge.kind for edge in self.edges} | {one.kind for one in self.collnet}
+        return sorted(found | ({"NVLS"} if self.nvls else set()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from pytest_clustersmoke.logs import progress
+from pytest_clustersmoke.logs.log_streams import ReadProgress
 
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:
@@ -16,7 +16,7 @@ def test_progress_is_shown_on_a_terminal_alone() -> None:
 
     terminal, pipe = Terminal(), io.StringIO()
     for out in (terminal, pipe):
-        with progress.Progress(out, 2**31) as shown:
+        with ReadProgress(out, 2**31) as shown:
             shown.watch(io.BytesIO(b"x" * 10)).read(10)
             assert out.getvalue() == ""
             shown._next = 0.0

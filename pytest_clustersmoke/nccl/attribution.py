@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from .communicators import Claim, Communicators, Draft, own_rank
-from .evidence import EdgeKey, Init, Logged, Moment, Thread, Variant, each
-from .model import Process
+from .communicators import Claim, CommunicatorDraft, Communicators, own_rank
+from .nccl_log import NcclProcess
+from .observations import EdgeKey, Init, InitMoment, Observations, Thread, Variant, each
 
 # From here on connections are made when a collective first needs them (NCCL_RUNTIME_CONNECT),
 # where cuMem is on.
@@ -29,10 +29,10 @@ TOO_MANY = 4096
 LOW_32_BITS = 2**32 - 1
 
 
-class Owners:
+class Attribution:
     """Tells the communicators that an edge may belong to."""
 
-    def __init__(self, logged: Logged, communicators: Communicators) -> None:
+    def __init__(self, logged: Observations, communicators: Communicators) -> None:
         self._threads, self._inits = logged.threads, logged.inits
         self._communicators = communicators
         self._sole = self._only_one(communicators)
@@ -49,7 +49,7 @@ class Owners:
             else not any(init.started or init.comm_id for init in logged.inits)
         )
         self._send_recv = not versions or max(versions) >= SEND_RECV_FROM
-        self._by_rank: dict[tuple[Process | None, int], list[Claim]] = defaultdict(list)
+        self._by_rank: dict[tuple[NcclProcess | None, int], list[Claim]] = defaultdict(list)
         for process, claims in communicators.claims.items():
             for claim in claims:
                 self._by_rank[process, claim.rank].append(claim)
@@ -99,7 +99,7 @@ class Owners:
             self._claimed[ends] = found
         return found
 
-    def _process(self, thread: int) -> Process | None:
+    def _process(self, thread: int) -> NcclProcess | None:
         return self._threads[thread].process if thread >= 0 else None
 
     # -- By the time -------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Owners:
             or (inside is None and not claim.init.started)
         ]
 
-    def _inside(self, thread: Thread, moment: Moment) -> tuple[int | None, bool]:
+    def _inside(self, thread: Thread, moment: InitMoment) -> tuple[int | None, bool]:
         """The init that the thread was in, and whether it surely was."""
         if moment.open is not None:
             # One that has no end may have failed before, or its end is lost.
@@ -145,15 +145,15 @@ class Owners:
     # -- By who else there is ----------------------------------------------------------------------
 
     @staticmethod
-    def _only_one(communicators: Communicators) -> Draft | None:
+    def _only_one(communicators: Communicators) -> CommunicatorDraft | None:
         one = len(communicators.drafts) == 1 and not communicators.inferred
         return communicators.drafts[0] if one else None
 
-    def _adopt(self, logged: Logged, sole: Draft) -> None:
+    def _adopt(self, logged: Observations, sole: CommunicatorDraft) -> None:
         """Ranks of the only communicator there is whose inits were not logged: the process that
         shows itself as that rank, where one alone does and it shows itself as no other."""
-        ranks: dict[tuple[Process, str], set[int]] = defaultdict(set)
-        processes: dict[int, set[Process]] = defaultdict(set)
+        ranks: dict[tuple[NcclProcess, str], set[int]] = defaultdict(set)
+        processes: dict[int, set[NcclProcess]] = defaultdict(set)
         for (index, source, destination, number), _ in each(logged.edges):
             variant = logged.variants[number]
             own = own_rank(source, destination, variant)
@@ -195,7 +195,7 @@ class Owners:
         return (0,) if held == process or nobody else ()
 
 
-def _fits(draft: Draft, source: int, destination: int, variant: Variant) -> bool:
+def _fits(draft: CommunicatorDraft, source: int, destination: int, variant: Variant) -> bool:
     return (
         (draft.ranks is None or draft.ranks > max(source, destination))
         and _same_device(draft.members.get(source), variant.source_id)
@@ -203,15 +203,15 @@ def _fits(draft: Draft, source: int, destination: int, variant: Variant) -> bool
     )
 
 
-def _over(init: Init, moment: Moment) -> bool:
+def _over(init: Init, moment: InitMoment) -> bool:
     return init.completed is not None and init.completed < moment.completed
 
 
-def _gone(init: Init, moment: Moment) -> bool:
+def _gone(init: Init, moment: InitMoment) -> bool:
     return init.ended is not None and init.ended < moment.completed
 
 
-def _same_device(member: Init | Process | None, name: str | None) -> bool:
+def _same_device(member: Init | NcclProcess | None, name: str | None) -> bool:
     """Whether an edge's `a[name]` can be that rank: nvmlDev or busId, by version."""
     if name is None or not isinstance(member, Init):
         return True

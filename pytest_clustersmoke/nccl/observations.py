@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .grammar import Header
-from .model import Log, Process, Warn, Where
+from .nccl_log import NcclProcess, Warn, Where
 
 MAX_WARNINGS = 1000
 MAX_TORN = 100
 
 
-class Moment(NamedTuple):
+class InitMoment(NamedTuple):
     """When in the life of a process an edge was logged, in inits of communicators."""
 
     completed: int  # inits that this process had completed
@@ -29,7 +29,7 @@ class Variant(NamedTuple):
     role: str | None
     source_id: str | None  # nvmlDev or busId, by version
     destination_id: str | None
-    moment: Moment | None
+    moment: InitMoment | None
 
 
 # Index of the thread (-1: unknown), source, destination, index of the variant.
@@ -41,7 +41,7 @@ EdgeKey = tuple[int, int, int, int]
 CUT, LAST, WHOLE = 0, 1, 2
 
 
-class Seen:
+class SeenEdge:
     """An edge as one thread logged it: its channels as bits, and where it first stood."""
 
     __slots__ = ("channels", "ended", "where")
@@ -54,21 +54,21 @@ class Seen:
 
 # The edges of one thread and variant, by their ranks: one number for both, and a dictionary for
 # many edges, since a job of 512 ranks may have half a million.
-Group = dict[int, Seen]
+Group = dict[int, SeenEdge]
 RANK_BITS = 24  # ranks have seven digits at most
 
 
-def see(group: Group, source: int, destination: int, where: Where, ended: int) -> Seen:
+def see(group: Group, source: int, destination: int, where: Where, ended: int) -> SeenEdge:
     """The entry of an edge, made where it is new."""
     ranks = source << RANK_BITS | destination
     seen = group.get(ranks)
     if seen is None:
-        seen = group[ranks] = Seen(where, ended)
+        seen = group[ranks] = SeenEdge(where, ended)
     seen.ended |= ended
     return seen
 
 
-def each(groups: Mapping[tuple[int, int], Group]) -> Iterator[tuple[EdgeKey, Seen]]:
+def each(groups: Mapping[tuple[int, int], Group]) -> Iterator[tuple[EdgeKey, SeenEdge]]:
     """All edges of groups by thread and variant."""
     for (thread, variant), group in groups.items():
         for ranks, seen in group.items():
@@ -80,7 +80,7 @@ class Init:
     """One rank's init of a communicator, as its process logged it."""
 
     index: int
-    process: Process | None
+    process: NcclProcess | None
     pointer: str
     rank: int
     ranks: int
@@ -102,52 +102,52 @@ class Thread:
     """A thread that logged."""
 
     index: int
-    process: Process
+    process: NcclProcess
     state: ProcessState
     device: str
     completed: list[int] = field(default_factory=list)  # inits, in order
     open: int | None = None
 
-    def moment(self) -> Moment:
-        return Moment(self.state.completed, len(self.completed), self.open)
+    def moment(self) -> InitMoment:
+        return InitMoment(self.state.completed, len(self.completed), self.open)
 
 
 @dataclass
 class ProcessState:
     """What a process said of itself."""
 
-    process: Process
+    process: NcclProcess
     completed: int = 0  # inits
     heads: set[bytes] = field(default_factory=set)  # what the reader knows its lines by
 
 
-class Logged:
+class Observations:
     """Everything seen so far."""
 
     def __init__(self) -> None:
-        self.processes: dict[Process, ProcessState] = {}
+        self.processes: dict[NcclProcess, ProcessState] = {}
         self.threads: list[Thread] = []
         self.inits: list[Init] = []
         self.edges: dict[tuple[int, int], Group] = {}
         self.quoted: dict[tuple[int, int], Group] = {}
         self.variants: list[Variant] = []
-        self.collnet: dict[tuple[Process | None, int, str, str], Seen] = {}
+        self.collnet: dict[tuple[NcclProcess | None, int, str, str], SeenEdge] = {}
         self.versions: dict[str, None] = {}
         self.warnings: dict[tuple[str, str | None], Warn] = {}
-        self.networks: dict[Process | None, dict[str, None]] = {}
-        self.devices: dict[tuple[Process | None, str], dict[int, str | None]] = {}
-        self.without_ib: dict[Process, None] = {}
+        self.networks: dict[NcclProcess | None, dict[str, None]] = {}
+        self.devices: dict[tuple[NcclProcess | None, str], dict[int, str | None]] = {}
+        self.without_ib: dict[NcclProcess, None] = {}
         # By process the communicators (their pointers) that connected NVLS; None: not told which.
-        self.nvls: dict[Process | None, set[str | None]] = {}
+        self.nvls: dict[NcclProcess | None, set[str | None]] = {}
         self.torn: list[Where] = []
         self.torn_count = 0
         self._by_header: dict[tuple[str, Header], Thread] = {}
         self._variant_index: dict[Variant, int] = {}
         self._hosts: dict[tuple[str, str], set[str]] = {}  # of processes of a number
         self._known_hosts: set[tuple[str, str]] = set()
-        self._inits: dict[tuple[Process | None, str, int, str | None], Init] = {}
-        self._parents: dict[tuple[Process | None, str], Init] = {}
-        self._newest: dict[tuple[Process | None, str, int], Init] = {}
+        self._inits: dict[tuple[NcclProcess | None, str, int, str | None], Init] = {}
+        self._parents: dict[tuple[NcclProcess | None, str], Init] = {}
+        self._newest: dict[tuple[NcclProcess | None, str, int], Init] = {}
 
     # -- Who ---------------------------------------------------------------------------------------
 
@@ -169,14 +169,14 @@ class Logged:
             self.threads.append(found)
         return found
 
-    def _process(self, scope: str, host: str, pid: str) -> Process:
+    def _process(self, scope: str, host: str, pid: str) -> NcclProcess:
         """The process of a header. Words of a line that lost its newline may stick to the host:
         `memoryk023` is `k023` where a process of that number is known there."""
         known = self._hosts.get((scope, pid), set()) if pid.isdigit() else set()
         for begin in range(1, len(host) if known else 0):
             if host[begin:] in known and host[begin - 1].isalnum():
-                return Process(scope, host[begin:], pid)
-        return Process(scope, host, pid)
+                return NcclProcess(scope, host[begin:], pid)
+        return NcclProcess(scope, host, pid)
 
     def knows_host(self, scope: str, host: str) -> bool:
         return (scope, host) in self._known_hosts
@@ -196,7 +196,7 @@ class Logged:
         self, thread: Thread | None, key: tuple[int, str, str], channel: int, where: Where
     ) -> None:
         process = thread.process if thread else None
-        seen = self.collnet.setdefault((process, *key), Seen(where, WHOLE))
+        seen = self.collnet.setdefault((process, *key), SeenEdge(where, WHOLE))
         seen.channels |= 1 << min(channel, 1023)
 
     def tear(self, where: Where) -> None:
@@ -209,7 +209,7 @@ class Logged:
         text: str,
         source: str | None,
         function: str | None,
-        process: Process | None,
+        process: NcclProcess | None,
         where: Where,
     ) -> None:
         known = self.warnings.get((text, source))
@@ -255,13 +255,13 @@ class Logged:
             if thread.open == known.index:
                 thread.open = None
 
-    def child(self, process: Process | None, parent: str, which: str) -> str | None:
+    def child(self, process: NcclProcess | None, parent: str, which: str) -> str | None:
         """A name for what was split from a communicator, the same on all its ranks; None where the
         parent's is not known."""
         known = self._parents.get((process, parent))
         return f"{known.comm_id}/{which}" if known and known.comm_id else None
 
-    def list_devices(self, process: Process | None, net: str, names: dict[int, str]) -> None:
+    def list_devices(self, process: NcclProcess | None, net: str, names: dict[int, str]) -> None:
         """NICs by their index. Lists without an owner may be several nodes': what they disagree on
         is not known."""
         known = self.devices.setdefault((process, net), {})
@@ -270,17 +270,12 @@ class Logged:
             known[index] = None if differs else name
 
     def nodes(
-        self, process: Process | None, pointer: str, rank: int, told: tuple[int, int]
+        self, process: NcclProcess | None, pointer: str, rank: int, told: tuple[int, int]
     ) -> None:
         """`nNodes` and `localRank`, which stand in a line of their own after `Init START`."""
         known = self._newest.get((process, pointer, rank))
         if known is not None:
             known.nodes, known.local_rank = told
-
-    def log(self) -> Log:
-        from .assemble import assemble
-
-        return assemble(self)
 
     def _variant(self, variant: Variant) -> int:
         """The number of a variant, given where it is new."""

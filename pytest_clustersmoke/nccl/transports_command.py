@@ -8,12 +8,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..logs.command import add_logs, opened, print_lines, say_refused
-from ..subcommand import add
+from ..logs.log_streams import ReadProgress, name_refused, open_stream
+from ..subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
-    from ..logs.inputs import Inputs
-    from .job import Job
+    from .job_transports import JobTransports
 
 DESCRIPTION = """\
 Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
@@ -51,58 +50,52 @@ def _run(words: argparse.Namespace) -> int:
     # What is read is kept until the end: searching millions of objects for garbage finds none.
     gc.disable()
     try:
-        return _report(words)
+        job = _read(words.logs)
+        log = job.log
+        if job.files or log.edges or log.communicators or log.warnings:
+            print_lines(_lines(job, words))
+        name_refused(job.unreadable)
+        return 2 if job.unreadable else 0
     finally:
         gc.enable()
 
 
-def _report(words: argparse.Namespace) -> int:
+def _read(words: list[str]) -> JobTransports:
+    """Read all there is; what cannot be read is noted in the job."""
     from ..logs.inputs import Inputs
-
-    job = _read(Inputs.of(words.logs))
-    log = job.log
-    if job.files or log.edges or log.communicators or log.warnings:
-        print_lines(_lines(job, words))
-    say_refused(job.unreadable)
-    return 2 if job.unreadable else 0
-
-
-def _read(inputs: Inputs) -> Job:
-    """Read all there is; what cannot be read is told in the job."""
-    from ..logs.progress import Progress
-    from .job import Job
+    from .job_transports import JobTransports
     from .reader import Reader, Unreadable
 
+    inputs = Inputs.of(words)
     reader, read, refused = Reader(), [], list(inputs.refused)
-    with Progress(sys.stderr, inputs.size) as progress:
+    with ReadProgress(sys.stderr, inputs.size) as progress:
         for one in inputs.found:
             try:
-                with opened(one.path, progress) as stream:
+                with open_stream(one.path, progress) as stream:
                     reader.stream(stream, one.name, one.scope)
                 read.append(one.name)
             except Unreadable as error:
                 refused.append((one.name, str(error).removeprefix(one.name).strip()))
             except OSError as error:
                 refused.append((one.name, f"cannot be read: {error.strerror or error}"))
-    log = reader.log()
-    del reader  # its memory is the job's
-    return Job(log, tuple(read), tuple(refused))
+    return JobTransports(reader.log(), tuple(read), tuple(refused))
 
 
-def _lines(job: Job, words: argparse.Namespace) -> Iterator[str]:
-    from ..logs.paper import Paper
-    from . import matrix, render
-    from .record import json_lines
-
+def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
     if words.json:
+        from .transport_json import json_lines
+
         yield from json_lines(job)
         return
-    paper = Paper.of(sys.stdout)
+    from ..logs.text_output import TextOutput
+    from . import matrix, transport_text
+
+    out = TextOutput.of(sys.stdout)
     if not words.matrix:
-        yield from render.text(job, paper, words.all)
+        yield from transport_text.text(job, out, words.all)
         return
-    yield from render.head(job, paper)
+    yield from transport_text.head(job, out)
     if job.links:
         yield ""
-        yield from matrix.matrices(job, paper)
-    yield from render.tail(job, paper)
+        yield from matrix.matrices(job, out)
+    yield from transport_text.tail(job, out)

@@ -8,22 +8,22 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 
+from .attribution import Attribution
 from .communicators import Communicators
-from .evidence import LAST, WHOLE, EdgeKey, Group, Logged, each
 from .grammar import FINAL
-from .model import CollNet, Edge, Log, Process, Where, transport
-from .owners import Owners
+from .nccl_log import CollNet, Edge, Log, NcclProcess, Where, transport
+from .observations import LAST, WHOLE, EdgeKey, Group, Observations, each
 
 Groups = Mapping[tuple[int, int], Group]
 Cut = dict[EdgeKey, Where]
 
 
-def assemble(logged: Logged) -> Log:
+def assemble(logged: Observations) -> Log:
     """Put together what was seen."""
     seen = logged.edges or logged.quoted
     cut = _cut_short(logged, seen)
     communicators = Communicators(logged)
-    edges = list(_edges(logged, Owners(logged, communicators), seen, cut))
+    edges = list(_edges(logged, Attribution(logged, communicators), seen, cut))
     _sort(edges)
     ignored = sum(map(len, logged.quoted.values())) if logged.edges else 0
     return Log(
@@ -41,8 +41,8 @@ def assemble(logged: Logged) -> Log:
     )
 
 
-def _edges(logged: Logged, owners: Owners, groups: Groups, cut: Cut) -> Iterator[Edge]:
-    shared: dict[tuple[int, int], tuple[Process | None, str | None]] = {}
+def _edges(logged: Observations, owners: Attribution, groups: Groups, cut: Cut) -> Iterator[Edge]:
+    shared: dict[tuple[int, int], tuple[NcclProcess | None, str | None]] = {}
     for key, one in each(groups):
         if key in cut:
             continue
@@ -66,7 +66,7 @@ def _edges(logged: Logged, owners: Owners, groups: Groups, cut: Cut) -> Iterator
         )
 
 
-def _cut_short(logged: Logged, groups: Groups) -> Cut:
+def _cut_short(logged: Observations, groups: Groups) -> Cut:
     """The edges whose lines did not end (the last of a file, one that lost its newline), and of
     whose wording something may be lost: `NET/IB/3`, where NCCL wrote `NET/IB/3/GDRDMA`.
 
@@ -117,7 +117,7 @@ def _sort(edges: list[Edge]) -> None:
         edges.sort(key=attrgetter(name))
 
 
-def _collnet(logged: Logged) -> Iterator[CollNet]:
+def _collnet(logged: Observations) -> Iterator[CollNet]:
     for (process, rank, wording, role), seen in logged.collnet.items():
         yield CollNet(
             rank=rank,
@@ -130,7 +130,7 @@ def _collnet(logged: Logged) -> Iterator[CollNet]:
         )
 
 
-def _nic(logged: Logged, process: Process | None, wording: str) -> str | None:
+def _nic(logged: Observations, process: NcclProcess | None, wording: str) -> str | None:
     """The NIC's name in the logger's own list of them. The InfiniBand plugins (`IBext_v8`) print
     theirs under NET/IB, which then lists none itself."""
     told = transport(wording)
