@@ -189,9 +189,9 @@ class PhaseResult:
         Unmeasured where there is not enough history, or where the profile says `warn`.
         """
         __tracebackhide__ = True
-        from .history.check import judge
+        from .history.past_criterion import judge_past
 
-        judge(self)
+        judge_past(self)
 
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them when all ranks had written."""
