@@ -53,7 +53,7 @@ _TABLES = (
     phase TEXT NOT NULL,
     begun REAL NOT NULL,
     setup INTEGER NOT NULL REFERENCES setups (id),
-    good INTEGER NOT NULL,         -- by history_store.is_good: later runs are judged against it
+    good INTEGER NOT NULL,         -- later runs are judged against it
     outcome TEXT NOT NULL,
     reason TEXT NOT NULL,
     finding TEXT NOT NULL,         -- id of the first cause, where one was found
