@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..cluster import load
-from ..controller import seized
 from ..errors import UsageProblems
+from ..locks import seized
 from ..result import OUTCOMES
 from ..rundir import RUN_ID, RunDir, read_json, write_whole
 from ..telemetry import EventWriter, read_events

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
-from pytest_clustersmoke.history.store import Setup
+from pytest_clustersmoke.history.history_store import Setup
 from pytest_clustersmoke.identity import COMPARED
 from pytest_clustersmoke.report.markdown import summary
 from pytest_clustersmoke.report.model import PastRecord, RunRecord
