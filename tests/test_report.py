@@ -85,7 +85,7 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     def broken(run: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pytest_clustersmoke.report.finish.make_record", broken)
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", broken)
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR

@@ -19,7 +19,7 @@ from .store import Setup, text
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from ..report.model import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
+    from .comparison import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
 
 MAX_TREND, MAX_CHANGES = 60, 12
 

@@ -22,9 +22,9 @@ from .database import HistoryUnusable
 from .past import NOT_ENOUGH
 
 if TYPE_CHECKING:
-    from ..report.model import PastRecord
     from ..result import PhaseResult
     from ..rundir import PhaseDir
+    from .comparison import PastRecord
 
 KIND = "history"
 MAX_TEXT = 8000
@@ -78,7 +78,7 @@ def judged(directory: PhaseDir) -> dict[str, PastRecord]:
     there is not what it wrote."""
     from pydantic import TypeAdapter, ValidationError
 
-    from ..report.model import PastRecord
+    from .comparison import PastRecord
 
     said = (read_json(directory.past) or {}).get("past")
     try:

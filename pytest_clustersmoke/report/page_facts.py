@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..references import show
-from .differences import UNKNOWN, facts_of
+from .node_facts import UNKNOWN, common_facts
+from .run_record import DifferenceRecord, FactsRecord
 
-if TYPE_CHECKING:
-    from .model import DifferenceRecord, FactsRecord
-
-# Columns that every table of nodes has, by the names of differences.py.
+# Columns that every table of nodes has, by the names of node_facts.py.
 COLUMNS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 # Facts that say which node it is, and differ between any two.
 OWN = {"node_rank", "node", "time"}
@@ -49,14 +47,14 @@ class NodeTable:
 
 def node_table(nodes: list[FactsRecord], differences: list[DifferenceRecord]) -> NodeTable:
     """Each node's cells: what every such table has, and the facts in which nodes differ."""
-    by_fact = {one["fact"]: one["values"] for one in differences}
-    told = {node["node"]: dict(facts_of(node["facts"])) for node in nodes}
+    by_fact = {one.fact: one.values for one in differences}
+    told = {node.node: dict(common_facts(node.facts)) for node in nodes}
     columns = [name for name in COLUMNS if any(name in facts for facts in told.values())]
     unlike = [name for name in by_fact if name not in columns]
     columns += unlike[:MAX_COLUMNS]
     rows = []
     for node in nodes:
-        cells = [_cell(node["node"], told[node["node"]], name, by_fact) for name in columns]
+        cells = [_cell(node.node, told[node.node], name, by_fact) for name in columns]
         rows.append((node, cells))
     return NodeTable(columns, rows, len(unlike[MAX_COLUMNS:]))
 
@@ -77,9 +75,9 @@ def all_facts(
     there are beyond these."""
     found: dict[str, dict[str, list[str]]] = {}
     for node in nodes:
-        for name, value in _flat("", {k: v for k, v in node["facts"].items() if k not in OWN}):
-            found.setdefault(name, {}).setdefault(value, []).append(node["node"])
-    unlike = {one["fact"] for one in differences}
+        for name, value in _flat("", {k: v for k, v in node.facts.items() if k not in OWN}):
+            found.setdefault(name, {}).setdefault(value, []).append(node.node)
+    unlike = {one.fact for one in differences}
     rows = []
     for name, values in sorted(found.items())[:MAX_FACTS]:
         ordered = sorted(values.items(), key=lambda one: -len(one[1]))
@@ -91,7 +89,7 @@ def all_facts(
 
 
 def _as_named(name: str) -> str:
-    """A flattened fact's name in differences.py."""
+    """A flattened fact's name in node_facts.py."""
     if name.startswith("packages."):
         return "package " + name.partition(".")[2]
     return "driver" if name.endswith(".driver_version") else name

@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
+from pytest_clustersmoke.history.comparison import PastRecord
 from pytest_clustersmoke.history.store import Setup
 from pytest_clustersmoke.identity import COMPARED
-from pytest_clustersmoke.report.markdown import summary
-from pytest_clustersmoke.report.model import PastRecord, RunRecord
-from pytest_clustersmoke.report.standout import stands_out
+from pytest_clustersmoke.report.highlights import stands_out
+from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import write_summary
 
-from ..records import BEGUN, finding, metric, phase
+from ..records import BEGUN, Record, finding, metric, parsed, phase
 from .made import DAY_S, night, nights, of_night, with_versions
 
 FAILED = {"test_x": {"result": "failed", "text": ""}}
@@ -25,7 +25,7 @@ FAILED_PAST = {"status": "fail"}  # of which nothing else counts
 WARNED_PAST = {"status": "warn", "fail": 6.6}
 
 
-def judged(record: RunRecord, directory: Path, name: str = "steps_per_s") -> PastRecord:
+def judged(record: Record, directory: Path, name: str = "steps_per_s") -> PastRecord:
     annotate(record, directory)
     past = record["phases"][0]["metrics"][name]["past"]
     assert past is not None
@@ -175,14 +175,14 @@ def test_what_an_upgrade_costs_is_shown(tmp_path: Path) -> None:
     record = night(30, 6.65, versions=with_versions(driver="560.1"))
     text = judged(record, tmp_path)["text"]
     reporter = Mock()
-    write_summary(reporter, record, [])
+    write_summary(reporter, parsed(record), [])
     told = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
     assert told[f"zero1_4node: {text}"] == {"yellow": True}
-    (group,) = stands_out(record, {"zero1_4node": "a"})
+    (group,) = stands_out(parsed(record), {"zero1_4node": "a"})
     assert (group.id, group.tone) == ("metrics", "warn")
     assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].what
     assert "driver 550.54.15 -> 560.1" in group.items[0].text
-    shown = summary(record).replace("\\", "")
+    shown = summary(parsed(record)).replace("\\", "")
     assert "30.0 % below the median 9.500 of 30 good runs on other versions" in shown
 
 
