@@ -18,7 +18,7 @@ from .made import night, nights
 
 def judged(record: Record, directory: Path) -> PastRecord:
     annotate(record, directory)
-    past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    past: PastRecord | None = record["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert past is not None
     return past
 

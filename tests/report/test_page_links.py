@@ -31,14 +31,14 @@ def dead(report: Path) -> list[str]:
 
 def published(tmp_path: Path, *names: str) -> Path:
     """The report of a run of one phase of two nodes, which left these files."""
-    record = records.run(records.phase("wide", nodes=2))
-    run = RunDir(tmp_path / "runs" / record["run_id"])
+    record = records.parsed(records.run(records.phase("wide", nodes=2)))
+    run = RunDir(tmp_path / "runs" / record.run_id)
     for name in names:
         path = run.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}\n")
-    publish(records.parsed(record), run, tmp_path / "reports", {})
-    return tmp_path / "reports" / record["run_id"]
+    publish(record, run, tmp_path / "reports", {})
+    return tmp_path / "reports" / record.run_id
 
 
 def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
