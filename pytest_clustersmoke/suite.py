@@ -24,7 +24,7 @@ from .items import JobFailed, JobItem, phase_class, phase_classes
 from .live.show import Show, say
 from .phase import Phase
 from .tally import count_report, count_selection, mark_known, mark_report, words_of
-from .verdict import RunTally, Verdict, judge
+from .verdict import RunTally, RunVerdict, judge
 
 if TYPE_CHECKING:
     from .controller import Controller
@@ -42,7 +42,7 @@ class Suite(Collected):
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         super().__init__(config, profile)
         self.tally = RunTally(frozenset(profile.require))
-        self.verdict: Verdict | None = None
+        self.verdict: RunVerdict | None = None
         self.known_remarks: list[str] = []
         self.remarks: list[str] = []  # on the report itself
         self.run: RunDir | None = None
@@ -274,7 +274,7 @@ class Suite(Collected):
             self._say_traceback()
             self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
 
-    def _give_verdict(self) -> Verdict:
+    def _give_verdict(self) -> RunVerdict:
         return judge(self.tally)
 
     def _complete_junit(self) -> None:
@@ -300,15 +300,15 @@ class Suite(Collected):
 
         assert self.run is not None and self.verdict is not None
         return FinishedRun(
-            self.run,
-            self.report_path,
-            self.about,
-            self.tally,
-            self.verdict,
-            self.profile,
-            self.phases,
-            tuple(self.absences),
-            tuple(self.known_remarks),
+            directory=self.run,
+            target=self.report_path,
+            about=self.about,
+            tally=self.tally,
+            verdict=self.verdict,
+            profile=self.profile,
+            phases=self.phases,
+            absences=tuple(self.absences),
+            known_remarks=tuple(self.known_remarks),
         )
 
     @staticmethod

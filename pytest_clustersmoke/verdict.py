@@ -155,7 +155,7 @@ class ProofTally:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """What a run says of its cluster, or a proof of its gates."""
 
     name: str
@@ -168,7 +168,7 @@ class Verdict:
     partial: str  # why the run did not come to its end; empty where it did
 
 
-def judge(run: RunTally) -> Verdict:
+def judge(run: RunTally) -> RunVerdict:
     """The verdict on the cluster."""
     failed, lacking = _failed(run), _not_measured(run)
     known = [one for phase in run.phases.values() for one in phase.known_failures()]
@@ -185,7 +185,7 @@ def judge(run: RunTally) -> Verdict:
     return _verdict(run, name, count, reasons, failed, lacking, known, unjudged)
 
 
-def judge_proof(proof: ProofTally, run: RunTally) -> Verdict:
+def judge_proof(proof: ProofTally, run: RunTally) -> RunVerdict:
     """The verdict on the gates; it says nothing of FIT or UNFIT."""
     unjudged = proof.unjudged()
     failed = _worded({"stayed green": proof.stayed_green, "not as they must be": proof.wrong})
@@ -206,12 +206,12 @@ def _verdict(
     lacking: list[str],
     known: list[KnownFailure],
     unjudged: list[str],
-) -> Verdict:
+) -> RunVerdict:
     if run.interrupted and not reasons:
         reasons = ["interrupted"]
     scope = f" for {run.selection}" if run.selection else ""
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    return Verdict(
+    return RunVerdict(
         name=name,
         exit_status=run.exitstatus if run.ended_early else EXIT_STATUSES[name],
         sentence=f"{name}{scope}: {count}{why}",

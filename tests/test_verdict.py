@@ -17,7 +17,7 @@ from pytest_clustersmoke.verdict import (
     INCONCLUSIVE,
     UNFIT,
     RunTally,
-    Verdict,
+    RunVerdict,
     judge,
 )
 
@@ -47,7 +47,7 @@ def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Ru
     return made
 
 
-def verdict_of(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Verdict:
+def verdict_of(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunVerdict:
     return judge(tally(*reports, require=require, **outcomes))
 
 

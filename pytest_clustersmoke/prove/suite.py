@@ -23,7 +23,7 @@ from ..phase import Phase
 from ..selection import scope_words
 from ..suite import Suite
 from ..tally import words_of
-from ..verdict import CriterionResult, ProofTally, Verdict, judge_proof
+from ..verdict import CriterionResult, ProofTally, RunVerdict, judge_proof
 from .choose import Candidate, alone, best, with_fault
 from .items import GateItem
 from .judge import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
@@ -234,7 +234,7 @@ class ProveSuite(Suite):
     def _count(self, report: pytest.TestReport) -> None:
         """A gate is counted where it is judged; what pytest reports of it says no more."""
 
-    def _give_verdict(self) -> Verdict:
+    def _give_verdict(self) -> RunVerdict:
         return judge_proof(self.proof, self.tally)
 
     def _finished(self) -> FinishedRun:

@@ -7,7 +7,7 @@ publication.py     reports/<run_id>/: the record and its views; run_archive.py: 
 recovery.py        the same for a run whose controller was killed
 page.py, html/     index.html: templates, styles, scripts, and the charts' libraries
     highlights.py: what it says first
-    page_view.py, page_facts.py, page_ranks.py: what it needs of the record
+    page_view.py, page_ranks.py: what it needs of the record
 terminal.py        a failed job's text; the table and the verdict at the end of the output
 junit.py           the properties of cases and of the suite
 summary.py         GitHub's step summary

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import clean
 from .highlights import show_number, unit_words, words
-from .page_facts import all_facts, fact_words, node_table
 from .page_view import (
     PERCENTILES,
     allowed,
     evidence_link,
+    fact_words,
     hardware_words,
     soft,
     spread_cells,
@@ -48,18 +48,13 @@ def page(record: RunRecord, there: Callable[[str], bool] = lambda name: True) ->
     without a link.
     """
     cleaned = RunRecord.model_validate(_clean(record.as_json()))
-    held = view(cleaned)
-    facts, facts_left = all_facts(held.nodes, cleaned.differences)
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             run=cleaned,
-            view=held,
-            nodes=node_table(held.nodes, cleaned.differences),
-            facts=facts,
-            facts_left=facts_left,
+            view=view(cleaned),
             max_differences=MAX_DIFFERENCES,
             scripts=scripts,
             styles=(HERE / "page.css").read_text(encoding="utf-8"),

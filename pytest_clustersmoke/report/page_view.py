@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from ..gpu_model import ANY_GPU
+from ..references import show
 from .highlights import HighlightGroup, changed_since, stands_out, words
+from .node_facts import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .run_record import (
     FactsRecord,
@@ -37,6 +39,8 @@ TONES = {
     "known": "warn",
     "skipped": "none",
 }
+# Columns of the table of nodes, by the names of node_facts.py.
+NODE_FACTS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
 LONG_NAME = re.compile(r"\w{30,}")
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
@@ -57,9 +61,14 @@ class PhaseSection:
     rate: str  # the metric that is its rate; empty where it has none
     ranks: RanksView
     links: LinksView
-    shows_steps: bool
-    shows_own: bool
-    memory: bool
+
+
+@dataclass(frozen=True)
+class FactCell:
+    """A node's fact; `differs`: most nodes have another, though they should be alike in it."""
+
+    text: str
+    differs: bool
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class PageContent:
     stands_out: list[HighlightGroup]
     phases: list[PhaseSection]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
-    nodes: list[FactsRecord]
+    node_columns: list[str]
+    node_rows: list[tuple[FactsRecord, list[FactCell]]]
     scope: str  # what was chosen, where the sentence does not say it
     optional: list[str]  # kinds that are not required, and were not measured
     had_past: bool  # a run of one of these phases came before
@@ -81,16 +91,40 @@ def view(record: RunRecord) -> PageContent:
     standing = stands_out(record, anchors)
     places = {item.where for group in standing for item in group.items}
     phases = [_phase(one, anchors, places) for one in record.phases]
-    nodes = sorted(record.nodes, key=lambda node: _natural(node.node))
+    columns, rows = _node_table(record)
     return PageContent(
         stands_out=standing,
         phases=phases,
         versions=_versions(record.phases),
-        nodes=nodes,
+        node_columns=columns,
+        node_rows=rows,
         scope=_scope(record),
         optional=_optional(record),
         had_past=any(one.trend and one.trend["run_ids"] for one in record.phases),
     )
+
+
+def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, list[FactCell]]]]:
+    """The columns of the table of nodes, and each node with its cells."""
+    by_node = {node.node: dict(common_facts(node.facts)) for node in record.nodes}
+    columns = [name for name in NODE_FACTS if any(name in facts for facts in by_node.values())]
+    usual = {one.fact: next(iter(one.values)) for one in record.differences}
+    rows = []
+    for node in sorted(record.nodes, key=lambda node: _natural(node.node)):
+        cells = []
+        for name in columns:
+            value = by_node[node.node].get(name, UNKNOWN)
+            differs = bool(node.facts) and value != usual.get(name, value)
+            cells.append(FactCell(fact_words(value, name), differs))
+        rows.append((node, cells))
+    return columns, rows
+
+
+def fact_words(value: str, fact: str) -> str:
+    """A fact's value as people read it: bytes as GiB."""
+    if fact.endswith("_bytes") and value.isdecimal():
+        return f"{show(int(value) / 2**30)} GiB"
+    return value
 
 
 def _scope(record: RunRecord) -> str:
@@ -129,7 +163,6 @@ def _anchors(names: Iterable[str]) -> dict[str, str]:
 def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> PhaseSection:
     counted = Counter(one.result for one in record.criteria.values())
     held = [name for name in RATES if name in record.metrics]
-    ranks = record.ranks
     state, tone = _state(record, counted)
     changed, last_good = changed_since(record.changed)
     return PhaseSection(
@@ -144,9 +177,6 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
         rate=held[-1] if held else "",
         ranks=ranks_view(record),
         links=links_view(record),
-        shows_steps=any(one.step_s for one in ranks),
-        shows_own=any(one.own_s for one in ranks),
-        memory=any(isinstance(one.peak_memory_gib, int | float) for one in ranks),
     )
 
 

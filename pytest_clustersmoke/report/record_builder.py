@@ -18,7 +18,7 @@ from ..references import compare
 from ..result import PhaseResult, collect
 from ..rundir import RunDir
 from ..telemetry import METRICS, read_events
-from ..verdict import RunTally, Verdict
+from ..verdict import RunTally, RunVerdict
 from .node_facts import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
@@ -56,7 +56,7 @@ class FinishedRun:
     target: Path  # its report
     about: Mapping[str, Any]  # run.json
     tally: RunTally
-    verdict: Verdict
+    verdict: RunVerdict
     profile: Profile | None = None
     phases: Mapping[str, Phase] = field(default_factory=dict)
     absences: tuple[str, ...] = ()

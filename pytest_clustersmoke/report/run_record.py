@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from pytest_clustersmoke.history.comparison import Number, PastRecord, TrendRecord
 
@@ -178,7 +179,7 @@ class CriterionRecord(_Model):
 
     result: Result
     text: str
-    known: KnownRecord | None = Field(
+    known: KnownRecord | SkipJsonSchema[None] = Field(
         default=None, description="who answers for it, where the result is known"
     )
 
@@ -303,7 +304,7 @@ class RunRecord(_Model):
     nodes: list[FactsRecord]
     differences: list[DifferenceRecord] = Field(description="at most 1,000")
     phases: list[PhaseRecord]
-    proof: ProofRecord | None = None
+    proof: ProofRecord | SkipJsonSchema[None] = None
 
     def as_json(self) -> dict[str, Any]:
         """The record as report.json holds it."""

@@ -16,7 +16,6 @@ import pytest
 
 from pytest_clustersmoke.report import page as page_module
 from pytest_clustersmoke.report.node_facts import find_differences
-from pytest_clustersmoke.report.page_facts import COLUMNS, MAX_COLUMNS
 
 from .. import records
 from . import staged
@@ -323,21 +322,15 @@ def test_up_to_128_ranks_all_are_listed() -> None:
     assert "more are in report.json" not in html
 
 
-def test_a_node_of_many_packages_adds_few_columns() -> None:
-    """2,000 odd packages on one node: the table of nodes says how many facts it has no column
-    for, and so do the tables of differences and facts."""
+def test_a_node_of_many_packages_makes_no_endless_page() -> None:
+    """2,000 odd packages on one node: the table of differences says how many more there are."""
     record = staged.ladder(1)
     record["nodes"][5]["facts"]["packages"] = {f"odd{number}": "1" for number in range(2000)}
     parsed = find_differences(records.parsed(record).nodes)
     record["differences"] = [one.model_dump() for one in parsed]
     html = page(record)
     assert len(html.encode()) < 2e6
-    table = html[html.index('data-table="nodes"') :]
-    head = table[: table.index("</thead>")]
-    assert head.count("<th ") <= 2 + len(COLUMNS) + MAX_COLUMNS
-    assert re.search(r"They differ in 9\d\d more facts, for which this table has no column", html)
     assert f"and {len(record['differences']) - 200} more facts in which nodes differ" in html
-    assert re.search(r"400 of \d{4} facts; the others are in report.json", html)
 
 
 def test_the_libraries_are_those_that_the_readme_names() -> None:
