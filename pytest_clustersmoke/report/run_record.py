@@ -273,7 +273,7 @@ class RunRecord(_Model):
     """A run. Times are Unix seconds, durations seconds, other units stand in the key or beside the
     figure; a number that is not finite is its name."""
 
-    schema_version: Literal[1] = Field(alias="schema")
+    schema_version: Literal[1] = Field(alias="schema", json_schema_extra={"type": "integer"})
     run_id: str
     package_version: str
     cluster: str

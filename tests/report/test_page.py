@@ -68,7 +68,7 @@ def hostile(value: Any, keep: frozenset[str] = frozenset()) -> Any:
 
 
 def hostile_run() -> records.Record:
-    fixed = frozenset({"verdict", "outcome", "result", "status", "severity"})
+    fixed = frozenset({"verdict", "outcome", "result", "status", "severity", "loss"})
     record: records.Record = hostile(staged.run(), fixed)
     for one in record["phases"]:
         one["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)
