@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .cluster import Reference
 
 
+# Outcomes of a job by which the cluster was not measured: it did not fail, and it did not pass.
+NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
 # The two sides of what `require: [transports]` asks for, as criteria judge them.
 INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"
 

@@ -37,7 +37,7 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 def open_history(report_dir: Path) -> Iterator[Connection]:
     """The history there; runs that were killed and never reported are reported first, which stores
     them. Raises UsageProblems where there is none that can be read."""
-    from ..report.recover import recover
+    from ..report.recovery import recover
 
     for line in recover(report_dir, os.environ):
         print(clean.line(line), file=sys.stderr)

@@ -16,7 +16,7 @@ from . import history_database
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from ..report.model import MetricRecord, PhaseRecord, RunRecord
+    from .comparison import MetricRecord, PhaseRecord, RunRecord
 
 # Most of it comes from jobs, and is as long as they like.
 MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096

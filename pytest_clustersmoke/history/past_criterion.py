@@ -22,9 +22,9 @@ from .outlier_judge import NOT_ENOUGH
 from .past_annotation import past_of
 
 if TYPE_CHECKING:
-    from ..report.model import PastRecord
     from ..result import PhaseResult
     from ..rundir import PhaseDir
+    from .comparison import PastRecord
 
 KIND = "history"
 MAX_TEXT = 8000
@@ -78,7 +78,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     there is not what it wrote."""
     from pydantic import TypeAdapter, ValidationError
 
-    from ..report.model import PastRecord
+    from .comparison import PastRecord
 
     said = (read_json(directory.past) or {}).get("past")
     try:

@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.items import TOLD
-from pytest_clustersmoke.known import Acknowledgements
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import RunDir, write_json
+from pytest_clustersmoke.tally import MARKS, count_report
 from pytest_clustersmoke.telemetry import EventWriter
-from pytest_clustersmoke.verdict import FIT, INCONCLUSIVE, UNFIT, Tally
+from pytest_clustersmoke.verdict import (
+    FIT,
+    INCONCLUSIVE,
+    UNFIT,
+    CriterionResult,
+    RunTally,
+    judge,
+)
+from pytest_clustersmoke.waivers import Waivers
 
 from .evidence import Evidence, make_profile
 from .harness import Suite, properties
@@ -31,12 +38,12 @@ SLOW = {"phase": "small", "criterion": "test_rate", "reason": "the switch", "unt
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Callable[..., Acknowledgements]:
+def held(tmp_path: Path) -> Callable[..., Waivers]:
     """The entries of a profile with the phases small and wide, as they hold today."""
 
-    def make(*entries: dict[str, str]) -> Acknowledgements:
+    def make(*entries: dict[str, str]) -> Waivers:
         phases = {"small": None, "wide": None}
-        return Acknowledgements.of(make_profile(tmp_path, phases=phases, known=entries), RUN_ID)
+        return Waivers(make_profile(tmp_path, phases=phases, known=entries), RUN_ID)
 
     return make
 
@@ -71,7 +78,7 @@ def ended(folder: Path, outcome: str, *hosts: tuple[str, ...] | None) -> PhaseRe
     ],
 )
 def test_a_criterion_is_known_by_its_name(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
     tmp_path: Path,
     phase: str,
     criterion: str,
@@ -83,8 +90,8 @@ def test_a_criterion_is_known_by_its_name(
     answer = entries.answer(ended(tmp_path, "passed"), name)
     assert (answer is not None) is known
     if answer is not None:
-        assert (answer["what"], answer["reason"]) == (f"small: {name}", "the switch")
-        assert answer["until"] == SOON and ":" in answer["where"]
+        assert (answer.what, answer.reason) == (f"small: {name}", "the switch")
+        assert answer.until == SOON and ":" in answer.where
 
 
 @pytest.mark.parametrize(
@@ -105,7 +112,7 @@ def test_a_criterion_is_known_by_its_name(
 )
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "lost"])
 def test_a_job_is_known_by_the_hosts_of_all_its_causes(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
     tmp_path: Path,
     hosts: list[tuple[str, ...] | None],
     known: bool,
@@ -132,7 +139,7 @@ def test_a_job_is_known_by_the_hosts_of_all_its_causes(
     ],
 )
 def test_a_new_node_that_fails_in_the_same_way_is_not_known(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
     tmp_path: Path,
     primary: bool,
     detail: object,
@@ -149,7 +156,7 @@ def test_a_new_node_that_fails_in_the_same_way_is_not_known(
 
 @pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
 def test_a_new_node_is_not_hidden_whatever_found_it(
-    held: Callable[..., Acknowledgements], tmp_path: Path, way: str
+    held: Callable[..., Waivers], tmp_path: Path, way: str
 ) -> None:
     """Two nodes of one job fail alike: both must be acknowledged."""
     job = Evidence(tmp_path / "job", nodes=2, ranks_per_node=1).started()
@@ -192,7 +199,7 @@ def test_a_new_node_is_not_hidden_whatever_found_it(
     ],
 )
 def test_a_node_is_known_by_slurms_lists(
-    held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
+    held: Callable[..., Waivers], tmp_path: Path, node: str, matched: list[str]
 ) -> None:
     """Brackets are ranges of numbers, never classes of characters."""
     entries = held({**BAD_NODE, "node": node})
@@ -203,7 +210,7 @@ def test_a_node_is_known_by_slurms_lists(
 
 
 def test_a_warning_and_what_follows_decide_nothing(
-    held: Callable[..., Acknowledgements], tmp_path: Path
+    held: Callable[..., Waivers], tmp_path: Path
 ) -> None:
     """Where no cause is left that names a host, the job is not known."""
     result = ended(tmp_path, "failed", ("n3",))
@@ -213,28 +220,26 @@ def test_a_warning_and_what_follows_decide_nothing(
 
 @pytest.mark.parametrize("findings", [None, 7, "x", [7, None], [{"primary": True, "hosts": None}]])
 def test_findings_that_are_none_are_not_known(
-    held: Callable[..., Acknowledgements], tmp_path: Path, findings: object
+    held: Callable[..., Waivers], tmp_path: Path, findings: object
 ) -> None:
     """Whatever stands in the job's result, nothing raises and nothing is taken for known."""
     result = replace(ended(tmp_path, "failed"), job={"outcome": "failed", "findings": findings})
     assert held(BAD_NODE).answer(result, "job") is None
 
 
-def test_several_nodes_need_several_entries(
-    held: Callable[..., Acknowledgements], tmp_path: Path
-) -> None:
+def test_several_nodes_need_several_entries(held: Callable[..., Waivers], tmp_path: Path) -> None:
     """All that answer are named; the earliest day counts."""
     later = (TODAY + timedelta(days=20)).isoformat()
     other = {"node": "n4", "reason": "fan", "until": later}
     answer = held(BAD_NODE, other).answer(ended(tmp_path, "failed", ("n3", "n4")), "job")
     assert answer is not None
-    assert (answer["reason"], answer["until"]) == ("RMA 4711; fan", SOON)
-    assert answer["where"].count("cluster.yaml:") == 2
+    assert (answer.reason, answer.until) == ("RMA 4711; fan", SOON)
+    assert answer.where.count("cluster.yaml:") == 2
 
 
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "never_ran", "preempted", "lost"])
 def test_a_job_is_known_by_its_phase(
-    held: Callable[..., Acknowledgements], tmp_path: Path, outcome: str
+    held: Callable[..., Waivers], tmp_path: Path, outcome: str
 ) -> None:
     """`job` answers for it however it failed, and so for its criteria's one line."""
     entries = held({**SLOW, "criterion": "job"})
@@ -242,16 +247,14 @@ def test_a_job_is_known_by_its_phase(
     assert entries.answer(result, "job") and entries.answer(result, "test_other")
 
 
-def test_a_cancelled_job_is_not_known(
-    held: Callable[..., Acknowledgements], tmp_path: Path
-) -> None:
+def test_a_cancelled_job_is_not_known(held: Callable[..., Waivers], tmp_path: Path) -> None:
     """We ended it: that is nobody's failure."""
     entries = held({**SLOW, "criterion": "job"}, BAD_NODE)
     assert entries.answer(ended(tmp_path, "cancelled", ("n3",)), "job") is None
 
 
 def test_an_entry_for_a_criterion_does_not_answer_for_the_job(
-    held: Callable[..., Acknowledgements], tmp_path: Path
+    held: Callable[..., Waivers], tmp_path: Path
 ) -> None:
     """Where the job failed no criterion was judged, whatever is known of it."""
     entries = held({**SLOW, "criterion": "test_*"})
@@ -263,20 +266,20 @@ def test_the_last_day_counts_and_the_next_does_not(tmp_path: Path) -> None:
     profile = make_profile(tmp_path, known=[{**SLOW, "until": "2026-01-31"}])
     passed = ended(tmp_path, "passed")
     for run_id, known in (("20260131-235959-abcdef", True), ("20260201-000000-abcdef", False)):
-        assert bool(Acknowledgements.of(profile, run_id).answer(passed, "test_rate")) is known
+        assert bool(Waivers(profile, run_id).answer(passed, "test_rate")) is known
 
 
 # What is told of entries
 
 
-def tally(**outcomes: str) -> Tally:
-    made = Tally(())
-    made.outcomes = outcomes
-    made.chosen = made.all_phases = list(outcomes)
+def tally(**outcomes: str) -> RunTally:
+    made = RunTally(phases_of_cluster=list(outcomes))
+    for name, outcome in outcomes.items():
+        made.phase(name).outcome = outcome
     return made
 
 
-def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
+def test_an_expired_entry_is_told(held: Callable[..., Waivers], tmp_path: Path) -> None:
     """With its line, whatever ran; it answers for nothing."""
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
@@ -298,7 +301,7 @@ def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_pat
     ],
 )
 def test_an_entry_that_nothing_needed_is_told(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
     tmp_path: Path,
     outcomes: dict[str, str],
     result: Any,
@@ -306,21 +309,22 @@ def test_an_entry_that_nothing_needed_is_told(
 ) -> None:
     """Where its criterion was judged and did not fail; where it was not judged, nobody knows."""
     made = tally(**outcomes)
-    made.criteria["small"] = {"test_rate": {"result": result, "text": ""}}
+    made.phase("small").criteria["test_rate"] = CriterionResult(result)
     found = held(SLOW).remarks(made, RunDir(tmp_path))
     assert bool(found) is told
     if told:
         assert found[0].startswith("nothing failed that ") and found[0].endswith("take it out?")
 
 
-@pytest.mark.parametrize("part", ["selection", "interrupted", "exitstatus", "chosen"])
+@pytest.mark.parametrize(
+    "part", [{"selection": "x"}, {"interrupted": True}, {"exitstatus": 2}, {"wide": ""}]
+)
 def test_nothing_is_said_of_entries_after_a_part_of_a_run(
-    held: Callable[..., Acknowledgements], tmp_path: Path, part: str
+    held: Callable[..., Waivers], tmp_path: Path, part: dict[str, Any]
 ) -> None:
     """What was not asked for may fail still."""
-    made = tally(small="passed")
-    values = {"selection": "x", "interrupted": True, "exitstatus": 2, "chosen": ["small", "wide"]}
-    setattr(made, part, values[part])
+    made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
+    made = made if "wide" in part else replace(made, **part)
     assert held(SLOW).remarks(made, RunDir(tmp_path)) == []
 
 
@@ -333,7 +337,7 @@ def test_nothing_is_said_of_entries_after_a_part_of_a_run(
     ],
 )
 def test_a_node_that_nothing_failed_on_is_told(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
     tmp_path: Path,
     node: str,
     hosts: list[str],
@@ -355,7 +359,7 @@ def test_a_node_that_nothing_failed_on_is_told(
 
 
 def test_a_criterion_that_is_not_there_is_misnamed(
-    held: Callable[..., Acknowledgements],
+    held: Callable[..., Waivers],
 ) -> None:
     """With a near name; where a phase was not collected whole, nothing is said."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
@@ -379,7 +383,7 @@ def heard(name: str, outcome: Any, when: Any = "call", **said: str) -> pytest.Te
         longrepr=None,
         when=when,
     )
-    setattr(made, TOLD, {"phase": "small", **said})
+    setattr(made, MARKS, {"phase": "small", **said})
     return made
 
 
@@ -405,20 +409,20 @@ def test_a_known_failure_is_never_a_pass(
     """Alone it makes the run INCONCLUSIVE; whatever else fails makes it UNFIT."""
     made = tally(small=outcome)
     for one in [heard(name, "skipped", **KNOWN), *others]:
-        made.hear(one)
-    assert made.verdict() == verdict
+        count_report(made, one)
+    assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
         said = f"INCONCLUSIVE: 1 of 1 phases (small: {name} is known until {SOON})"
-        assert made.sentence() == said
-        assert [one["what"] for one in made.as_dict()["known"]] == [f"small: {name}"]
-        assert made.as_dict()["known"][0]["where"] == "cluster.yaml:12"
+        assert judge(made).sentence == said
+        (known,) = judge(made).known
+        assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
 
 
 def test_without_known_failures_the_run_is_fit() -> None:
     """What is acknowledged and passed is passed."""
     made = tally(small="passed")
-    made.hear(heard("test_rate", "passed"))
-    assert made.verdict() == FIT and made.known == []
+    count_report(made, heard("test_rate", "passed"))
+    assert judge(made).name == FIT and judge(made).known == []
 
 
 # End to end

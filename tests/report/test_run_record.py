@@ -1,16 +1,16 @@
-"""report.schema.json: what ships is what is made from the types, and every report is by it."""
+"""report.schema.json: what ships is what is made from the models, and every report is by it."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import Any
 
 import jsonschema
 import pytest
 
-from pytest_clustersmoke.report import json_schema
-from pytest_clustersmoke.report.model import SCHEMA
+from pytest_clustersmoke.report.run_record import SCHEMA, SCHEMA_PATH, json_schema
 from tests import records
 from tests.harness import Suite
 
@@ -19,7 +19,7 @@ REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a doc
 
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads(json_schema.SCHEMA_PATH.read_text())
+    schema: dict[str, Any] = json.loads(SCHEMA_PATH.read_text())
     return schema
 
 
@@ -31,8 +31,8 @@ def wrong(record: Any, schema: dict[str, Any]) -> list[str]:
 
 def test_the_schema_file_is_what_is_made() -> None:
     """Whoever reads a report by the schema reads what the package writes."""
-    assert json_schema.SCHEMA_PATH.read_text() == json_schema.text(), (
-        "run python -m pytest_clustersmoke.report.json_schema"
+    assert json.loads(SCHEMA_PATH.read_text()) == json_schema(), (
+        "run python -m pytest_clustersmoke.report.run_record"
     )
 
 
@@ -47,14 +47,36 @@ def test_it_is_a_schema_with_a_name_and_a_version(shipped: dict[str, Any]) -> No
 
 def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
     """A key that nobody wrote down is no part of a report."""
+    assert shipped["additionalProperties"] is False
     for name, record in shipped["$defs"].items():
         assert record["additionalProperties"] is False and record["title"] == name
-    told = shipped["$defs"]["PhaseRecord"]["properties"]
-    assert told["queue_s"]["description"] == "from submission to start"
+        assert record["description"]
+    properties = shipped["$defs"]["PhaseRecord"]["properties"]
+    assert properties["queue_s"]["description"] == "from submission to start"
     assert shipped["$defs"]["FactsRecord"]["properties"]["facts"] == {
-        "description": "as it told them in the last of these",
+        "description": "as the last of these phases found them",
         "type": "object",
     }
+
+
+def test_what_nobody_set_is_left_out() -> None:
+    """A record is written as it was read: with `fault`, `proof` and the like only where they are
+    set, and with null where it is."""
+    plain = records.run(records.phase(trend=None))
+    assert json.loads(json.dumps(records.parsed(plain).as_json())) == json.loads(json.dumps(plain))
+    staged = records.run(records.phase(fault="kill"), proof=records.proof(records.gate()))
+    held = records.parsed(staged).as_json()
+    assert held["phases"][0]["fault"] == "kill" and held["proof"] == staged["proof"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(math.nan, "nan"), (-math.inf, "-inf"), ("inf", "inf"), (1.5, 1.5)]
+)
+def test_a_number_that_is_not_finite_is_its_name(value: Any, written: Any) -> None:
+    """JSON has no NaN."""
+    record = records.run(records.phase(metrics={"final_loss": records.metric(value)}))
+    phase = records.parsed(record).as_json()["phases"][0]
+    assert phase["metrics"]["final_loss"]["value"] == written
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.scope import criterion_of
+from pytest_clustersmoke.selection import criterion_of
 
 from .harness import Suite
 

@@ -10,15 +10,25 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.files import collected_at, write_all
+from pytest_clustersmoke.report import publication
+from pytest_clustersmoke.report.publication import metrics_path, publish
+from pytest_clustersmoke.report.run_record import RunRecord
+from pytest_clustersmoke.rundir import RunDir
 from tests import records
 from tests.harness import Suite
 
 RENDERED = {"report.json", "metrics.prom", "index.html"}
 
 
-def write(tmp_path: Path, record: Any, **environ: str) -> list[str]:
-    return write_all(record, tmp_path / record["run_id"], tmp_path, environ)
+def write(tmp_path: Path, record: records.Record, **environ: str) -> list[str]:
+    return published(tmp_path, records.parsed(record), **environ)
+
+
+def published(tmp_path: Path, record: RunRecord, **environ: str) -> list[str]:
+    """Publish a run that left nothing behind; what could not be written."""
+    run = RunDir(tmp_path / "runs" / record.run_id)
+    _, remarks = publish(record, run, tmp_path, environ)
+    return remarks
 
 
 def test_every_file_is_written_and_may_be_read(tmp_path: Path) -> None:
@@ -57,7 +67,7 @@ def test_each_cluster_has_its_own_metrics(tmp_path: Path) -> None:
         {"selection": "multinode"},
         {"interrupted": True},
         {"partial": "its controller was killed"},
-        {"proof": {"gates": [], "not_applicable": {}}, "verdict": "PROVEN"},
+        {"proof": records.proof(), "verdict": "PROVEN"},
     ],
 )
 def test_a_run_that_is_not_whole_does_not_stand_for_the_cluster(
@@ -72,9 +82,8 @@ def test_a_run_that_is_not_whole_does_not_stand_for_the_cluster(
 
 def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:
     """A cluster's name is part of one file name."""
-    assert collected_at(records.run(cluster="../up/and away"), tmp_path) == (
-        tmp_path / "metrics-..%2Fup%2Fand%20away.prom"
-    )
+    record = records.parsed(records.run(cluster="../up/and away"))
+    assert metrics_path(record, tmp_path) == [tmp_path / "metrics-..%2Fup%2Fand%20away.prom"]
 
 
 def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -97,17 +106,24 @@ def test_another_file_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None
     assert {path.name for path in (tmp_path / record["run_id"]).iterdir()} == RENDERED
 
 
-def test_a_record_that_cannot_be_rendered_is_a_remark(tmp_path: Path) -> None:
+def test_a_record_that_cannot_be_rendered_is_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mistake in a page costs no run its report."""
-    record: Any = records.run()
-    record["phases"][0]["metrics"] = None
-    remarks = write(tmp_path, record)
+    record = records.parsed(records.run())
+
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    for view in ("exposition", "page"):
+        monkeypatch.setattr(publication, view, broken)
+    remarks = published(tmp_path, record)
     assert [one.split(" was not written: ")[0] for one in remarks] == [
         "metrics.prom",
         "metrics-gilbreth.prom",
         "index.html",
     ]
-    assert (tmp_path / record["run_id"] / "report.json").is_file()
+    assert (tmp_path / record.run_id / "report.json").is_file()
 
 
 def test_a_real_run_leaves_them(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:

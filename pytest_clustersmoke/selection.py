@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import pytest
 
 from . import clean
-from .items import JobItem, phase_class
-
-if TYPE_CHECKING:
-    from .items import PhaseClass
+from .items import JobItem, PhaseClass, phase_class
 
 # Options that leave tests out, and leave nothing out where all of them are to run.
 MAYBE = {"lf": "--last-failed", "stepwise": "--stepwise"}
 
 
-def selecting(config: pytest.Config, is_cut: bool) -> list[str]:
-    """The words that select tests. `is_cut`: some criteria of the phases that run are left out."""
+def scope_words(config: pytest.Config, is_cut: bool, part: Iterable[str] = ()) -> str:
+    """What was selected and changed; empty where all runs as it stands.
+
+    `is_cut`: some criteria of the phases that run are left out. `part`: the phases that run, where
+    these are not all of the cluster's.
+    """
+    words = _selecting(config, is_cut) or list(filter(None, [", ".join(part)]))
+    if len(words) > 1:
+        words = [f"({word})" if " or " in word else word for word in words]
+    how = _changed(config)
+    return " ".join(filter(None, [" and ".join(words) or (how and "all"), how]))
+
+
+def _selecting(config: pytest.Config, is_cut: bool) -> list[str]:
+    """The words that select tests."""
     nodes = [word for word in config.args if "::" in word]
     words = [config.getoption("markexpr", ""), config.getoption("keyword", ""), *nodes]
     if is_cut:
@@ -38,7 +47,7 @@ def is_whole(config: pytest.Config) -> bool:
     ) and not any(config.getoption(name, None) for name in options)
 
 
-def changed(config: pytest.Config) -> str:
+def _changed(config: pytest.Config) -> str:
     """What --cluster-set changed of the phases; empty where it changed nothing."""
     words = [clean.line(word) for word in config.getoption("--cluster-set", None) or ()]
     return f"with --cluster-set {', '.join(words)}" if words else ""

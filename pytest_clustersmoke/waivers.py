@@ -1,88 +1,46 @@
 """Acknowledged failures: which entry of `known` in cluster.yaml answers for one, and until when.
 
-A known failure is neither green nor red: pytest is told of an expected failure, and the verdict is
-never better than INCONCLUSIVE. An entry answers only for what it names. An error in a criterion's
-own code, a finding that names no host, a host that nobody acknowledged: these stay failures.
+A known failure is neither green nor red: the verdict is never better than INCONCLUSIVE. An entry
+answers only for what it names. A finding that names no host, a host that nobody acknowledged: these
+stay failures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import date, datetime
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from .cluster import Known, Profile
 from .errors import Problem, near
 from .hostlist import expand
-from .items import JobFailed, told_of
-from .rundir import read_json
-from .verdict import words_of
+from .rundir import RunDir, read_json
+from .verdict import JOB, KnownFailure, RunTally
 
 if TYPE_CHECKING:
-    from .cluster import Known, Profile
-    from .report.model import KnownRecord
     from .result import PhaseResult
-    from .rundir import RunDir
-    from .verdict import Tally
 
-JOB = "job"
-# How a criterion says that something does not hold; any other exception is a mistake in its code.
-JUDGED = (AssertionError, JobFailed, pytest.fail.Exception)
 # A job that was cancelled was ended by us: that is nobody's failure.
 NO_FAILURE = {"passed", "cancelled"}
 # What a finding calls a host that it could not tell.
 NO_HOST = {"unknown", ""}
 
 
-class Acknowledgements:
+class Waivers:
     """The entries of one profile, as they hold on the day on which the run began."""
 
-    def __init__(self, profile: Profile, day: date) -> None:
+    def __init__(self, profile: Profile, run_id: str) -> None:
+        # By the day in the run's name, which all its processes go by.
+        day = datetime.strptime(run_id[:8], "%Y%m%d").date()
         self._phases = tuple(profile.phases)
         places = [profile.where("known", index) for index in range(len(profile.known))]
         entries = list(zip(profile.known, places, strict=True))
         self._held = [(entry, where) for entry, where in entries if day <= entry.until]
         self._expired = [(entry, where) for entry, where in entries if day > entry.until]
 
-    @classmethod
-    def of(cls, profile: Profile, run_id: str) -> Acknowledgements:
-        """As they hold for a run: all its processes go by the day in its name."""
-        return cls(profile, datetime.strptime(run_id[:8], "%Y%m%d").date())
-
-    # What an entry answers for
-
-    def mark(
-        self, report: pytest.TestReport, item: pytest.Item, result: PhaseResult, error: object
-    ) -> None:
-        """Make a failure that is known one that was expected; leave any other as it is.
-
-        Where the job did not pass, set-up and teardown have nothing to work on: whatever they
-        raise is known with the job. An xfail of the suite gets its owner here, where it has one.
-        """
-        if not report.failed and not hasattr(report, "wasxfail"):
-            return
-        is_judged = report.when == "call" and isinstance(error, JUDGED)
-        if result.outcome == "passed" and not is_judged:
-            return
-        known = self.answer(result, item.name)
-        if known is None:
-            return
-        properties = [
-            ("known", known["reason"]),
-            ("known_until", known["until"]),
-            ("known_where", known["where"]),
-        ]
-        told_of(report).update(properties)
-        for one in (item, report):  # JUnit reads those of the teardown
-            one.user_properties += [pair for pair in properties if pair not in one.user_properties]
-        first = next(iter(words_of(report).splitlines()), "")
-        report.outcome = "skipped"
-        report.wasxfail = f"{sentence(known)}: {first}"
-
-    def answer(self, result: PhaseResult, criterion: str) -> KnownRecord | None:
+    def answer(self, result: PhaseResult, criterion: str) -> KnownFailure | None:
         """The entry for a criterion of this phase that failed. Where the job did not pass, no
         criterion was judged: what answers for the job answers for them."""
         if result.outcome == "passed":
@@ -91,11 +49,11 @@ class Acknowledgements:
             return None
         return self._of_criterion(result.name, JOB) or self._of_nodes(result)
 
-    def _of_criterion(self, phase: str, criterion: str) -> KnownRecord | None:
+    def _of_criterion(self, phase: str, criterion: str) -> KnownFailure | None:
         found = (one for one in self._held if _names(one[0], phase, criterion))
-        return next((_record(f"{phase}: {criterion}", [one]) for one in found), None)
+        return next((_failure(f"{phase}: {criterion}", [one]) for one in found), None)
 
-    def _of_nodes(self, result: PhaseResult) -> KnownRecord | None:
+    def _of_nodes(self, result: PhaseResult) -> KnownFailure | None:
         """The entries that answer for every host that failed by itself; none where a finding names
         no host, or where no cause is left."""
         by_host = self._by_host(result)
@@ -103,7 +61,7 @@ class Acknowledgements:
         if not by_host or len(entries) < len(by_host):
             return None
         found = [one for index, one in enumerate(entries) if one not in entries[:index]]
-        return _record(f"{result.name}: {JOB}", found)
+        return _failure(f"{result.name}: {JOB}", found)
 
     def beside(self, result: PhaseResult) -> list[str]:
         """The hosts that nobody answers for, where somebody does for others of the same job."""
@@ -150,18 +108,16 @@ class Acknowledgements:
                 )
         return found
 
-    def remarks(self, tally: Tally, run: RunDir) -> list[str]:
+    def remarks(self, tally: RunTally, run: RunDir) -> list[str]:
         """Entries that have expired; after a full run also those that nothing needed."""
-        told = [
+        expired = [
             f"the acknowledgement at {where} expired on {entry.until}: renew it, or take it out"
             for entry, where in self._expired
         ]
-        if _is_full(tally):
-            told += self._unneeded(tally, run)
-        return told
+        return [*expired, *self._unneeded(tally, run)] if _is_full(tally) else expired
 
-    def _unneeded(self, tally: Tally, run: RunDir) -> Iterator[str]:
-        jobs = {name: read_json(run.phase(name).result) or {} for name in tally.chosen}
+    def _unneeded(self, tally: RunTally, run: RunDir) -> Iterator[str]:
+        jobs = {name: read_json(run.phase(name).result) or {} for name in tally.phases}
         hosts = {host for job in jobs.values() for one in _findings(job) for host in _hosts(one)}
         for entry, where in self._held:
             unneeded = f"nothing failed that {where} answers for"
@@ -171,11 +127,6 @@ class Acknowledgements:
             elif not any(_is_node(entry, host) for host in hosts):
                 had = any(_is_node(entry, node) for name in jobs for node in _nodes(run, name))
                 yield f"{unneeded}{': take it out?' if had else ', and no job ran on such a node'}"
-
-
-def sentence(known: KnownRecord) -> str:
-    """Why, until when, and where that is written."""
-    return f"{known['reason']} (known until {known['until']}, {known['where']})"
 
 
 def _names(entry: Known, phase: str, criterion: str) -> bool:
@@ -207,14 +158,14 @@ def _names_of(node: str) -> tuple[str, ...]:
     return tuple(expand(node))
 
 
-def _record(what: str, entries: list[tuple[Known, str]]) -> KnownRecord:
+def _failure(what: str, entries: list[tuple[Known, str]]) -> KnownFailure:
     """All that answer for one failure, as one; it holds as long as each of them does."""
-    return {
-        "what": what,
-        "reason": "; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
-        "until": min(entry.until for entry, _ in entries).isoformat(),
-        "where": ", ".join(dict.fromkeys(where for _, where in entries)),
-    }
+    return KnownFailure(
+        what,
+        "; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
+        min(entry.until for entry, _ in entries).isoformat(),
+        ", ".join(dict.fromkeys(where for _, where in entries)),
+    )
 
 
 def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -243,28 +194,23 @@ def _nodes(run: RunDir, phase: str) -> Iterator[str]:
         yield str((read_json(directory.node_facts(number)) or {}).get("node", ""))
 
 
-def _is_full(tally: Tally) -> bool:
+def _is_full(tally: RunTally) -> bool:
     """Whether every phase and criterion of the cluster was asked for, and the run came to its
     end."""
-    return (
-        not tally.scope_told()
-        and not tally.interrupted
-        and tally.exitstatus <= 1
-        and set(tally.chosen) == set(tally.outcomes)
-    )
+    ended = not tally.interrupted and not tally.ended_early
+    return ended and not tally.scope() and all(one.outcome for one in tally.phases.values())
 
 
-def _was_judged(entry: Known, tally: Tally) -> bool:
+def _was_judged(entry: Known, tally: RunTally) -> bool:
     """Whether the phases that an entry names were judged as far as it needs: a criterion is where
     its job passed."""
-    phases = _phases(entry, tally.chosen)
     judged = {"passed"} if entry.criterion != JOB else {"passed", "failed", "cluster_failed"}
-    return all(tally.outcomes.get(one) in judged for one in phases)
+    return all(tally.phases[name].outcome in judged for name in _phases(entry, tally.phases))
 
 
-def _failed(entry: Known, tally: Tally) -> bool:
+def _failed(entry: Known, tally: RunTally) -> bool:
     return any(
-        one["result"] in ("failed", "known") and _names(entry, phase, name)
-        for phase in _phases(entry, tally.chosen)
-        for name, one in tally.criteria.get(phase, {}).items()
+        one.result in ("failed", "known") and _names(entry, phase, name)
+        for phase in _phases(entry, tally.phases)
+        for name, one in tally.phases[phase].criteria.items()
     )

@@ -14,10 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_clustersmoke import clean
-from pytest_clustersmoke.report.github import MAX_STEP_BYTES, add_step_summary
-from pytest_clustersmoke.report.markdown import MAX_BYTES, MORE, short, summary
-from pytest_clustersmoke.report.markdown_text import APART, block, code, inline, table
-from pytest_clustersmoke.report.terminal import row_of
+from pytest_clustersmoke.report.summary import (
+    APART,
+    MAX_BYTES,
+    MAX_STEP_BYTES,
+    MORE,
+    add_step_summary,
+    block,
+    code,
+    inline,
+    short_summary,
+    summary,
+    table,
+)
+from pytest_clustersmoke.report.terminal import phase_row
 from tests import records
 
 HOSTILE = (
@@ -107,7 +117,7 @@ def test_it_says_what_is_known() -> None:
         "fail": 9.0,
         "text": "21 % below the median of 9 runs",
     }
-    record = records.run(
+    plain = records.run(
         bad,
         slow,
         verdict="UNFIT",
@@ -117,10 +127,11 @@ def test_it_says_what_is_known() -> None:
         differences=[{"fact": "driver", "values": {"550": ["node0"], "560": ["node1"]}}],
         partial="it was interrupted",
     )
+    record = records.parsed(plain)
     shown = rendered(summary(record))
     text = letters(shown)
     assert shown.startswith("<h2>gilbreth: UNFIT</h2>\n<p><strong>UNFIT: 2 of 2 phases (zero1_4")
-    assert cells(shown)[1:] == [row_of(bad), row_of(slow)]
+    assert cells(shown)[1:] == [phase_row(phase) for phase in record.phases]
     for words in (
         "Finding rank-killed: rank 3 was killed by signal 9 (node1, rank 3)",
         "Next: look into the kernel's log of node1",
@@ -133,14 +144,14 @@ def test_it_says_what_is_known() -> None:
         "driver: 550 on node0; 560 on node1",
         "lora is not on gilbreth: needs 8 GPUs a node, it has 2",
         "Not all is known: it was interrupted.",
-        record["run_id"],
+        record.run_id,
     ):
         assert words in text, words
 
 
 def test_a_healthy_run_is_short() -> None:
     """Where nothing is wrong, the table is all there is."""
-    shown = rendered(summary(records.run()))
+    shown = rendered(summary(records.parsed(records.run())))
     assert "<h3>" not in shown and letters(shown).count("FIT") == 2
 
 
@@ -148,31 +159,22 @@ def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
     """Each would say no more than that the job failed."""
     bad = records.phase(outcome="failed", findings=[records.finding()])
     bad["criteria"]["test_rate"] = {"result": "failed", "text": "see ::job"}
-    assert "test_rate" not in summary(records.run(bad))
+    assert "test_rate" not in summary(records.parsed(records.run(bad)))
 
 
 def test_known_failures_are_named() -> None:
     """With who answers for them, and until when."""
     known = {"what": "a: job", "reason": "bad cable", "until": "2026-12-01", "where": "c.yaml:9"}
-    text = letters(rendered(summary(records.run(known=[known], known_remarks=["one is over"]))))
+    record = records.parsed(records.run(known=[known], known_remarks=["one is over"]))
+    text = letters(rendered(summary(record)))
     assert "a: job: bad cable (known until 2026-12-01, c.yaml:9)" in text and "one is over" in text
 
 
 def test_a_proof_shows_its_gates() -> None:
     """One line a gate, as the terminal has it."""
-    gate = {
-        "fault": "kill",
-        "phase": "ddp",
-        "red": ["job"],
-        "finding": "rank-killed",
-        "ranks": [1],
-        "hosts": [],
-        "seconds": 4.25,
-        "status": "proven",
-        "reasons": [],
-    }
-    proof = {"gates": [gate], "not_applicable": {"ib": "no InfiniBand"}}
-    text = letters(rendered(summary(records.run(verdict="PROVEN", proof=proof))))
+    proof = records.proof(records.gate(), ib="no InfiniBand")
+    record = records.parsed(records.run(verdict="PROVEN", proof=proof))
+    text = letters(rendered(summary(record)))
     assert "rank-killed" in text and "ib is not staged: no InfiniBand" in text
 
 
@@ -180,14 +182,14 @@ def test_it_is_bounded() -> None:
     """However much went wrong, GitHub shows it, and it says that there is more."""
     findings = [records.finding(cause=HOSTILE * 40, fix=HOSTILE * 40) for _ in range(20)]
     phases = [records.phase(f"phase_{n}", outcome="failed", findings=findings) for n in range(40)]
-    text = summary(records.run(*phases))
+    text = summary(records.parsed(records.run(*phases)))
     assert MAX_BYTES * 0.9 < len(text.encode()) <= MAX_BYTES and text.endswith(f"{MORE}\n")
     assert len(cells(rendered(text))) == 41
 
 
 def test_it_is_added_to_the_step(tmp_path: Path) -> None:
     """Behind what the step has said before; without GitHub nothing is written."""
-    path, record = tmp_path / "step.md", records.run()
+    path, record = tmp_path / "step.md", records.parsed(records.run())
     add_step_summary(record, {})
     add_step_summary(record, {"GITHUB_STEP_SUMMARY": ""})
     assert not list(tmp_path.iterdir())
@@ -199,10 +201,10 @@ def test_it_is_added_to_the_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", [10_000, 300, 5])
 def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
     """Beyond 1 MiB GitHub drops everything: the verdict alone is told, or nothing."""
-    path, record = tmp_path / "step.md", records.run()
+    path, record = tmp_path / "step.md", records.parsed(records.run())
     path.write_text("x" * (MAX_STEP_BYTES - room))
     before = path.stat().st_size
-    assert 5 < len(short(record).encode()) < 300 < len(summary(record).encode()) < 10_000
+    assert 5 < len(short_summary(record).encode()) < 300 < len(summary(record).encode()) < 10_000
     if room == 5:
         with pytest.raises(OSError, match="the step's summary is full: 1048576 bytes"):
             add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
@@ -210,7 +212,7 @@ def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
     else:
         add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
         added = path.read_text()[before:]
-        assert added == f"\n{summary(record) if room == 10_000 else short(record)}"
+        assert added == f"\n{summary(record) if room == 10_000 else short_summary(record)}"
 
 
 def test_a_disk_that_is_full_leaves_the_step_as_it_was(
@@ -222,7 +224,7 @@ def test_a_disk_that_is_full_leaves_the_step_as_it_was(
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, made: write(fd, made[:10]))
     with pytest.raises(OSError, match="only 10 of"):
-        add_step_summary(records.run(), {"GITHUB_STEP_SUMMARY": str(path)})
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(path)})
     assert path.read_text() == "before"
 
 
@@ -231,6 +233,6 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError):
-        add_step_summary(records.run(), {"GITHUB_STEP_SUMMARY": str(pipe)})
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(pipe)})
     with pytest.raises(OSError, match="names /dev/null, which is no file"):
-        add_step_summary(records.run(), {"GITHUB_STEP_SUMMARY": "/dev/null"})
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": "/dev/null"})

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.model import PhaseRecord
-from pytest_clustersmoke.report.standout import Group, changed_since, stands_out
+from pytest_clustersmoke.report.highlights import (
+    HighlightGroup,
+    changed_since,
+    stands_out,
+)
 
 from .. import records
 from . import staged
@@ -15,10 +18,10 @@ from . import staged
 CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 
 
-def found(*phases: PhaseRecord, **changes: Any) -> dict[str, Group]:
+def found(*phases: records.Record, **changes: Any) -> dict[str, HighlightGroup]:
     run = records.run(*phases, **changes)
     anchors = {one["phase"]: f"phase-{one['phase']}" for one in run["phases"]}
-    return {group.id: group for group in stands_out(run, anchors)}
+    return {group.id: group for group in stands_out(records.parsed(run), anchors)}
 
 
 def test_nothing_stands_out_of_a_sound_run() -> None:
@@ -183,12 +186,9 @@ def test_of_many_of_a_kind_some_are_listed_and_the_rest_is_counted() -> None:
 
 def test_gates_that_are_not_proven_stand_out_of_a_proof() -> None:
     """The phases of a proof fail on purpose; its gates are what counts."""
-    gates = [
-        {"fault": "killed", "status": "proven"},
-        {"fault": "slow", "status": "stayed green", "reasons": ["no criterion turned red"]},
-    ]
-    told = {"gates": gates, "not_applicable": {}}
-    groups = found(staged.failed_phase(), proof=told)
+    reasons = ["no criterion turned red"]
+    green = records.gate("slow", status="stayed green", reasons=reasons)
+    groups = found(staged.failed_phase(), proof=records.proof(records.gate("killed"), green))
     assert list(groups) == ["gates"]
     (item,) = groups["gates"].items
     assert (item.what, item.text) == ("slow: stayed green", "no criterion turned red")

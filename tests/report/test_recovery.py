@@ -90,12 +90,12 @@ def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
 DIES = """\
 import os
 import signal
-import pytest_clustersmoke.report.files as files
+import pytest_clustersmoke.report.publication as publication
 def die(*given):
     if not os.path.exists("survive"):
         os.kill(os.getpid(), signal.SIGKILL)
     return page(*given)
-page, files._page = files._page, die
+page, publication.page = publication.page, die
 """
 
 

@@ -7,51 +7,41 @@ jobs may still run: the scheduler was never told to end them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-from ..cluster import load
+from ..cluster import Profile, load
 from ..errors import UsageProblems
 from ..locks import seized
 from ..result import OUTCOMES
-from ..rundir import RUN_ID, RunDir, read_json, write_whole
+from ..rundir import RUN_ID, RunDir, read_json
 from ..telemetry import EventWriter, read_events
-from ..verdict import Tally
-from .publish import publish
-from .record import Run, make_record
+from ..verdict import CriterionResult, KnownFailure, RunTally, judge
+from .publication import GIVEN_UP, give_up, publish
+from .record_builder import FinishedRun, make_record
+from .run_record import RunRecord
 
-if TYPE_CHECKING:
-    from ..cluster import Profile
-    from .model import CriterionRecord, RunRecord
-
-GIVEN_UP = "report_failed.txt"
 RESULTS = ("passed", "failed", "skipped", "known")
 
 
 def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
     """Report every run that was announced in this directory and never reported to the end, if its
     controller is dead; returns a line on each."""
-    told = []
+    lines = []
     for target, run, about in _unreported(report_dir):
         with seized(run) as dead:
             if dead:
                 try:
-                    told += _report(target, run, about, environ)
+                    lines += _report(target, run, about, environ)
                 except OSError as error:
-                    told.append(f"run {target.name} cannot be reported now: {error}")
+                    lines.append(f"run {target.name} cannot be reported now: {error}")
                 except Exception as error:  # once: else it would be met by every later command
                     words = f"{type(error).__name__}: {error}"
-                    given_up(target, words)
-                    told.append(f"run {target.name} was never reported, and cannot be: {words}")
-    return told
-
-
-def given_up(target: Path, words: str) -> None:
-    """Mark a run whose report cannot be made, so that nobody tries again."""
-    with contextlib.suppress(OSError):
-        write_whole(target / GIVEN_UP, words + "\n", 0o644)
+                    give_up(target, words)
+                    lines.append(f"run {target.name} was never reported, and cannot be: {words}")
+    return lines
 
 
 def _report(
@@ -59,21 +49,23 @@ def _report(
 ) -> list[str]:
     written = read_json(target / "report.json")
     if written is not None and written.get("run_id") == target.name:
-        return _complete(target, run, cast("RunRecord", written))
+        return _complete(target, run, RunRecord.model_validate(written))
     tally, partial = _tally(run, about)
-    record = make_record(Run(run, about, tally, _profile(about, environ), partial=partial))
+    verdict = replace(judge(tally), partial=partial)
+    profile = _profile(about, environ)
+    record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
     _close(run)
     # Of the environment nothing: a summary of today's step in CI is not that run's.
-    remarks = publish(record, run, target.parent, {}, latest="")
+    _, remarks = publish(record, run, target.parent, {})
     return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     """Do what was still to be done when the controller was killed behind report.json."""
     _close(run)
-    remarks = publish(record, run, target.parent, {}, latest="")
+    _, remarks = publish(record, run, target.parent, {})
     if not _is_whole(target):  # its journal is too large, say: once is enough
-        given_up(target, "the evidence cannot be copied")
+        give_up(target, "the evidence cannot be copied")
     return [f"run {target.name}: killed before its report was whole; it is now: {target}", *remarks]
 
 
@@ -109,36 +101,42 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
             yield target, run, about
 
 
-def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[Tally, str]:
+def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
     """What the journal says was judged, and how the run ended, in words."""
-    tally = Tally(about.get("require", ()), interrupted=True)
-    tally.chosen = [str(name) for name in about.get("phases_chosen", ())]
-    tally.all_phases = [str(name) for name in about.get("phases_of_cluster", ())]
+    tally = RunTally(frozenset(about.get("require", ())), interrupted=True)
+    tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
     tally.selection = str(about.get("selection", ""))
+    for name in about.get("phases_chosen", ()):
+        outcome = (read_json(run.phase(str(name)).result) or {}).get("outcome")
+        tally.phase(str(name)).outcome = outcome if outcome in OUTCOMES else ""
     journal = read_events(run.journal)
-    for one in journal.named("judged"):
-        result, phase = one.get("result"), str(one.get("phase"))
-        if result in RESULTS and phase in tally.chosen:
-            criteria = tally.criteria.setdefault(phase, {})
-            judged: CriterionRecord = {"result": result, "text": str(one.get("text"))}
-            if isinstance(one.get("known"), dict):
-                judged["known"] = one["known"]
-            criteria[str(one.get("criterion"))] = judged
-    for name in tally.chosen:
-        outcome = (read_json(run.phase(name).result) or {}).get("outcome")
-        if outcome in OUTCOMES:
-            tally.outcomes[name] = outcome
+    for event in journal.named("judged"):
+        phase = tally.phases.get(str(event.get("phase")))
+        if phase is not None and event.get("result") in RESULTS:
+            phase.criteria[str(event.get("criterion"))] = _criterion(event)
     tally.other_failures = sum(1 for _ in journal.named("failed"))
     closed = journal.last("closed")
     if closed is not None and not closed.get("recovered"):
         return tally, "its report could not be written when it ended"
     left = [
-        str(one["job_id"])
-        for one in journal.named("submitted")
-        if one.get("job_id") and one.get("phase") not in tally.outcomes
+        str(event["job_id"])
+        for event in journal.named("submitted")
+        if event.get("job_id") and not _is_over(tally, event.get("phase"))
     ]
     jobs = f"; nobody ended its job{'s' * (len(left) > 1)} {', '.join(left)}" if left else ""
     return tally, f"its controller was killed{jobs}"
+
+
+def _criterion(event: Mapping[str, Any]) -> CriterionResult:
+    known = event.get("known")
+    if not isinstance(known, dict) or {*known} != {"what", "reason", "until", "where"}:
+        return CriterionResult(event["result"], str(event.get("text")))
+    owner = KnownFailure(**{key: str(value) for key, value in known.items()})
+    return CriterionResult(event["result"], str(event.get("text")), owner)
+
+
+def _is_over(tally: RunTally, phase: object) -> bool:
+    return phase in tally.phases and bool(tally.phases[str(phase)].outcome)
 
 
 def _close(run: RunDir) -> None:
