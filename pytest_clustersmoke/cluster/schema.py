@@ -221,6 +221,10 @@ class Profile(_Model):
     require: tuple[str, ...] = Field(
         default=(), description="kinds of criteria without which a phase cannot be FIT"
     )
+    sizes: Literal["full", "small"] = Field(
+        default="full",
+        description="`small`: each phase runs with the arguments that its marker gives as `small`",
+    )
     phases: dict[str, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
         description="the phases that run here, with what this cluster sets for each"
     )

@@ -188,6 +188,7 @@ def _on_cores() -> list[Item]:
         Entry("env", Block((Entry("common", one_thread),))),
         Entry("history_check", "warn"),
         Entry("stage_limits_s", Block(Entry(key, s) for key, s in sizes.STAGE_LIMITS_S.items())),
+        Entry("sizes", "small"),
     ]
 
 
@@ -197,7 +198,7 @@ def _phases(phases: list[Sized], remark: str = "") -> Entry:
         if one.left_out:
             items.append(Remark(f"{one.name} is left out: {one.left_out}"))
             continue
-        if one.settings.get("args", {}).get("model") is None and one.name.startswith("lora"):
+        if one.gpus == sizes.NEEDS[one.name][1] and one.name.startswith("lora"):
             items.append(Remark(f"{MARK}: {one.name} downloads Mistral-7B to $HF_HOME of the node"))
         settings = Block(Entry(key, value) for key, value in one.settings.items())
         items.append(Entry(one.name, settings if one.settings else None))

@@ -33,35 +33,17 @@ ONE_NODE_S, SEVERAL_NODES_S = 1800, 3600
 # Of a node's memory the rest stays with its system.
 MEMORY_SHARE = 0.9
 
-_TRAIN = {"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001}
-_ZERO = {
-    "hidden_size": 128,
-    "layers": 2,
-    "micro_batch": 8,
-    "steps": 30,
-    "learning_rate": 0.001,
-    # DeepSpeed 0.14 goes over a whole bucket at each step, full or not.
-    "bucket_size": 1000000,
-}
-_LORA = {
-    "model": "tiny",
-    "dataset": "shipped",
-    "subset_size": 64,
-    "seq_len": 64,
-    "learning_rate": 0.005,
-}
-_SWEEP = {"max_bytes": 2097152, "factor": 8, "iterations": 3, "warmup": 1, "repeats": 3}
-# Sizes that two CPU cores train in seconds: those of the profiles `local` and `lab` that ship.
+# Where two CPU cores train `small` sizes: as the profiles `local` and `lab` that ship.
 SMALL: Mapping[str, Mapping[str, Any]] = {
-    "mlp_1gpu": {"args": _TRAIN, "timeout_s": 300},
-    "ddp_2gpu": {"args": _TRAIN, "timeout_s": 300},
-    "zero1_2gpu": {"args": _ZERO, "timeout_s": 420},
-    "zero1_4node": {"nodes": 4, "gpus_per_node": 2, "args": _ZERO, "timeout_s": 600},
-    "lora_sft_ddp": {"nodes": 1, "gpus_per_node": 2, "args": _LORA, "timeout_s": 420},
-    "lora_sft_2node": {"nodes": 2, "gpus_per_node": 2, "args": _LORA, "timeout_s": 600},
-    "allreduce_1node": {"nodes": 1, "gpus_per_node": 2, "args": _SWEEP, "timeout_s": 300},
+    "mlp_1gpu": {"timeout_s": 300},
+    "ddp_2gpu": {"timeout_s": 300},
+    "zero1_2gpu": {"timeout_s": 420},
+    "zero1_4node": {"nodes": 4, "gpus_per_node": 2, "timeout_s": 600},
+    "lora_sft_ddp": {"nodes": 1, "gpus_per_node": 2, "timeout_s": 420},
+    "lora_sft_2node": {"nodes": 2, "gpus_per_node": 2, "timeout_s": 600},
+    "allreduce_1node": {"nodes": 1, "gpus_per_node": 2, "timeout_s": 300},
     # One rank a node: eight that share two cores wait for a core, and not for each other.
-    "allreduce_multinode": {"nodes": 4, "gpus_per_node": 1, "args": _SWEEP, "timeout_s": 420},
+    "allreduce_multinode": {"nodes": 4, "gpus_per_node": 1, "timeout_s": 420},
 }
 STAGE_LIMITS_S = {
     "init": 90,
