@@ -33,8 +33,7 @@ The way of the data, and where each step lives:
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
-    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
-                    sweep.py: sizes and bandwidths by nccl-tests' definitions
+    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes
     references.py   bounds on metrics
     diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
