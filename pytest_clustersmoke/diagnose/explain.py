@@ -22,7 +22,7 @@ from .exits import survivors
 if TYPE_CHECKING:
     from ..evidence import RankResult
     from ..result import PhaseResult
-    from ..signatures.search import Search
+    from ..signatures.signature_search import SignatureSearch
 
 # Findings that say what happened and not why.
 EXPLAINED = {
@@ -104,7 +104,7 @@ def _with_last_words(finding: Finding, result: PhaseResult) -> Finding:
 
 def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     """A known cause, and the exception before it that nobody knows and from which it may follow."""
-    from ..signatures.order import UNKNOWN_CAUSE
+    from ..signatures.signature_findings import UNKNOWN_CAUSE
 
     told = _with(finding, cause)
     said = before.cause.removeprefix(UNKNOWN_CAUSE)
@@ -118,24 +118,26 @@ def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
 def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Finding | None]:
     """The most exact of the known causes: of the first place that has one, with an error that is
     not known where it came before it. Without any, the first error that is not known."""
-    from ..signatures import order, schema
-    from ..signatures.search import Search
+    from ..signatures.signature_file import shipped_signatures
+    from ..signatures.signature_findings import UNKNOWN as UNKNOWN_ID
+    from ..signatures.signature_findings import order_findings
+    from ..signatures.signature_search import SignatureSearch
 
-    known = schema.known()
+    known = shipped_signatures()
     general = {one.id for one in known if one.general}
     rough: Finding | None = None
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
     ends = ends | WAITED if finding.id == "hang" else ends
     for tier in (_raised, _said, _node_logs):
-        search = Search(known)
+        search = SignatureSearch(known)
         tier(search, finding, result)
         before: Finding | None = None
-        for one in order.findings(search):
+        for one in order_findings(search):
             elsewhere = one.ranks and finding.ranks and not set(one.ranks) & set(finding.ranks)
             if not one.primary or elsewhere or one.id in ends:
                 continue
-            if one.id == order.UNKNOWN:
+            if one.id == UNKNOWN_ID:
                 unknown, before = unknown or one, one
             elif one.id not in general:
                 return one, before
@@ -144,7 +146,7 @@ def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Findi
     return rough, unknown
 
 
-def _raised(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _raised(search: SignatureSearch, finding: Finding, result: PhaseResult) -> None:
     """The exceptions that the finding's ranks wrote down."""
     for rank in result.ranks:
         error = rank.events.last("error")
@@ -156,7 +158,7 @@ def _raised(search: Search, finding: Finding, result: PhaseResult) -> None:
         _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
 
 
-def _put_on_line(search: Search, file: str, line: int) -> None:
+def _put_on_line(search: SignatureSearch, file: str, line: int) -> None:
     """An event is one line of its file, whatever lines its text has."""
     for match in search.matches.values():
         match.lines = [
@@ -164,7 +166,7 @@ def _put_on_line(search: Search, file: str, line: int) -> None:
         ]
 
 
-def _said(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _said(search: SignatureSearch, finding: Finding, result: PhaseResult) -> None:
     """The standard error of the finding's ranks; of all ranks of its nodes, where it names none. A
     rank that ended well survived whatever it said: it may have caught it and tried again."""
     files: list[tuple[Path, str, int | None]] = []
@@ -196,7 +198,7 @@ def _place(rank: RankResult) -> tuple[object, str]:
     return rank.start.get("node_rank"), str(rank.local_rank)
 
 
-def _node_logs(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _node_logs(search: SignatureSearch, finding: Finding, result: PhaseResult) -> None:
     """What NCCL and torchrun say on the finding's nodes, and what the job's own shell printed."""
     files: list[tuple[Path, str, int | None]] = []
     for number, name in _nodes(finding, result):
@@ -212,7 +214,7 @@ def _nodes(finding: Finding, result: PhaseResult) -> Iterator[tuple[int, str]]:
             yield node.node_rank, node.name
 
 
-def _search(search: Search, files: Iterable[tuple[Path, str, int | None]]) -> None:
+def _search(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
     from ..nccl.reader import Unreadable
 
     for path, host, rank in sorted(files)[:MAX_FILES]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from .. import clean
 from ..findings import Evidence, job_logs, tail_lines
-from ..signatures.place import MONTHS
+from ..signatures.log_lines import MONTHS
 from .timeline import MAX_WHAT, Moment, Timeline, node_of
 
 if TYPE_CHECKING:
