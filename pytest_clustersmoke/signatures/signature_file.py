@@ -1,4 +1,4 @@
-"""`signatures.yaml` -> the known failures: the text that shows each in a log, its cause and its fix.
+"""`signatures.yaml` -> the known failures: the text that shows each, its cause and its fix.
 
 All that is wrong in the file is reported at once, with lines.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.diagnose.hang import hang, waited_in_vain
+from pytest_clustersmoke.diagnose.hangs import find_hang, find_library_timeout
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import Judgement
 
@@ -19,7 +19,7 @@ LOST = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
 def only(left: Left) -> Finding:
-    (found,) = hang(left.result())
+    (found,) = find_hang(left.evidence())
     assert found.id == "hang" and found.primary
     return found
 
@@ -49,7 +49,7 @@ def test_the_rank_that_never_came_is_named_with_its_line(tmp_path: Path) -> None
 def test_nothing_stalled_is_no_hang(tmp_path: Path) -> None:
     """Records alone accuse nobody."""
     left = waiting(Left(tmp_path, 2), (0,), 5).record(1, calls(4))
-    assert hang(left.result()) == []
+    assert find_hang(left.evidence()) == []
 
 
 def test_where_all_came_nobody_fell_behind(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_group_that_timed_out_first_is_a_hang_all_the_same(tmp_path: Path) -> 
         left.record(rank, calls(5, line=57))
         left.say(rank, "error", type="RuntimeError", message=TIMED_OUT if rank else LOST)
     left.record(2, calls(4)).stack(2, 41, "load")
-    (found,) = waited_in_vain(left.result())
+    (found,) = find_library_timeout(left.evidence())
     assert found.ranks == (2,) and found.detail["waiters"] == [0, 1]
     first = diagnose(left.result(), Judgement("failed", "x"))[0]
     assert (first.id, first.ranks) == ("hang", (2,))
@@ -171,7 +171,7 @@ def test_a_rank_that_raised_stood_where_it_raised(tmp_path: Path) -> None:
         '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n'
     )
     left.say(0, "error", type="RuntimeError", message=TIMED_OUT, traceback=traceback)
-    (found,) = waited_in_vain(left.record(1, calls(4)).stack(1, 41, "load").result())
+    (found,) = find_library_timeout(left.record(1, calls(4)).stack(1, 41, "load").evidence())
     at = "/p/train.py:57 in step, called at /p/train.py:72 in main"
     assert found.detail["waiters_at"] == at
 
@@ -180,10 +180,10 @@ def test_a_group_that_timed_out_without_records_is_told_by_stacks(tmp_path: Path
     """Only for a time-out: a connection that broke may be another rank's death."""
     left = Left(tmp_path, 2).say(0, "error", type="RuntimeError", message=TIMED_OUT)
     left.stack(1, 41, "load")
-    (found,) = waited_in_vain(left.result())
+    (found,) = find_library_timeout(left.evidence())
     assert found.ranks == (1,)
     left = Left(tmp_path / "b", 2).say(0, "error", type="RuntimeError", message=LOST)
-    assert waited_in_vain(left.stack(1, 41, "load").result()) == []
+    assert find_library_timeout(left.stack(1, 41, "load").evidence()) == []
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "boom"])
@@ -192,7 +192,7 @@ def test_a_rank_that_failed_for_its_own_reason_is_no_victim(message: str, tmp_pa
     left = Left(tmp_path, 2).record(0, calls(5)).record(1, calls(4))
     left.say(0, "error", type="RuntimeError", message=LOST, traceback="t")
     left.say(1, "error", type="ValueError", message=message, traceback="t")
-    assert waited_in_vain(left.result()) == []
+    assert find_library_timeout(left.evidence()) == []
     assert diagnose(left.result(), Judgement("failed", "x"))[0].ranks == (1,)
 
 

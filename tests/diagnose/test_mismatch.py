@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.diagnose.mismatch import mismatch
+from pytest_clustersmoke.diagnose.hangs import find_mismatch
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import Judgement
 
@@ -32,7 +32,7 @@ def steps(*numbers: int, line: int = 57) -> list[dict[str, Any]]:
 
 
 def only(left: Left) -> Finding:
-    (found,) = mismatch(left.result())
+    (found,) = find_mismatch(left.evidence())
     assert found.id == "collective-mismatch"
     return found
 
@@ -104,14 +104,14 @@ def test_the_victims_of_it_are_not_named(tmp_path: Path) -> None:
 def test_equal_calls_are_none(tmp_path: Path) -> None:
     """Also where shapes differ but not the number of elements, and one is ahead."""
     left = Left(tmp_path, 2).record(0, [call(1, sizes=[[2, 3]]), call(2)])
-    assert mismatch(left.record(1, [call(1, sizes=[[3, 2]])]).result()) == []
+    assert find_mismatch(left.record(1, [call(1, sizes=[[3, 2]])]).evidence()) == []
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce", "all_to_all", "alltoall_base"])
 def test_sizes_that_may_differ_by_design_are_not_compared(kind: str, tmp_path: Path) -> None:
     """Roots and uneven splits: only the kind counts."""
     left = Left(tmp_path, 2).record(0, [call(1, kind, [[4]])]).record(1, [call(1, kind, [])])
-    assert mismatch(left.result()) == []
+    assert find_mismatch(left.evidence()) == []
 
 
 def test_what_all_came_past_is_a_habit_of_the_program(tmp_path: Path) -> None:
@@ -119,19 +119,19 @@ def test_what_all_came_past_is_a_habit_of_the_program(tmp_path: Path) -> None:
     left = Left(tmp_path, 2)
     for rank in (0, 1):
         left.record(rank, [call(1, sizes=[[4 + rank]]), *calls(9)[1:]])
-    assert mismatch(left.result()) == []
+    assert find_mismatch(left.evidence()) == []
 
 
 def test_a_ring_that_has_lost_its_beginning_is_compared_by_number(tmp_path: Path) -> None:
     """Rank 1 keeps fewer calls; those of one number are compared, and agree."""
     left = Left(tmp_path, 2).record(0, calls(9)).record(1, calls(9)[5:])
-    assert mismatch(left.result()) == []
+    assert find_mismatch(left.evidence()) == []
 
 
 def test_calls_of_different_groups_are_not_compared(tmp_path: Path) -> None:
     """Each group counts for itself, over its own members."""
     left = Left(tmp_path, 2).record(0, [call(1, group="1")])
-    assert mismatch(left.record(1, [call(1, "broadcast", group="2")]).result()) == []
+    assert find_mismatch(left.record(1, [call(1, "broadcast", group="2")]).evidence()) == []
 
 
 @pytest.mark.parametrize(("error_at_s", "told"), [(1.0, False), (2e9, True)])
@@ -144,4 +144,4 @@ def test_a_rank_that_failed_before_is_the_cause(
     for rank in range(3):
         left.record(rank, [call(1, "barrier" if rank == 1 else "all_reduce", ended=False)])
     left.say(1, "error", type="UnpicklingError", message="data was truncated", time=error_at_s)
-    assert bool(mismatch(left.result())) is told
+    assert bool(find_mismatch(left.evidence())) is told

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.diagnose.stacks import Stack, of_children, of_rank
+from pytest_clustersmoke.diagnose.rank_positions import (
+    Stack,
+    stack_of_rank,
+    stacks_of_children,
+)
 from pytest_clustersmoke.rundir import PhaseDir
 
 SITE = "/v/lib/python3.11/site-packages"
@@ -35,7 +39,7 @@ def directory(folder: Path, *lines: str) -> PhaseDir:
 
 
 def stack(made: PhaseDir) -> Stack:
-    found = of_rank(made, 0)
+    found = stack_of_rank(made, 0)
     assert found is not None
     return found
 
@@ -60,7 +64,7 @@ def test_what_counts_is_where_it_hung(lines: list[str], tmp_path: Path) -> None:
 
 def test_processes_that_it_forked_are_told_apart(tmp_path: Path) -> None:
     """A worker of its data loader wrote into the same file."""
-    (found,) = of_children(directory(tmp_path, ASKED, *HUNG, ASKED_CHILD, *CHILD), 0)
+    (found,) = stacks_of_children(directory(tmp_path, ASKED, *HUNG, ASKED_CHILD, *CHILD), 0)
     assert str(found.program) == "/p/data.py:4 in read"
 
 
@@ -108,8 +112,8 @@ def test_py_spy_stands_in_where_faulthandler_gave_nothing(tmp_path: Path) -> Non
 )
 def test_a_file_that_holds_no_stack_counts_as_missing(text: str, tmp_path: Path) -> None:
     """A job wrote it."""
-    assert of_rank(directory(tmp_path, text), 0) is None
-    assert of_rank(PhaseDir(tmp_path / "none"), 0) is None
+    assert stack_of_rank(directory(tmp_path, text), 0) is None
+    assert stack_of_rank(PhaseDir(tmp_path / "none"), 0) is None
 
 
 def test_a_huge_file_is_read_to_a_bound(tmp_path: Path) -> None:

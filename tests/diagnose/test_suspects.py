@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.suspects import (
-    behind,
-    elsewhere,
+from pytest_clustersmoke.diagnose.rank_positions import (
     left_before,
-    positions,
-    stood,
+    ranks_behind,
+    ranks_by_position,
+    ranks_elsewhere,
+    read_stacks,
 )
 from pytest_clustersmoke.result import collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
@@ -56,7 +56,7 @@ def test_ranks_that_are_in_no_collective_while_others_are(
     for rank, inside in enumerate(waits):
         if inside is not None:
             left.stack(rank, 5, "x", inside)
-    assert elsewhere(stood(left.result()), range(3)) == away
+    assert ranks_elsewhere(read_stacks(left.result()), range(3)) == away
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_ranks_that_came_least_far(steps: list[int], least: list[int], tmp_path:
     left = Left(tmp_path, 3)
     for rank, step in enumerate(steps):
         left.say(rank, "step", step=step, steps=9)
-    assert behind(left.result(), range(3)) == least
+    assert ranks_behind(left.result(), range(3)) == least
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_last_stage_and_step(
     left = Left(tmp_path, 2)
     for name, fields in events:
         left.say(1, name, **fields)
-    told = positions(left.result())
+    told = ranks_by_position(left.result())
     assert told == ({"train": "0", where: "1"} if where != "train" else {"train": "0-1"})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.diagnose.timeline import Timeline
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.rundir import write_json
@@ -96,13 +96,13 @@ def test_clocks_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.2})
     job.saw(1, 1.5, "trouble", reason="aborted", why="x")
     job.ends(0, 1.4)
-    assert Timeline.of(job.result()).moved == {0: 0.0, 1: 0.0}
+    assert FailureEvidence(job.result()).timeline.moved == {0: 0.0, 1: 0.0}
 
 
 @pytest.mark.parametrize("ahead", [-90.0, 90.0])
 def test_a_clock_is_set_right_by_what_must_have_come_first(tmp_path: Path, ahead: float) -> None:
     """Every node reads the others' facts before it meets them: that bounds it both ways."""
-    moved = Timeline.of(Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead}).result()).moved
+    moved = FailureEvidence(Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead}).result()).timeline.moved
     assert moved[1] == pytest.approx(-ahead, abs=1.1)
 
 
@@ -116,7 +116,7 @@ def test_a_clock_that_was_measured_is_set_right_by_that(
     """As the node found it when it met node 0; what is no measurement counts as none."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     write_json(job.dir.node_meeting(1), {"ok": True, "clock": clock})
-    assert Timeline.of(job.result()).moved[1] == moved
+    assert FailureEvidence(job.result()).timeline.moved[1] == moved
 
 
 def test_two_ranks_that_die_by_themselves_are_both_told(tmp_path: Path) -> None:

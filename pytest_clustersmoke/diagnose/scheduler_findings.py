@@ -10,16 +10,11 @@ import os
 import pwd
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ..findings import MAX_TEXT, Evidence, Finding, job_logs, numbered_lines
-from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED
-from ..telemetry import read_events
-from ..told import NodeTold, Told, read
-
-if TYPE_CHECKING:
-    from ..outcome import Judgement
-    from ..result import PhaseResult
+from ..findings import MAX_TEXT, Evidence, Finding
+from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
+from ..told import NodeTold, Told
+from .failure_evidence import FailureEvidence
 
 # Slurm's words: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
 PROLOG_NODE = re.compile(
@@ -27,16 +22,14 @@ PROLOG_NODE = re.compile(
     r"|(?:Error running slurm prolog)"
 )
 ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
-MAX_LINES = 100_000  # of the job's own log, in which no rank writes
 MOST_SHOWN = 4  # nodes
 
 
-def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
+def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The finding of a job that the scheduler ended or never started; none where it did not."""
-    told = read(result.directory.scheduler)
     if judgement.outcome == "never_ran":
-        return _unavailable(told, judgement)
-    looks: dict[str, Callable[[PhaseResult, Judgement, Told], Finding]] = {
+        return _unavailable(case.scheduler, judgement)
+    looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         PROLOG: _prolog,
         REQUEUED: _requeued,
@@ -46,12 +39,13 @@ def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
         "TIMEOUT": _time_limit,
     }
     look = looks.get(judgement.ended_by)
-    return [look(result, judgement, told)] if look else []
+    return [look(case, judgement)] if look else []
 
 
-def _node_down(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     down = [node for node in told.nodes if node.down]
-    said = _said(result, NODE_FAILED)
+    said = _said(case, NODE_FAILED)
     hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, told)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
@@ -68,9 +62,10 @@ def _node_down(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
     )
 
 
-def _prolog(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     drained = [node for node in told.nodes if node.reason.startswith("Prolog error")]
-    said = _said(result, PROLOG_NODE)
+    said = _said(case, PROLOG_NODE)
     hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, told)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
@@ -84,7 +79,8 @@ def _prolog(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
     )
 
 
-def _preempted(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     when = told.of_job("PreemptTime") or told.of_job("EndTime")
     # What started on its nodes when they were taken from it; times are local, of one form.
     takers = [one for one in told.others if when and one.started >= when]
@@ -103,13 +99,13 @@ def _preempted(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
         evidence=(
             *(Evidence(str(told.path), one.line, one.text[:MAX_TEXT]) for one in takers[:2]),
             *_of_job(told),
-            *_said(result, ENDED)[:1],
+            *_said(case, ENDED)[:1],
         ),
     )
 
 
-def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    paused = [node for node in result.nodes if node.paused_s]
+def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
+    paused = [node for node in case.result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
         f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
@@ -122,23 +118,25 @@ def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
                 f"paused for {one.get('seconds')} s"[:MAX_TEXT],
             )
             for node in paused[:MOST_SHOWN]
-            for events in [read_events(result.directory.node_events(node.node_rank))]
+            for events in [case.node_events[node.node_rank]]
             for one in [*events.named("paused")][:1]
         ),
         hosts=tuple(node.name for node in paused),
     )
 
 
-def _requeued(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     return Finding(
         "requeued",
         f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
         "run again; ask the administrators who requeued it (slurmctld's log says)",
-        evidence=(*_of_records(told), *_of_job(told), *_said(result, ENDED)[:1]),
+        evidence=(*_of_records(told), *_of_job(told), *_said(case, ENDED)[:1]),
     )
 
 
-def _cancelled(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     uid = told.cancelled_by
     by = "Slurm does not say by whom (no accounting, or not yet)" if uid is None else _user(uid)
     when = told.of_job("EndTime")
@@ -146,12 +144,13 @@ def _cancelled(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
         "cancelled-by-other",
         f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
         "ask whoever cancelled it (scancel), then run again",
-        evidence=(*_of_records(told), *_of_job(told), *_said(result, ENDED)[:1]),
+        evidence=(*_of_records(told), *_of_job(told), *_said(case, ENDED)[:1]),
         detail={} if uid is None else {"uid": uid},
     )
 
 
-def _time_limit(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
+    told = case.scheduler
     limit, began, ended = (told.of_job(n) for n in ("TimeLimit", "StartTime", "EndTime"))
     spent = f" of {limit} (from {began} to {ended})" if limit else ""
     return Finding(
@@ -159,7 +158,7 @@ def _time_limit(result: PhaseResult, judgement: Judgement, told: Told) -> Findin
         f"Slurm ended the job at its time limit{spent}",
         "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
         "in ranks/ of the run directory",
-        evidence=(*_of_job(told), *_said(result, ENDED)[:2]),
+        evidence=(*_of_job(told), *_said(case, ENDED)[:2]),
     )
 
 
@@ -182,14 +181,9 @@ def _unavailable(told: Told, judgement: Judgement) -> list[Finding]:
     ]
 
 
-def _said(result: PhaseResult, words: re.Pattern[str]) -> list[Evidence]:
+def _said(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
     """The lines of the job's own log with these words."""
-    return [
-        Evidence(str(path), number, line[:MAX_TEXT])
-        for path in job_logs(result.directory)
-        for number, line in numbered_lines(path, MAX_LINES)
-        if words.search(line)
-    ]
+    return [evidence for _, evidence in case.search_job_logs(words)]
 
 
 def _names(lines: list[Evidence], words: re.Pattern[str], told: Told) -> tuple[str, ...]:
