@@ -119,9 +119,7 @@ def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
     closed = {"rank": 1, "alive": True, "exit_code": -15}
     writer.write("ranks", states=[dead, closed, {"rank": [], "alive": False, "exit_code": "x"}])
     writer.close()
-    assert {
-        rank: one.code for rank, one in FailureEvidence(evidence.result()).exits.by_rank.items()
-    } == {0: -9}
+    assert exit_codes(evidence) == {0: -9}
     (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
     assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
 
@@ -130,8 +128,6 @@ def test_where_torchrun_ended_well_so_did_its_ranks(tmp_path: Path) -> None:
     """It may have reaped them before the watch looked, and its log says nothing then."""
     ended = {"ok": False, "reason": "rank_ended_early", "why": "never done"}
     evidence = Evidence(tmp_path, 1, 2).started().node(0, **ended, returncode=0)
-    assert {
-        rank: one.code for rank, one in FailureEvidence(evidence.result()).exits.by_rank.items()
-    } == {0: 0, 1: 0}
+    assert exit_codes(evidence) == {0: 0, 1: 0}
     evidence.node(0, **ended, returncode=False)
     assert exit_codes(evidence) == {}
