@@ -21,12 +21,13 @@ The way of the data, and where each step lives:
     live/           what is seen of a run while pytest waits: a view on a terminal, or lines
     submit/         submitit: Slurm, and virtual nodes on this machine
     watch.py        when to ask the scheduler; what all witnesses say of a job
-    told.py         what the scheduler said of a job that did not end well; hostlist.py: its names
+    scheduler_record.py  what the scheduler said of a job; hostlist.py: Slurm's lists of nodes
     launch/         on the node: environment, facts, torchrun, the watch over its ranks
     rank/           in the rank: process group, device, timing, gradient and checkpoint proofs.
                     The only package that touches torch, and only inside functions
     telemetry.py    events as JSON lines; the metrics and their units
-    result.py       all that a criterion sees of a finished phase; evidence.py: its nodes and ranks
+    result.py       what a finished phase left behind; evidence.py: its nodes and ranks;
+                    phase_view.py: the same for criteria, with its transports and its past
     criteria.py     criteria that hold of any phase that trains; gpu_model.py: is it that model?
     stragglers.py   ranks that fall behind the others; finite.py: whose NaN it was
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
@@ -43,7 +44,7 @@ The way of the data, and where each step lives:
     prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
                     (rank/staged/: what a rank does to stage one)
     tally.py        what pytest's reports say, counted; selection.py: what a run was asked for
-    waivers.py      acknowledged failures: what in cluster.yaml answers for one, and until when
+    acknowledgements.py  known failures: what in cluster.yaml answers for one, and until when
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them

@@ -22,10 +22,10 @@ from .errors import UsageProblems
 from .history import command as history
 from .history import compare_command as compare
 from .history import propose
-from .init import command as init
+from .init import init_command as init
 from .lab import command as lab
 from .lab.model import LabError, LabStartError
-from .nccl import command as transports
+from .nccl import transports_command as transports
 
 # Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

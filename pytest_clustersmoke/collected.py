@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import pytest
 
+from .acknowledgements import Acknowledgements
 from .cluster import Profile
 from .errors import Problem
-from .items import PhaseClass, phase_class
+from .items import PhaseClass, phase_class, phase_classes
 from .marker import Marked
 from .phase import Phase, absence, resolve_all, undefined
 from .selection import collected, criteria, is_whole
-from .waivers import Waivers
 
 
 class Collected:
@@ -30,6 +30,8 @@ class Collected:
             config.getoption("--cluster-report-dir") or config.rootpath / "reports"
         ).absolute()
         self.absences: list[str] = []
+        self.refused: list[Problem] = []  # why a run would be refused whose plan is printed
+        self._resolved_with: list[Problem] = []
         self.phases: dict[str, Phase] = {}
         self._names: dict[PhaseClass, str] = {}
         self._all: list[pytest.Item] = []
@@ -40,14 +42,14 @@ class Collected:
         )
 
     @cached_property
-    def waivers(self) -> Waivers:
+    def acknowledgements(self) -> Acknowledgements:
         """Who answers for which failures; a worker knows its run's name only once it is made."""
-        return Waivers(self.profile, self.run_id)
+        return Acknowledgements(self.profile, self.run_id)
 
     def read(
         self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
     ) -> None:
-        """Resolve the phases that this cluster runs, deselect the others; all problems at once."""
+        """Resolve the phases that this cluster runs, deselect the others."""
         settings = self.config.getoption("--cluster-set")
         phases, found = resolve_all(read.values(), self.profile, settings)
         problems = [*problems, *found]
@@ -61,34 +63,43 @@ class Collected:
         if is_whole(self.config):
             self.absences += undefined(read.values(), self.profile)
         self.phases = phases
-        problems += self.waivers.misnamed({self._names[cls]: cls.criteria_names for cls in read})
-        if not self.config.getoption("collectonly"):
-            problems += self._preflight(phases.values())
-        self._problems(problems)
+        problems += self.acknowledgements.misnamed(
+            {self._names[cls]: cls.criteria_names for cls in read}
+        )
+        self._resolved_with = problems
         self._all = list(items)
         here = [item for item in items if self._runs(item)]
         self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
         items[:] = here
 
-    def _preflight(self, phases: Iterable[Phase]) -> list[Problem]:
+    def select(self, items: list[pytest.Item]) -> None:
+        """Check the phases of the items that pytest selected; all problems at once."""
+        phases = [self.phases[self._names[cls]] for cls in phase_classes(items)]
+        self._problems([*self._resolved_with, *self._preflight(phases)], phases)
+
+    def _preflight(self, phases: Sequence[Phase]) -> list[Problem]:
+        if self.config.getoption("collectonly"):
+            return []
         from . import preflight  # not for a collection alone, which is to be quick
 
         found = preflight.planned(self.profile, phases)
-        if not self._plans_only:
+        if self._plans_only:
+            self.refused = preflight.misplaced(self.profile, phases)
+        else:
             found += preflight.problems(self.profile, phases, self.report_dir, os.environ)
         return found
 
-    def _problems(self, problems: list[Problem]) -> None:
+    def _problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         if problems:
-            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals()])))
+            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals(phases)])))
 
-    def _refusals(self) -> list[Problem]:
+    def _refusals(self, phases: Sequence[Phase]) -> list[Problem]:
         """What the scheduler would say next, so that one run tells all."""
         if self._plans_only:
             return []
         from . import preflight
 
-        return preflight.refusals(self.profile, self.phases.values(), os.environ)
+        return preflight.refusals(self.profile, phases, os.environ)
 
     def _runs(self, item: pytest.Item) -> bool:
         cls = phase_class(item)

@@ -23,6 +23,7 @@ from . import finite, stragglers
 from .environment import unmatched_interfaces
 from .evidence import Unmeasured, fail
 from .gpu_model import ANY_GPU, fits
+from .phase_view import PhaseView
 from .result import PhaseResult
 
 # A loss must fall by this share from its first steps to its last: the data of the programs can be
@@ -90,7 +91,7 @@ class Started:
                     f"{who} runs {name} {found}, expected {wanted}"
                 )
 
-    def test_metrics_are_as_in_the_past(self, phase: PhaseResult) -> None:
+    def test_metrics_are_as_in_the_past(self, phase: PhaseView) -> None:
         """No metric is off what the same phase reached before on the same hardware and versions."""
         phase.check_past()
 
@@ -180,12 +181,12 @@ def _missed(phase: PhaseResult, name: str) -> str:
 class TalkedInsideNodes:
     """NCCL's connections inside a node are those the cluster expects."""
 
-    def test_transports_inside_nodes_are_those_expected(self, phase: PhaseResult) -> None:
+    def test_transports_inside_nodes_are_those_expected(self, phase: PhaseView) -> None:
         phase.transports.intra_node.check()
 
 
 class TalkedBetweenNodes:
     """NCCL's connections between nodes are those the cluster expects."""
 
-    def test_transports_between_nodes_are_those_expected(self, phase: PhaseResult) -> None:
+    def test_transports_between_nodes_are_those_expected(self, phase: PhaseView) -> None:
         phase.transports.inter_node.check()

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .logs.command import add_logs, opened, print_lines, say_refused
-from .subcommand import add
+from . import clean
+from .logs.log_streams import ReadProgress, name_refused, open_stream
+from .subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
     from .diagnose_inputs import LogInputs
     from .findings import Finding
-    from .logs.paper import Paper
+    from .logs.text_output import TextOutput
     from .signatures.search import Search
 
 # So many hosts and ranks of one finding are listed.
@@ -48,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _run(words: argparse.Namespace) -> int:
     from .diagnose_inputs import LogInputs
-    from .logs.paper import Paper
+    from .logs.text_output import TextOutput
     from .signatures import order, schema
     from .signatures.search import Search
 
@@ -58,23 +59,22 @@ def _run(words: argparse.Namespace) -> int:
         refused = [(", ".join(words.logs), "holds no text")]
     found = order.findings(search)
     if read:
-        paper = Paper.of(sys.stdout)
+        paper = TextOutput.of(sys.stdout)
         print_lines(_json_lines(found) if words.json else text(found, read, paper))
-    say_refused(refused)
+    name_refused(refused)
     return 2 if refused else int(bool(found))
 
 
 def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
     """Search all there is. Gives how many inputs were read, and what could not be, and why."""
-    from .logs.progress import Progress
     from .nccl.reader import Unreadable
     from .signatures.search import Search
 
     read, refused = 0, list(inputs.refused)
-    with Progress(sys.stderr, inputs.size) as progress:
+    with ReadProgress(sys.stderr, inputs.size) as progress:
         for one in inputs.named():
             try:
-                with opened(one.path, progress) as stream:
+                with open_stream(one.path, progress) as stream:
                     # What a rank survived is no failure.
                     found = Search(()) if one.survived else search
                     insist = one.asked_for or one.name.endswith(LOGS)
@@ -100,7 +100,7 @@ def _json_lines(found: list[Finding]) -> Iterator[str]:
     yield "]"
 
 
-def text(found: list[Finding], read: int, paper: Paper) -> Iterator[str]:
+def text(found: list[Finding], read: int, paper: TextOutput) -> Iterator[str]:
     """Findings for people: causes with their evidence and next step, then what follows from them
     in a line each."""
     if not found:
@@ -118,21 +118,21 @@ def text(found: list[Finding], read: int, paper: Paper) -> Iterator[str]:
         for one in follow_on:
             first = one.evidence[0]
             told = f"{one.id}: {one.cause} ({_count(one)}; {first.file}:{first.line})"
-            yield from paper.wrap(_clean(told), "  ", "    ")
+            yield from paper.wrap(clean.line(told), "  ", "    ")
 
 
-def _cause(one: Finding, number: str, paper: Paper) -> Iterator[str]:
-    for line in paper.wrap(_clean(f"{number}{one.cause} [{one.id}]"), rest="   "):
+def _cause(one: Finding, number: str, paper: TextOutput) -> Iterator[str]:
+    for line in paper.wrap(clean.line(f"{number}{one.cause} [{one.id}]"), rest="   "):
         yield paper.bold(line)
     where = _where(one)
     if where:
-        yield from paper.wrap(_clean(where), "   where: ", "     ")
+        yield from paper.wrap(clean.line(where), "   where: ", "     ")
     for evidence in one.evidence:
         told = f"{evidence.file}:{evidence.line}: {evidence.text}"
-        yield from paper.wrap(_clean(told), "   ", "     ")
+        yield from paper.wrap(clean.line(told), "   ", "     ")
     if one.detail["lines"] > len(one.evidence):
         yield f"   ... {_count(one)} in all"
-    yield from paper.wrap(_clean(one.fix), "   next: ", "     ")
+    yield from paper.wrap(clean.line(one.fix), "   next: ", "     ")
 
 
 def _where(one: Finding) -> str:
@@ -150,9 +150,3 @@ def _count(one: Finding) -> str:
     lines = one.detail["lines"]
     least = "at least " if one.detail["more"] else ""
     return f"{least}{lines:,} line{'s' * (lines != 1)}"
-
-
-def _clean(text: str) -> str:
-    from .logs.paper import clean
-
-    return clean(text)

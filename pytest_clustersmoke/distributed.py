@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from .cluster import Profile
 from .errors import Problem
 from .items import phase_classes
 from .marker import Marked
-from .phase import resolve_all
+from .phase import Phase, resolve_all
 from .rundir import RunDir, read_json, write_json
 from .suite import Suite
 
@@ -69,8 +69,8 @@ class ControllerSuite(Suite):
         self.absences = collected["absences"]
         marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
         self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
-        self._problems([Problem(text) for text in collected["problems"]])
         chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
+        self._problems([Problem(text) for text in collected["problems"]], chosen)
         self._count_selection(chosen, *collected["criteria"])
         if chosen and not self._plans_only:
             self.start(chosen)
@@ -107,7 +107,7 @@ class WorkerSuite(Suite):
         self._marked = list(read.values())
         super().read(read, problems, items)
 
-    def _problems(self, problems: list[Problem]) -> None:
+    def _problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         self._found += problems  # the controller raises them, once
 
     @pytest.hookimpl(tryfirst=True)  # before xdist tells the controller that we have collected

@@ -15,17 +15,22 @@ from .submit import make_backend, make_spec
 
 if TYPE_CHECKING:
     from .cluster import Profile
+    from .errors import Problem
     from .phase import Phase, Sourced
 
 
-def print_plan(phases: Iterable[Phase], profile: Profile, run_id: str) -> None:
-    """Print each phase's batch script, environment, torchrun line and sources to stdout."""
+def print_plan(
+    phases: Iterable[Phase], profile: Profile, run_id: str, refused: Iterable[Problem] = ()
+) -> None:
+    """Print each phase's batch script, environment, torchrun line and sources to stdout, after
+    what a run would be refused for."""
     backend = make_backend(profile, os.environ)
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
     out.write(f"\ncluster {profile.name}: nothing is submitted\n")
+    out.writelines(f"a run would be refused: {problem}\n" for problem in refused)
     for phase in phases:
         directory = run.phase(phase.name)
         out.write(f"\n=== {phase.name} ({phase.where})\n")

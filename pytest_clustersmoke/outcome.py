@@ -6,14 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .faults.evidence import stray
 from .findings import job_logs, numbered_lines
-from .told import read
+from .scheduler_record import JobState, read_scheduler_record
+from .staged_marks import stray
 
 if TYPE_CHECKING:
     from .result import PhaseResult
     from .rundir import PhaseDir
-    from .submit import JobState
 
 # The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -100,8 +99,9 @@ def _put_back(
         return Judgement("cluster_failed", "the job could not be launched on its nodes", PROLOG)
     if not started or said:
         return None
-    records = [one.state for one in read(result.directory.scheduler).records]
-    if "PREEMPTED" in records or in_job_logs(result.directory, PREEMPTED_WORDS):
+    entries = read_scheduler_record(result.directory.scheduler).accounting
+    preempted = any(one.state == "PREEMPTED" for one in entries)
+    if preempted or in_job_logs(result.directory, PREEMPTED_WORDS):
         why = "the scheduler took its nodes for another job and put it back into the queue"
         return Judgement("preempted", why, "PREEMPTED")
     why = "the scheduler requeued the job after it had started; a phase runs at most once"
@@ -136,11 +136,11 @@ def _scheduler_ended(result: PhaseResult, state: JobState, started: bool) -> Jud
 
 def _prolog_failed(result: PhaseResult) -> bool:
     """Whether a node was drained for it while the job was there, or Slurm's own words say it."""
-    told = read(result.directory.scheduler)
-    began = told.of_job("StartTime")
-    drained = [n for n in told.nodes if n.drained and n.reason.startswith("Prolog error")]
+    record = read_scheduler_record(result.directory.scheduler)
+    began = record.job.started
+    drained = [node for node in record.nodes if node.drained and node.prolog_failed]
     # Local times of one form: they compare as texts.
-    in_time = [n for n in drained if began and n.since >= began]
+    in_time = [node for node in drained if began and node.since >= began]
     return bool(in_time) or in_job_logs(result.directory, PROLOG_WORDS)
 
 

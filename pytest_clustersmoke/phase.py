@@ -6,20 +6,17 @@ the place it came from, for the dry run and for errors.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import environment
 from .errors import Problem, near
 from .marker import Marked, size_mark
 
 if TYPE_CHECKING:
     from .cluster import EnvBlock, Profile
-    from .faults import Staged
 
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
@@ -36,6 +33,23 @@ class Sourced:
 
     value: Any
     source: str
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The fault that is staged in a phase. `base` is the phase it was made from, `rank` the rank
+    that a fault of one rank is staged on, `hook` the `module:function` that stages it in a rank."""
+
+    fault: str
+    base: str
+    rank: int
+    hook: str
+    setup: tuple[str, ...] = ()
+    python_flags: str = ""
+
+    def as_spec(self) -> dict[str, Any]:
+        """As the phase's spec carries it to its ranks."""
+        return {"name": self.fault, "base": self.base, "rank": self.rank, "hook": self.hook}
 
 
 @dataclass(frozen=True)
@@ -101,13 +115,7 @@ def parse_setting(text: str) -> Setting:
     try:
         value = read_value(raw)
     except ValueError as error:
-        raise ValueError(f"the value of {text!r} is no YAML value") from error
-    if key in ("nodes", "gpus_per_node") and (type(value) is not int or value < 1):
-        raise ValueError(f"{key} in {text!r}; expected a whole number of at least 1")
-    if key in ("timeout_s", "stage_limits_s") and (
-        type(value) not in (int, float) or not math.isfinite(value) or value <= 0
-    ):
-        raise ValueError(f"{key} in {text!r}; expected seconds, a number above 0")
+        raise ValueError(f"the value of {text!r} is not valid YAML") from error
     if key == "env":
         value = raw
     if key in ("args", "slurm"):
@@ -115,24 +123,28 @@ def parse_setting(text: str) -> Setting:
     return phase, key, inner or "", value
 
 
-def _setting_faults(setting: Setting, profile: Profile) -> list[Problem]:
-    """What the file's own checks say of a setting, as if it stood in the file."""
-    from .cluster import checks
+def _setting_problems(setting: Setting, profile: Profile) -> list[Problem]:
+    """What the file's own validators say of a setting, as if it stood in the file."""
+    from pydantic import ValidationError
+
+    from .cluster import PhaseSettings
+    from .cluster.fields import context
+    from .cluster.problems import problems
 
     target, key, inner, value = setting
-    if not inner:
-        return []
-    section = {"set": {inner: value}} if key == "env" else {inner: value}
-    raw = {"backend": profile.backend, "phases": {target: {key: section}}}
-    return [
-        Problem(
-            fault.what.replace("{at}", f"{target}.{key}"),
-            "--cluster-set",
-            fault.expected,
-            fault.todo,
-        )
-        for fault in checks.check(raw, lambda text: False)
-    ]
+    # A list of arguments, which only the command line and the marker can give.
+    values = value if key == "args" and isinstance(value, tuple) else (value,)
+    where = context({"backend": profile.backend}, expanded=True)
+    found: list[Problem] = []
+    for value in values:
+        section = {inner: value} if inner else value
+        try:
+            PhaseSettings.model_validate(
+                {key: {"set": section} if key == "env" else section}, context=where
+            )
+        except ValidationError as error:
+            found += problems(error, target, lambda route: "--cluster-set")
+    return found
 
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
@@ -180,12 +192,13 @@ def _within_job(phase: Phase) -> Phase:
     """Our own limit comes before the scheduler's, which would kill the evidence with the job."""
     from .cluster.sbatch import seconds
 
-    if "time" not in phase.slurm:
+    time = phase.slurm.get("time")
+    if time is None or time.value is None or time.value is False:  # as an option is dropped
         return phase
-    limit_s = seconds(phase.slurm["time"].value) - LAST_WORDS_S
+    limit_s = seconds(time.value) - LAST_WORDS_S
     if limit_s <= LAST_WORDS_S or phase.timeout_s.value <= limit_s:
         return phase
-    source = f"{LAST_WORDS_S:g} s less than slurm.time ({phase.slurm['time'].source})"
+    source = f"{LAST_WORDS_S:g} s less than slurm.time ({time.source})"
     return replace(phase, timeout_s=Sourced(limit_s, source))
 
 
@@ -249,7 +262,7 @@ def undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
 
 
 def misfits(phase: Phase, profile: Profile) -> list[Problem]:
-    """What can be seen to fail before anything is submitted."""
+    """Sizes that the cluster's hardware does not have."""
     problems = []
     has, wants = profile.hardware.gpus_per_node, phase.gpus_per_node
     if wants.value > has:
@@ -271,17 +284,6 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
                 f"at most {most}, as {profile.name} has",
             )
         )
-    for local in profile.node_local:
-        if phase.script.is_relative_to(local):
-            problems.append(
-                Problem(
-                    f"the script of phase `{phase.name}`, {phase.script}, lies under {local}, "
-                    "which every node has for itself",
-                    phase.where,
-                    "a script on a file system that all nodes share",
-                    "move the suite there",
-                )
-            )
     return problems
 
 
@@ -302,16 +304,13 @@ def resolve_all(
     listed = {one.name: one for one in marked if one.name in profile.phases}
     for target, *_ in settings:
         if target not in listed:
-            what = f"no phase `{target}` is collected and runs on {profile.name}"
+            what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
     sound = []
     for setting in settings:
-        faults = _setting_faults(setting, profile)
-        problems += faults
-        sound += [] if faults else [setting]
+        wrong = _setting_problems(setting, profile)
+        problems += wrong
+        sound += [] if wrong else [setting]
     phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
-    for phase in phases.values():
-        problems += misfits(phase, profile)
-        problems += environment.problems(phase, profile)
     return phases, problems

@@ -22,7 +22,7 @@ from .items import (
 )
 
 if TYPE_CHECKING:
-    from .result import PhaseResult
+    from .phase_view import PhaseView
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -140,8 +140,8 @@ def pytest_collection_modifyitems(
     jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
     yield
     _keep_jobs(config, items, jobs)
-    if suite is not None and config.getoption("--cluster-prove"):
-        suite.choose(items)
+    if suite is not None:
+        suite.select(items)
 
 
 def _keep_jobs(
@@ -161,7 +161,7 @@ def _keep_jobs(
 
 
 @pytest.fixture
-def phase(request: pytest.FixtureRequest) -> PhaseResult:
+def phase(request: pytest.FixtureRequest) -> PhaseView:
     """The finished phase of this class: its ranks, metrics and transports. Waits for its job."""
     suite, cls = suite_of(request.config), phase_class(request.node)
     if cls is None:
@@ -169,8 +169,8 @@ def phase(request: pytest.FixtureRequest) -> PhaseResult:
             f"{request.node.nodeid}: the `phase` fixture belongs to the tests of a class marked "
             "@pytest.mark.phase(...)"
         )
-    result: PhaseResult = suite.result_of(request.node)
-    return result
+    view: PhaseView = suite.result_of(request.node)
+    return view
 
 
 def pytest_report_header(config: pytest.Config, start_path: Path) -> list[str]:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from .evidence import Metric, NodeResult, RankResult, Unmeasured, fail
 from .hostlist import expand
+from .nccl import NodeLogs, read_nodes
 from .rundir import PhaseDir, job_of, read_json, refresh
+from .scheduler_record import read_scheduler_record
 from .telemetry import METRICS, number, of_job, read_events
-from .told import read
-from .transports import Transports
 
 if TYPE_CHECKING:
     from .cluster import Expectation, Profile, Reference
@@ -35,7 +35,7 @@ OUTCOMES = (
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRuns:
     """Where a phase's past runs are told, and whether a regression fails or is only told."""
 
     cluster: str
@@ -58,7 +58,7 @@ class PhaseResult:
     # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
     # was not measured.
     judged: set[str] = field(default_factory=set)
-    past: Past | None = None
+    past: PastRuns | None = None
 
     def __repr__(self) -> str:
         return f"<phase {self.name}: {self.outcome}>"  # pytest prints it above a failed check
@@ -132,21 +132,21 @@ class PhaseResult:
         return {rank: record for rank, record in found.items() if record is not None}
 
     @cached_property
-    def transports(self) -> Transports:
-
-        return Transports(self)
+    def nccl(self) -> NodeLogs:
+        """NCCL's logs of all nodes, read when they are first asked for."""
+        folders = {one.node_rank: self.directory.nccl_logs(one.node_rank) for one in self.nodes}
+        told = [rank.start.get("nccl") for rank in self.ranks]
+        versions = {version for version in told if isinstance(version, str)}
+        version = versions.pop() if len(versions) == 1 else None
+        return read_nodes(folders, self.directory.root, version)
 
     def transport_summary(self) -> str:
         """What the ranks talked over, in a few words: NCCL's kinds, `gloo`, or `unknown`."""
         backends = {str(record.get("backend")) for record in self.events("group").values()}
         if backends != {"nccl"}:
             return ", ".join(sorted(backends)) or "unknown"
-        try:
-            return ", ".join(self.transports.kinds()) or (
-                "none" if self.world_size == 1 else "unknown"
-            )
-        except Unmeasured:
-            return "unknown"
+        unknown = "none" if self.world_size == 1 else "unknown"
+        return ", ".join(self.nccl.log.kinds()) or unknown
 
     def check_gradients(self) -> None:
         """Every rank compared every parameter's reduced gradient with an all-reduce of its own."""
@@ -182,16 +182,6 @@ class PhaseResult:
                     f"{record.get('tensors')} tensors {record.get('mismatched')} are not what was "
                     "saved"
                 )
-
-    def check_past(self) -> None:
-        """No metric is off what this phase reached in the past, on the same hardware and versions.
-
-        Unmeasured where there is not enough history, or where the profile says `warn`.
-        """
-        __tracebackhide__ = True
-        from .history.check import judge
-
-        judge(self)
 
     def checkpoint_files(self) -> dict[str, int]:
         """File -> bytes, as rank 0 listed them when all ranks had written."""
@@ -282,11 +272,11 @@ def collect(
     )
 
 
-def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> Past:
+def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
     about = read_json(directory.run.run) or {}
     begun = number(about.get("begun"))
     fails = profile.history_check == "fail"
-    return Past(profile.name, report_dir, fails, math.inf if begun is None else begun)
+    return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
 def _rank(directory: PhaseDir, rank: int, job: str, all_marks: bool) -> RankResult:
@@ -306,7 +296,7 @@ def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResul
     ]
     # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
     silent = [node for node in found if not node.facts and not node.result]
-    had = expand(read(directory.scheduler).of_job("NodeList")) if silent else []
+    had = expand(read_scheduler_record(directory.scheduler).job.nodes) if silent else []
     told = [name for name in had if name not in {node.name for node in found}]
     if len(told) != len(silent):
         return found

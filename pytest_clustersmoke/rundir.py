@@ -10,7 +10,7 @@
         setup_failed                 the setup line that failed, where one did
         claim.<node>                 made with O_EXCL by the node that starts: at most once
         started_again                what a later start wrote, which found the claim and ended
-        scheduler.txt                what the scheduler said of a job that did not end well
+        scheduler.jsonl              what the scheduler said of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
         nodes/<node>/                facts.json, meeting.json (what it found of the others),
                                      events.jsonl, result.json, torchrun.log, logs/,
@@ -145,7 +145,7 @@ class PhaseDir:
 
     @property
     def scheduler(self) -> Path:
-        return self.root / "scheduler.txt"
+        return self.root / "scheduler.jsonl"
 
     def claim(self, node_rank: int) -> Path:
         return self.root / f"claim.{node_rank}"

@@ -1,8 +1,10 @@
-"""How a subcommand of `clustersmoke` shows in the help."""
+"""What the subcommands of `clustersmoke` share: their help, the logs they are given, output."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable
 
 
 def add(
@@ -20,3 +22,20 @@ def add(
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """The logs to read, as words of the command line."""
+    parser.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a log; a directory, for all files below it; - for standard input",
+    )
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print what was found."""
+    for line in lines:
+        print(line)
+    sys.stdout.flush()

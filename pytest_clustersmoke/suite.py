@@ -28,8 +28,8 @@ from .verdict import RunTally, RunVerdict, judge
 
 if TYPE_CHECKING:
     from .controller import Controller
+    from .phase_view import PhaseView
     from .report.record_builder import FinishedRun
-    from .result import PhaseResult
     from .rundir import RunDir
     from .session import Session
 
@@ -48,7 +48,7 @@ class Suite(Collected):
         self.run: RunDir | None = None
         self.session: Session | None = None
         self.show: Show | None = None
-        self._results: dict[str, PhaseResult] = {}
+        self._results: dict[str, PhaseView] = {}
         self._controller: Controller | None = None
         self._interrupts = Interrupts(self._cancel)
         # junit.xml lies in the run's own directory, unless the user asked for one elsewhere.
@@ -66,7 +66,7 @@ class Suite(Collected):
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
-            print_plan(phases, self.profile, self.run_id)
+            print_plan(phases, self.profile, self.run_id, self.refused)
             session.items.clear()  # nothing runs, and nothing is reported as if it had
             return (yield)
         goes_on = not session.testsfailed or self.config.option.continue_on_collection_errors
@@ -147,17 +147,20 @@ class Suite(Collected):
         if self.session is not None:
             self.session.cancel()
 
-    def result_of(self, item: pytest.Item) -> PhaseResult:
+    def result_of(self, item: pytest.Item) -> PhaseView:
         """Wait for the item's phase, and give the item the phase's properties."""
         cls = phase_class(item)
         assert cls is not None
         name = self._names[cls]
         if name not in self._results:
             self.wait(name)
+            from .phase_view import PhaseView
             from .result import collect
 
             assert self.run is not None
-            self._results[name] = collect(self.run.phase(name), self.profile, self.report_dir)
+            self._results[name] = PhaseView.of(
+                collect(self.run.phase(name), self.profile, self.report_dir)
+            )
         result = self._results[name]
         known = {key for key, _ in item.user_properties}
         if "phase" not in known:
@@ -175,7 +178,7 @@ class Suite(Collected):
         if result.outcome != "passed":
             from .report.terminal import job_failure
 
-            raise JobFailed("\n".join([job_failure(result), *self.waivers.beside(result)]))
+            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -202,7 +205,7 @@ class Suite(Collected):
             result = self._results.get(name)
             mark_report(report, item, call, name, result)
             if result is not None and call.excinfo:
-                mark_known(report, item, result, call.excinfo.value, self.waivers)
+                mark_known(report, item, result, call.excinfo.value, self.acknowledgements)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -281,7 +284,7 @@ class Suite(Collected):
         from .report.junit import complete
 
         assert self.run is not None
-        self.known_remarks = self.waivers.remarks(self.tally, self.run)
+        self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # else `-p no:junitxml`, say
             complete(xml, self._finished())

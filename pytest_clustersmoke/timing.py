@@ -10,7 +10,7 @@ from .telemetry import number
 
 if TYPE_CHECKING:
     from .result import PhaseResult
-    from .submit import JobState
+    from .scheduler_record import JobState
 
 
 def job_times(

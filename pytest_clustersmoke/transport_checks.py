@@ -1,4 +1,4 @@
-"""One side of a phase's transports, inside nodes or between them, against the cluster's `expect`.
+"""A phase's transports, inside nodes and between them, against the cluster's `expect`.
 
 What is seen to be wrong fails, whatever else was not seen. Only then is asked whether all that had
 to be seen was: an edge of every rank, an edge that joins every node, both ends of it.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .evidence import BETWEEN, INSIDE, Unmeasured, fail
-from .transports import Link, Transports
+from .transports import PhaseLink, Transports
 
 if TYPE_CHECKING:
     from .cluster import Expectation
@@ -25,13 +25,13 @@ MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Pair:
+class Connection:
     """All that is known of one transport from one rank to another: the logs of both its ends."""
 
     source: int
     destination: int
     wording: str
-    links: tuple[Link, ...]
+    links: tuple[PhaseLink, ...]
 
     def nics(self) -> str:
         """` (mlx5_0)`, or both ends' where they differ; empty where no log names one."""
@@ -45,10 +45,13 @@ class Side:
     """The connections inside nodes, or those between nodes."""
 
     transports: Transports
-    result: PhaseResult
     inside: bool
 
-    def links(self) -> list[Link]:
+    @property
+    def result(self) -> PhaseResult:
+        return self.transports.result
+
+    def links(self) -> list[PhaseLink]:
         return [link for link in self.transports.placed.links if link.inside is self.inside]
 
     def check(self) -> None:
@@ -94,7 +97,7 @@ class Side:
             return ""
         return "each node has one rank" if self.inside else "the phase has one node"
 
-    def judged(self) -> Iterator[tuple[Pair, str]]:
+    def judged(self) -> Iterator[tuple[Connection, str]]:
         """Every connection, and why it is not as the cluster expects: empty where it is, or where
         nothing is expected."""
         expect = self.result.expect
@@ -107,16 +110,16 @@ class Side:
 
     # -- What is wrong -----------------------------------------------------------------------------
 
-    def _pairs(self) -> Iterator[Pair]:
+    def _pairs(self) -> Iterator[Connection]:
         """The links by ranks and wording, the sender's log first."""
-        found: dict[tuple[int, int, str], list[Link]] = defaultdict(list)
+        found: dict[tuple[int, int, str], list[PhaseLink]] = defaultdict(list)
         for link in self.links():
             found[link.source, link.destination, link.edge.wording].append(link)
         for (source, destination, wording), links in sorted(found.items()):
             links.sort(key=lambda link: (link.edge.role != "send", link.where))
-            yield Pair(source, destination, wording, tuple(links))
+            yield Connection(source, destination, wording, tuple(links))
 
-    def _reason(self, pair: Pair, globs: Iterable[str], expect: Expectation) -> str:
+    def _reason(self, pair: Connection, globs: Iterable[str], expect: Expectation) -> str:
         """Why a connection is wrong; empty where it is not."""
         transport = pair.links[0].transport
         if reason := _forbidden(pair.wording, expect):
@@ -166,8 +169,8 @@ class Side:
         """The first thing without which nothing can be said to be right; empty if all is there."""
         transports = self.transports
         placed = transports.placed
-        if transports.unreadable:
-            return transports.unreadable[0]
+        if unreadable := self.result.nccl.unreadable:
+            return unreadable[0]
         homeless = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
         if homeless:
             return f"{homeless[0]} has no known node"
@@ -235,7 +238,7 @@ class Side:
             )
         return ""
 
-    def _silent_inside(self, links: Iterable[Link], reduced: set[int]) -> str:
+    def _silent_inside(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
         """A rank that shares its node and of which no connection inside it is known."""
         seen = {rank for link in links for rank in (link.source, link.destination)} | reduced
         crowds: dict[int, list[int]] = defaultdict(list)
@@ -244,7 +247,7 @@ class Side:
         silent = [r for crowd in crowds.values() if len(crowd) > 1 for r in crowd if r not in seen]
         return ", ".join(map(self._name, silent[:MOST_SHOWN]))
 
-    def _apart(self, links: Iterable[Link], reduced: set[int]) -> str:
+    def _apart(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
         """Nodes that no chain of connections joins to the first one."""
         node = self.transports.nodes
         names = {node[rank.rank]: rank.node for rank in self.result.ranks}
@@ -264,10 +267,10 @@ class Side:
         apart = sorted(set(names) - reached)
         return ", ".join(str(names[one]) for one in apart[:MOST_SHOWN])
 
-    def _half_told(self, links: Iterable[Link], expect: Expectation) -> str:
+    def _half_told(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
         """A network connection of which only one end's log is known, though both log it: the other
         end may be another; or no NIC's name, where that matters."""
-        ends: dict[tuple[int, int], dict[str | None, Link]] = defaultdict(dict)
+        ends: dict[tuple[int, int], dict[str | None, PhaseLink]] = defaultdict(dict)
         for link in links:
             if link.transport.net is not None:
                 ends[link.source, link.destination][link.edge.role] = link
@@ -283,7 +286,7 @@ class Side:
 
     # -- Words -------------------------------------------------------------------------------------
 
-    def _say(self, pair: Pair) -> str:
+    def _say(self, pair: Connection) -> str:
         return f"{self._say_ends(pair.source, pair.destination)}: {pair.wording}{pair.nics()}"
 
     def _say_ends(self, source: int, destination: int) -> str:
@@ -291,6 +294,27 @@ class Side:
 
     def _name(self, rank: int) -> str:
         return str(self.result.ranks[rank])
+
+
+@dataclass(frozen=True)
+class TransportSides:
+    """The connections of a phase by side, each with the check that criteria use."""
+
+    transports: Transports
+
+    @property
+    def intra_node(self) -> Side:
+        """The connections inside nodes."""
+        return Side(self.transports, inside=True)
+
+    @property
+    def inter_node(self) -> Side:
+        """The connections between nodes."""
+        return Side(self.transports, inside=False)
+
+    def kinds(self) -> list[str]:
+        """The kinds of all connections, in alphabetical order."""
+        return self.transports.log.kinds()
 
 
 def matches(wording: str, glob: str) -> bool:

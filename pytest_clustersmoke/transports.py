@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .nccl import Edge, Log, Process, Reader, Unreadable
-from .nccl.model import CollNet, Transport, Where
+from .nccl import CollNet, Edge, Log, NcclProcess, NcclTransport, Where
 
 if TYPE_CHECKING:
     from .result import PhaseResult
-    from .transport_checks import Side
 
 Ends = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Link:
+class PhaseLink:
     """What NCCL used from one rank of the phase to another, as one of them logged it."""
 
     source: int
@@ -33,7 +31,7 @@ class Link:
     edge: Edge
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> NcclTransport:
         return self.edge.transport
 
     @property
@@ -45,34 +43,21 @@ class Link:
 class Placed:
     """The edges of a phase's logs: those of two known ranks, and those that are not."""
 
-    links: list[Link] = field(default_factory=list)
+    links: list[PhaseLink] = field(default_factory=list)
     unplaced: list[tuple[Edge, str]] = field(default_factory=list)  # and why
     collnet: dict[int, list[CollNet]] = field(default_factory=dict)  # by rank of the phase
     nvls: set[int] = field(default_factory=set)  # ranks of the phase that connected NVLS
 
 
 class Transports:
-    """The connections of a phase; its sides have the checks that criteria use."""
+    """The connections of a phase, as NCCL logged them, between the ranks that they join."""
 
     def __init__(self, result: PhaseResult) -> None:
-        self._result = result
-        self.unreadable: list[str] = []  # logs that could not be read, and why
+        self.result = result
 
-    @cached_property
+    @property
     def log(self) -> Log:
-        """NCCL's logs of all nodes. What cannot be read is in `unreadable`."""
-        reader = Reader()
-        root = self._result.directory.root
-        for node in self._result.nodes:
-            folder = self._result.directory.nccl_logs(node.node_rank)
-            for path in sorted(folder.glob("*.log")):
-                try:
-                    reader.file(path, str(path.relative_to(root)), scope=str(node.node_rank))
-                except Unreadable as error:
-                    self.unreadable.append(str(error))
-        told = [rank.start.get("nccl") for rank in self._result.ranks]
-        said = {version for version in told if isinstance(version, str)}
-        return reader.log(said.pop() if len(said) == 1 else None)
+        return self.result.nccl.log
 
     @cached_property
     def placed(self) -> Placed:
@@ -84,7 +69,7 @@ class Transports:
                 placed.unplaced.append((edge, ends))
             else:
                 inside = self.nodes[ends[0]] == self.nodes[ends[1]]
-                placed.links.append(Link(*ends, inside, edge))
+                placed.links.append(PhaseLink(*ends, inside, edge))
         for one in log.collnet:
             rank = self._rank_of(one.logger)
             if rank is not None:
@@ -94,25 +79,6 @@ class Transports:
             if rank is not None:
                 placed.nvls.add(rank)
         return placed
-
-    def kinds(self) -> list[str]:
-        """The kinds of all edges, in alphabetical order; NVLS and CollNet where they were used."""
-        found = {edge.kind for edge in self.log.edges} | {one.kind for one in self.log.collnet}
-        return sorted(found | ({"NVLS"} if self.log.nvls else set()))
-
-    @property
-    def intra_node(self) -> Side:
-        """The connections inside nodes."""
-        from .transport_checks import Side
-
-        return Side(self, self._result, inside=True)
-
-    @property
-    def inter_node(self) -> Side:
-        """The connections between nodes."""
-        from .transport_checks import Side
-
-        return Side(self, self._result, inside=False)
 
     # -- Who is who --------------------------------------------------------------------------------
 
@@ -126,7 +92,7 @@ class Transports:
         """(node rank, pid) -> rank, None where two ranks said they are that; and `nodes`."""
         by_process: dict[tuple[str, str], int | None] = {}
         nodes: dict[int, int] = {}
-        for rank in self._result.ranks:
+        for rank in self.result.ranks:
             node, pid = rank.start.get("node_rank"), rank.start.get("pid")
             if type(node) is int and type(pid) is int:
                 key = str(node), str(pid)
@@ -139,19 +105,19 @@ class Transports:
 
     def _by_log_alone(
         self, by_process: dict[tuple[str, str], int | None]
-    ) -> list[tuple[int, Process]]:
+    ) -> list[tuple[int, NcclProcess]]:
         """Ranks without events, by a communicator of all ranks whose numbers are the phase's."""
-        lost = {rank.rank for rank in self._result.ranks if not rank.start}
-        found: dict[int, Process] = {}
+        lost = {rank.rank for rank in self.result.ranks if not rank.start}
+        found: dict[int, NcclProcess] = {}
         for one in self.log.communicators if lost else ():
             who = {n: m.process for n, m in one.members.items() if m.process is not None}
             known = {n: by_process.get((p.scope, p.pid)) for n, p in who.items()}
             agree = all(rank == n for n, rank in known.items() if n not in lost)
-            if one.ranks == self._result.world_size and agree and len(known) > len(lost):
+            if one.ranks == self.result.world_size and agree and len(known) > len(lost):
                 found |= {n: who[n] for n in lost & who.keys() if known[n] is None}
         return list(found.items())
 
-    def _rank_of(self, process: Process | None) -> int | None:
+    def _rank_of(self, process: NcclProcess | None) -> int | None:
         return None if process is None else self._places[0].get((process.scope, process.pid))
 
     def _ends(self, edge: Edge) -> Ends | str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from .launch.flag import visible
 from .outcome import NODE_FAILED, in_job_logs
-from .rundir import read_json, write_whole
-from .submit import JobState
+from .rundir import read_json
+from .scheduler_record import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,9 +123,9 @@ class Watched:
         # the names that it wrote down itself are hostile.
         had = [node.name for node in result.nodes if NODE_NAME.fullmatch(node.name)]
         nodes = ",".join(filter(None, (self.state.nodes, *had)))
-        words = backend.details(self.job_id, self.state, nodes)
-        if words:
-            write_whole(self.directory.scheduler, words)
+        details = backend.details(self.job_id, self.state, nodes)
+        if details is not None:
+            details.write(self.directory.scheduler)
 
     def straggling(self) -> bool:
         return self.failing_at is not None and time.monotonic() - self.failing_at > STRAGGLER_S

@@ -10,7 +10,8 @@ from typing import Any
 from pytest_clustersmoke.cluster import Profile, load
 from pytest_clustersmoke.marker import Marked
 from pytest_clustersmoke.phase import Phase, resolve
-from pytest_clustersmoke.result import PhaseResult, collect
+from pytest_clustersmoke.phase_view import PhaseView
+from pytest_clustersmoke.result import collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from pytest_clustersmoke.telemetry import EventWriter
 
@@ -95,5 +96,5 @@ class Evidence:
             self.node(node, ok=True, started=100.0, ended=110.0, torchrun_s=9.0)
         return self
 
-    def result(self, profile: Profile | None = None) -> PhaseResult:
-        return collect(self.dir, profile)
+    def result(self, profile: Profile | None = None) -> PhaseView:
+        return PhaseView.of(collect(self.dir, profile))

@@ -14,7 +14,7 @@ import pytest
 from pytest_clustersmoke.criteria import Started, Trained
 from pytest_clustersmoke.environment import unmatched_interfaces
 from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.phase_view import PhaseView
 from pytest_clustersmoke.rundir import write_json
 from pytest_clustersmoke.telemetry import METRICS
 
@@ -24,7 +24,7 @@ ETH = {"eth0": {"ipv4": ["10.0.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"],
 IB = {"ibp65s0": {"ipv4": ["10.1.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
 
 
-def ran(folder: Path, *interfaces: object) -> PhaseResult:
+def ran(folder: Path, *interfaces: object) -> PhaseView:
     """A phase over NCCL whose ranks all had NCCL_SOCKET_IFNAME=eth0."""
     evidence = Evidence(folder, nodes=len(interfaces)).started("nccl")
     for rank, one in enumerate(interfaces):
@@ -56,9 +56,7 @@ def test_a_node_that_told_of_no_interfaces_is_no_pass(tmp_path: Path) -> None:
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
 
 
-def measured(
-    folder: Path, values: dict[str, float], **references: tuple[str, float]
-) -> PhaseResult:
+def measured(folder: Path, values: dict[str, float], **references: tuple[str, float]) -> PhaseView:
     """A phase whose two ranks say these metrics; a reference is its bound and its value."""
     evidence = Evidence(folder, ranks_per_node=2).started().each("metrics", values=values)
     evidence.each("fact", values={"left_out": {}})
@@ -139,7 +137,7 @@ def test_each_missed_reference_fails_one_criterion(tmp_path: Path, held: type[St
         assert len(red) == 1 and f"{name} is 1.000" in red[0]
 
 
-def reds(held: type[Started], result: PhaseResult) -> list[str]:
+def reds(held: type[Started], result: PhaseView) -> list[str]:
     """What the class's criteria on references say where they fail."""
     said = []
     for name, criterion in inspect.getmembers(held, inspect.isfunction):

@@ -46,13 +46,34 @@ def test_the_schedulers_name_comes_before_the_hosts(names: dict[str, str]) -> No
     assert _own_address("n0", facts) == "10.0.0.5"
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NCCL_SOCKET_IFNAME", "=ib0"),
+        ("NCCL_SOCKET_IFNAME", "ib"),
+        ("GLOO_SOCKET_IFNAME", "ib0"),
+        ("GLOO_SOCKET_IFNAME", "nosuch,ib0"),
+    ],
+)
 def test_a_pinned_interface_comes_first(
-    names: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """By its name's beginning, as NCCL takes it."""
+    """As NCCL and gloo read the variable."""
     names["n0"] = "10.0.0.5"
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
+    monkeypatch.setenv(variable, value)
     assert _own_address("n0", [node(eth0="10.0.0.5", ib0="10.1.0.5")]) == "10.1.0.5"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("NCCL_SOCKET_IFNAME", "^eth"), ("GLOO_SOCKET_IFNAME", "ib")]
+)
+def test_a_variable_that_names_no_interface_pins_none(
+    names: dict[str, str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    """A list of exclusions chooses nothing, and gloo takes whole names."""
+    names["n0"] = "10.0.0.5"
+    monkeypatch.setenv(variable, value)
+    assert _own_address("n0", [node(eth0="10.0.0.5", ib0="10.1.0.5")]) == "10.0.0.5"
 
 
 def test_an_address_that_is_not_on_the_node_is_not_taken(names: dict[str, str]) -> None:

@@ -225,6 +225,7 @@ def test_a_low_limit_on_locked_memory() -> None:
     assert failed(*({**one, "may_lock_memory": True} for one in low)) == []
     off = {"NCCL_IB_DISABLE": "1"}
     assert failed(*({**one, "variables": off} for one in low)) == []
+    assert failed(*({**one, "nccl_conf": {"/etc/nccl.conf": off}} for one in low)) == []
 
 
 def test_a_low_limit_on_open_files() -> None:

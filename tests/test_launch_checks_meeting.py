@@ -1,4 +1,4 @@
-"""What nodes measured of each other: reachability, clocks, names."""
+"""What nodes measured of each other: reachability and clocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def meeting(*words: Any) -> list[Check]:
 
 
 def clock(offset: Any, error: Any = 0.001) -> dict[str, Any]:
-    return {"ok": True, "names": {}, "clock": {"offset_s": offset, "error_s": error}}
+    return {"ok": True, "clock": {"offset_s": offset, "error_s": error}}
 
 
-NODE_ZERO = {"ok": True, "names": {}}
+NODE_ZERO = {"ok": True}
 
 
 def test_a_node_that_could_not_reach_node_0() -> None:
@@ -59,15 +59,4 @@ def test_a_clock_is_not_judged_beyond_what_was_measured() -> None:
 def test_a_clock_of_another_shape_is_unknown(value: Any) -> None:
     """Hostile words are no measurement."""
     assert meeting(NODE_ZERO, clock(value)) == meeting(NODE_ZERO, clock(9.0, value)) == []
-    assert meeting(None, clock(9.0)) == meeting({"clock": value}, {"names": value}) == []
-
-
-def test_names_that_one_node_alone_cannot_resolve() -> None:
-    """Its resolver is at fault; a name that most do not know is not in use there."""
-    names = {"n0": True, "n1": True, "fancy": False}
-    words = [{"ok": True, "names": names}] * 3
-    assert meeting(*words) == []
-    odd = {"ok": True, "names": {**names, "n1": False}}
-    (check,) = meeting(*words, odd)
-    assert (check.id, check.nodes, check.severity) == ("name-not-resolved", (3,), WARNING)
-    assert "n1" in check.what and "fancy" not in check.what
+    assert meeting(None, clock(9.0)) == meeting({"clock": value}, {"ok": value}) == []

@@ -1,4 +1,4 @@
-"""Every node comes to node 0's port before torchrun does; who cannot says why. Real sockets."""
+"""Every node connects to node 0's port before torchrun does; who cannot says why. Real sockets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,6 +28,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def door() -> Iterator[Door]:
     opened = Door(HOST, backlog=8)
     yield opened
+    opened.close(go=False)
     opened.hold.close()
 
 
@@ -39,30 +40,56 @@ def nothing() -> None:
     pass
 
 
-def call_on(door: Door, node: int) -> tuple[bool, Visit]:
-    visit = Visit(door.address, door.port, door.token, node)
-    return visit.wait(soon(), nothing), visit
+def enter(pool: ThreadPoolExecutor, door: Door) -> Visit:
+    """A guest that has been greeted."""
+    coming = pool.submit(Visit, HOST, door.port, door.token)
+    while not coming.done():
+        door.greet(0.05)
+    return coming.result()
 
 
-def test_all_go_on_once_all_have_come(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Nobody is sent on before the last has come; each has measured node 0's clock, which is its
-    own here, to within the time that its question took."""
-    calls = [pool.submit(call_on, door, node) for node in (1, 2)]
-    admitted = pool.submit(door.admit, {1, 2, 3}, soon(), set)
-    assert not any(call.done() for call in calls)
-    calls.append(pool.submit(call_on, door, 3))
-    assert admitted.result(30) == set()
-    for call in calls:
-        went_on, visit = call.result(30)
-        assert went_on and abs(visit.offset_s) <= visit.error_s + 0.001
-        assert 0 < visit.error_s < 10
+def test_guests_wait_until_they_are_sent_on(pool: ThreadPoolExecutor, door: Door) -> None:
+    """Each has measured node 0's clock, which is its own here, to within what the greeting took."""
+    guests = [enter(pool, door) for _ in range(3)]
+    for guest in guests:
+        assert abs(guest.offset_s) <= guest.error_s + 0.001 and 0 < guest.error_s < 10
+    looked = threading.Event()
+    waits = [pool.submit(guest.wait, soon(), looked.set) for guest in guests]
+    assert looked.wait(30) and not any(one.done() for one in waits)
+    door.close(go=True)
+    assert [one.result(30) for one in waits] == [True] * 3
+
+
+def test_guests_that_are_not_sent_on_stay_behind(pool: ThreadPoolExecutor, door: Door) -> None:
+    """Node 0 hangs up without a word where another node did not get through, or where it ends."""
+    guest = enter(pool, door)
+    waiting = pool.submit(guest.wait, soon(), nothing)
+    door.close(go=False)
+    assert waiting.result(30) is False
+
+
+def test_the_wait_has_an_end(pool: ThreadPoolExecutor, door: Door) -> None:
+    assert enter(pool, door).wait(time.monotonic() + 0.1, nothing) is False
+
+
+def test_what_is_looked_at_meanwhile_may_raise(pool: ThreadPoolExecutor, door: Door) -> None:
+    """The flag that ends the phase ends the wait."""
+
+    def flag() -> None:
+        raise InterruptedError("the flag is up")
+
+    with pytest.raises(InterruptedError):
+        enter(pool, door).wait(soon(), flag)
 
 
 def test_the_port_is_torchruns_once_all_have_come(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Nobody listens there any more, no connection of ours waits there, and a socket of torchrun's
-    kind can take it, while one without SO_REUSEADDR, as others', cannot."""
-    call = pool.submit(call_on, door, 1)
-    assert door.admit({1}, soon(), set) == set() and call.result(30)[0]
+    """Nobody listens there any more, and a socket of torchrun's kind can take it, while one
+    without SO_REUSEADDR, as others', cannot."""
+    guest = enter(pool, door)
+    door.close(go=True)
+    assert guest.wait(soon(), nothing)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HOST, door.port), timeout=10)
     with socket.socket() as other, pytest.raises(OSError, match="in use") as refused:
         other.bind((HOST, door.port))
     assert refused.value.errno == errno.EADDRINUSE
@@ -72,6 +99,19 @@ def test_the_port_is_torchruns_once_all_have_come(pool: ThreadPoolExecutor, door
         torchruns.listen()
         with socket.create_connection((HOST, door.port), timeout=10):
             torchruns.accept()[0].close()
+
+
+def test_strangers_at_the_door_keep_nobody_out(pool: ThreadPoolExecutor, door: Door) -> None:
+    """One that says something else, one that says nothing, and one that has gone already."""
+    with (
+        socket.create_connection((HOST, door.port), timeout=30) as browser,
+        socket.create_connection((HOST, door.port), timeout=30),
+    ):
+        browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        socket.create_connection((HOST, door.port), timeout=30).close()
+        guest = enter(pool, door)
+        door.close(go=True)
+        assert guest.wait(soon(), nothing)
 
 
 def test_a_port_that_somebody_took_between_is_passed_over(
@@ -96,50 +136,7 @@ def test_a_port_that_somebody_took_between_is_passed_over(
     (thief,) = thieves
     with thief, door.hold:
         assert door.port != thief.getsockname()[1]
-        assert door.admit((), soon(), set) == set()
-
-
-def test_who_gives_up_ends_the_wait(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Where the missing have given up, node 0 waits no longer, and those that came are not sent
-    on."""
-    call = pool.submit(call_on, door, 1)
-    assert door.admit({1, 2}, soon(), lambda: {2}) == {2}
-    went_on, _ = call.result(30)
-    assert went_on is False
-
-
-def test_the_wait_has_an_end(door: Door) -> None:
-    """Past its time the missing are told."""
-    assert door.admit({1, 2}, time.monotonic() + 0.1, set) == {1, 2}
-
-
-def test_what_is_asked_meanwhile_may_raise(door: Door) -> None:
-    """The flag that ends the phase ends the wait, and nobody listens after it."""
-
-    def flag() -> set[int]:
-        raise InterruptedError("the flag is up")
-
-    with pytest.raises(InterruptedError):
-        door.admit({1}, soon(), flag)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, door.port), timeout=10)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [b"GET / HTTP/1.0\r\n\r\n", b"hello wrong 1\n", b"ready\n", b"\xff" * 1000, b"hello\n", b""],
-)
-def test_strangers_are_shown_out(pool: ThreadPoolExecutor, door: Door, said: bytes) -> None:
-    """Whoever does not know the token is none of ours, and the others come as ever."""
-    admitted = pool.submit(door.admit, {1}, soon(), set)
-    with socket.create_connection((HOST, door.port), timeout=30) as stranger:
-        stranger.sendall(said)
-        if said:
-            stranger.settimeout(30)
-            with contextlib.suppress(ConnectionResetError):
-                assert stranger.recv(10) == b""
-        call: Future[tuple[bool, Visit]] = pool.submit(call_on, door, 1)
-        assert admitted.result(30) == set() and call.result(30)[0]
+        door.close(go=False)
 
 
 def test_a_port_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +146,7 @@ def test_a_port_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind((HOST, 0))
         with pytest.raises(Unreachable, match="connection refused"):
-            Visit(HOST, closed.getsockname()[1], "t", 1)
+            Visit(HOST, closed.getsockname()[1], "t")
 
 
 def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +162,7 @@ def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             one.connect_ex(full.getsockname())
             waiting.append(one)
         with pytest.raises(Unreachable, match=r"no answer .* within 0\.5 s"):
-            Visit(HOST, full.getsockname()[1], "t", 1)
+            Visit(HOST, full.getsockname()[1], "t")
         for one in waiting:
             one.close()
 
@@ -185,7 +182,10 @@ def test_the_systems_number_is_told_in_words(number: int, said: str) -> None:
     assert reach.words(OSError(number, "x")).startswith(said)
 
 
-@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\n", b"nan\n", b"inf\n", b"\xff\n"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-OpenSSH_9.2\n", b"x 1.5\n", b"t nan\n", b"t inf\n", b"\xff t\n", b"t" * 999],
+)
 def test_somebody_else_at_the_port(pool: ThreadPoolExecutor, answer: bytes) -> None:
     """Another service at node 0's port, or a proxy before it, is not node 0."""
     with socket.socket() as other:
@@ -196,24 +196,11 @@ def test_somebody_else_at_the_port(pool: ThreadPoolExecutor, answer: bytes) -> N
             connection, _ = other.accept()
             with connection:
                 connection.sendall(answer)
-                if answer:
-                    connection.recv(1000)
+                with contextlib.suppress(ConnectionResetError):  # the guest has heard enough
+                    while answer and connection.recv(1000):
+                        pass
 
         served = pool.submit(serve)
         with pytest.raises(Unreachable, match="something else answers there"):
-            Visit(HOST, other.getsockname()[1], "t", 1)
+            Visit(HOST, other.getsockname()[1], "t")
         served.result(30)
-
-
-def test_node_0_that_ends_is_noticed(pool: ThreadPoolExecutor, door: Door) -> None:
-    """A guest whose connection breaks before `go` does not go on; its own look may raise."""
-    raised = threading.Event()
-
-    def look() -> None:
-        raised.set()
-
-    visit = pool.submit(Visit, door.address, door.port, door.token, 1)
-    admitted = pool.submit(door.admit, {1, 2}, time.monotonic() + 2, set)
-    waiting = pool.submit(visit.result(30).wait, soon(), look)
-    assert admitted.result(30) == {2}
-    assert waiting.result(30) is False and raised.is_set()

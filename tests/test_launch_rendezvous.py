@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,6 @@ import pytest
 from pytest_clustersmoke.launch import NodeJob, reach, rendezvous
 from pytest_clustersmoke.launch.flag import Aborted, NodeFailed, raise_abort
 from pytest_clustersmoke.launch.preflight import PreflightFailed
-from pytest_clustersmoke.launch.reach import Unreachable
 from pytest_clustersmoke.launch.rendezvous import Meeting, NotSeen
 from pytest_clustersmoke.rundir import read_json, write_json
 
@@ -24,20 +25,11 @@ HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are not resolved here, and refusals not asked for again."""
+    """Nobody waits longer than these tests need, and refusals are not asked for again."""
     monkeypatch.setattr(rendezvous, "_own_address", lambda *_: "127.0.0.1")
-    monkeypatch.setattr(rendezvous, "Lookup", NoNames)
     monkeypatch.setattr(rendezvous, "POLL_S", 0.01)
     monkeypatch.setattr(rendezvous, "OTHERS_S", 0.5)
     monkeypatch.setattr(reach, "REFUSED_S", 0.1)
-
-
-class NoNames:
-    def __init__(self, names: Any) -> None:
-        self.names = list(names)
-
-    def found(self) -> dict[str, bool]:
-        return dict.fromkeys(self.names, True)
 
 
 def node_zero(folder: Path, *others: Any) -> NodeJob:
@@ -58,6 +50,7 @@ def meet_all(job: NodeJob) -> list[Any]:
     """What each node's part comes to: its meeting, or what it raised."""
 
     def part(rank: int) -> Any:
+        threading.current_thread().name = f"node {rank}"
         try:
             return meet(NodeJob(job.spec, rank, f"n{rank}"))
         except NodeFailed as error:
@@ -81,38 +74,29 @@ def test_virtual_nodes_meet_on_loopback(tmp_path: Path) -> None:
     first.hold.close()
 
 
-def test_nodes_tell_of_their_clocks_and_names(tmp_path: Path) -> None:
-    """Each node but node 0 measures its clock against node 0's; hosts apart resolve all names."""
-    other = {**HERE, "boot_id": "other", "node": "gpu7"}
-    meetings = meet_all(node_zero(tmp_path, other))
+def test_nodes_tell_of_their_clocks(tmp_path: Path) -> None:
+    """Each node but node 0 measures its clock against node 0's."""
+    meetings = meet_all(node_zero(tmp_path, {**HERE, "boot_id": "other"}))
     meetings[0].hold.close()
     assert meetings[1].one_host is False
-    said = [read_json(tmp_path / f"nodes/000{node}/meeting.json") or {} for node in range(2)]
-    assert [one["names"] for one in said] == [{"node 0": True, "gpu7": True}] * 2
-    clock = said[1]["clock"]
-    assert abs(clock["offset_s"]) <= clock["error_s"] + 0.01 and "clock" not in said[0]
+    zero, one = (read_json(tmp_path / f"nodes/000{node}/meeting.json") or {} for node in range(2))
+    assert abs(one["clock"]["offset_s"]) <= one["clock"]["error_s"] + 0.01 and "clock" not in zero
 
 
 def test_a_node_that_cannot_reach_node_0_ends_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says where it wanted to go and what came of it; node 0 tells of it, too; nobody hangs."""
-    real = reach._connect
+    real = socket.create_connection
 
-    def connect(address: str, port: int) -> Any:
-        if threading.current_thread().name == "cut-off":
-            raise Unreachable("no route to host")
-        return real(address, port)
+    def connect(*words: Any, **more: Any) -> Any:
+        if threading.current_thread().name == "node 2":
+            raise OSError(errno.EHOSTUNREACH, "x")
+        return real(*words, **more)
 
-    monkeypatch.setattr(reach, "_connect", connect)
-
-    def visit_as(address: str, port: int, token: str, rank: int) -> Any:
-        threading.current_thread().name = "cut-off" if rank == 2 else "well"
-        return reach.Visit(address, port, token, rank)
-
-    monkeypatch.setattr(rendezvous, "Visit", visit_as)
-    job = node_zero(tmp_path, HERE, HERE)
-    zero, one, two = meet_all(job)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(reach, "RETRY_S", 0.05)
+    zero, one, two = meet_all(node_zero(tmp_path, HERE, HERE))
     assert isinstance(zero, PreflightFailed | Aborted) and isinstance(one, Aborted)
     assert isinstance(two, PreflightFailed)
     (check,) = two.checks

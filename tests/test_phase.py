@@ -46,6 +46,17 @@ def test_precedence_of_options(tmp_path: Path) -> None:
     }
 
 
+def test_a_dropped_time_limit_bounds_nothing(tmp_path: Path) -> None:
+    """A phase that drops the cluster's `time`, in the file or for one run, keeps its own limit."""
+    cluster: dict[str, Any] = {"backend": "slurm", "slurm": {"time": "00:05:00"}}
+    limited = make_profile(tmp_path, **cluster)
+    assert make_phase(limited, timeout_s=1000).timeout_s.value == 240
+    without = setting("small.slurm.time=")
+    assert make_phase(limited, timeout_s=1000, settings=without).timeout_s.value == 1000
+    dropped = make_profile(tmp_path, **cluster, phases={"small": {"slurm": {"time": False}}})
+    assert make_phase(dropped, timeout_s=1000).timeout_s.value == 1000
+
+
 def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
     """The cluster replaces single arguments of the marker, and keeps the others."""
     profile = make_profile(tmp_path, phases={"small": {"args": {"steps": 2}}})
@@ -134,7 +145,7 @@ def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
     [
         ("a.nodes=2", ("a", "nodes", "", 2)),
         ("a-b.args.x=true", ("a-b", "args", "x", True)),
-        ("a.args.list=[1, 2]", ("a", "args", "list", [1, 2])),
+        ("a.args.list=[1, 2]", ("a", "args", "list", (1, 2))),
         ("a.args.x=b=c", ("a", "args", "x", "b=c")),
         ("a.args.x=", ("a", "args", "x", None)),
         ("a.args.rate=1e-3", ("a", "args", "rate", 0.001)),
@@ -168,8 +179,8 @@ def test_absence_says_why(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
-    """Hardware that suffices and a script that all nodes see: nothing to say."""
-    profile = make_profile(tmp_path, node_local=["/elsewhere"])
+    """A phase that the hardware can hold gives no problem."""
+    profile = make_profile(tmp_path)
     assert misfits(make_phase(profile, gpus_per_node=8), profile) == []
 
 

@@ -13,7 +13,7 @@ from pytest_clustersmoke.submit import Refused, make_spec, script
 from pytest_clustersmoke.submit.slurm import SlurmBackend
 
 from .evidence import make_phase, make_profile
-from .test_scheduler import FakeSlurm
+from .test_slurm_client import FakeSlurm
 
 
 @pytest.fixture

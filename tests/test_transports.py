@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence import BETWEEN, INSIDE, Unmeasured
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.phase_view import PhaseView
 from pytest_clustersmoke.transport_checks import matches
 
 from .evidence import Evidence, make_profile
@@ -59,7 +59,7 @@ def swap(job: FakeNccl, changes: Changes, role: str = "") -> Wording:
     return wording
 
 
-def judge(evidence: Evidence, folder: Path, **expect: object) -> PhaseResult:
+def judge(evidence: Evidence, folder: Path, **expect: object) -> PhaseView:
     return evidence.result(make_profile(folder, expect={"small": {**EXPECT, **expect}}))
 
 
@@ -361,7 +361,7 @@ def test_a_rank_without_events_is_placed_by_its_log(job: Job, tmp_path: Path) ->
     node that kept its log."""
     transports = judge(job.stage(tmp_path, unknown=[6]), tmp_path).transports
     transports.inter_node.check()
-    assert transports.nodes[6] == 3
+    assert transports.transports.nodes[6] == 3
 
 
 def test_a_rank_that_nothing_places_is_no_pass(job: Job, tmp_path: Path) -> None:

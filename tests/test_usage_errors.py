@@ -12,7 +12,7 @@ import pytest
 
 from pytest_clustersmoke.errors import Problem, UsageProblems, near
 
-from .harness import Suite
+from .harness import Suite, lines_with
 
 SLURM = """\
 clusters:
@@ -53,16 +53,16 @@ def test_no_file_of_clusters(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "cluster.yaml: is empty; expected a mapping with the key `clusters`"),
+        ("", "cluster.yaml: the file is empty; expected a mapping with the key `clusters`"),
         (
             "clusters:\n  one: [\n  }\n",
             "cluster.yaml:3: malformed YAML: while parsing a flow node, did not find expected "
-            "node content; expected valid YAML",
+            "node content; expected valid YAML in UTF-8",
         ),
         (
             "clusters:\n\tone: x\n",
             "cluster.yaml:2: malformed YAML: while scanning for the next token, found character "
-            "that cannot start any token; expected valid YAML",
+            "that cannot start any token; expected valid YAML in UTF-8",
         ),
     ],
 )
@@ -76,11 +76,11 @@ def test_an_unreadable_file(suite: Suite) -> None:
     """A directory in the file's place, and a file that is no text, are told as such."""
     suite.path.joinpath("folder").mkdir()
     assert suite.refused("--cluster-config", "folder") == [
-        "folder: is a directory; expected a YAML file"
+        "folder: cannot be read: Is a directory; expected a readable YAML file"
     ]
     suite.path.joinpath("binary").write_bytes(b"clusters:\n\xff")
     assert suite.refused("--cluster-config", "binary") == [
-        "binary:2: byte 0xff is not UTF-8; expected UTF-8 text"
+        "binary:2: malformed YAML: invalid leading UTF-8 octet; expected valid YAML in UTF-8"
     ]
 
 
@@ -210,6 +210,28 @@ def test_more_gpus_than_the_hardware_has(suite: Suite) -> None:
     )
 
 
+def test_only_selected_phases_are_checked(suite: Suite) -> None:
+    """What is wrong with a phase that `-k` leaves out does not stop the others."""
+    suite.cluster(phases={"small": None, "other": None})
+    suite.phase(gpus_per_node=8)
+    suite.phase("other")
+    result = suite.run("-k", "other", "--cluster-dry-run")
+    assert result.ret == 0
+    assert lines_with(result, "=== other") and not lines_with(result, "small")
+
+
+def test_scripts_in_one_wrong_place_are_one_problem(suite: Suite) -> None:
+    """Two scripts below one path that nodes do not share give one line, which names both phases."""
+    folder = suite.path / "local"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    suite.cluster(node_local=[str(folder)], phases={"small": None, "other": None})
+    suite.phase(script="local/train.py")
+    suite.phase("other", script="local/train.py")
+    (line,) = suite.refused()
+    assert "the scripts of phases `other`, `small`, in local, lie under local" in line
+
+
 def test_more_nodes_than_the_hardware_has(suite: Suite) -> None:
     """So is one that asks for more nodes than there are."""
     suite.cluster(hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2})
@@ -268,15 +290,19 @@ def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
         ("small.steps=3", "an option of its program is written small.args.steps=3"),
         ("small.node=3", "did you mean `nodes`?"),
-        ("small.nodes=many", "nodes in 'small.nodes=many'; expected a whole number of at least 1"),
+        ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
+        ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
         ("small.nodes.x=3", "cannot read 'small.nodes.x=3'; expected PHASE.KEY=VALUE"),
         ("small.args=3", "cannot read 'small.args=3'; expected PHASE.KEY=VALUE"),
-        ("small.timeout_s=soon", "expected seconds, a number above 0"),
-        ("small.args.x=[1", "the value of 'small.args.x=[1' is no YAML value"),
+        ("small.timeout_s=soon", "small.timeout_s is `soon`; expected a number"),
+        ("small.timeout_s=.inf", "small.timeout_s is `inf`; expected a finite number"),
+        ("small.args.x={a: 1}", "small.args.x is a mapping; expected text, a number, true, false"),
+        ("small.args.x=[1, [2]]", "small.args.x is a list; expected text, a number, true, false"),
+        ("small.args.x=!!bool 1", "the value of 'small.args.x=!!bool 1' is not valid YAML"),
+        ("small.args.x=[1", "the value of 'small.args.x=[1' is not valid YAML"),
         (
             "smal.nodes=2",
-            "no phase `smal` is collected and runs on one; expected one of small; "
-            "did you mean `small`?",
+            "no collected phase `smal` runs on one; expected one of small; did you mean `small`?",
         ),
     ],
 )
@@ -296,10 +322,14 @@ def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
         ),
         ("slurm.partitoin=a", "did you mean `partition`?"),
         ("slurm.time=soon", "small.slurm.time is `soon`; expected minutes, or [days-]hours"),
-        ("slurm.signal=TERM", "`signal` in small.slurm belongs to the tool; take it out"),
+        ("slurm.signal=TERM", "`signal` in small.slurm is reserved for the tool; remove it"),
         ("stage_limits_s.trian=3", "unknown stage `trian` in small.stage_limits_s"),
-        ("env.RANK=3", "`RANK` in small.env belongs to the tool"),
-        ("env.A B=3", "`A B` in small.env is no name of a variable"),
+        (
+            "stage_limits_s.train_step=0",
+            "small.stage_limits_s.train_step is `0`; expected a number",
+        ),
+        ("env.RANK=3", "`RANK` in small.env.set is reserved: the tool sets it"),
+        ("env.A B=3", "`A B` in small.env.set is not a valid name for a variable"),
     ],
 )
 def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: str) -> None:
@@ -403,5 +433,5 @@ def test_a_report_directory_that_pytest_takes_for_its_root(suite: Suite, tmp_pat
     other.mkdir()
     result = suite.run_apart("--cluster-report-dir", other)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*there is one in *write paths behind options with `=`*"])
+    result.stderr.fnmatch_lines(["*there is one in *write an option and its path with `=`*"])
     assert suite.run_apart(f"--cluster-report-dir={other}").ret == 0

@@ -9,7 +9,12 @@ import pytest
 
 from pytest_clustersmoke import watch
 from pytest_clustersmoke.rundir import write_json
-from pytest_clustersmoke.submit import JobState
+from pytest_clustersmoke.scheduler_record import (
+    JobState,
+    ScheduledJob,
+    SchedulerRecord,
+    read_scheduler_record,
+)
 from pytest_clustersmoke.watch import Poller, Watched
 
 from .evidence import Evidence
@@ -146,10 +151,10 @@ def test_details_are_asked_of_all_nodes_that_the_job_had(tmp_path: Path, clock: 
     job = watched(evidence)
     job.hear(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
     backend = FakeBackend()
-    backend.told["small"] = "words\n"
+    backend.records["small"] = SchedulerRecord(ScheduledJob(ended="now", text="EndTime=now"))
     job.ask_details(backend, evidence.result())
     assert backend.named("details") == [("small", "NODE_FAIL", "n0,n0,n1")]
-    assert evidence.dir.scheduler.read_text() == "words\n"
+    assert read_scheduler_record(evidence.dir.scheduler).job.ended == "now"
 
 
 def test_an_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:

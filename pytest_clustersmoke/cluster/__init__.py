@@ -1,11 +1,11 @@
 """`cluster.yaml` -> checked, frozen profiles.
 
-`load` reads the file and checks every profile in it; `ClusterFile.profile` fills in one profile's
-variables and checks it again. Whatever is wrong is raised at once, as `UsageProblems`.
+`load` reads the file and checks every profile in it; `ClusterFile.profile` fills in the variables
+of one profile and checks it again. All problems are raised at once, as `UsageProblems`.
 
-`source` reads YAML with lines, `schema` has the keys and their kinds, `fields` the kinds that are
-ours, `checks` what keys mean together, `acknowledged` the same of `known`, `sbatch` the options of
-sbatch, `expand` variables, `messages` the words for errors, `json_schema` the schema for editors.
+`source` reads YAML with lines, `expansion` fills in variables, `schema` has the keys, their
+types and the rules between them (`waivers` for `known`, `sbatch` for `slurm`, `fields` for the
+types), `problems` turns pydantic's errors into messages, `json_schema` is for editors.
 """
 
 from pytest_clustersmoke.cluster.file import ClusterFile, find_config, load
@@ -16,12 +16,12 @@ from pytest_clustersmoke.cluster.schema import (
     EnvSettings,
     Expectation,
     Hardware,
-    Known,
     Limits,
     PhaseSettings,
     Profile,
     Reference,
 )
+from pytest_clustersmoke.cluster.waivers import Known
 
 __all__ = [
     "CRITERIA_KINDS",

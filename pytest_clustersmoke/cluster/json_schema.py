@@ -1,7 +1,7 @@
 """The JSON Schema of cluster.yaml, for editors.
 
-It is generated from the models, with what pydantic cannot know added: sbatch's options, metrics
-with their units, and names. The file that ships is what this module writes when it is run:
+It is generated from the models; sbatch's options, metrics with their units, and names, which
+pydantic does not know, are added. To write the file that ships, run
 `python -m pytest_clustersmoke.cluster.json_schema`.
 """
 
@@ -52,15 +52,15 @@ def generate() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The schema as the file has it."""
+    """The text of the schema file."""
     return json.dumps(generate(), indent=2) + "\n"
 
 
 def _plain(model: dict[str, Any]) -> None:
-    """Take out what editors show as noise: titles of keys, and defaults that are empty."""
+    """Remove what editors show as noise: titles of keys, and empty defaults."""
     for value in model["properties"].values():
         value.pop("title", None)
-        # pydantic wrapped a reference so before 2.9; one form for all versions.
+        # Before 2.9, pydantic wrapped references like this; use one form for all versions.
         value.update(*value.pop("allOf", ()))
         if value.get("default") in (None, "", [], {}) or isinstance(value.get("default"), dict):
             value.pop("default", None)
@@ -80,7 +80,6 @@ def _add_names(models: dict[str, Any]) -> None:
     for model in (profile, phase):
         model["slurm"] = {"$ref": "#/$defs/SlurmOptions"}
         model["stage_limits_s"]["propertyNames"] = {"enum": list(STAGE_LIMITS_S)}
-    profile["phases"]["minProperties"] = 1
     settings = profile["phases"]["additionalProperties"]
     profile["phases"]["additionalProperties"] = {"anyOf": [settings, {"type": "null"}]}
     profile["require"]["items"] = {"enum": list(CRITERIA_KINDS)}

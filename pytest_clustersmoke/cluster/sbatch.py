@@ -1,9 +1,15 @@
-"""sbatch's options: which there are, which belong to the tool, and how their values are written."""
+"""The options of sbatch: which exist, which the tool reserves, and the form of their values."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from pytest_clustersmoke.cluster.fields import Misfits, elsewhere, is_open, misfit, raise_misfits
 
 # Long options of sbatch 22.05 to 25.05, and those that the pyxis plugin adds. Others are let
 # through, since plugins bring their own; only what looks like a slip of one of these is refused.
@@ -29,14 +35,14 @@ KNOWN = frozenset(
 
 _NODES = "set `nodes` of the phase"
 _GPUS = "set `gpus_per_node` of the phase or of `hardware`"
-_ONE_TASK = "take it out: each node runs one task, which starts a rank per GPU"
-_OWN_FILES = "take it out: output goes to files in the run's directory under `shared_dir`"
-_OWN_NAME = "take it out: names and comments are how the tool finds its jobs"
-_ONE_JOB = "take it out: each phase is one job, submitted once"
+_ONE_TASK = "remove it: each node runs one task, which starts a rank per GPU"
+_OWN_FILES = "remove it: output goes to files in the run's directory under `shared_dir`"
+_OWN_NAME = "remove it: names and comments are how the tool finds its jobs"
+_ONE_JOB = "remove it: each phase is one job, submitted once"
 _ENVIRONMENT = "set variables under `env`"
-_PRINTS = "take it out: it keeps sbatch from submitting"
+_PRINTS = "remove it: it keeps sbatch from submitting"
 
-# Options that the tool sets itself, or that would break what it relies on, and what to do instead.
+# Options that the tool sets itself or that would break it, with what to do instead.
 OWNED: dict[str, str] = {
     "nodes": _NODES,
     "nodefile": _NODES,
@@ -61,15 +67,15 @@ OWNED: dict[str, str] = {
     "array": _ONE_JOB,
     "requeue": _ONE_JOB,
     "no_requeue": _ONE_JOB,
-    "wait": "take it out: the tool waits for its jobs itself",
-    "signal": "take it out: the tool watches its ranks and ends them itself",
-    "no_kill": "take it out: a lost node must end the job",
+    "wait": "remove it: the tool waits for its jobs itself",
+    "signal": "remove it: the tool watches its ranks and ends them itself",
+    "no_kill": "remove it: a lost node must end the job",
     "export": _ENVIRONMENT,
     "export_file": _ENVIRONMENT,
     "get_user_env": _ENVIRONMENT,
     "wrap": "write shell lines under `setup`",
-    "parsable": "take it out: the tool reads sbatch's answer itself",
-    "clusters": "take it out, and run on a login node of that cluster",
+    "parsable": "remove it: the tool reads sbatch's answer itself",
+    "clusters": "remove it, and run on a login node of that cluster",
     "help": _PRINTS,
     "usage": _PRINTS,
     "version": _PRINTS,
@@ -77,13 +83,14 @@ OWNED: dict[str, str] = {
 }
 OFFERED = tuple(sorted(KNOWN - OWNED.keys()))
 
-# Plain likeness ("did you mean") is too generous to refuse an option on: a plugin's may be alike.
+# Stricter than "did you mean", which only suggests: the option of a plugin may look similar.
 _SLIP_LIKENESS = 0.85
 
 _TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.I)
 _MEMORY = re.compile(r"\d+(?:[KMGT]B?)?", re.I)
 _COUNT = re.compile(r"[1-9]\d*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,@+/:\-]*")
+_OPTION_NAME = re.compile(r"[a-z][a-z0-9_]+")
 
 TIME_FORM = "minutes, or [days-]hours:minutes:seconds such as 01:00:00"
 _MEMORY_FORM = "megabytes, or a size such as 100G (0 is all of a node)"
@@ -112,31 +119,74 @@ def normal(key: str) -> str:
     return key.replace("-", "_")
 
 
-def slip_of(key: str) -> str:
-    """The known option that an unknown one is a slip of, or nothing."""
+def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
+    """The options of a `slurm` section; an empty one becomes `false`, which drops it."""
+    if not isinstance(values, dict):
+        raise PydanticKnownError("dict_type")
+    if values and elsewhere(info, "backend") == "local":
+        raise misfit(
+            "no options, since nothing is submitted to Slurm",
+            "remove them, or set `backend: slurm`",
+            "{key} has sbatch options, but the profile's backend is `local`",
+        )
+    misfits: Misfits = [
+        ((key,), error, value)
+        for key, value in values.items()
+        if (error := _key_misfit(key) or _value_misfit(key, value, info)) is not None
+    ]
+    raise_misfits(misfits)
+    return {key: False if value is None else value for key, value in values.items()}
+
+
+def _key_misfit(key: str) -> PydanticCustomError | None:
+    if todo := OWNED.get(key):
+        return misfit("", todo, f"`{key}` in {{at}} is reserved for the tool")
+    if not _OPTION_NAME.fullmatch(key):
+        return misfit(
+            "its long name, without leading dashes",
+            "",
+            f"`{key}` in {{at}} is not an option of sbatch",
+        )
+    if slip := _slip_of(key):
+        todo, what = f"did you mean `{slip}`?", f"unknown key `{key}` in {{at}}"
+        return misfit("an option of sbatch by its long name", todo, what)
+    return None
+
+
+def _value_misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
+    if isinstance(value, str) and ("\n" in value or not value.strip()):
+        return misfit("one line of text that is not blank")
+    if value is not None and not isinstance(value, str | int):
+        return misfit("text, a whole number, or true or false (false drops the option)")
+    if value is None or value is False or (isinstance(value, str) and is_open(value, info)):
+        return None
+    if key == "gres" and _asks_for_gpus(str(value)):
+        return misfit("", OWNED["gpus"], f"`gres: {value}` in {{at}} asks for GPUs")
+    pattern, form = _FORMS.get(key, (None, ""))
+    # `true` writes an option without a value, which none of these can be.
+    wrong = pattern and (value is True or not pattern.fullmatch(str(value)))
+    return misfit(form) if wrong else None
+
+
+def _slip_of(key: str) -> str:
+    """The known option that an unknown one misspells, or nothing."""
     if key in KNOWN:
         return ""
     close = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_SLIP_LIKENESS)
     return close[0] if close else ""
 
 
-def expected_form(key: str, value: str | int | bool) -> str:
-    """How an option's value is written, where this one is written otherwise; else nothing.
-
-    `false` drops an option, whatever its form is.
-    """
-    if value is False or key not in _FORMS:
-        return ""
-    pattern, form = _FORMS[key]
-    # `true` writes an option without a value, which none of these can be.
-    return "" if value is not True and pattern.fullmatch(str(value)) else form
-
-
-def asks_for_gpus(key: str, value: str | int | bool) -> bool:
+def _asks_for_gpus(gres: str) -> bool:
     """Whether a `gres` option counts GPUs, as `--gres=gpu:2` does."""
-    return key == "gres" and any(
-        part.split("/")[-1].split(":")[0] == "gpu" for part in str(value).split(",")
-    )
+    return any(part.split("/")[-1].split(":")[0] == "gpu" for part in gres.split(","))
+
+
+_OPTION_SCHEMA = {"type": ["string", "integer", "boolean", "null"]}
+Options = Annotated[
+    dict[str, str | int | bool],
+    PlainValidator(_options),
+    WithJsonSchema({"type": "object", "additionalProperties": _OPTION_SCHEMA}),
+]
 
 
 def seconds(limit: str | int) -> float:

@@ -1,19 +1,18 @@
-"""YAML text -> plain values, with the line where each key stands.
+"""YAML text -> plain values, with the line of each key.
 
-The scalars are those of YAML 1.2 that nobody trips over: only `true` and `false` are booleans,
-`01:00:00` and `007` stay the text that was written, and dates are text. Anchors, aliases and merge
-keys work, and the line of a key is the line where it was written, behind an anchor too. What
-PyYAML lets pass is refused: a key that stands twice, keys that are no text, foreign tags, aliases
-that contain themselves, and files whose aliases unfold without end.
+Scalars follow YAML 1.2: only `true` and `false` are booleans; `01:00:00`, `007` and dates are
+text. Anchors, aliases and merge keys work; the line of a key is where it was written, also behind
+an anchor. Duplicate keys and keys that are not text are refused; PyYAML accepts both.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -22,52 +21,43 @@ from pytest_clustersmoke.errors import Problem, UsageProblems
 # Keys and list positions that lead to a value, from the top of the file.
 Route = tuple[str | int, ...]
 
-# What a cluster file can hold with a wide margin; beyond it something is wrong with the file.
-MAX_BYTES = 2**20
+# Far more than a file needs; beyond it, aliases expand without end.
 MAX_VALUES = 20_000
 MAX_DEPTH = 40
 
 _TAG = "tag:yaml.org,2002:"
-_STR, _INT, _FLOAT, _BOOL, _NULL, _MAP, _SEQ, _MERGE = (
-    _TAG + name for name in ("str", "int", "float", "bool", "null", "map", "seq", "merge")
-)
-_SCALARS: tuple[tuple[str, str, str], ...] = (
-    (_BOOL, r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    # No leading zeros: `007` is a name, not a number.
-    (_INT, r"[-+]?(?:0|[1-9][0-9]{0,17})", "-+0123456789"),
-    (
-        _FLOAT,
-        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+0123456789.",
-    ),
-    (_NULL, r"null|Null|NULL|~|", "nN~"),
-    (_MERGE, r"<<", "<"),
-)
-
-
-def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for tag, pattern, firsts in _SCALARS:
-        for first in firsts:
-            table.setdefault(first, []).append((tag, re.compile(f"(?:{pattern})\\Z")))
-    table[""] = [(_NULL, re.compile(r"\Z"))]
-    return table
+_STR, _NULL = f"{_TAG}str", f"{_TAG}null"
+_NUMBER = "-+0123456789"
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's parser, in C where it is there, with the scalars above."""
+    """PyYAML's parser, in C if available, with only the scalars below."""
 
-    yaml_implicit_resolvers = _resolvers()
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _kind, _pattern, _firsts in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    # No leading zeros: `007` is a name, not a number.
+    ("int", r"[-+]?(?:0|[1-9][0-9]{0,17})", _NUMBER),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?",
+        _NUMBER + ".",
+    ),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+    ("null", r"null|Null|NULL|~|", ("n", "N", "~", "")),
+):
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_firsts))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a file's keys mean for reading it."""
+    """What the reader must know about the keys of a file."""
 
-    # The one form of a key that may be written in several ("cpus-per-task").
+    # The canonical form of a key that can be spelled in several ways ("cpus-per-task").
     key: Callable[[Route, str], str] = lambda route, key: key
-    # Whether the scalar there is text however it looks (a version `2.10` is no number).
+    # Whether a scalar is text even if it looks like a number (the version `2.10`).
     is_text: Callable[[Route], bool] = lambda route: False
 
 
@@ -81,7 +71,7 @@ class Source:
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, route: Route) -> str:
-        """`file:line` of a key; of the nearest key around it where it is not in the file."""
+        """`file:line` of a key, or of the nearest key around it if it is not in the file."""
         for length in range(len(route), 0, -1):
             if line := self.lines.get(route[:length]):
                 return f"{self.file}:{line}"
@@ -89,7 +79,7 @@ class Source:
 
 
 def shown(path: Path) -> str:
-    """The path as messages show it: from the working directory where it lies below it."""
+    """The path as messages show it: relative to the working directory if it lies below it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -97,219 +87,141 @@ def shown(path: Path) -> str:
 
 
 def read(path: Path, reading: Reading) -> Source:
-    """Read a file; raises `UsageProblems` where no values can be had from it at all."""
+    """Read a file; raises `UsageProblems` if it cannot be read as YAML at all."""
     file = shown(path)
-    text = _text(path, file)
-    source = Source(file)
     try:
-        _check_depth(text)
-        node = yaml.compose(text, Loader=_Loader)
+        content = path.read_bytes()
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or type(error).__name__}"
+        raise UsageProblems([Problem(what, file, "a readable YAML file")]) from None
+    return _parse(content, Source(file), reading)
+
+
+def read_value(text: str) -> Any:
+    """One value, read as in the file; raises ValueError if the text is not valid."""
+    try:
+        source = _parse(os.fsencode(text), Source("value"), Reading())
+    except UsageProblems as error:
+        raise ValueError(str(error)) from None
+    if source.problems:
+        raise ValueError(str(source.problems[0]))
+    return source.values
+
+
+def _parse(content: bytes, source: Source, reading: Reading) -> Source:
+    loader = _Loader(content)
+    builder = _Builder(loader, source, reading)
+    try:
+        _check_depth(content)
+        node = loader.get_single_node()
         if node is not None:
-            source.values = _Builder(source, reading).value(node, ())
+            source.values = builder.value(node, ())
     except yaml.YAMLError as error:
-        raise UsageProblems([_malformed(file, text, error)]) from None
-    except _TooLargeError as error:
-        source.problems.append(
-            Problem(
-                str(error),
-                f"{file}:{error.line}",
-                f"at most {MAX_VALUES} values and {MAX_DEPTH} levels, aliases unfolded",
-                "take out the aliases or levels that nothing needs",
-            )
-        )
-        raise UsageProblems(source.problems) from None
-    # An anchor is read once for each place that uses it, and so are its mistakes.
+        raise UsageProblems([_malformed(content, source.file, error)]) from None
+    except RecursionError:
+        where, expected = f"{source.file}:{builder.line}", f"at most {MAX_VALUES} values"
+        problem = Problem("aliases expand to too many values", where, expected)
+        raise UsageProblems([*source.problems, problem]) from None
+    finally:
+        loader.dispose()
+    # An anchor is read once for each of its uses, and so are its mistakes.
     source.problems = list(dict.fromkeys(source.problems))
     return source
 
 
-def read_value(text: str) -> Any:
-    """One value as it could stand in the file; raises ValueError where the text is none."""
-    try:
-        _check_depth(text)
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, _TooLargeError) as error:
-        raise ValueError(str(error)) from None
-
-
-def _text(path: Path, file: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise UsageProblems([Problem("is a directory", file, "a YAML file")]) from None
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise UsageProblems(
-            [Problem(f"cannot be read: {reason}", file, "a readable YAML file")]
-        ) from None
-    if len(content) > MAX_BYTES:
-        raise UsageProblems(
-            [Problem(f"is larger than {MAX_BYTES} bytes", file, "a YAML file of profiles")]
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        what = f"byte 0x{content[error.start]:02x} is not UTF-8"
-        raise UsageProblems([Problem(what, f"{file}:{line}", "UTF-8 text")]) from None
-
-
-def _check_depth(text: str) -> None:
+def _check_depth(content: bytes) -> None:
     """Refuse deep nesting before nodes are composed: PyYAML's parser in C overruns its stack."""
-    depth = line = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            line = event.start_mark.line + 1 if event.start_mark else line
-            if depth > MAX_DEPTH:
-                raise _TooLargeError("nests too deep", line)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
+    depth = 0
+    for event in yaml.parse(content, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            what = f"values nest more than {MAX_DEPTH} levels deep"
+            raise yaml.MarkedYAMLError(None, None, what, event.start_mark)  # type: ignore[arg-type]
 
 
-def _malformed(file: str, text: str, error: yaml.YAMLError) -> Problem:
-    expected = "valid YAML"
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is not None:
-        parts = (getattr(error, "context", None), getattr(error, "problem", None))
-        what = ", ".join(" ".join(part.split()) for part in parts if part)
-        return Problem(f"malformed YAML: {what}", f"{file}:{mark.line + 1}", expected)
-    control = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text)
-    if control:
-        line = text.count("\n", 0, control.start()) + 1
-        what = f"malformed YAML: control character 0x{ord(control.group()):02x}"
-        return Problem(what, f"{file}:{line}", expected)
-    return Problem(f"malformed YAML: {' '.join(str(error).split())}", file, expected)
+def _malformed(content: bytes, file: str, error: yaml.YAMLError) -> Problem:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        line = error.problem_mark.line
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+    else:  # a byte that is not UTF-8, or a control character
+        line = content.count(b"\n", 0, getattr(error, "position", 0))
+        what = getattr(error, "reason", str(error))
+    return Problem(f"malformed YAML: {what}", f"{file}:{line + 1}", "valid YAML in UTF-8")
 
 
-class _TooLargeError(Exception):
-    def __init__(self, what: str, line: int) -> None:
-        super().__init__(what)
-        self.line = line
+# A key's node and its value's.
+_Entries = dict[str, tuple[yaml.Node, yaml.Node]]
 
 
 class _Builder:
-    """Turns YAML nodes into values, and notes lines and problems on the way."""
+    """Turns YAML nodes into values, and records lines and problems."""
 
-    def __init__(self, source: Source, reading: Reading) -> None:
+    def __init__(self, loader: Any, source: Source, reading: Reading) -> None:
+        self._loader = loader
         self._source = source
         self._reading = reading
         self._count = 0
-        self._open: set[int] = set()
+        self.line = 1  # of the node read last
 
     def value(self, node: yaml.Node, route: Route) -> Any:
         self._spend(node)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, route)
-        if id(node) in self._open:
-            self._problem(node, "an alias contains itself", "values that end")
-            return None
-        if len(self._open) >= MAX_DEPTH:
-            raise _TooLargeError("nests too deep", _line(node))
-        self._open.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            entries = self._entries(node, route).items()
+            return {key: self._placed(child, (*route, key), at) for key, (at, child) in entries}
+        if isinstance(node, yaml.SequenceNode):
+            items = enumerate(node.value)
+            return tuple(self._placed(item, (*route, index), item) for index, item in items)
+        if node.tag == _STR or (node.tag != _NULL and self._reading.is_text(route)):
+            return node.value
         try:
-            if isinstance(node, yaml.SequenceNode):
-                self._check_tag(node, _SEQ)
-                return tuple(self._items(node, route))
-            self._check_tag(node, _MAP)
-            return self._mapping(node, route)
-        finally:
-            self._open.discard(id(node))
+            return self._loader.construct_object(node)
+        except (ValueError, LookupError, AttributeError):  # `!!int five`
+            self._problem(node, f"`{node.value}` does not fit its tag", "a plain value")
 
-    def _items(self, node: yaml.SequenceNode, route: Route) -> Iterator[Any]:
-        for index, item in enumerate(node.value):
-            at = (*route, index)
-            self._source.lines[at] = _line(item)
-            yield self.value(item, at)
+    def _placed(self, node: yaml.Node, route: Route, at: yaml.Node) -> Any:
+        self._source.lines[route] = _line(at)
+        return self.value(node, route)
 
-    def _mapping(self, node: yaml.Node, route: Route) -> dict[str, Any]:
-        values = {}
-        for key, (line, child) in self._entries(node, route).items():
-            at = (*route, key)
-            self._source.lines[at] = line
-            values[key] = self.value(child, at)
-        return values
-
-    def _entries(self, node: yaml.Node, route: Route) -> dict[str, tuple[int, yaml.Node]]:
-        """A mapping's keys with what merge keys add; what the mapping says itself wins."""
-        own: dict[str, tuple[int, yaml.Node]] = {}
-        merged: dict[str, tuple[int, yaml.Node]] = {}
-        merge_line = 0
+    def _entries(self, node: yaml.Node, route: Route) -> _Entries:
+        """A mapping's keys and values, with those that merge keys add; its own keys win."""
+        own: _Entries = {}
+        merged: _Entries = {}
         for key_node, child in node.value:
             self._spend(key_node)
-            line = _line(key_node)
-            if key_node.tag == _MERGE:
-                if merge_line:
-                    self._problem(
-                        key_node,
-                        f"`<<` stands twice (first at line {merge_line})",
-                        "one `<<: [*first, *second]`",
-                    )
-                merge_line = line
-                for key, entry in self._merged(child, route).items():
-                    merged.setdefault(key, entry)
-                continue
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _STR:
-                text = getattr(key_node, "value", None)
-                name = f"the key `{text}`" if isinstance(text, str) else "a key"
-                self._problem(key_node, f"{name} is no text", "text, quoted where it looks other")
+            if key_node.tag != _STR or not isinstance(key_node, yaml.ScalarNode):
+                name = f"the key `{key_node.value}`" if key_node.id == "scalar" else "a key"
+                expected = "text; put it in quotes"
+                self._problem(key_node, f"{name} is not text", expected)
                 continue
             key = self._reading.key(route, key_node.value)
             if key in own:
-                self._problem(
-                    key_node,
-                    f"the key `{key}` stands twice (first at line {own[key][0]})",
-                    "each key once",
-                )
-            else:
-                own[key] = (line, child)
+                first = _line(own[key][0])
+                what = f"the key `{key}` appears twice (first at line {first})"
+                self._problem(key_node, what, "each key once")
+            own.setdefault(key, (key_node, child))
+        if "<<" in own:
+            for part in self._merged(own.pop("<<")[1]):
+                merged = {**self._entries(part, route), **merged}
         return {**merged, **own}
 
-    def _merged(self, node: yaml.Node, route: Route) -> dict[str, tuple[int, yaml.Node]]:
-        """What `<<` brings in; of several mappings the earlier one wins."""
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        entries: dict[str, tuple[int, yaml.Node]] = {}
-        for part in parts:
-            if not isinstance(part, yaml.MappingNode):
-                self._problem(part, "`<<` merges what is no mapping", "`<<: *anchor` of a mapping")
-            elif id(part) in self._open:
-                self._problem(part, "an alias contains itself", "values that end")
+    def _merged(self, node: yaml.Node) -> Iterator[yaml.Node]:
+        """The mappings that `<<` merges; the first one that holds a key wins."""
+        for part in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            if isinstance(part, yaml.MappingNode):
+                yield part
             else:
-                self._open.add(id(part))
-                for key, entry in self._entries(part, route).items():
-                    entries.setdefault(key, entry)
-                self._open.discard(id(part))
-        return entries
-
-    def _scalar(self, node: yaml.ScalarNode, route: Route) -> Any:
-        text: str = node.value
-        if node.tag == _NULL:
-            return None
-        if node.tag in (_STR, _MERGE) or self._reading.is_text(route):
-            return text
-        try:
-            if node.tag == _BOOL:
-                return {"true": True, "false": False}[text.lower()]
-            if node.tag == _INT:
-                return int(text)
-            if node.tag == _FLOAT:
-                return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except (ValueError, KeyError):
-            self._problem(node, f"`{text}` does not fit its tag", "a plain value without a tag")
-            return None
-        self._check_tag(node, _STR)
-        return text
-
-    def _check_tag(self, node: yaml.Node, usual: str) -> None:
-        if node.tag != usual:
-            tag = node.tag.replace(_TAG, "!!")
-            self._problem(node, f"the tag `{tag}` is not known here", "plain values without tags")
+                self._problem(
+                    part,
+                    "`<<` merges something that is not a mapping",
+                    "`<<: *anchor` of a mapping",
+                )
 
     def _spend(self, node: yaml.Node) -> None:
+        self.line = _line(node)
         self._count += 1
         if self._count > MAX_VALUES:
-            raise _TooLargeError("its aliases unfold to too many values", _line(node))
+            raise RecursionError
 
     def _problem(self, node: yaml.Node, what: str, expected: str) -> None:
         self._source.problems.append(Problem(what, f"{self._source.file}:{_line(node)}", expected))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import clean
 from ..findings import Evidence
-from ..nccl.remarks import ranges
+from ..text import ranges
 from . import flight_recorder, suspects
 from .flight_recorder import Call
 from .ranks import ECHO

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..findings import MAX_TEXT, Evidence, Finding, job_logs, numbered_lines
-from ..told import read
+from ..scheduler_record import read_scheduler_record
 from .ranks import rank_deaths
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ def out_of_memory(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     lines = _lines(result)
     if not lines and judgement.ended_by != "OUT_OF_MEMORY":
         return []
-    told = read(result.directory.scheduler)
+    record = read_scheduler_record(result.directory.scheduler)
     named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
     said = tuple(evidence for _, evidence in lines[:2])
-    shown = (Evidence(str(told.path), told.job_line, told.job[:MAX_TEXT]),) if told.job else ()
+    shown = record.evidence(record.job)
     dead = [one for one in rank_deaths(result) if not named or set(one.hosts) & named]
-    memory = told.of_job("MinMemoryNode") or told.of_job("MinMemoryCPU")
-    per = "a node" if told.of_job("MinMemoryNode") else "a CPU"
+    memory = record.job.memory_per_node or record.job.memory_per_cpu
+    per = "a node" if record.job.memory_per_node else "a CPU"
     limit = f" ({memory} {per})" if memory not in ("", "0") else ""
     fix = (
         "raise slurm.mem of the phase (0 is all of a node's), or use less host memory: fewer data "

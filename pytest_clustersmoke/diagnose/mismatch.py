@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .. import clean
 from ..findings import Finding
-from ..nccl.remarks import ranges
+from ..text import ranges
 from . import out_of_step
 from .case import Case, is_consequence, line_of, text_of
 from .flight_recorder import Call

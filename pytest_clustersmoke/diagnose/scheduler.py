@@ -1,7 +1,7 @@
 """What the scheduler did to a job: which node, who, when, and its own reason.
 
 What it says in its fields comes first; its words in the job's log are the second witness, since
-some of it (which node failed, a kill for want of memory) is told nowhere else once a node is back.
+some of it (which node failed, a kill for want of memory) is said nowhere else once a node is back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..findings import MAX_TEXT, Evidence, Finding, job_logs, numbered_lines
 from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED
+from ..scheduler_record import SchedulerRecord, read_scheduler_record
 from ..telemetry import read_events
-from ..told import NodeTold, Told, read
 
 if TYPE_CHECKING:
     from ..outcome import Judgement
@@ -33,10 +33,10 @@ MOST_SHOWN = 4  # nodes
 
 def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     """The finding of a job that the scheduler ended or never started; none where it did not."""
-    told = read(result.directory.scheduler)
+    record = read_scheduler_record(result.directory.scheduler)
     if judgement.outcome == "never_ran":
-        return _unavailable(told, judgement)
-    looks: dict[str, Callable[[PhaseResult, Judgement, Told], Finding]] = {
+        return _unavailable(record, judgement)
+    looks: dict[str, Callable[[PhaseResult, Judgement, SchedulerRecord], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         PROLOG: _prolog,
         REQUEUED: _requeued,
@@ -46,32 +46,32 @@ def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
         "TIMEOUT": _time_limit,
     }
     look = looks.get(judgement.ended_by)
-    return [look(result, judgement, told)] if look else []
+    return [look(result, judgement, record)] if look else []
 
 
-def _node_down(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    down = [node for node in told.nodes if node.down]
+def _node_down(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+    down = [node for node in record.nodes if node.down]
     said = _said(result, NODE_FAILED)
-    hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, told)
+    hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
-    when = told.of_job("EndTime")
+    when = record.job.ended
     cause = f"a node went down while the job ran: {why or 'Slurm does not say which'}"
     return Finding(
         "node-down",
         f"{cause} ({judgement.reason}{f' at {when}' if when else ''})",
         "run again without that node (slurm.exclude in cluster.yaml), and report it; "
         "`scontrol show node` and slurmctld's log say more",
-        evidence=(*_of_nodes(told, down), *_of_job(told), *said[:2]),
+        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *said[:2]),
         hosts=hosts,
     )
 
 
-def _prolog(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    drained = [node for node in told.nodes if node.reason.startswith("Prolog error")]
+def _prolog(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+    drained = [node for node in record.nodes if node.prolog_failed]
     said = _said(result, PROLOG_NODE)
-    hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, told)
+    hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, record)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
         "prolog-failed",
@@ -79,36 +79,36 @@ def _prolog(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
         f"launched: {why}",
         "run without that node (slurm.exclude in cluster.yaml); an administrator finds the "
         "prolog's own words in slurmd's log there, and resumes the node",
-        evidence=(*_of_nodes(told, drained), *_of_job(told), *said[:2]),
+        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *said[:2]),
         hosts=hosts,
     )
 
 
-def _preempted(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    when = told.of_job("PreemptTime") or told.of_job("EndTime")
+def _preempted(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+    when = record.job.preempted or record.job.ended
     # What started on its nodes when they were taken from it; times are local, of one form.
-    takers = [one for one in told.others if when and one.started >= when]
+    takers = [one for one in record.others if when and one.started >= when]
     by = ", ".join(
         f"job {one.job} of {one.user} (partition {one.partition}"
-        f"{f', QOS {one.qos}' if one.qos not in ('', '(null)') else ''})"
+        f"{f', QOS {one.qos}' if one.qos else ''})"
         for one in takers
     )
     lost = "job that has its nodes now: " + by if by else "Slurm does not say for which job"
-    where = f"{told.of_job('Partition')}{_qos(told)}"
+    qos = f", QOS {record.job.qos}" if record.job.qos else ""
+    where = f"{record.job.partition}{qos}"
     return Finding(
         "preempted",
         f"the scheduler took the job's nodes for another one{f' at {when}' if when else ''}: "
         f"{lost}; this one ran in partition {where or 'unknown'}",
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
-            *(Evidence(str(told.path), one.line, one.text[:MAX_TEXT]) for one in takers[:2]),
-            *_of_job(told),
+            *record.evidence(*takers[:2], record.job),
             *_said(result, ENDED)[:1],
         ),
     )
 
 
-def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _suspended(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
     paused = [node for node in result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
@@ -129,43 +129,43 @@ def _suspended(result: PhaseResult, judgement: Judgement, told: Told) -> Finding
     )
 
 
-def _requeued(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
+def _requeued(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
     return Finding(
         "requeued",
         f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
         "run again; ask the administrators who requeued it (slurmctld's log says)",
-        evidence=(*_of_records(told), *_of_job(told), *_said(result, ENDED)[:1]),
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(result, ENDED)[:1]),
     )
 
 
-def _cancelled(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    uid = told.cancelled_by
+def _cancelled(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+    uid = record.cancelled_by
     by = "Slurm does not say by whom (no accounting, or not yet)" if uid is None else _user(uid)
-    when = told.of_job("EndTime")
+    when = record.job.ended
     return Finding(
         "cancelled-by-other",
         f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
         "ask whoever cancelled it (scancel), then run again",
-        evidence=(*_of_records(told), *_of_job(told), *_said(result, ENDED)[:1]),
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(result, ENDED)[:1]),
         detail={} if uid is None else {"uid": uid},
     )
 
 
-def _time_limit(result: PhaseResult, judgement: Judgement, told: Told) -> Finding:
-    limit, began, ended = (told.of_job(n) for n in ("TimeLimit", "StartTime", "EndTime"))
+def _time_limit(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+    limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
     spent = f" of {limit} (from {began} to {ended})" if limit else ""
     return Finding(
         "time-limit",
         f"Slurm ended the job at its time limit{spent}",
         "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
         "in ranks/ of the run directory",
-        evidence=(*_of_job(told), *_said(result, ENDED)[:2]),
+        evidence=(*record.evidence(record.job), *_said(result, ENDED)[:2]),
     )
 
 
-def _unavailable(told: Told, judgement: Judgement) -> list[Finding]:
+def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]:
     """Nodes that a job may have waited for."""
-    out = [node for node in told.nodes if node.down or node.drained]
+    out = [node for node in record.nodes if node.down or node.drained]
     if not out:
         return []
     down = [node for node in out if node.down]
@@ -176,7 +176,7 @@ def _unavailable(told: Told, judgement: Judgement) -> list[Finding]:
             f"{judgement.reason}; of its partition {names} cannot be used: "
             + "; ".join(node.why for node in out[:8]),
             "ask for fewer nodes, or wait until an administrator resumes them",
-            evidence=(*_of_nodes(told, out), *_of_job(told)),
+            evidence=record.evidence(*out[:MOST_SHOWN], record.job),
             hosts=tuple(node.name for node in out),
         )
     ]
@@ -192,34 +192,14 @@ def _said(result: PhaseResult, words: re.Pattern[str]) -> list[Evidence]:
     ]
 
 
-def _names(lines: list[Evidence], words: re.Pattern[str], told: Told) -> tuple[str, ...]:
+def _names(
+    lines: list[Evidence], words: re.Pattern[str], record: SchedulerRecord
+) -> tuple[str, ...]:
     """The nodes that these lines name, as far as the job had them."""
-    had = {node.name for node in told.nodes}
+    had = {node.name for node in record.nodes}
     found = [match for line in lines if (match := words.search(line.text))]
     names = [name for match in found for name in match.groups() if name]
     return tuple(dict.fromkeys(name for name in names if not had or name in had))
-
-
-def _of_nodes(told: Told, nodes: list[NodeTold]) -> tuple[Evidence, ...]:
-    return tuple(Evidence(str(told.path), one.line, one.text[:MAX_TEXT]) for one in nodes[:4])
-
-
-def _of_records(told: Told) -> tuple[Evidence, ...]:
-    return tuple(
-        Evidence(str(told.path), one.line, one.text[:MAX_TEXT]) for one in told.records[-2:]
-    )
-
-
-def _of_job(told: Told) -> tuple[Evidence, ...]:
-    if not told.job:
-        return ()
-    state = ("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList")
-    words = " ".join(f"{name}={told.of_job(name)}" for name in state if told.of_job(name))
-    return (Evidence(str(told.path), told.job_line, words[:MAX_TEXT]),)
-
-
-def _qos(told: Told) -> str:
-    return f", QOS {told.of_job('QOS')}" if told.of_job("QOS") else ""
 
 
 def _user(uid: int) -> str:

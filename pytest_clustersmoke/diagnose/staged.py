@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..faults.evidence import stray
 from ..findings import Evidence, Finding
+from ..staged_marks import stray
 
 if TYPE_CHECKING:
     from ..result import PhaseResult

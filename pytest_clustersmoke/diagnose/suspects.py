@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ..nccl.remarks import ranges
+from ..text import ranges
 from . import stacks
 
 if TYPE_CHECKING:

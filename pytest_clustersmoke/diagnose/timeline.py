@@ -2,9 +2,9 @@
 
 Within a node the order is that of its own clock. Between nodes it is only as good as their clocks,
 so these are set right: by how far each was ahead of node 0's when the nodes met, as they measured;
-where they did not, by what must have come first. Every node reads the facts of all nodes before it
-meets them, and the flag before it says that it was told to end. A clock that contradicts neither is
-left alone; another one is moved to the middle of what they allow.
+where they could not tell, by what must have come first. Every node reads the facts of all nodes
+before it meets them, and the flag before it says that it was told to end. A clock that contradicts
+neither is left alone; another one is moved to the middle of what they allow.
 """
 
 from __future__ import annotations
@@ -166,9 +166,13 @@ def _moved(
 
 
 def _measured(result: PhaseResult, node: int) -> float | None:
-    """By how much the node found its clock ahead of node 0's (launch/reach.py), in seconds."""
+    """By how much the node found its clock ahead of node 0's (launch/reach.py), in seconds; None
+    where that may be wrong by as much."""
     clock = (read_json(result.directory.node_meeting(node)) or {}).get("clock")
-    return _finite(clock.get("offset_s")) if isinstance(clock, dict) else None
+    found = clock if isinstance(clock, dict) else {}
+    offset, error = _finite(found.get("offset_s")), _finite(found.get("error_s"))
+    known = offset is not None and error is not None and abs(offset) > abs(error)
+    return offset if known else None
 
 
 def _within(least: float, most: float) -> float:

@@ -1,7 +1,7 @@
 """Variables that leave none of the transports which the cluster expects of a phase.
 
-Certain, or not told: a glob counts as met by everything that it might match, and a variable rules
-out only what it does on every machine.
+Certain, or not told: of a glob its text before the first wildcard counts, and a variable rules out
+only what it does on every machine.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .values import integer, is_never, selection
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from ..cluster import Expectation
 
 GLOB = re.compile(r"[*?\[]")
-DIRECT = "GDRDMA"
-NETWORKS = ("NET/IB", "NET/Socket")
-# Any network of a plugin: met by globs that leave the network's name open.
-ANOTHER = "NET/another network"
-INSIDE = ("P2P/CUMEM", "P2P/IPC", "P2P/direct pointer", "P2P/indirect", "P2P/MNNVL", "SHM")
+# How NCCL's words for transports begin, where nothing more is expected than some transport. "other"
+# stands for any network of a plugin.
+NETWORKS = ("NET/IB", "NET/Socket", "NET/other")
+INSIDE = ("P2P/", "SHM", *NETWORKS)
 SIDES = {True: "inside a node", False: "between nodes"}
 
 
@@ -41,14 +40,37 @@ class Expected:
         said = (one.intra_node, one.inter_node, one.forbid, one.hca, one.gpudirect != "any")
         return (self.inside or self.between) and any(said)
 
+    def globs(self, inside: bool) -> tuple[str, ...]:
+        return self.expect.intra_node if inside else self.expect.inter_node
+
     def words(self, inside: bool) -> str:
         """What is expected on a side, in words."""
         one = self.expect
-        parts = [" or ".join(one.intra_node if inside else one.inter_node) or "any transport"]
+        parts = [" or ".join(self.globs(inside)) or "any transport"]
         parts += [f"but not {' nor '.join(one.forbid)}"] if one.forbid else []
-        if not inside and one.gpudirect == "required":
+        if self.gpudirect(inside):
             parts.append("with GPUDirect RDMA")
         return " ".join([*parts, SIDES[inside]])
+
+    def heads(self, inside: bool) -> list[str]:
+        """How the words of the transports begin that are accepted on a side."""
+        globs = self.globs(inside) or (INSIDE if inside else NETWORKS)
+        heads = [_head(glob) for glob in globs if not self._forbids(glob)]
+        if self.gpudirect(inside):
+            heads = [one for one in heads if not one.startswith("NET/Socket")]
+        return heads
+
+    def gpudirect(self, inside: bool) -> bool:
+        """Whether a side must use GPUDirect RDMA."""
+        return not inside and self.expect.gpudirect == "required"
+
+    def _forbids(self, glob: str) -> bool:
+        """Whether all that a glob matches is forbidden, for certain."""
+        head = _head(glob)
+        return any(
+            glob == one or (one.endswith("*") and fnmatchcase(head, one))
+            for one in self.expect.forbid
+        )
 
 
 @dataclass(frozen=True)
@@ -60,20 +82,10 @@ class Contradiction:
     expected: str
 
 
-class Transport(NamedTuple):
-    """A kind of transport that might be, as NCCL words it. `direct`: by GPUDirect RDMA."""
-
-    name: str
-    direct: bool = False
-
-
 def contradictions(variables: Mapping[str, str], expected: Expected) -> Iterator[Contradiction]:
     """Every contradiction of these variables with what is expected."""
     for inside, present in ((True, expected.inside), (False, expected.between)):
-        if not present:
-            continue
-        accepted = [one for one in _all(inside, variables) if _accepts(expected, inside, one)]
-        guilty = _guilty(variables, inside, accepted)
+        guilty = _guilty(variables, expected, inside) if present else ()
         if guilty:
             yield Contradiction(guilty, _key(guilty, expected, inside), expected.words(inside))
     hca = expected.expect.hca
@@ -86,107 +98,61 @@ def _key(guilty: tuple[str, ...], expected: Expected, inside: bool) -> str:
     """The key of the expectation that the variables are at odds with."""
     if "NCCL_NET_GDR_LEVEL" in guilty:
         return "gpudirect"
-    if _globs(expected, inside):
+    if expected.globs(inside):
         return "intra_node" if inside else "inter_node"
     return "forbid" if expected.expect.forbid else "gpudirect"
 
 
-def _all(inside: bool, variables: Mapping[str, str]) -> list[Transport]:
-    """Every transport that a side might see on some machine."""
-    chosen = variables.get("NCCL_NET", "")
-    networks = [*NETWORKS, ANOTHER]
-    if chosen and _built_in(chosen) is None:
-        networks.append(f"NET/{chosen}")
-    found = [Transport(name) for name in networks]
-    found += [Transport(name, True) for name in networks if name != "NET/Socket"]
-    return found + [Transport(name) for name in (INSIDE if inside else ("P2P/MNNVL",))]
-
-
-def _globs(expected: Expected, inside: bool) -> tuple[str, ...]:
-    return expected.expect.intra_node if inside else expected.expect.inter_node
-
-
-def _accepts(expected: Expected, inside: bool, one: Transport) -> bool:
-    globs, gpudirect = _globs(expected, inside), expected.expect.gpudirect
-    if globs and not any(_may_match(glob, one) for glob in globs):
-        return False
-    # NVLink between nodes is there only on machines built so: nobody means it without a word.
-    if not globs and not inside and one.name == "P2P/MNNVL":
-        return False
-    if not inside and gpudirect != "any" and one.direct is not (gpudirect == "required"):
-        return False
-    return not any(_must_match(glob, one) for glob in expected.expect.forbid)
-
-
-def _may_match(glob: str, one: Transport) -> bool:
-    """Whether some wording of this transport could match: NCCL's own, whole, is longer than the
-    name (`NET/IB/0/GDRDMA`, `SHM/direct/direct`)."""
-    if DIRECT in glob and not one.direct:
-        return False
-    if fnmatchcase(one.name, glob):
-        return True
-    head = GLOB.split(glob)[0]
-    return head.startswith(f"{one.name}/") or (head != glob and one.name.startswith(head))
-
-
-def _must_match(glob: str, one: Transport) -> bool:
-    """Whether every wording of this transport matches: its kind does, and so does the rest."""
-    kind = f"{one.name}/{DIRECT}" if one.direct else one.name
-    return fnmatchcase(kind, glob)
-
-
-def _guilty(
-    variables: Mapping[str, str], inside: bool, accepted: list[Transport]
-) -> tuple[str, ...]:
+def _guilty(variables: Mapping[str, str], expected: Expected, inside: bool) -> tuple[str, ...]:
     """The variables by which nothing accepted remains: one alone, else all that take a part."""
+    accepted = set(expected.heads(inside))
     ruled_out = {
-        name: {one for one in accepted if _rules_out(name, value, inside, one)}
-        for name, value in variables.items()
+        name: {one for one in accepted if _rules_out(name, variables, one, expected, inside)}
+        for name in variables
     }
-    alone = tuple(name for name, gone in ruled_out.items() if gone == set(accepted))
+    alone = tuple(name for name, gone in ruled_out.items() if gone == accepted)
     if not accepted or alone:
         return alone if accepted else ()
-    if set().union(*ruled_out.values()) != set(accepted):
+    if set().union(*ruled_out.values()) != accepted:
         return ()
     return tuple(name for name, gone in ruled_out.items() if gone)
 
 
-def _rules_out(name: str, value: str, inside: bool, one: Transport) -> bool:
-    """Whether this value keeps NCCL from this transport, on every machine."""
-    if name == "NCCL_IB_DISABLE":
-        return one.name == "NET/IB" and integer(value) != 0
-    if name == "NCCL_NET":
-        chosen = _built_in(value) or f"NET/{value}"
-        return bool(value) and one.name.startswith("NET/") and one.name != chosen
-    if name == "NCCL_NET_GDR_LEVEL":
-        return one.direct and is_never(value)
-    if name == "NCCL_P2P_DISABLE":
-        return inside and one.name.startswith("P2P/") and integer(value) == 1
-    if name == "NCCL_P2P_LEVEL":
-        return inside and one.name.startswith("P2P/") and is_never(value)
-    if name == "NCCL_SHM_DISABLE":
-        return one.name == "SHM" and integer(value) == 1
+def _rules_out(
+    name: str, variables: Mapping[str, str], head: str, expected: Expected, inside: bool
+) -> bool:
+    """Whether this variable keeps NCCL, on every machine, from transports whose words so begin."""
+    value, network = variables[name], variables.get("NCCL_NET", "").casefold()
+    match name:
+        case "NCCL_IB_DISABLE":  # a plugin's own InfiniBand stays
+            off = integer(value) != 0 and network in ("", "ib", "socket")
+            return off and (head == "NET/IB" or head.startswith("NET/IB/"))
+        case "NCCL_NET":
+            chosen, other = f"net/{network}", head.casefold()
+            alike = chosen.startswith(other) or f"{other}/".startswith(f"{chosen}/")
+            socket = network == "socket" and expected.gpudirect(inside)
+            return bool(value) and head.startswith("NET/") and (socket or not alike)
+        case "NCCL_NET_GDR_LEVEL":
+            return is_never(value) and (expected.gpudirect(inside) or "GDRDMA" in head)
+        case "NCCL_P2P_DISABLE":
+            return inside and head.startswith("P2P") and integer(value) == 1
+        case "NCCL_P2P_LEVEL":
+            return inside and head.startswith("P2P") and is_never(value)
+        case "NCCL_SHM_DISABLE":
+            return inside and head.startswith("SHM") and integer(value) == 1
     return False
-
-
-def _built_in(network: str) -> str | None:
-    """One of NETWORKS by the name that NCCL_NET has for it, in any case."""
-    named = {one.partition("/")[2].casefold(): one for one in NETWORKS}
-    return named.get(network.casefold())
 
 
 def _excludes(value: str, glob: str) -> bool:
     """Whether a value of NCCL_IB_HCA selects no device that could match the glob."""
-    head, chosen = GLOB.split(glob)[0], selection(value)
-    literal = head == glob
-    if chosen.negated:  # certain where a device is excluded with all its ports
-        whole = [entry for entry, port in chosen.entries if port is None]
-        if chosen.exact:
-            return literal and glob in whole
-        return any(head.startswith(entry) for entry in whole)
-    names = [entry for entry, _ in chosen.entries]
-    if chosen.exact:
-        return not any(fnmatchcase(entry, glob) for entry in names)
-    if literal:
-        return not any(glob.startswith(entry) for entry in names)
-    return not any(head.startswith(entry) or entry.startswith(head) for entry in names)
+    head, chosen = _head(glob), selection(value)
+    if not chosen.negated:
+        return not any(head.startswith(one) or one.startswith(head) for one, _ in chosen.entries)
+    # Certain where a device is excluded with all its ports.
+    whole = [entry for entry, port in chosen.entries if port is None]
+    return any(glob == one if chosen.exact else head.startswith(one) for one in whole)
+
+
+def _head(glob: str) -> str:
+    """The text of a glob before its first wildcard."""
+    return GLOB.split(glob)[0]

@@ -1,4 +1,8 @@
-"""Interface names pinned by a variable, against the interfaces that the nodes have."""
+"""Which interfaces and RDMA ports of a node a variable selects, and where it selects none.
+
+Whatever judges pinned interfaces asks here: the nodes' checks, node 0's choice of its address, the
+criterion and the remarks after the job.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +51,23 @@ def unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
     """
     uses_nccl = result.spec.get("device") != "cpu" and not only_gloo(result)
     apart = are_apart(node.facts for node in result.nodes)
-    found = []
-    for node in result.nodes:
-        variables = node_variables(node.facts, result.spec)
-        for name, why, there in misses(node.facts, variables, apart):
-            if uses_nccl or not name.startswith("NCCL_"):
-                source = source_of(name, result.spec)
-                words = (shown(node.name), name, shown(variables[name]), source, why, there)
-                found.append(Unmatched(*words))
-    return found
+    return [
+        one
+        for node in result.nodes
+        for one in unmatched_on(node.name, node.facts, result.spec, apart)
+        if uses_nccl or not one.name.startswith("NCCL_")
+    ]
 
 
-def source_of(name: str, spec: Mapping[str, Any]) -> str:
-    """Who set a variable that a node saw."""
-    return "the profile" if name in _env_set(spec) else "set on the node"
+def unmatched_on(
+    node: str, facts: Mapping[str, Any], spec: Mapping[str, Any], apart: bool
+) -> Iterator[Unmatched]:
+    """The variables that select nothing on this node. `apart`: no other node shares its network
+    stack, so loopback leads to none."""
+    variables = node_variables(facts, spec)
+    for name, why, there in _misses(facts, variables, apart):
+        source = "the profile" if name in _env_set(spec) else "set on the node"
+        yield Unmatched(shown(node), name, shown(variables[name]), source, why, there)
 
 
 def node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, str]:
@@ -106,10 +113,9 @@ def are_apart(nodes: Iterable[Mapping[str, Any]]) -> bool:
     return len(stacks) > 1 and known and len(set(stacks)) == len(stacks)
 
 
-Miss = tuple[str, str, tuple[str, ...]]
-
-
-def misses(facts: Mapping[str, Any], variables: Mapping[str, str], apart: bool) -> Iterator[Miss]:
+def _misses(
+    facts: Mapping[str, Any], variables: Mapping[str, str], apart: bool
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Variable, why it selects nothing, and what there is."""
     interfaces = facts.get("interfaces")
     if isinstance(interfaces, dict):
@@ -123,10 +129,10 @@ def misses(facts: Mapping[str, Any], variables: Mapping[str, str], apart: bool) 
                     yield name, why, there
     ports = facts.get("rdma_ports")
     value = variables.get(BY_DEVICE, "")
-    if isinstance(ports, list) and value and _uses_infiniband(variables):
+    if isinstance(ports, list) and value and uses_infiniband(variables):
         known = [port for port in ports if isinstance(port, dict)]
-        chosen = [port for port in known if _selects(value, port)]
-        if not any(_is_active(port) for port in chosen):
+        chosen = [port for port in known if selects_port(value, port)]
+        if not any(is_active(port) for port in chosen):
             why = "selects no RDMA port" + (" that is active" if chosen else "")
             yield BY_DEVICE, why, tuple(_port_words(port) for port in known)
 
@@ -163,18 +169,20 @@ def _has_address(entry: Any) -> bool:
     return any(not isinstance(one, list) or one for one in lists)
 
 
-def _uses_infiniband(variables: Mapping[str, str]) -> bool:
+def uses_infiniband(variables: Mapping[str, str]) -> bool:
+    """Whether the variables leave NCCL its InfiniBand."""
     off = integer(variables.get("NCCL_IB_DISABLE", "")) != 0
     return not off and variables.get("NCCL_NET", "").casefold() != "socket"
 
 
-def _selects(value: str, port: Mapping[str, Any]) -> bool:
+def selects_port(value: str, port: Mapping[str, Any]) -> bool:
+    """Whether NCCL_IB_HCA selects an RDMA port."""
     text = str(port.get("port"))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else None
     return selection(value).selects(str(port.get("hca")), number)
 
 
-def _is_active(port: Mapping[str, Any]) -> bool:
+def is_active(port: Mapping[str, Any]) -> bool:
     """The kernel says `4: ACTIVE`; a state that is not known counts as active."""
     state = port.get("state")
     return not isinstance(state, str) or "ACTIVE" in state.split()

@@ -2,14 +2,13 @@
 
 model.py      what a fault is
 registry.py   all of them
-evidence.py   what the ranks wrote of a fault; a fault that nobody asked for
 
-What a rank does to stage one is in `rank/staged/`; `prove/` stages them on a cluster.
+staged/       what a rank does to stage one; `prove/` stages them on a cluster.
 """
 
 from __future__ import annotations
 
-from .model import JOB, NOTHING, Fault, Staged
+from .model import HOOK, JOB, NOTHING, Fault
 from .registry import FAULTS
 
-__all__ = ["FAULTS", "JOB", "NOTHING", "Fault", "Staged"]
+__all__ = ["FAULTS", "HOOK", "JOB", "NOTHING", "Fault"]

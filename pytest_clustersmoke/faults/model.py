@@ -8,6 +8,8 @@ from typing import Any
 
 JOB = "job"  # in the place of a criterion: the phase's job itself
 ALONE, AMONG = "alone", "among"  # whom a finding blames
+# What a rank makes its hook with: see `rank/hook.py`.
+HOOK = "pytest_clustersmoke.faults.staged:make_staging"
 NOTHING = "nothing"  # the small phase as it is: what the criteria say where no fault is staged
 
 
@@ -55,19 +57,3 @@ class Fault:
     def of_criteria(self) -> bool:
         """Whether the job passes and its criteria must tell."""
         return JOB not in self.red
-
-
-@dataclass(frozen=True)
-class Staged:
-    """In a phase: the fault that is staged in it. `base` is the phase it was made from, `rank` the
-    rank that a fault of one rank is staged on."""
-
-    fault: str
-    base: str
-    rank: int
-    setup: tuple[str, ...] = ()
-    python_flags: str = ""
-
-    def as_spec(self) -> dict[str, Any]:
-        """As the phase's spec carries it to its ranks."""
-        return {"name": self.fault, "base": self.base, "rank": self.rank}

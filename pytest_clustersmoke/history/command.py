@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import near
-from ..logs.command import print_lines
-from ..subcommand import add
+from ..subcommand import add, print_lines
 from ..telemetry import METRICS
 from . import words
 

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..logs.command import print_lines
-from ..subcommand import add
+from ..subcommand import add, print_lines
 from . import words
 
 if TYPE_CHECKING:

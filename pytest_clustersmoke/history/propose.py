@@ -12,8 +12,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from .. import clean
-from ..logs.command import print_lines
-from ..subcommand import add
+from ..subcommand import add, print_lines
 from ..telemetry import METRICS
 from . import words
 

@@ -1,12 +1,8 @@
 """`clustersmoke init`: cluster.yaml and the suite for a new cluster, by what its Slurm says.
 
-command   the words, and what is told of what was found and guessed
-ask       what Slurm says of itself, as plain records
-pick      the partition, and the kind of its nodes that jobs are for
-sizes     which phases fit the hardware, and how large they are there
-place     what this shell and its file systems tell: shared directory, interpreter, modules
-draft     found and guessed -> the entries of a profile
-entries   entries -> YAML with comments
-suite     where the suite that ships is
-write     all files or none, and nothing overwritten
+init_command      the options, and what is printed of what was found and guessed
+partition_survey  what Slurm says, and the partition and nodes that the phases are for
+cluster_draft     a survey -> the values of cluster.yaml, and why some are guesses
+cluster.yaml.j2   the file's form
+suite_files       the suite that ships, and writing files where nothing is overwritten
 """

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..rundir import write_whole
+from ..submit.slurm_records import parse_node_states
 from . import accounting, config, memory, packages, state, teardown
 from .claim import claim
 from .config import NodePlan, Plan
 from .control import LOOPBACK, Control, address_of_host, control_here, why_not_here, with_hosts
-from .daemons import Daemons, munged_command, node_states
+from .daemons import Daemons, munged_command
 from .isolation import Isolation, can_isolate
 from .memory import can_limit
 from .model import Lab, LabError, LabSettings, LabStartError, check_settings
@@ -208,9 +209,8 @@ def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
     def all_idle() -> bool:
         answer = daemons.attempt(sinfo)
         if answer.returncode == 0:
-            waiting.difference_update(
-                name for name, node_state in node_states(answer.stdout) if node_state == "idle"
-            )
+            states = parse_node_states(answer.stdout)
+            waiting.difference_update(name for name, status in states if status == "idle")
         return not waiting
 
     first = plan.nodes[0].name

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..submit.slurm_records import parse_node_states
 from . import packages, state, teardown
 from .bringup import bring_up
-from .daemons import clean_environment, node_states
+from .daemons import clean_environment
 from .model import DEFAULT_NAME, LabError, LabSettings
 from .state import Record
 
@@ -164,7 +165,7 @@ def _nodes(record: Record) -> str:
     if answer.returncode:
         return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
     # A node is listed once for each of its partitions.
-    states = dict(node_states(answer.stdout))
+    states = dict(parse_node_states(answer.stdout))
     gpus = record.lab().gpus_per_node
     return (
         ", ".join(f"{name} {each}" for name, each in states.items()) + f" ({gpus} fake GPUs each)"

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -154,11 +154,3 @@ def munged_command(files: LabDir, program: str) -> list[str]:
         # Clients wait for a free thread: every srun of a wide job asks at once.
         "--num-threads=4",
     ]
-
-
-def node_states(answer: str) -> Iterator[tuple[str, str]]:
-    """Each node and its state, from `sinfo -h -N -o '%N %T'`."""
-    for line in answer.splitlines():
-        name, _, state = line.partition(" ")
-        if state:
-            yield name, state.strip()

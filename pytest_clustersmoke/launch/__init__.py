@@ -5,7 +5,7 @@ facts.py       what the node is, without importing torch; gpus.py, scratch.py: p
 checks/        what facts of nodes say against running there; preflight.py: and so ends the job
 flag.py        the flag that ends a phase on every node
 rendezvous.py  the nodes see each other; node 0 publishes an address and a port
-reach.py       every node connects to it there, before torchrun does; lookup.py: nodes' names
+reach.py       every node connects to it there, before torchrun does
 torchrun.py    torchrun's command line and the environment of its ranks
 supervise.py   torchrun from start to end
 dumps.py       stacks and flight recorders of its ranks before they are ended

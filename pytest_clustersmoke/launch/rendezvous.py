@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..environment.interfaces import selected
 from ..rundir import read_json, write_json
 from . import checks
 from .flag import Aborted, NodeFailed, visible
-from .lookup import Lookup
 from .preflight import refuse
 from .reach import CONNECT_S, Door, Unreachable, Visit
 
@@ -65,48 +65,49 @@ def meet(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meeting:
     """
     if job.nodes == 1:
         return Meeting(LOOPBACK, 0, True)
-    nodes = checks.nodes_of(facts)
-    lookup = None if _on_one_host(facts) else Lookup(node.name for node in nodes)
     if job.node_rank == 0:
-        return _receive(job, facts, lookup, deadline)
-    return _go_to(job, facts, lookup, deadline)
+        return _receive(job, facts, deadline)
+    return _go_to(job, facts, deadline)
 
 
-def _receive(
-    job: NodeJob, facts: list[dict[str, Any]], lookup: Lookup | None, deadline: float
-) -> Meeting:
+def _receive(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meeting:
     """Node 0's part."""
-    address = LOOPBACK if lookup is None else _own_address(job.node_name, facts)
+    one_host = _on_one_host(facts)
+    address = LOOPBACK if one_host else _own_address(job.node_name, facts)
     door = Door(address, backlog=job.nodes)
-    meeting = Meeting(address, door.port, lookup is None, door.hold)
-    published = {"address": address, "port": door.port, "one_host": meeting.one_host}
+    published = {"address": address, "port": door.port, "one_host": one_host}
     write_json(job.dir.rendezvous, {**published, "token": door.token})
-    others = range(1, job.nodes)
-
-    patience: list[float] = []
-
-    def given_up() -> Collection[int]:
-        said = _said(job)
-        gone = {node for node in others if (said[node] or {}).get("ok") is False}
-        if not gone:
-            _look_at_flag(job)
-            return ()
-        patience.append(time.monotonic() + OTHERS_S)  # since the first; then for nobody any more
-        return gone if time.monotonic() < patience[0] else others
-
-    missing = door.admit(others, deadline, given_up)
-    _say(job, lookup)
+    missing = _admit(job, door, deadline)
+    _say(job)
+    refuse(checks.meeting.checks(facts, _said(job)), facts)
     if missing:
-        refuse(checks.meeting.checks(facts, _said(job)), facts)
         names = {node.rank: node.name for node in checks.nodes_of(facts)}
-        silent = checks.listed(names.get(node, f"node {node}") for node in sorted(missing))
+        silent = checks.listed(names.get(node, f"node {node}") for node in missing)
         raise NodeFailed(f"{silent} never came to {address}:{door.port}, and left no word")
-    return meeting
+    return Meeting(address, door.port, one_host, door.hold)
 
 
-def _go_to(
-    job: NodeJob, facts: list[dict[str, Any]], lookup: Lookup | None, deadline: float
-) -> Meeting:
+def _admit(job: NodeJob, door: Door, deadline: float) -> list[int]:
+    """Wait until every other node has said how it fared, and send them on where all got through.
+    Returns those that said nothing."""
+    paths = {job.dir.node_meeting(node): node for node in range(1, job.nodes)}
+    said: dict[Path, dict[str, Any]] = {}
+    failed, go = False, False
+    try:
+        while (missing := _unread(list(paths), said)) and time.monotonic() < deadline:
+            if any(one.get("ok") is False for one in said.values()) and not failed:
+                # The others get the time that they may need to say the same.
+                failed, deadline = True, min(deadline, time.monotonic() + OTHERS_S)
+            elif not failed:
+                _look_at_flag(job)
+            door.greet(POLL_S)
+        go = not missing and all(one.get("ok") is True for one in said.values())
+    finally:
+        door.close(go)
+    return [paths[path] for path in missing]
+
+
+def _go_to(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meeting:
     """The part of every other node."""
     path = job.dir.rendezvous
     (published,) = _wait(job, {path: 0}, deadline, "node 0's rendezvous file")
@@ -124,13 +125,13 @@ def _go_to(
                 f"{published}: do all nodes run the same version of pytest-clustersmoke?"
             )
     try:
-        visit = Visit(address, port, token, job.node_rank)
+        visit = Visit(address, port, token)
     except Unreachable as error:
-        _say(job, lookup, ok=False, address=address, port=port, error=str(error))
+        _say(job, ok=False, address=address, port=port, error=str(error))
         _await_others(job)
         refuse(checks.meeting.checks(facts, _said(job)), facts)
         raise NodeFailed(str(error)) from error
-    _say(job, lookup, clock={"offset_s": visit.offset_s, "error_s": visit.error_s})
+    _say(job, clock={"offset_s": visit.offset_s, "error_s": visit.error_s})
     if visit.wait(deadline, lambda: _look_at_flag(job)):
         return meeting
     end = time.monotonic() + FLAG_S
@@ -140,10 +141,9 @@ def _go_to(
     raise NodeFailed(f"node 0 ended the meeting at {address}:{port} and did not say why")
 
 
-def _say(job: NodeJob, lookup: Lookup | None, ok: bool = True, **found: Any) -> None:
-    """Write down what this node found of the others."""
-    names = lookup.found() if lookup else {}
-    write_json(job.dir.node_meeting(job.node_rank), {"ok": ok, "names": names, **found})
+def _say(job: NodeJob, ok: bool = True, **found: Any) -> None:
+    """Write down whether this node could reach node 0."""
+    write_json(job.dir.node_meeting(job.node_rank), {"ok": ok, **found})
 
 
 def _said(job: NodeJob) -> list[dict[str, Any] | None]:
@@ -210,12 +210,13 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
 
     Raises NodeFailed where there is none.
     """
-    pinned = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME") or ""
     interfaces = facts[0]["interfaces"]
-    for prefix in pinned.lstrip("=").split(",") if pinned and not pinned.startswith("^") else []:
-        for name, entry in interfaces.items():
-            if name.startswith(prefix) and entry["ipv4"]:
-                return str(entry["ipv4"][0])
+    with_ipv4 = {name: entry for name, entry in interfaces.items() if entry["ipv4"]}
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        value = os.environ.get(variable, "")
+        if value and not value.startswith("^"):
+            for name in selected(variable, value, with_ipv4):
+                return str(with_ipv4[name]["ipv4"][0])
     for host in (node_name, socket.gethostname()):
         try:
             address = socket.gethostbyname(host)

@@ -1,6 +1,6 @@
 """What the subcommands that read a job's logs share: `transports`, `diagnose`, and in part others.
 
-command.py    their words, streams and output
-inputs.py     words -> files and streams; progress.py: how far they are read
-paper.py      text as wide as the terminal, clean of what a log could hide in it
+inputs.py       words -> files and streams
+log_streams.py  how they are opened, how far they are read, and what could not be
+text_output.py  lines as wide as the terminal, in colour
 """

@@ -10,18 +10,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .evidence import Init, Logged, Variant, each
-from .model import Communicator, Member, Process
+from .nccl_log import Communicator, Member, NcclProcess
+from .observations import Init, Observations, Variant, each
 
 
 @dataclass(eq=False)
-class Draft:
+class CommunicatorDraft:
     """A communicator while it is put together."""
 
     index: int
     id: str | None
     ranks: int | None
-    members: dict[int, Init | Process | None] = field(default_factory=dict)
+    members: dict[int, Init | NcclProcess | None] = field(default_factory=dict)
 
     def member(self, rank: int) -> Member:
         held = self.members[rank]
@@ -37,7 +37,7 @@ class Draft:
             held.completed is not None,
         )
 
-    def process(self, rank: int) -> Process | None:
+    def process(self, rank: int) -> NcclProcess | None:
         held = self.members.get(rank)
         return held.process if isinstance(held, Init) else held
 
@@ -46,7 +46,7 @@ class Draft:
 class Claim:
     """A process is this rank, by this init of its, of one of these communicators."""
 
-    drafts: tuple[Draft, ...]
+    drafts: tuple[CommunicatorDraft, ...]
     rank: int
     init: Init
 
@@ -54,10 +54,10 @@ class Claim:
 class Communicators:
     """The communicators of a log, and by process the ranks of them that it claims."""
 
-    def __init__(self, logged: Logged) -> None:
+    def __init__(self, logged: Observations) -> None:
         self._logged = logged
-        self.drafts: list[Draft] = []
-        self.claims: dict[Process | None, list[Claim]] = defaultdict(list)
+        self.drafts: list[CommunicatorDraft] = []
+        self.claims: dict[NcclProcess | None, list[Claim]] = defaultdict(list)
         self._from_inits()
         self.inferred = not self.drafts
         # Without a line of init: whether one process is several ranks, and so whose edges are open.
@@ -79,7 +79,7 @@ class Communicators:
                 nvls=self._nvls(draft) if members else None,
             )
 
-    def _nvls(self, draft: Draft) -> bool | None:
+    def _nvls(self, draft: CommunicatorDraft) -> bool | None:
         """One rank alone may say it. A process of several communicators may not say of which."""
         found: bool | None = False
         for rank, held in draft.members.items():
@@ -143,7 +143,7 @@ class Communicators:
                 self.claims[init.process].append(Claim(drafts, rank, init))
 
     def _apart(self, ranks: int, inits: list[Init]) -> None:
-        by_process: dict[Process | None, list[Init]] = defaultdict(list)
+        by_process: dict[NcclProcess | None, list[Init]] = defaultdict(list)
         for init in inits:
             by_process[init.process].append(init)
         for mine in by_process.values():
@@ -158,8 +158,8 @@ class Communicators:
         """A rank that two processes are, or a GPU's process that is two ranks, shows two."""
         if not self._logged.edges and not self._logged.quoted:
             return
-        processes: dict[int, dict[Process, None]] = defaultdict(dict)
-        ranks: dict[tuple[Process, str], dict[int, None]] = defaultdict(dict)
+        processes: dict[int, dict[NcclProcess, None]] = defaultdict(dict)
+        ranks: dict[tuple[NcclProcess, str], dict[int, None]] = defaultdict(dict)
         for (thread_index, source, destination, variant), _ in each(self._logged.edges):
             own = own_rank(source, destination, self._logged.variants[variant])
             if thread_index >= 0 and own is not None:
@@ -178,8 +178,8 @@ class Communicators:
             members = self._draft(None, None).members
             members.update({rank: next(iter(who)) for rank, who in processes.items()})
 
-    def _draft(self, name: str | None, ranks: int | None) -> Draft:
-        self.drafts.append(Draft(len(self.drafts), name, ranks))
+    def _draft(self, name: str | None, ranks: int | None) -> CommunicatorDraft:
+        self.drafts.append(CommunicatorDraft(len(self.drafts), name, ranks))
         return self.drafts[-1]
 
 
@@ -200,7 +200,7 @@ def _members(inits: list[Init], by_pointer: bool) -> Members:
 def _twice(inits: list[Init]) -> bool:
     """Whether a GPU's process is two ranks, as it is of two communicators alone. Quoted logs hide
     which process it is."""
-    ranks: dict[tuple[Process | None, int | None], set[int]] = defaultdict(set)
+    ranks: dict[tuple[NcclProcess | None, int | None], set[int]] = defaultdict(set)
     for init in inits:
         if init.process is not None and init.process.pid.isdigit() and init.cuda_device is not None:
             ranks[init.process, init.cuda_device].add(init.rank)
@@ -214,7 +214,7 @@ def _whole(ranks: int, inits: list[Init], all_logged: bool) -> bool:
     return len({one.rank for one in inits}) == ranks and (all_logged or len(hosts) <= 1)
 
 
-def _gpus(lives: list[list[Init]]) -> set[tuple[Process | None, int | None]]:
+def _gpus(lives: list[list[Init]]) -> set[tuple[NcclProcess | None, int | None]]:
     """Who is a rank: a process may have several GPUs, a rank each."""
     return {(init.process, init.cuda_device) for told in lives for init in told}
 

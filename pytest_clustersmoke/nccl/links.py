@@ -1,7 +1,7 @@
 """Edges -> links: what lines of a log have in common, merged, each inside a node or between nodes.
 
-A job of thousands of ranks that all talk to all has millions of edges; so what many have in common
-is kept once, and everything is one pass over what the reader has sorted.
+A job of thousands of ranks that all talk to all has millions of edges; so everything is one pass
+over what the reader has sorted, and equal parts of links are one object.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from .model import Edge, Log, Transport, Where, transport
-from .placement import Node, Placement
+from .nccl_log import Edge, Log, NcclTransport, Where, transport
+from .placement import Ends, Placement
 
 INTRA, INTER = "intra_node", "inter_node"
-UNCERTAIN = "no line tells whose communicator's it is"
+SIDES: dict[bool | None, str | None] = {True: INTRA, False: INTER, None: None}
+OTHER_END = {"send": "receive", "receive": "send"}
 
 K = TypeVar("K")
 T = TypeVar("T")
-Spot = tuple[str, "int | None", "int | None"]
+N = TypeVar("N", int, str)
 Names = tuple[str, ...]
-Ends = tuple["Node | None", "Node | None"]
+Pair = tuple[int, int, tuple[int, ...]]
+# By role, connection and channel: the kinds that this end said.
+Kinds = dict[tuple[str, "int | None", "int | None"], set[str]]
 
 
 class Link(NamedTuple):
@@ -39,9 +42,9 @@ class Link(NamedTuple):
     wording: str
     channels: tuple[int, ...]
     connections: tuple[int, ...]
-    nics: Names  # by name, where the log tells it
-    sender_nics: Names
+    sender_nics: Names  # by name, where the log tells it
     receiver_nics: Names
+    nics: Names  # of both, and of lines that do not tell whose they are
     roles: Names
     communicators: tuple[int, ...]
     certain: bool
@@ -49,22 +52,25 @@ class Link(NamedTuple):
     placement: str | None
     ends: Ends
     where: Where
-    why: str  # why the placement is not known
-    pair: int  # one number for each source and destination of the same communicators
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> NcclTransport:
         return transport(self.wording)
 
     @property
     def kind(self) -> str:
         return transport(self.wording).kind
 
+    @property
+    def pair(self) -> Pair:
+        """The two ranks; equal numbers in other communicators are other ranks."""
+        return self.source, self.destination, self.communicators
+
 
 def count_pairs(links: Iterable[Link], key: Callable[[Link], K]) -> dict[K, int]:
     """The pairs of ranks for each key of their links, which stand pair by pair."""
     counts: dict[K, int] = defaultdict(int)
-    last: dict[K, int] = {}
+    last: dict[K, Pair] = {}
     for link in links:
         mine = key(link)
         if last.get(mine) != link.pair:
@@ -73,135 +79,16 @@ def count_pairs(links: Iterable[Link], key: Callable[[Link], K]) -> dict[K, int]
     return dict(counts)
 
 
-# -- Edges -> links --------------------------------------------------------------------------------
-
-
 def links_of(log: Log, placements: Sequence[Placement]) -> Iterator[Link]:
     """The links of edges, which the reader sorted by source and destination."""
-    pair = 0
     for _, same in groupby(log.edges, key=attrgetter("source", "destination")):
         groups: dict[tuple[int, ...], list[Edge]] = {}
         for edge in same:
             groups.setdefault(edge.communicators, []).append(edge)
-        for owners in sorted(groups) if len(groups) > 1 else groups:
-            pair += 1
-            yield from _links_of_pair(groups[owners], pair, [placements[i] for i in owners])
-
-
-def _links_of_pair(
-    edges: Sequence[Edge], pair: int, placements: Sequence[Placement]
-) -> Iterator[Link]:
-    """The links of edges of one source, destination and owners, by their wording."""
-    asymmetric = _asymmetries(edges) if len(edges) > 1 and len(placements) == 1 else {}
-    first = edges[0]
-    told: tuple[str | None, str, Ends] | None = None
-    if len(placements) == 1:
-        ends = placements[0].node(first.source), placements[0].node(first.destination)
-        # Else it depends on who logged.
-        if None not in ends:
-            told = _told(first, placements)
-    wordings: dict[str, list[Edge]] = {}
-    for edge in edges:
-        wordings.setdefault(edge.wording, []).append(edge)
-    for lines in wordings.values():  # in their order, which is the reader's
-        asked = _any_true({asymmetric.get(id(edge)) for edge in lines}) if asymmetric else None
-        side, why, ends = told or _agreed([_told(edge, placements) for edge in lines])
-        yield _link(lines, pair, asked, side, why, ends)
-
-
-def _link(
-    lines: Sequence[Edge],
-    pair: int,
-    asymmetric: bool | None,
-    side: str | None,
-    why: str,
-    ends: Ends,
-) -> Link:
-    """One link of edges of one source, destination, wording and owners."""
-    first = lines[0]
-    if len(lines) == 1:
-        channels, connections, where = first.channels, _one(first.connection), first.where
-        nics, roles = _one(first.nic), _one(first.role)
-        sent = nics if first.role == "send" else ()
-        received = nics if first.role == "receive" else ()
-    else:
-        channels = _union([edge.channels for edge in lines])
-        connections = _union([_one(edge.connection) for edge in lines])
-        where = min(edge.where for edge in lines)
-        roles = _united([_one(edge.role) for edge in lines])
-        nics = _united([_one(edge.nic) for edge in lines])
-        sent = _united([_one(edge.nic) for edge in lines if edge.role == "send"])
-        received = _united([_one(edge.nic) for edge in lines if edge.role == "receive"])
-    return Link(
-        first.source,
-        first.destination,
-        first.wording,
-        channels,
-        connections,
-        nics,
-        sent,
-        received,
-        roles,
-        first.communicators,
-        len(first.communicators) == 1,
-        asymmetric,
-        side,
-        ends,
-        where,
-        why,
-        pair,
-    )
-
-
-def _told(edge: Edge, placements: Sequence[Placement]) -> tuple[str | None, str, Ends]:
-    """On which side an edge is, why that is not known, and the nodes of its ends; `placements` are
-    those of its communicators."""
-    every = [placement.ends(edge) for placement in placements]
-    sides = {placement.together(*ends) for placement, ends in zip(placements, every, strict=True)}
-    if sides == {True}:
-        return INTRA, "", _common_ends(every)
-    if sides == {False}:
-        return INTER, "", _common_ends(every)
-    why = placements[0].why_not(edge) if len(placements) == 1 else UNCERTAIN
-    return None, why, _common_ends(every)
-
-
-def _agreed(told: Sequence[tuple[str | None, str, Ends]]) -> tuple[str | None, str, Ends]:
-    """What all lines of a link say."""
-    if len(told) == 1:
-        return told[0]
-    ends = _common_ends([each for _, _, each in told])
-    sides = {side for side, _, _ in told}
-    if len(sides) == 1:
-        return told[0][0], told[0][1], ends
-    return None, next((why for _, why, _ in told if why), UNCERTAIN), ends
-
-
-def _asymmetries(edges: Iterable[Edge]) -> dict[int, bool]:
-    """By the edge's id: whether the other end told another kind of a channel they share.
-
-    All edges are of one pair and communicator. The NICs may differ, each end having its own; a
-    network or GPUDirect RDMA may not.
-    """
-    told: dict[Spot, dict[str, list[Edge]]] = {}  # kinds by role, connection and channel
-    for edge in edges:
-        if edge.role is not None and edge.transport.net:
-            for channel in edge.channels or (None,):
-                kinds = told.setdefault((edge.role, edge.connection, channel), {})
-                kinds.setdefault(edge.kind, []).append(edge)
-    found: dict[int, bool] = {}
-    for (role, connection, channel), kinds in told.items():
-        others = told.get(("send" if role == "receive" else "receive", connection, channel))
-        if others is None:
-            continue
-        for kind, lines in kinds.items():
-            differs = len(others) > 1 or kind not in others
-            for edge in lines:
-                found[id(edge)] = found.get(id(edge), False) or differs
-    return found
-
-
-# -- Links -> fewer links --------------------------------------------------------------------------
+        for owners in sorted(groups):
+            edges, places = groups[owners], [placements[index] for index in owners]
+            kinds = _kinds(edges) if len(places) == 1 and len(edges) > 1 else {}
+            yield from merge_equal(_link(edge, places, kinds) for edge in edges)
 
 
 def merge_equal(links: Iterable[Link]) -> Iterator[Link]:
@@ -210,59 +97,98 @@ def merge_equal(links: Iterable[Link]) -> Iterator[Link]:
         wordings: dict[str, list[Link]] = {}
         for link in same:
             wordings.setdefault(link.wording, []).append(link)
-        for _, each in sorted(wordings.items()):
-            yield each[0] if len(each) == 1 else _merge(each)
+        for _, equal in sorted(wordings.items()):
+            yield equal[0] if len(equal) == 1 else _merge(equal)
+
+
+def _link(edge: Edge, placements: Sequence[Placement], kinds: Kinds) -> Link:
+    """What one line says."""
+    every = [placement.ends(edge) for placement in placements]
+    same = {placement.same(*ends) for placement, ends in zip(placements, every, strict=True)}
+    nics = _one(edge.nic)
+    return Link(
+        edge.source,
+        edge.destination,
+        edge.wording,
+        edge.channels,
+        _one(edge.connection),
+        nics if edge.role == "send" else (),
+        nics if edge.role == "receive" else (),
+        nics,
+        _one(edge.role),
+        edge.communicators,
+        len(edge.communicators) == 1,
+        _asymmetric(edge, kinds),
+        SIDES[same.pop()] if len(same) == 1 else None,
+        _common_ends(every),
+        edge.where,
+    )
 
 
 def _merge(links: Sequence[Link]) -> Link:
     """What links of one source, destination and wording have in common."""
     sides = {link.placement for link in links}
+    asymmetric = {link.asymmetric for link in links} - {None}
     return links[0]._replace(
         channels=_union([link.channels for link in links]),
         connections=_union([link.connections for link in links]),
-        nics=_united([link.nics for link in links]),
-        sender_nics=_united([link.sender_nics for link in links]),
-        receiver_nics=_united([link.receiver_nics for link in links]),
-        roles=_united([link.roles for link in links]),
+        sender_nics=_union([link.sender_nics for link in links]),
+        receiver_nics=_union([link.receiver_nics for link in links]),
+        nics=_union([link.nics for link in links]),
+        roles=_union([link.roles for link in links]),
         communicators=_union([link.communicators for link in links]),
         certain=all(link.certain for link in links),
-        asymmetric=_any_true({link.asymmetric for link in links}),
+        asymmetric=any(asymmetric) if asymmetric else None,
         placement=sides.pop() if len(sides) == 1 else None,
         ends=_common_ends([link.ends for link in links]),
         where=min(link.where for link in links),
     )
 
 
+def _kinds(edges: Iterable[Edge]) -> Kinds:
+    """What each end of a pair of ranks said of each channel. NICs may differ, each end having its
+    own; a network or GPUDirect RDMA may not. P2P and SHM are told by one end alone."""
+    found: Kinds = defaultdict(set)
+    for edge in edges:
+        if edge.role is not None and edge.transport.net:
+            for channel in edge.channels or (None,):
+                found[edge.role, edge.connection, channel].add(edge.kind)
+    return found
+
+
+def _asymmetric(edge: Edge, kinds: Kinds) -> bool | None:
+    """Whether the other end told another kind of a channel that both told of."""
+    if not kinds or edge.role is None or not edge.transport.net:
+        return None
+    role = OTHER_END[edge.role]
+    spots = [(role, edge.connection, channel) for channel in edge.channels or (None,)]
+    others = [kinds[spot] for spot in spots if spot in kinds]
+    return any(other != {edge.kind} for other in others) if others else None
+
+
 def _common_ends(ends: Sequence[Ends]) -> Ends:
     """Each end's node, where all agree."""
-    sources, destinations = {one for one, _ in ends}, {one for _, one in ends}
+    if ends and all(other is ends[0] for other in ends):
+        return ends[0]
+    sources, destinations = {source for source, _ in ends}, {other for _, other in ends}
     source = sources.pop() if len(sources) == 1 else None
-    return _kept((source, destinations.pop() if len(destinations) == 1 else None))
+    both: Ends = _kept((source, destinations.pop() if len(destinations) == 1 else None))
+    return both
 
 
 @lru_cache(maxsize=2**16)
-def _kept(ends: Ends) -> Ends:
-    """The same object for equal ones: many edges have the same."""
-    return ends
+def _kept(value: T) -> T:
+    """The same object for equal ones: many links have the same."""
+    return value
 
 
 @lru_cache(maxsize=4096)
-def _one(value: T | None) -> tuple[T, ...]:
+def _one(value: N | None) -> tuple[N, ...]:
     return () if value is None else (value,)
 
 
-def _union(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _union(parts: Sequence[tuple[N, ...]]) -> tuple[N, ...]:
     if all(part == parts[0] for part in parts):
         return parts[0]
-    return tuple(sorted(set().union(*parts)))
-
-
-def _united(parts: Sequence[Names]) -> Names:
-    if not parts or all(part == parts[0] for part in parts):
-        return parts[0] if parts else ()
-    return tuple(sorted({name for part in parts for name in part}))
-
-
-def _any_true(told: set[bool | None]) -> bool | None:
-    known = told - {None}
-    return any(known) if known else None
+    union: tuple[N, ...] = _kept(tuple(sorted(set().union(*parts))))
+    return union

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..logs.paper import Paper, clean
-from .job import Job
+from .. import clean
+from ..logs.text_output import TextOutput
+from ..text import plural
+from .job_transports import JobTransports
 from .links import Link
-from .model import Communicator
-from .placement import Node
-from .remarks import many
+from .nccl_log import Communicator
+from .placement import HostNode
 
 NONE, SELF, SEVERAL, OTHER = ".", "\\", "*", "?"
 CODES = {
@@ -32,73 +33,74 @@ MAX_RANKS = 2048
 MAX_NAME = 20
 
 
-def matrices(job: Job, paper: Paper) -> Iterator[str]:
+def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
     """What the letters mean, and the matrix of each communicator that has edges."""
-    codes = assign(sorted({kind for _, kind in job.pairs}))
-    told = [f"{code} {clean(kind)}" for kind, code in codes.items()]
-    told += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]
-    yield from paper.wrap("; ".join(told), "", "  ")
+    codes = assign_letters(sorted({kind for _, kind in job.pairs}))
+    key = [f"{letter} {clean.line(kind)}" for kind, letter in codes.items()]
+    key += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]
+    yield from out.wrap("; ".join(key), rest="  ")
     for one in job.log.communicators:
         links = list(job.of(one))
         if links:
             yield ""
-            yield paper.bold(f"communicator {one.index}, from rows to columns:")
-            yield from _matrix(job, one, links, codes, paper)
+            yield out.bold(f"communicator {one.index}, from rows to columns:")
+            yield from _matrix(job, one, links, codes, out)
     loose = sum(1 for link in job.links if not link.communicators)
     if loose:
-        yield f"({many(loose, 'edge')} of no known communicator not shown)"
+        yield f"({plural(loose, 'edge')} of no known communicator not shown)"
 
 
-def assign(kinds: Sequence[str]) -> dict[str, str]:
+def assign_letters(kinds: Sequence[str]) -> dict[str, str]:
     """A letter for each kind."""
-    codes: dict[str, str] = {}
+    letters: dict[str, str] = {}
     used = set(CODES.values())
     for kind in kinds:
-        letters = DIRECT if kind.endswith("/GDRDMA") else PLAIN
-        code = CODES.get(kind) or next((one for one in letters if one not in used), OTHER)
-        codes[kind] = code
-        used.add(code)
-    return codes
+        free = DIRECT if kind.endswith("/GDRDMA") else PLAIN
+        letter = CODES.get(kind) or next((one for one in free if one not in used), OTHER)
+        letters[kind] = letter
+        used.add(letter)
+    return letters
 
 
 def _matrix(
-    job: Job, one: Communicator, links: Sequence[Link], codes: dict[str, str], paper: Paper
+    job: JobTransports,
+    one: Communicator,
+    links: Sequence[Link],
+    letters: dict[str, str],
+    out: TextOutput,
 ) -> Iterator[str]:
     placement = job.placements[one.index]
-    ends = {link.source for link in links} | {link.destination for link in links}
-    ranks = sorted({*placement.nodes, *ends})
-    if len(ranks) > MAX_RANKS:
-        told = f"{len(ranks):,} ranks are too many to draw (at most {MAX_RANKS:,}); --json has all"
-        yield from paper.wrap(told)
-        return
     cells: dict[tuple[int, int], str] = {}
     for link in links:
-        code = codes[link.kind]
-        known = cells.setdefault((link.source, link.destination), code)
-        if known != code:
+        letter = letters[link.kind]
+        if cells.setdefault((link.source, link.destination), letter) != letter:
             cells[link.source, link.destination] = SEVERAL
+    ranks = sorted({*placement.nodes, *(rank for pair in cells for rank in pair)})
+    if len(ranks) > MAX_RANKS:
+        many = f"{len(ranks):,} ranks are too many to draw (at most {MAX_RANKS:,}); --json has all"
+        yield from out.wrap(many)
+        return
     lines = list(_grid(ranks, [placement.node(rank) for rank in ranks], cells))
-    if paper.width is not None and max(map(len, lines)) > paper.width:
-        yield from paper.wrap("(wider than the terminal; `| less -S` shows its lines whole)")
+    if out.width is not None and max(map(len, lines)) > out.width:
+        yield from out.wrap("(wider than the terminal; `| less -S` shows its lines whole)")
     yield from lines
     if one.ranks is not None and one.ranks > len(ranks):
-        yield f"({many(one.ranks - len(ranks), 'rank')} without any line left out)"
+        yield f"({plural(one.ranks - len(ranks), 'rank')} without any line left out)"
 
 
 def _grid(
-    ranks: Sequence[int], nodes: Sequence[Node | None], cells: dict[tuple[int, int], str]
+    ranks: Sequence[int], nodes: Sequence[HostNode | None], cells: dict[tuple[int, int], str]
 ) -> Iterator[str]:
     """Rows and columns of ranks, with a stroke between nodes where ranks stand node by node."""
     gap = " " if len(ranks) <= ROOMY_RANKS else ""
     changes = {i for i in range(1, len(ranks)) if nodes[i] != nodes[i - 1]}
     strokes = changes if len(changes) < len(ranks) / 2 else set()
-    names = [_short(node) for node in nodes]
+    names = [clean.line(node.host)[:MAX_NAME] if node else "?" for node in nodes]
     left, digits = max(map(len, names)), len(str(ranks[-1]))
     margin = " " * (left + digits + 3)
 
     def line(marks: Sequence[str]) -> str:
-        parts = [f"|{mark}" if i in strokes else gap + mark for i, mark in enumerate(marks)]
-        return "".join(parts)
+        return "".join(("|" if i in strokes else gap) + mark for i, mark in enumerate(marks))
 
     for place in range(digits):
         yield margin + line([str(rank).rjust(digits)[place] for rank in ranks])
@@ -106,10 +108,5 @@ def _grid(
         if i in strokes and gap:
             yield margin + line(["-"] * len(ranks)).replace(" ", "-")
         marks = [cells.get((source, rank), SELF if rank == source else NONE) for rank in ranks]
-        name = names[i] if i == 0 or nodes[i] != nodes[i - 1] else ""
+        name = names[i] if i == 0 or i in changes else ""
         yield f"{name.ljust(left)}  {str(source).rjust(digits)} {line(marks)}"
-
-
-def _short(node: Node | None) -> str:
-    name = clean(node.host) if node else "?"
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}~"

@@ -19,159 +19,135 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from .model import Communicator, Edge, Log, Member, Process
+from ..text import plural
+from .nccl_log import Communicator, Edge, Log, Member, NcclProcess
 
 
-class Node(NamedTuple):
-    """A node by its name; `scope` tells apart those of one name (see Process)."""
+class HostNode(NamedTuple):
+    """A node by its name; `scope` tells apart those of one name (see NcclProcess)."""
 
     scope: str
     host: str
+
+
+Claims = Mapping[int, Iterable[NcclProcess]]
+Ends = tuple["HostNode | None", "HostNode | None"]
 
 
 class Placement:
     """Where the ranks of one communicator ran. `claims` are the processes of each rank, by the
     edges that they logged as its sender or receiver."""
 
-    def __init__(
-        self, communicator: Communicator, claims: Mapping[int, Iterable[Process]] | None = None
-    ) -> None:
-        self.processes: dict[int, Process] = {}
-        self.disputed: dict[int, list[Node]] = {}  # ranks that several hosts claim to be
-        self.nodes: dict[int, Node] = {}
+    def __init__(self, communicator: Communicator, claims: Claims | None = None) -> None:
+        self.processes: dict[int, NcclProcess] = {}
+        self.disputed: dict[int, list[HostNode]] = {}  # ranks that several hosts claim to be
+        self.nodes: dict[int, HostNode] = {}
         self._place(communicator.members, claims or {})
-        crowds: dict[Node, list[int]] = defaultdict(list)
+        self.ranks_of: Mapping[HostNode, list[int]] = defaultdict(list)
         for rank, node in sorted(self.nodes.items()):
-            crowds[node].append(rank)
-        self.ranks_of: Mapping[Node, list[int]] = crowds
+            self.ranks_of[node].append(rank)
         # Names that more than one node may have, and names that may be those of one node: why.
-        self.ambiguous: dict[Node, str] = {}
-        self.merged: str | None = None
+        self.ambiguous: dict[HostNode, str] = {}
+        self.merged = ""
         self._doubt(communicator)
 
-    # -- What it tells -----------------------------------------------------------------------------
-
-    def node(self, rank: int) -> Node | None:
+    def node(self, rank: int) -> HostNode | None:
         return self.nodes.get(rank)
+
+    def ends(self, edge: Edge) -> Ends:
+        """The nodes of an edge's source and destination."""
+        return self._end(edge, edge.source), self._end(edge, edge.destination)
 
     def same_node(self, edge: Edge) -> bool | None:
         """Whether both ends of an edge are on one node; None where the log does not tell."""
-        return self.together(*self.ends(edge))
+        return self.same(*self.ends(edge))
 
-    def together(self, source: Node | None, destination: Node | None) -> bool | None:
-        """The same of the nodes of two ranks."""
+    def same(self, source: HostNode | None, destination: HostNode | None) -> bool | None:
+        """The same of the names of two ranks' nodes."""
         if source is None or destination is None:
             return None
         if source == destination:
             return None if source in self.ambiguous else True
         return None if self.merged else False
 
-    def ends(self, edge: Edge) -> tuple[Node | None, Node | None]:
-        """The nodes of an edge's source and destination."""
-        return self._end(edge, edge.source), self._end(edge, edge.destination)
-
-    def why_not(self, edge: Edge) -> str:
-        """Why the side of an edge is not known."""
-        source, destination = self.ends(edge)
-        for rank, node in ((edge.source, source), (edge.destination, destination)):
-            if node is None and rank in self.disputed:
-                hosts = " and ".join(node.host for node in self.disputed[rank])
-                return f"processes on {hosts} both logged as one rank"
-            if node is None:
-                return "one end has no line here that is surely its own"
-        if source == destination and source is not None:
-            return self.ambiguous.get(source, "")
-        return self.merged or ""
-
     @property
     def count(self) -> int | None:
         """The number of nodes, where each name is one."""
         return None if self.ambiguous or self.merged else len(self.ranks_of)
 
-    # -- How it is known ---------------------------------------------------------------------------
+    @property
+    def doubts(self) -> list[str]:
+        """Why some ranks have no node that is certain."""
+        disputes = {" and ".join(node.host for node in nodes) for nodes in self.disputed.values()}
+        said = [f"processes on {hosts} both logged as one rank" for hosts in sorted(disputes)]
+        return [*said, *self.ambiguous.values(), *filter(None, [self.merged])]
 
-    def _end(self, edge: Edge, rank: int) -> Node | None:
+    # -- Who is where ------------------------------------------------------------------------------
+
+    def _end(self, edge: Edge, rank: int) -> HostNode | None:
         node = self.nodes.get(rank)
         # Whose an edge is may be open; that its logger is one of its ends is not.
-        if node is None and rank == edge.own_rank and rank not in self.disputed:
-            return _node(edge.logger)
+        if node is None and edge.logger and rank == edge.own_rank and rank not in self.disputed:
+            return HostNode(edge.logger.scope, edge.logger.host)
         return node
 
-    def _place(
-        self, members: Mapping[int, Member], claims: Mapping[int, Iterable[Process]]
-    ) -> None:
+    def _place(self, members: Mapping[int, Member], claims: Claims) -> None:
         for rank in sorted({*members, *claims}):
-            process = members[rank].process if rank in members else None
-            known = [process] if process else []
-            known += [one for one in claims.get(rank, ()) if one not in known]
-            hosts = sorted({Node(one.scope, one.host) for one in known})
+            member = members.get(rank)
+            processes = [member.process] if member and member.process else []
+            processes += claims.get(rank, ())
+            hosts = sorted({HostNode(process.scope, process.host) for process in processes})
             if len(hosts) > 1:
                 self.disputed[rank] = hosts
             elif hosts:
                 self.nodes[rank] = hosts[0]
-                self.processes[rank] = known[0]
+                self.processes[rank] = processes[0]
 
     def _doubt(self, communicator: Communicator) -> None:
         """Hold the names against bus ids, local ranks and NCCL's own count of nodes."""
-        fewest = {}
+        fewest: dict[HostNode, int] = {}
         for name, ranks in self.ranks_of.items():
-            fewest[name], why = self._at_least(name, ranks, communicator.members)
-            if why:
-                self.ambiguous[name] = why
+            members = [communicator.members[one] for one in ranks if one in communicator.members]
+            fewest[name] = self._least(name, members)
         counted, least = communicator.nodes, sum(fewest.values())
         if counted is None:
             return
+        nodes = f"NCCL counts {plural(counted, 'node')}"
         if counted < least:
             self.merged = (
-                f"NCCL counts {_nodes(counted)}, fewer than the {len(fewest)} host names: "
-                "one node may have several (containers)"
+                f"{nodes}, fewer than the {len(fewest)} host names: one node may have several "
+                "(containers)"
             )
         elsewhere = None if communicator.ranks is None else communicator.ranks - len(self.nodes)
         if elsewhere is not None and counted > least + elsewhere:
+            why = f"{nodes}, more than the host names: several nodes may be called "
             for name, ranks in self.ranks_of.items():
                 if len(ranks) > fewest[name]:
-                    self.ambiguous.setdefault(
-                        name,
-                        f"NCCL counts {_nodes(counted)}, more than the host names: several nodes "
-                        f"may be called {name.host}",
-                    )
+                    self.ambiguous.setdefault(name, why + name.host)
 
-    @staticmethod
-    def _at_least(
-        name: Node, ranks: list[int], members: Mapping[int, Member]
-    ) -> tuple[int, str | None]:
-        """How many nodes the name must stand for, and the evidence where that is several."""
-        mine = [members[rank] for rank in ranks if rank in members]
-        least, why = 1, None
+    def _least(self, name: HostNode, members: list[Member]) -> int:
+        """How many nodes the name must stand for; where that is several, say why."""
+        least = 1
         for what, values in (
-            ("the GPU with bus id", [one.bus_id for one in mine if one.bus_id is not None]),
-            ("localRank", [one.local_rank for one in mine if one.local_rank is not None]),
+            ("the GPU with bus id", [member.bus_id for member in members]),
+            ("localRank", [member.local_rank for member in members]),
         ):
-            for value, times in Counter(values).most_common(1):
+            counts = Counter(value for value in values if value is not None)
+            for value, times in counts.most_common(1):
                 if times > least:
-                    least, why = (
-                        times,
-                        (
-                            f"{times} ranks of {name.host} have {what} {value}: several nodes are "
-                            f"called {name.host}, or ranks share a GPU"
-                        ),
+                    least = times
+                    self.ambiguous[name] = (
+                        f"{times} ranks of {name.host} have {what} {value}: several nodes are "
+                        f"called {name.host}, or ranks share a GPU"
                     )
-        return least, why
+        return least
 
 
 def place(log: Log) -> tuple[Placement, ...]:
     """The placement of each communicator of a log, by its index."""
-    claims: list[dict[int, dict[Process, None]]] = [{} for _ in log.communicators]
+    claims: list[dict[int, dict[NcclProcess, None]]] = [{} for _ in log.communicators]
     for edge in log.edges:
         own = edge.own_rank
         if own is not None and edge.logger is not None and len(edge.communicators) == 1:
             claims[edge.communicators[0]].setdefault(own, {})[edge.logger] = None
     return tuple(Placement(one, claims[one.index]) for one in log.communicators)
-
-
-def _node(process: Process | None) -> Node | None:
-    return None if process is None else Node(process.scope, process.host)
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"

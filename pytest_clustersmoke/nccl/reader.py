@@ -2,19 +2,21 @@
 
 Most of a log says nothing of transports. One pass of a multi-pattern search finds the few places
 that may; only their lines are looked at. Where most lines are edges they are looked at one by one,
-and known by their beginnings (known.py).
+and known by their beginnings (line_cache.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from . import grammar, statements
-from .evidence import CUT, LAST, WHOLE, Logged, Thread, see
-from .known import BITS, CHANNEL, KnownLines, variant_of
-from .model import Log, Where
+from .line_cache import BITS, CHANNEL, LineCache, variant_of
+from .log_assembly import assemble
+from .nccl_log import Log, Where
+from .observations import CUT, LAST, WHOLE, Observations, Thread, see
 
 # Small enough that the copies of a chunk stay in a processor's cache.
 CHUNK_BYTES = 2**17
@@ -48,8 +50,8 @@ class Reader:
         self._search = ahocorasick_rs.BytesAhoCorasick(
             PATTERNS, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst
         )
-        self._logged = Logged()
-        self._known = KnownLines(self._logged)
+        self._logged = Observations()
+        self._known = LineCache(self._logged)
         self._scope = ""
         self._file = ""
 
@@ -102,7 +104,7 @@ class Reader:
         it decides whether edges are those of the init around them."""
         if version is not None and not self._logged.versions:
             self._logged.versions[version] = None
-        return self._logged.log()
+        return assemble(self._logged)
 
     # -- Lines -------------------------------------------------------------------------------------
 
@@ -240,6 +242,25 @@ class Reader:
 
     def _thread(self, text: bytes, begin: int) -> Thread | None:
         return self._logged.thread(self._scope, grammar.logger(text, begin))
+
+
+class NodeLogs(NamedTuple):
+    """What NCCL logged on all nodes of a phase, and why some of it could not be read."""
+
+    log: Log
+    unreadable: tuple[str, ...]
+
+
+def read_nodes(folders: Mapping[int, Path], root: Path, version: str | None) -> NodeLogs:
+    """Read each node's folder of logs; they are named by their paths below `root`."""
+    reader, unreadable = Reader(), []
+    for node_rank, folder in folders.items():
+        for path in sorted(folder.glob("*.log")):
+            try:
+                reader.file(path, str(path.relative_to(root)), scope=str(node_rank))
+            except Unreadable as error:
+                unreadable.append(str(error))
+    return NodeLogs(reader.log(version), tuple(unreadable))
 
 
 def _ended(words: re.Match[bytes]) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from . import grammar
-from .evidence import Init, Logged, Thread
-from .model import Process, Where
+from .nccl_log import NcclProcess, Where
+from .observations import Init, Observations, Thread
 
 MAX_TEXT = 1000
 # A statement's words stand within so many bytes of the word that leads to it.
@@ -14,7 +14,7 @@ AROUND = 300
 
 
 def read(
-    word: int, text: bytes, start: int, where: Where, scope: str, logged: Logged
+    word: int, text: bytes, start: int, where: Where, scope: str, logged: Observations
 ) -> Thread | None:
     """Read the line in which WORDS[word] stands at `start`.
 
@@ -23,7 +23,7 @@ def read(
     return _READERS[word](text, start, where, scope, logged)
 
 
-def _warn(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _warn(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     place, function, before = grammar.source(text[:start])
     thread = logged.thread(scope, grammar.header(before))
     said = text[start + len(b"NCCL WARN") :].strip()
@@ -33,7 +33,7 @@ def _warn(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> 
     )
 
 
-def _comm(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> Thread | None:
+def _comm(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> Thread | None:
     found = grammar.COMM.search(text, max(0, start - AROUND), start + AROUND)
     if found is None:
         return None
@@ -61,7 +61,7 @@ def _comm(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> 
     return thread
 
 
-def _nodes(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _nodes(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     found = grammar.NODES.search(text, max(0, start - AROUND), start + AROUND)
     if found is not None:
         pointer, rank, _, nodes, local_rank = found.groups()
@@ -69,20 +69,20 @@ def _nodes(text: bytes, start: int, where: Where, scope: str, logged: Logged) ->
         logged.nodes(process, _text(pointer), int(rank), (int(nodes), int(local_rank)))
 
 
-def _version(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _version(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     found = grammar.VERSION.match(text, start)
     if found is not None:
         logged.versions[_text(found.group(1))] = None
 
 
-def _network(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _network(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     found = grammar.NETWORK.match(text, start)
     if found is not None:
         process = _process(text, start, scope, logged)
         logged.networks.setdefault(process, {})[_text(found.group(1))] = None
 
 
-def _devices(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _devices(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     begin = text.rfind(b"NET/", 0, start)
     found = grammar.DEVICES.match(text, begin) if begin >= 0 else None
     if found is not None:
@@ -91,7 +91,7 @@ def _devices(text: bytes, start: int, where: Where, scope: str, logged: Logged) 
         logged.list_devices(process, _text(found.group(1)), names)
 
 
-def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     begin = text.rfind(b"NET/", 0, start)
     found = grammar.VIRTUAL.match(text, begin) if begin >= 0 else None
     if found is not None:
@@ -100,19 +100,19 @@ def _virtual(text: bytes, start: int, where: Where, scope: str, logged: Logged) 
         logged.list_devices(process, _text(net), {int(index): _text(name)})
 
 
-def _nvls(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _nvls(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     found = grammar.NVLS.match(text, start)
     pointer = _text(found.group(1)) if found else None
     logged.nvls.setdefault(_process(text, start, scope, logged), set()).add(pointer)
 
 
-def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Logged) -> None:
+def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
     process = _process(text, start, scope, logged)
     if process is not None:
         logged.without_ib[process] = None
 
 
-def _process(text: bytes, begin: int, scope: str, logged: Logged) -> Process | None:
+def _process(text: bytes, begin: int, scope: str, logged: Observations) -> NcclProcess | None:
     thread = logged.thread(scope, grammar.logger(text, begin))
     return thread.process if thread else None
 
@@ -121,7 +121,7 @@ def _text(word: bytes) -> str:
     return word[:MAX_TEXT].decode(errors="replace")
 
 
-Reading = Callable[[bytes, int, Where, str, Logged], "Thread | None"]
+Reading = Callable[[bytes, int, Where, str, Observations], "Thread | None"]
 # The words that lead to a line, and who reads it.
 _LINES: dict[bytes, Reading] = {
     b"NCCL WARN": _warn,

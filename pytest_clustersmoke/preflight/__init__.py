@@ -4,7 +4,6 @@ Usage errors, known without a scheduler; those in the user's own words in the dr
 
 way.py         the way to the cluster: its commands, directories that can be written
 shared.py      what all nodes must see lies where they see it; mounts.py: on which file system
-deepspeed.py   DeepSpeed's configuration files; program.py: what a program's source shows
 precision.py   hardware without bf16
 launchers.py   launchers that need SSH
 disk.py        room for what the phases write
@@ -13,11 +12,8 @@ Findings, what the scheduler says, asked once for all phases when the run starts
 
 check.py       the questions, and all that keeps a phase from running
 ahead.py       the same beside usage errors, in their words
-records.py     Slurm's answers as plain records
 judge.py       a phase against partitions and nodes
 rights.py      a phase against accounts, QOS and their limits
-trial.py       sbatch --test-only
-modules.py     modules that `setup` loads, on this login node (a line for people)
 """
 
 from __future__ import annotations
@@ -28,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from .. import environment
 from ..errors import Problem
-from . import deepspeed, disk, launchers, precision, shared
+from ..phase import misfits
+from . import disk, launchers, precision, shared
 from .ahead import refusals
 from .way import Start, prepare, scheduler_environ, unusable
 
@@ -36,7 +33,16 @@ if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase import Phase
 
-__all__ = ["Start", "planned", "prepare", "problems", "refusals", "remarks", "scheduler_environ"]
+__all__ = [
+    "Start",
+    "misplaced",
+    "planned",
+    "prepare",
+    "problems",
+    "refusals",
+    "remarks",
+    "scheduler_environ",
+]
 
 
 def remarks(profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]) -> list[str]:
@@ -49,11 +55,16 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
     """What is wrong in the user's own words and files, whatever machine this is."""
     phases = list(phases)
     return [
-        *shared.node_local(profile, phases),
+        *(problem for phase in phases for problem in misfits(phase, profile)),
+        *(problem for phase in phases for problem in environment.problems(phase, profile)),
         *launchers.launchers(profile, phases),
-        *deepspeed.configurations(profile, phases),
         *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),
     ]
+
+
+def misplaced(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
+    """Paths that the nodes of a run could not see; a plan is printed all the same."""
+    return list(shared.node_local(profile, phases))
 
 
 def problems(
@@ -63,8 +74,9 @@ def problems(
     phases = list(phases)
     environ, found = scheduler_environ(profile, environ)
     return [
+        *misplaced(profile, phases),
         *found,
         *unusable(profile, phases, report_dir),
         *shared.unshared(profile, phases, environ),
-        *disk.room(profile, phases, environ),
+        *disk.room(profile, phases),
     ]

@@ -3,26 +3,23 @@ bounded time: what it does not answer is said so, and left to sbatch."""
 
 from __future__ import annotations
 
-import grp
-import os
-import pwd
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ..clean import line as clean
 from ..findings import MAX_TEXT, Evidence, Finding
+from ..hostlist import expand
 from ..rundir import PhaseDir, RunDir, write_whole
-from ..submit import Backend, scheduler
-from . import judge, records, rights
+from ..submit import Backend
+from ..submit.slurm_client import SlurmClient, SlurmSilent, group_names, user_name
+from ..submit.slurm_jobs import TrialSubmission
+from ..submit.slurm_records import SlurmNode, SlurmPartition
+from . import judge, rights
 from .judge import Asked, Slurm
-from .modules import missing_modules
-from .records import Node, Partition
 from .shared import doubtful
-from .trial import Trial, try_out
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -90,18 +87,17 @@ class SlurmCheck:
 
     def __init__(self, profile: Profile, backend: Backend, environ: Mapping[str, str]) -> None:
         self._profile, self._backend = profile, backend
-        self._environ = scheduler.clean_environ(environ)
+        self._client = SlurmClient(environ, ANSWER_S)
         self._unasked: list[str] = []
 
     def __call__(self, phases: Iterable[Phase], run: RunDir) -> Checked:
         phases = list(phases)
         deadline = time.monotonic() + ALL_S
-        modules = Aside(lambda: missing_modules(self._profile, self._environ))
         slurm = self._ask()
         trials = self._try_out(phases, run, deadline)
         found = {}
         for phase in phases:
-            trial = trials.get(phase.name, Trial(None, ""))
+            trial = trials.get(phase.name, TrialSubmission(None, ""))
             record = Record(run.phase(phase.name))
             if trial.words:
                 record.note(trial.words)
@@ -112,7 +108,6 @@ class SlurmCheck:
         starts = {name: one.start for name, one in trials.items() if one.start is not None}
         runs = [phase for phase in phases if phase.name not in found]
         lines = [
-            *modules.result(),
             *doubtful(self._profile, phases, (slurm.nodes or {}).values()),
             *out_of_service(runs, slurm),
             *_starts(starts, found, trials),
@@ -120,9 +115,11 @@ class SlurmCheck:
         ]
         return Checked(found, starts, tuple(lines))
 
-    def _try_out(self, phases: Iterable[Phase], run: RunDir, deadline: float) -> dict[str, Trial]:
+    def _try_out(
+        self, phases: Iterable[Phase], run: RunDir, deadline: float
+    ) -> dict[str, TrialSubmission]:
         """sbatch's word on each phase; no more is asked once it has been silent for too long."""
-        trials: dict[str, Trial] = {}
+        trials: dict[str, TrialSubmission] = {}
         for phase in phases:
             directory = run.phase(phase.name)
             write_whole(directory.batch_script, self._backend.script(phase, directory))
@@ -131,67 +128,40 @@ class SlurmCheck:
             if silent or left <= 0:
                 self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm is too slow")
                 continue
-            trials[phase.name] = try_out(directory.batch_script, self._environ, left)
+            trials[phase.name] = self._client.test_only(directory.batch_script, left)
             if trials[phase.name].accepted is None:
                 self._unasked.append(f"{phase.name}: {trials[phase.name].words}")
         return trials
 
     def _ask(self) -> Slurm:
         """All that is asked once for the whole run; the questions go out together."""
-        scontrol = [
-            self._aside("scontrol", "-a", "-o", "show", what)
-            for what in ("partition", "node", "config")
-        ]
-        partitions, nodes, config = (one.result() for one in scontrol)
-        told = records.parse_config(config or "")
-        enforced = {one.strip() for one in told.get("AccountingStorageEnforce", "").split(",")}
+        client = self._client
+        partitions = Aside(partial(self._answer, client.partitions))
+        nodes = Aside(partial(self._answer, client.nodes))
+        config = self._answer(client.config)
         slurm = Slurm(
-            partitions=records.parse_partitions(partitions) if partitions else None,
-            nodes=records.parse_nodes(nodes) if nodes else None,
-            enforced=frozenset(enforced),
-            groups=_groups(),
+            partitions=partitions.result() or None,
+            nodes=nodes.result() or None,
+            enforced=config.enforced if config else frozenset(),
+            groups=group_names(),
         )
-        if "slurmdbd" not in told.get("AccountingStorageType", ""):
+        user = user_name()
+        if config is None or not config.accounting:
             return slurm
-        cluster = told.get("ClusterName", "")
-        show = ("sacctmgr", "-n", "-P", "show")
-        asked = [
-            self._aside(*show, "qos", f"format={records.QOS_FIELDS}"),
-            self._aside(*show, "assoc", f"user={_user()}", f"format={records.ASSOCIATION_FIELDS}"),
-        ]
-        qos, associations = (one.result() for one in asked)
-        return replace(
-            slurm,
-            qos=records.parse_qos(qos) if qos else None,
-            associations=(
-                records.parse_associations(associations, cluster)
-                if associations is not None and _user()
-                else None
-            ),
-        )
+        qos = Aside(partial(self._answer, client.qos))
+        mine = self._answer(partial(client.associations, user, config.cluster)) if user else None
+        return replace(slurm, qos=qos.result() or None, associations=mine)
 
-    def _aside(self, *command: str) -> Aside[str | None]:
-        return Aside(lambda: self._run(*command))
-
-    def _run(self, *command: str) -> str | None:
-        words = " ".join(command[:4] if command[0] == "sacctmgr" else command)
+    def _answer(self, ask: Callable[[], Answer]) -> Answer | None:
         try:
-            answer = scheduler.run(list(command), self._environ, ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self._unasked.append(f"{words}: no answer in {ANSWER_S:.0f} s")
+            return ask()
+        except SlurmSilent as silence:
+            self._unasked.append(str(silence))
             return None
-        except OSError as error:
-            self._unasked.append(f"{words}: {error.strerror or error}")
-            return None
-        if answer.returncode != 0:
-            said = clean(" ".join(answer.stderr.split()))[:MAX_TEXT]
-            self._unasked.append(f"{words}: {said or f'status {answer.returncode}'}")
-            return None
-        return answer.stdout
 
 
 def findings_of(
-    phase: Phase, profile: Profile, slurm: Slurm, trial: Trial, record: Record
+    phase: Phase, profile: Profile, slurm: Slurm, trial: TrialSubmission, record: Record
 ) -> list[Finding]:
     """All that keeps a phase from running; with several partitions, in each of them."""
     partitions, found = judge.partition_of(phase, slurm, record.note)
@@ -205,21 +175,21 @@ def findings_of(
         found += min(each, key=lambda one: len(list(one)))
     if trial.accepted is not False:
         return found
-    explained = trial.kinds & {one.id for one in found} if trial.kinds else found
+    explained = trial.causes & {one.id for one in found} if trial.causes else found
     if not explained and trial.no_nodes and slurm.nodes:
         for asked in asks:
             found += judge.unavailable(asked, slurm.nodes, also_away=True)
     said = record.note(trial.words)
-    if not found or (trial.kinds and not explained):
+    if not found or (trial.causes and not explained):
         found.append(_refused(phase, trial))
     # Slurm names one cause, and in fewer words: ours stand, with its words.
     return [replace(found[0], evidence=(*found[0].evidence, said)), *found[1:]]
 
 
-def _in_partition(asked: Asked, slurm: Slurm, trial: Trial) -> list[Finding]:
+def _in_partition(asked: Asked, slurm: Slurm, trial: TrialSubmission) -> list[Finding]:
     found = [one for one in judge.of_partition(asked) if not rights.lifted(one, asked, slurm)]
     if trial.accepted is False:  # who may do what sbatch knows best: here is why it says no
-        found += rights.of_rights(asked, slurm, trial.kinds)
+        found += rights.of_rights(asked, slurm, trial.causes)
     found += rights.of_limits(asked, slurm)
     if slurm.nodes is not None and trial.start is None:
         found += judge.of_nodes(asked, slurm.nodes)
@@ -228,20 +198,22 @@ def _in_partition(asked: Asked, slurm: Slurm, trial: Trial) -> list[Finding]:
     return found
 
 
-def _placed(partitions: list[Partition], slurm: Slurm, trial: Trial) -> list[Partition]:
+def _placed(
+    partitions: list[SlurmPartition], slurm: Slurm, trial: TrialSubmission
+) -> list[SlurmPartition]:
     """The partition of Slurm's estimate, where it is none of these."""
     there = (slurm.partitions or {}).get(trial.partition)
     return partitions if there is None or there in partitions else [there]
 
 
-def _on_bad_nodes(trial: Trial, nodes: Mapping[str, Node]) -> bool:
+def _on_bad_nodes(trial: TrialSubmission, nodes: Mapping[str, SlurmNode]) -> bool:
     """Whether Slurm's estimate counts on nodes that take no jobs."""
-    return any(name in nodes and nodes[name].gone for name in records.hosts(trial.nodes))
+    return any(name in nodes and nodes[name].gone for name in expand(trial.nodes))
 
 
-def _refused(phase: Phase, trial: Trial) -> Finding:
+def _refused(phase: Phase, trial: TrialSubmission) -> Finding:
     """Slurm's own words for it, where nothing that it says of itself explains them."""
-    identity = next(iter(sorted(trial.kinds)), "submission-refused")
+    identity = next(iter(sorted(trial.causes)), "submission-refused")
     return Finding(
         identity,
         f"sbatch refuses phase {phase.name}: {trial.words}",
@@ -274,7 +246,7 @@ def _nowhere(text: str) -> Evidence:
 
 
 def _starts(
-    starts: Mapping[str, float], found: Mapping[str, object], trials: Mapping[str, Trial]
+    starts: Mapping[str, float], found: Mapping[str, object], trials: Mapping[str, TrialSubmission]
 ) -> list[str]:
     """When a phase might start, where that is not at once."""
     now = time.time()
@@ -284,21 +256,3 @@ def _starts(
         for name, when in starts.items()
         if name not in found and when - now > 60
     ]
-
-
-def _user() -> str:
-    """The user's name; empty where this machine knows none (a container)."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return ""
-
-
-def _groups() -> frozenset[str]:
-    names = []
-    for number in {os.getgid(), *os.getgroups()}:
-        try:
-            names.append(grp.getgrgid(number).gr_name)
-        except KeyError:
-            continue
-    return frozenset(names)

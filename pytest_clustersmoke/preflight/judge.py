@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..cluster.sbatch import seconds
 from ..errors import near
 from ..findings import MAX_TEXT, Evidence, Finding
-from .records import Association, Node, Partition, Qos, hosts
+from ..hostlist import expand
+from ..submit.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -28,10 +29,10 @@ Note = Callable[[str], Evidence]
 class Slurm:
     """What Slurm said of itself; None where it was not asked or did not answer."""
 
-    partitions: Mapping[str, Partition] | None = None
-    nodes: Mapping[str, Node] | None = None
+    partitions: Mapping[str, SlurmPartition] | None = None
+    nodes: Mapping[str, SlurmNode] | None = None
     enforced: frozenset[str] = frozenset()
-    qos: Mapping[str, Qos] | None = None
+    qos: Mapping[str, SlurmQos] | None = None
     associations: tuple[Association, ...] | None = None
     groups: frozenset[str] = frozenset()
 
@@ -42,7 +43,7 @@ class Asked:
 
     phase: Phase
     profile: Profile
-    partition: Partition
+    partition: SlurmPartition
     note: Note
 
     @property
@@ -83,7 +84,9 @@ def written(sourced: Sourced | None, name: str) -> tuple[Evidence, ...]:
     return (Evidence(file, int(line), text),)
 
 
-def partition_of(phase: Phase, slurm: Slurm, note: Note) -> tuple[list[Partition], list[Finding]]:
+def partition_of(
+    phase: Phase, slurm: Slurm, note: Note
+) -> tuple[list[SlurmPartition], list[Finding]]:
     """The partitions that a phase may run in, and what is wrong with their names."""
     known = slurm.partitions
     if not known:
@@ -157,7 +160,7 @@ def span(length: float) -> str:
     return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{secs:02d}"
 
 
-def of_nodes(asked: Asked, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+def of_nodes(asked: Asked, nodes: Mapping[str, SlurmNode]) -> Iterator[Finding]:
     """Whether enough of the partition's nodes have what is asked for, and can be used today."""
     one, phase = asked.partition, asked.phase
     here = {n.name: n for n in nodes.values() if one.name in n.partitions}
@@ -178,11 +181,11 @@ def of_nodes(asked: Asked, nodes: Mapping[str, Node]) -> Iterator[Finding]:
         yield from unavailable(asked, nodes)
 
 
-def _capacity(asked: Asked, here: Mapping[str, Node]) -> Iterator[Finding]:
+def _capacity(asked: Asked, here: Mapping[str, SlurmNode]) -> Iterator[Finding]:
     """GPUs, CPUs and memory of a node, and features."""
     phase, partition = asked.phase, asked.partition.name
     cpus, memory = _number(option(phase, "cpus_per_task")), _mib(option(phase, "mem"))
-    wants: list[tuple[str, str, int, Callable[[Node], int], Sourced | None, str]] = [
+    wants: list[tuple[str, str, int, Callable[[SlurmNode], int], Sourced | None, str]] = [
         ("too-many-gpus", "GPUs a node", asked.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
         *[
             ("submission-refused", what, most, has, phase.slurm.get(key), key)
@@ -210,7 +213,7 @@ def _capacity(asked: Asked, here: Mapping[str, Node]) -> Iterator[Finding]:
     yield from _constraint(asked, here)
 
 
-def _constraint(asked: Asked, here: Mapping[str, Node]) -> Iterator[Finding]:
+def _constraint(asked: Asked, here: Mapping[str, SlurmNode]) -> Iterator[Finding]:
     wanted = option(asked.phase, "constraint")
     if not SIMPLE_CONSTRAINT.fullmatch(wanted):
         return  # none, or an expression, which sbatch reads for itself
@@ -229,10 +232,12 @@ def _constraint(asked: Asked, here: Mapping[str, Node]) -> Iterator[Finding]:
     )
 
 
-def _named(asked: Asked, here: Mapping[str, Node], nodes: Mapping[str, Node]) -> Iterator[Finding]:
+def _named(
+    asked: Asked, here: Mapping[str, SlurmNode], nodes: Mapping[str, SlurmNode]
+) -> Iterator[Finding]:
     """Nodes that `nodelist` and `exclude` name, but which are not there."""
     for key in ("nodelist", "exclude"):
-        named = hosts(option(asked.phase, key))
+        named = expand(option(asked.phase, key))
         known = here if key == "nodelist" else nodes
         strange = [one for one in named if one not in known]
         if strange:
@@ -246,10 +251,10 @@ def _named(asked: Asked, here: Mapping[str, Node], nodes: Mapping[str, Node]) ->
             )
 
 
-def candidates(asked: Asked, nodes: Mapping[str, Node]) -> list[Node]:
+def candidates(asked: Asked, nodes: Mapping[str, SlurmNode]) -> list[SlurmNode]:
     """The partition's nodes on which this phase could run, whatever their state."""
     phase = asked.phase
-    wanted, left_out = (set(hosts(option(phase, key))) for key in ("nodelist", "exclude"))
+    wanted, left_out = (set(expand(option(phase, key))) for key in ("nodelist", "exclude"))
     constraint = option(phase, "constraint")
     simple = SIMPLE_CONSTRAINT.fullmatch(constraint)
     features = set(constraint.split("&")) if simple else set()
@@ -268,12 +273,12 @@ def candidates(asked: Asked, nodes: Mapping[str, Node]) -> list[Node]:
 
 
 def unavailable(
-    asked: Asked, nodes: Mapping[str, Node], also_away: bool = False
+    asked: Asked, nodes: Mapping[str, SlurmNode], also_away: bool = False
 ) -> Iterator[Finding]:
     """Too few nodes take jobs: those that do not are named. `also_away` counts those that will take
     jobs again by themselves, too, as where Slurm says that the phase cannot run."""
     fit = candidates(asked, nodes)
-    need = max(asked.nodes, len(set(hosts(option(asked.phase, "nodelist")))))
+    need = max(asked.nodes, len(set(expand(option(asked.phase, "nodelist")))))
     bad = [node for node in fit if node.gone or (also_away and node.away)]
     left = len(fit) - len(bad)
     if not bad or left >= need:
@@ -292,11 +297,11 @@ def unavailable(
     )
 
 
-def _cpus(node: Node) -> int:
+def _cpus(node: SlurmNode) -> int:
     return node.cpus
 
 
-def _memory(node: Node) -> int:
+def _memory(node: SlurmNode) -> int:
     return node.memory
 
 

@@ -7,13 +7,13 @@ section 4.3).
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Problem
-from .program import read_program
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -23,6 +23,12 @@ LAUNCHERS = frozenset({"deepspeed", "pdsh", "mpirun", "mpiexec"})
 HOST_FILES = frozenset({"hostfile", "host_file", "hostsfile"})
 # DeepSpeed's --launcher (deepspeed/launcher/constants.py).
 REMOTE = frozenset({"pdsh", "openmpi", "mpich", "impi", "mvapich", "ssh"})
+# The calls by which Python starts another program: of subprocess, of os, and asyncio's.
+STARTERS = frozenset(
+    {"run", "Popen", "call", "check_call", "check_output", "getoutput", "system", "popen"}
+    | {"execv", "execve", "execvp", "execlp", "spawnv", "spawnvp"}
+    | {"create_subprocess_exec", "create_subprocess_shell"}
+)
 EXPECTED = "a program that torchrun runs on each node, which `srun` reaches without SSH"
 
 
@@ -62,27 +68,43 @@ def _arguments(phase: Phase) -> Iterator[Problem]:
 
 
 def _script(phase: Phase) -> Iterator[Problem]:
-    if not _mentions(phase.script):
-        return
-    program = read_program(phase.script)
-    for call, word in program.started() if program else ():
-        if word in LAUNCHERS:
-            yield Problem(
-                f"the script of phase `{phase.name}` starts the launcher `{word}`, which reaches "
-                "other nodes over SSH, once for each rank",
-                f"{call.file}:{call.line}",
-                EXPECTED,
-                "train in the script itself: torchrun has started one for each rank",
-            )
+    for line, launcher in _started_launchers(phase.script):
+        yield Problem(
+            f"the script of phase `{phase.name}` starts the launcher `{launcher}`, which reaches "
+            "other nodes over SSH, once for each rank",
+            f"{phase.script}:{line}",
+            EXPECTED,
+            "train in the script itself: torchrun has started one for each rank",
+        )
 
 
-def _mentions(script: Path) -> bool:
-    """Whether a launcher is named there at all: parsing takes longer than looking."""
+def _started_launchers(script: Path) -> list[tuple[int, str]]:
+    """Line and launcher of each call that starts one; none where the script is not Python."""
     try:
         text = script.read_text(errors="replace")
-    except OSError:
-        return False
-    return any(word in text for word in LAUNCHERS)
+        if not any(word in text for word in LAUNCHERS):  # looking is quicker than parsing
+            return []
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    started = [(call.lineno, _command(call)) for call in calls if _name(call) in STARTERS]
+    return sorted((line, word) for line, word in started if word in LAUNCHERS)
+
+
+def _name(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _command(call: ast.Call) -> str:
+    """The program that a call starts, where its name stands in the source."""
+    first = call.args[0] if call.args else None
+    if isinstance(first, ast.List | ast.Tuple):
+        first = first.elts[0] if first.elts else None
+    command = first.value if isinstance(first, ast.Constant) else None
+    return _program(command) if isinstance(command, str) else ""
 
 
 def _program(line: str) -> str:

@@ -8,8 +8,8 @@ from math import inf
 from ..cluster.sbatch import seconds
 from ..errors import near
 from ..findings import Finding
+from ..submit.slurm_records import AccountingLimits, Association, SlurmQos
 from .judge import Asked, Slurm, listed, option, span, written
-from .records import Association, Limits, Qos
 
 # A QOS may lift its partition's limits (man sacctmgr, QOS flags), by finding and partition limit.
 LIFTS = {
@@ -143,7 +143,9 @@ def of_limits(asked: Asked, slurm: Slurm) -> Iterator[Finding]:
         yield from _tres(asked, levels, column, whose)
 
 
-def _tres(asked: Asked, levels: list[Limits], column: str, whose: str) -> Iterator[Finding]:
+def _tres(
+    asked: Asked, levels: list[AccountingLimits], column: str, whose: str
+) -> Iterator[Finding]:
     counts = (
         (NODES, "too-many-nodes", "nodes", asked.nodes, asked.phase.nodes, "nodes"),
         (
@@ -168,10 +170,10 @@ def _tres(asked: Asked, levels: list[Limits], column: str, whose: str) -> Iterat
             )
 
 
-def _levels(asked: Asked, slurm: Slurm) -> list[Limits]:
+def _levels(asked: Asked, slurm: Slurm) -> list[AccountingLimits]:
     known = slurm.qos or {}
     partitions, jobs = known.get(asked.partition.qos), _qos(asked, slurm)
-    order: list[Qos | None] = [partitions, jobs]
+    order: list[SlurmQos | None] = [partitions, jobs]
     if jobs is not None and "OverPartQOS" in jobs.flags:
         order.reverse()
     one = _association(asked, slurm)
@@ -179,7 +181,7 @@ def _levels(asked: Asked, slurm: Slurm) -> list[Limits]:
     return [*found, one.limits] if one is not None else found
 
 
-def _qos(asked: Asked, slurm: Slurm) -> Qos | None:
+def _qos(asked: Asked, slurm: Slurm) -> SlurmQos | None:
     """The QOS that the job would have: the one it names, else its association's default."""
     one = _association(asked, slurm)
     name = asked.qos or (one.default_qos if one is not None else "")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import socket
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,13 +16,15 @@ from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, exported, mount_of, read
 if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase import Phase
-    from .records import Node
+    from ..submit.slurm_records import SlurmNode
 
 # Arguments by which programs are told where to write what outlives the job.
 OUTPUTS = re.compile(
     r"(output|out|save|checkpoints?|ckpt|logging|log)_(dir|path|folder|root)|output|"
     r"resume_from(_checkpoint)?"
 )
+# Arguments that name DeepSpeed's configuration file, which every rank reads.
+CONFIGURATIONS = re.compile(r"deepspeed|deepspeed_config|ds_config")
 ANSWER_S = 5.0
 ROOT = Path("/")
 # What a system's image brings, each node's own as well as this machine's.
@@ -50,10 +51,14 @@ class Place(NamedTuple):
 
 
 def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
-    """Interpreter and outputs under a path that every node has for itself.
+    """Scripts, interpreter, outputs and DeepSpeed configuration under a path that every node has
+    for itself.
 
-    The same of `shared_dir` is found when cluster.yaml is read, of scripts with the phases.
+    The same of `shared_dir` is found when cluster.yaml is read.
     """
+    phases = list(phases)
+    for local in profile.node_local:
+        yield from _scripts([one for one in phases if one.script.is_relative_to(local)], local)
     if profile.backend != "slurm":
         return
     python = _interpreter(profile)
@@ -67,7 +72,23 @@ def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
                 "make the environment on a shared file system, and name its `python`",
             )
         for phase in phases:
-            yield from _outputs(phase, local)
+            yield from _arguments(phase, local)
+
+
+def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
+    """One problem for all scripts under one path."""
+    if not phases:
+        return
+    what = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
+    if len(phases) > 1:
+        names = ", ".join(f"`{phase.name}`" for phase in phases)
+        what = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
+    yield Problem(
+        f"{what} under {local}, which every node has for itself",
+        phases[0].where,
+        "a script on a file system that all nodes share",
+        "move the suite there",
+    )
 
 
 def _interpreter(profile: Profile) -> Path | None:
@@ -81,19 +102,27 @@ def _interpreter(profile: Profile) -> Path | None:
     return Path(word) if word.startswith("/") else None
 
 
-def _outputs(phase: Phase, local: str) -> Iterator[Problem]:
+def _arguments(phase: Phase, local: str) -> Iterator[Problem]:
+    """Arguments of a phase of several nodes that name a path below `local`."""
     for name, one in phase.args.items():
         value = one.value
-        if not OUTPUTS.fullmatch(name) or not isinstance(value, str) or phase.nodes.value < 2:
+        if not isinstance(value, str) or phase.nodes.value < 2:
             continue
-        if value.startswith("/") and Path(value).is_relative_to(local):
+        if not value.startswith("/") or not Path(value).is_relative_to(local):
+            continue
+        what = (
+            f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
+            f"{local}, which every node has for itself"
+        )
+        if OUTPUTS.fullmatch(name):
             yield Problem(
-                f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
-                f"{local}, which every node has for itself",
+                what,
                 one.source,
                 "a directory that all nodes share: no node could read what another wrote",
                 "leave it out where the program writes into the run's own directory",
             )
+        elif CONFIGURATIONS.fullmatch(name):
+            yield Problem(what, one.source, "a file that all nodes share")
 
 
 def places(profile: Profile, phases: Iterable[Phase]) -> list[Place]:
@@ -147,7 +176,7 @@ def unshared(
     ]
 
 
-def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[Node]) -> list[str]:
+def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[SlurmNode]) -> list[str]:
     """What is to be said of paths on a disk of this machine that it does not export itself: nodes
     may see it some other way. Silent where every node is this machine."""
     hosts = {node.host for node in nodes}
@@ -173,15 +202,12 @@ def _one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
     """Whether this Slurm's nodes are all this machine. Asked only where a path looks wrong."""
     if profile.lab or _is_lab(environ):
         return True
-    from ..submit import scheduler
-    from .records import parse_nodes
+    from ..submit.slurm_client import SlurmClient, SlurmSilent
 
     try:
-        command = ["scontrol", "-a", "-o", "show", "node"]
-        answer = scheduler.run(command, scheduler.clean_environ(environ), ANSWER_S)
-    except (OSError, subprocess.TimeoutExpired):
+        hosts = {node.host for node in SlurmClient(environ, ANSWER_S).nodes().values()}
+    except SlurmSilent:
         return False
-    hosts = {node.host for node in parse_nodes(answer.stdout).values()}
     return bool(hosts) and hosts <= _this_host()
 
 

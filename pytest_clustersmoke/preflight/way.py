@@ -64,9 +64,9 @@ def scheduler_environ(
     """The environment for the scheduler's commands (with the lab's SLURM_CONF), and what lacks."""
     if profile.backend != "slurm":
         return environ, []
-    from ..submit.scheduler import which
+    from ..submit.slurm_client import find_command
 
-    missing = [name for name in SLURM_COMMANDS if which(name, environ) is None]
+    missing = [name for name in SLURM_COMMANDS if find_command(name, environ) is None]
     if missing:
         todo = "run this on a login node of the cluster"
         if profile.lab:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..faults import JOB, NOTHING, Fault, Staged
-from ..phase import Phase, Sourced
+from ..faults import HOOK, JOB, NOTHING, Fault
+from ..phase import Phase, Sourced, Staged
 from ..transport_checks import matches
 from .items import PREFIX, GateItem
 
@@ -142,7 +142,7 @@ def _small(one: Candidate, name: str) -> Phase:
     given = getattr(one.cls.obj, SMALL_ARGS, {})
     small = _sourced(given, f"{phase.where}: {SMALL_ARGS}")
     said = {name: value for name, value in phase.args.items() if value.source == "--cluster-set"}
-    staged = Staged(NOTHING, phase.name, phase.world_size - 1)
+    staged = Staged(NOTHING, phase.name, phase.world_size - 1, HOOK)
     return replace(phase, name=name, args={**phase.args, **small, **said}, staged=staged)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..evidence import NOT_MEASURED
 from ..faults import JOB, Fault
-from ..faults.evidence import staged
 from ..faults.model import AMONG
+from ..staged_marks import staged
 from ..telemetry import read_events
 
 if TYPE_CHECKING:

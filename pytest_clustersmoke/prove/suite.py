@@ -30,6 +30,7 @@ from .judge import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
 
 if TYPE_CHECKING:
     from ..cluster import Profile
+    from ..phase_view import PhaseView
     from ..report.record_builder import FinishedRun
     from ..result import PhaseResult
 
@@ -61,8 +62,12 @@ class ProveSuite(Suite):
 
     # Collection
 
-    def choose(self, items: list[pytest.Item]) -> None:
+    def select(self, items: list[pytest.Item]) -> None:
         """Of the gates that pytest selected keep one for each fault, in the phase that fits it."""
+        self._keep_best(items)
+        super().select(items)
+
+    def _keep_best(self, items: list[pytest.Item]) -> None:
         candidates: dict[str, list[Candidate]] = {}
         for item in items:
             if isinstance(item, GateItem):
@@ -138,11 +143,12 @@ class ProveSuite(Suite):
             out.write(f"{name}: not here: {why}\n")
         out.flush()
 
-    def result_of(self, item: pytest.Item) -> PhaseResult:
+    def result_of(self, item: pytest.Item) -> PhaseView:
         """What the gate's own job left; for a criterion, that of the phase it is to judge now."""
         name = item.staged_name if isinstance(item, GateItem) else self._current
         if name not in self._results:
             self.wait(name)
+            from ..phase_view import PhaseView
             from ..result import collect
 
             assert self.run is not None
@@ -150,7 +156,8 @@ class ProveSuite(Suite):
             assert staged is not None
             # What a cluster expects of the phase holds of the small one, too; references do not.
             self._results[name] = replace(
-                collect(self.run.phase(name)), expect=self.profile.expect.get(staged.base)
+                PhaseView.of(collect(self.run.phase(name))),
+                expect=self.profile.expect.get(staged.base),
             )
         return self._results[name]
 

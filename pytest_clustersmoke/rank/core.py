@@ -17,6 +17,7 @@ from . import checkpoint, group
 from .device import choose_device, start_facts
 from .dumps import Dumps, leave_soon
 from .gradients import Probe
+from .hook import RankHook, load_hook
 from .place import Place, find_place
 from .steps import Step, StepLog
 from .voice import Voice
@@ -50,6 +51,7 @@ class Rank:
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
+        self._hook: RankHook = load_hook(self, place.fault, self._voice.event)
 
     @classmethod
     @contextmanager
@@ -63,12 +65,7 @@ class Rank:
         """
         if init not in group.INITS:
             raise ValueError(f"init={init!r}; expected one of {', '.join(group.INITS)}")
-        place = find_place()
-        if place.fault:
-            from .staged import StagedRank
-
-            cls = StagedRank
-        rank = cls(place, timeout_s)
+        rank = cls(find_place(), timeout_s)
         dumps = None
         try:
             if rank._place.phase_dir is not None:
@@ -139,6 +136,7 @@ class Rank:
             mine = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
             self._output_dir = Path(group.share_text(mine))
             self._output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._hook.opened()
 
     # -- Training ----------------------------------------------------------------------------------
 
@@ -161,6 +159,7 @@ class Rank:
             tokens_per_rank=tokens_per_rank,
             warmup=warmup,
             gradients_of=gradients_of,
+            before_step=self._hook.before_step,
         )
 
     def steps(
@@ -215,10 +214,17 @@ class Rank:
         it must be multiplied with where the engine scales. All ranks call this, before a step is
         taken; it leaves the engine's gradients in place. See `gradients.py`.
         """
+        named = list(named_parameters)
+        self._hook.parameters = [parameter for _, parameter in named]
+
+        def backward_with_hook() -> None:
+            backward()
+            self._hook.after_backward()
+
         probe = Probe(
-            parameters=[(name, p) for name, p in named_parameters if p.requires_grad],
+            parameters=[(name, p) for name, p in named if p.requires_grad],
             local_loss=local_loss,
-            backward=backward,
+            backward=backward_with_hook,
             applied=applied or (lambda parameter: parameter.grad),
             precision=precision,
             scale=scale,
@@ -258,7 +264,7 @@ class Rank:
         """Run `save` on all ranks in stage "checkpoint"; then rank 0 lists what lies there."""
 
         def save_and_wait() -> None:
-            save()
+            self._hook.save(save)
             self.barrier()
 
         started = time.perf_counter()
@@ -267,6 +273,7 @@ class Rank:
             files = checkpoint.list_files(self.output_dir)
             seconds = time.perf_counter() - started
             self._voice.event("checkpoint", files=files, seconds=seconds)
+        self._hook.saved()
 
     def digest(self, state: Any) -> checkpoint.Digest:
         """What `verify_reload` compares, for a state too large to be kept until then."""
@@ -302,6 +309,7 @@ class Rank:
         self.device = choose_device(self._place)
         group.prepare(init, self.device)
         self._voice.event("start", **start_facts(self._place, self.device), init=init)
+        self._hook.introduced()
 
     def _open_group(self, init: str) -> None:
         self._introduce(init)

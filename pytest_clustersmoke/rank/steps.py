@@ -11,7 +11,7 @@ import math
 import resource
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .gradient_watch import GradientWatch
@@ -48,7 +48,7 @@ class StepLog:
 
     The steady figures (`steady_steps_per_s`, the step time's percentiles) leave the first `warmup`
     steps out, min(5, count // 5) if not given; `steps_per_s` counts all. `gradients_of` is that of
-    `Rank.steps`.
+    `Rank.steps`; `before_step(index, count)` is called as each step begins.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class StepLog:
         tokens_per_rank: int | None = None,
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+        before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"{count} steps; expected at least 1")
@@ -82,6 +83,7 @@ class StepLog:
         self._has_loss = True
         self._watched = None if gradients_of is None else list(gradients_of)
         self._watch: GradientWatch | None = None
+        self._before_step = before_step or (lambda index, count: None)
         self._marked = 0
         self._marked_at = -math.inf
 
@@ -100,6 +102,7 @@ class StepLog:
         self._began = time.perf_counter()
         self._clock = _CudaClock() if on_cuda else _CpuClock()
         self._clock.tick()
+        self._before_step(0, self.count)
 
     def record(self, loss: torch.Tensor | float | None = None) -> None:
         import torch
@@ -120,6 +123,8 @@ class StepLog:
         now = time.perf_counter()
         if self._marked == 0 or now - self._marked_at >= MARK_EVERY_S:
             self._mark(self._clock.passed_steps(), now)
+        if self.recorded < self.count:
+            self._before_step(self.recorded, self.count)
 
     def local_done(self) -> None:
         """The rank's own part of the step that is under way has ended."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..history.comparison import Number
-from ..nccl.remarks import ranges
+from ..text import ranges
 from .run_record import GroupRecord, LinkRecord, PhaseRecord, RankRecord, SpreadRecord
 
 # Above so many ranks, nodes have rows, and ranks only where they stand out.

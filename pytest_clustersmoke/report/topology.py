@@ -7,7 +7,8 @@ from collections import Counter
 from ..evidence import Unmeasured
 from ..pairs import Pairs
 from ..result import PhaseResult
-from ..transport_checks import Pair
+from ..transport_checks import Connection, TransportSides
+from ..transports import Transports
 from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
 # A job in which all ranks talk to all has as many links as ranks squared.
@@ -32,10 +33,11 @@ def build_topology(result: PhaseResult) -> TopologyRecord | None:
 
 
 def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
-    transports = result.transports
+    transports = Transports(result)
+    sides = TransportSides(transports)
     judged = [
         (pair, reason, side.inside)
-        for side in (transports.intra_node, transports.inter_node)
+        for side in (sides.intra_node, sides.inter_node)
         for pair, reason in side.judged()
     ]
     counts: Counter[tuple[Nodes, str]] = Counter()
@@ -46,7 +48,7 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
         counts[group] += 1
         unexpected[group] += bool(reason)
     judged.sort(key=lambda one: (not one[1], one[0].source, one[0].destination))
-    notes = list(transports.unreadable)
+    notes = list(result.nccl.unreadable)
     if lost := len(transports.placed.unplaced):
         notes.append(f"{lost} connections are between ranks that are not known")
     if not judged:
@@ -61,7 +63,7 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
     return TopologyRecord(backend="nccl", note="; ".join(notes), links=links, groups=groups)
 
 
-def _link(pair: Pair, reason: str, inside: bool) -> LinkRecord:
+def _link(pair: Connection, reason: str, inside: bool) -> LinkRecord:
     first = pair.links[0]
     return LinkRecord(
         source=pair.source,

@@ -1,20 +1,20 @@
 """Phases become jobs: submitit ships `launch.run_node`, to Slurm or to this machine.
 
-slurm.py      one job of N one-task nodes, through sbatch and srun
-local.py      N virtual nodes on this machine, each in a session of its own
-details.py    what more Slurm says of a job that did not end well
-script.py     the batch script's parts that both share: environment set-up, strict set-up lines
-scheduler.py  the scheduler's commands, in sessions of their own and without an outer job's words
+slurm.py          one job of N one-task nodes, through sbatch and srun
+local.py          N virtual nodes on this machine, each in a session of its own
+script.py         the batch script's parts that both share: environment set-up, strict set-up lines
+slurm_client.py   Slurm's commands, in sessions of their own and without an outer job's words
+slurm_records.py  what they print of the cluster, as typed records; slurm_jobs.py: of jobs
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..rundir import PhaseDir
+from ..scheduler_record import JobState, SchedulerRecord
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -25,25 +25,6 @@ __all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
 
 class Refused(Exception):
     """The scheduler did not take the job; the text is its own words."""
-
-
-@dataclass(frozen=True)
-class JobState:
-    """What the scheduler says of a job.
-
-    `kind` is ours: pending, running, ended, held (put back after its launch failed, and it will not
-    start by itself), or unknown (the scheduler has forgotten the job).
-    `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not told;
-    `expected_start` is its estimate for a pending job.
-    """
-
-    kind: str
-    raw: str
-    reason: str = ""
-    nodes: str = ""
-    submitted: float | None = None
-    started: float | None = None
-    expected_start: float | None = None
 
 
 class Backend(Protocol):
@@ -62,9 +43,9 @@ class Backend(Protocol):
         """The states of these jobs in one question to the scheduler; a job may be missing when the
         scheduler did not answer at all (which says nothing about the job)."""
 
-    def details(self, job_id: str, state: JobState, nodes: str) -> str:
-        """What more the scheduler tells of a job that did not end well and of its nodes (a list
-        such as `gpu[0-2]`), in its own words, for `told` to read; empty where it tells nothing."""
+    def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
+        """What more the scheduler says of a job that did not end well and of its nodes (a list
+        such as `gpu[0-2]`); None where it says nothing."""
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """End these jobs with one call; whether the scheduler has taken it. Unlike the other calls

@@ -22,7 +22,8 @@ from submitit.local.local import LocalExecutor, LocalJob
 from ..launch import flag, processes, run_node
 from ..rundir import PhaseDir, write_whole
 from ..telemetry import read_events
-from . import JobState, Refused, scheduler, script
+from . import JobState, Refused, script
+from .slurm_client import clean_environ, run_command
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -55,7 +56,7 @@ class LocalBackend:
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
-        self._environ = scheduler.clean_environ(environ)
+        self._environ = clean_environ(environ)
         self._jobs: dict[str, _Job] = {}
         self._gpus = _visible_gpus(environ) if profile.hardware.device != "cpu" else []
         # One phase always runs; a second one where every rank has a GPU, or a core, of its own.
@@ -98,8 +99,8 @@ class LocalBackend:
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
         return JobState("ended", raw, "", names, at, at)
 
-    def details(self, job_id: str, state: JobState, nodes: str) -> str:
-        return ""  # no scheduler stands between us and these jobs
+    def details(self, job_id: str, state: JobState, nodes: str) -> None:
+        return None  # no scheduler stands between us and these jobs
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """End the virtual nodes and every rank of theirs, wherever it has moved to."""
@@ -219,7 +220,7 @@ def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
     if tool is None:
         return []
     try:
-        answer = scheduler.run([tool, "-L"], environ)
+        answer = run_command([tool, "-L"], environ)
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,9 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from ..launch import run_node
 from ..rundir import PhaseDir, write_whole
-from . import JobState, Refused, details, scheduler, script
+from ..scheduler_record import SchedulerRecord
+from . import JobState, script
+from .slurm_client import SlurmClient
 
 if TYPE_CHECKING:
     from ..cluster import Profile
@@ -25,8 +26,7 @@ class SlurmBackend:
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
-        self._environ = scheduler.clean_environ(environ)
-        self._witnesses = scheduler.Witnesses(self._environ)
+        self._client = SlurmClient(environ)
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
@@ -34,30 +34,24 @@ class SlurmBackend:
         return str(job.job_id)
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        return self._witnesses.ask(job_ids)
+        return self._client.job_states(job_ids)
 
-    def details(self, job_id: str, state: JobState, nodes: str) -> str:
-        return details.ask(job_id, state, nodes, self._environ)
+    def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
+        return self._client.job_record(job_id, state, nodes)
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         jobs = list(job_ids)
-        return not jobs or self._scancel(jobs)
+        return not jobs or self._client.cancel(*jobs)
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        self._scancel([f"--name={job_name(phase, directory)}"])
-
-    def _scancel(self, words: list[str]) -> bool:
-        try:
-            return scheduler.run(["scancel", *words], self._environ).returncode == 0
-        except (OSError, subprocess.TimeoutExpired):
-            return False
+        self._client.cancel(f"--name={job_name(phase, directory)}")
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         executor = self._executor(phase, directory)
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
-        executor = _Sbatch(directory, self._environ, script.interpreter(phase, self._profile))
+        executor = _Sbatch(directory, self._client, script.interpreter(phase, self._profile))
         options: dict[str, Any] = {
             key: one.value
             for key, one in phase.slurm.items()
@@ -98,9 +92,9 @@ class _Sbatch(SlurmExecutor):
     """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
     it asks for no early signal, and sbatch runs in a session and an environment of ours."""
 
-    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
+    def __init__(self, directory: PhaseDir, client: SlurmClient, python: str) -> None:
         self._directory = directory
-        self._environ = environ
+        self._client = client
         super().__init__(directory.submitit, python=python)
 
     @classmethod
@@ -118,33 +112,6 @@ class _Sbatch(SlurmExecutor):
         path = self._directory.batch_script
         Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(path, self._make_submission_file_text(command, ""))
-        try:
-            answer = scheduler.run(["sbatch", "--parsable", str(path)], self._environ)
-        except subprocess.TimeoutExpired as error:
-            return self._taken_all_the_same(error)
-        except OSError as error:
-            raise Refused(f"sbatch cannot be run: {error}") from error
-        if answer.returncode != 0:
-            words = answer.stderr.strip() or answer.stdout.strip()
-            raise Refused(words or f"sbatch ended with status {answer.returncode}")
-        job_id = answer.stdout.strip().split(";")[0]
-        if not job_id.isdigit():
-            raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is no job id")
-        return self._job(job_id)
-
-    def _taken_all_the_same(self, silence: subprocess.TimeoutExpired) -> SlurmJob[Any]:
-        """sbatch did not answer in time, but the job may be in the queue: it is known by its name.
-        Without this it would run with nobody to watch or cancel it."""
-        name = str(self.parameters["job_name"])
-        try:
-            answer = scheduler.run(["squeue", "-h", "-o", "%i", "-n", name], self._environ)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refused(f"{silence}; and squeue does not answer either") from error
-        found = answer.stdout.split()
-        if len(found) != 1 or not found[0].isdigit():
-            raise Refused(f"{silence}; no job of the name {name} is in the queue") from silence
-        return self._job(found[0])
-
-    def _job(self, job_id: str) -> SlurmJob[Any]:
+        job_id = self._client.submit(path, str(self.parameters["job_name"]))
         tasks = list(range(self._num_tasks()))
         return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)

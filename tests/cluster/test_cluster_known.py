@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.cluster.acknowledged import LONGEST_DAYS
 from pytest_clustersmoke.cluster.json_schema import generate
+from pytest_clustersmoke.cluster.waivers import LONGEST_DAYS
 
 BASE = """\
 clusters:
@@ -32,7 +32,7 @@ def entry(words: str) -> str:
 
 
 def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> None:
-    """A node, or a criterion of a phase; the day is one, and the place is the entry's line."""
+    """An entry names a node, or a criterion of a phase; its place is its line in the file."""
     made = profile(
         entry(f"{{phase: zero1_*, criterion: test_throughput, reason: $5 short, until: {SOON}}}")
     )
@@ -44,7 +44,7 @@ def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> 
 
 
 def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
-    """Up to the limit a day is accepted; long past it is no mistake either."""
+    """The last allowed day is accepted, and so is a day in the past."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     assert profile(entry(f"{{node: n1, reason: x, until: {last}}}")).known[1].until == last
 
@@ -54,12 +54,13 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
     [
         (
             "{node: n1, until: SOON}",
-            "clusters.one.known[1] has no `reason`; expected why it fails and who sees to it, in "
-            "one line",
+            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who takes "
+            "care of it, in one line)",
         ),
         (
             "{node: n1, reason: x}",
-            "clusters.one.known[1] has no `until`; expected the last day on which this holds",
+            "clusters.one.known[1] has no `until`; expected `until` (the last day on which this "
+            "is valid)",
         ),
         (
             '{node: n1, reason: "a\\nb", until: SOON}',
@@ -67,17 +68,17 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: n1, reason: x, until: 2026-02-30}",
-            "clusters.one.known[1].until is `2026-02-30`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `2026-02-30`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
             "{node: n1, reason: x, until: 20261231}",
-            "clusters.one.known[1].until is `20261231`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `20261231`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
             "{node: n1, reason: x, until: next week}",
-            "clusters.one.known[1].until is `next week`; expected a day of the calendar such as "
+            "clusters.one.known[1].until is `next week`; expected a calendar date such as "
             "`2026-12-31`",
         ),
         (
@@ -102,37 +103,37 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: '*', reason: x, until: SOON}",
-            "`node: *` in clusters.one.known[1] answers for every failure; expected the names of "
+            "`node: *` in clusters.one.known[1] covers every failure; expected the names of "
             "what is known to fail",
         ),
         (
             "{phase: '*', criterion: '**', reason: x, until: SOON}",
-            "`phase: *` and `criterion: **` in clusters.one.known[1] answers for every failure; "
+            "`phase: *` and `criterion: **` in clusters.one.known[1] covers every failure; "
             "expected the names of what is known to fail",
         ),
         (
             "{node: '*.local,n1', reason: x, until: SOON}",
-            "`node: *.local,n1` in clusters.one.known[1] answers for every failure; expected the "
+            "`node: *.local,n1` in clusters.one.known[1] covers every failure; expected the "
             "names of what is known to fail",
         ),
         (
             "{node: '?*', reason: x, until: SOON}",
-            "`node: ?*` in clusters.one.known[1] answers for every failure; expected the names of "
+            "`node: ?*` in clusters.one.known[1] covers every failure; expected the names of "
             "what is known to fail",
         ),
         (
             "{phase: '[!~]*', criterion: 'test_*', reason: x, until: SOON}",
-            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] answers for every "
+            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] covers every "
             "failure; expected the names of what is known to fail",
         ),
         (
             "{phase: '*', criterion: job, reason: x, until: SOON}",
-            "`phase: *` and `criterion: job` in clusters.one.known[1] answers for every failure; "
+            "`phase: *` and `criterion: job` in clusters.one.known[1] covers every failure; "
             "expected the names of what is known to fail",
         ),
         (
             "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
-            "`zero1_4nodes` in clusters.one.known[1] matches no phase that is listed under "
+            "`zero1_4nodes` in clusters.one.known[1] matches no phase listed under "
             "`phases`; expected one of `ddp_2gpu`, `zero1_4node`; did you mean `zero1_4node`?",
         ),
         (
@@ -143,10 +144,10 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ("n1", "clusters.one.known[1] is `n1`; expected a mapping of keys"),
     ],
 )
-def test_an_entry_that_cannot_be_meant_is_refused(
+def test_an_entry_that_makes_no_sense_is_refused(
     problems: Callable[..., list[str]], words: str, expected: str
 ) -> None:
-    """At its line, with what was expected."""
+    """The problem has the entry's line and says what was expected."""
     assert f"cluster.yaml:9: {expected}" in problems(entry(words.replace("SOON", SOON)))
 
 
@@ -154,13 +155,15 @@ def test_an_entry_that_cannot_be_meant_is_refused(
     "node",
     ["[!~]*", "n[", "n[a-b]", "n[5-3]", "*[0-9]*", "n[1-2]x[3]", "a,,b", "n[0-99999999]", "n]"],
 )
-def test_a_node_that_is_no_list_of_slurms_is_refused(
+def test_a_node_that_is_not_a_slurm_host_list_is_refused(
     problems: Callable[..., list[str]], node: str
 ) -> None:
-    """`[` opens a range of numbers, and nothing else."""
-    (told,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
-    assert told.startswith(f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is no list of")
-    assert told.endswith("`[` opens a range of numbers")
+    """`[` only opens a range of numbers."""
+    (problem,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
+    assert problem.startswith(
+        f"cluster.yaml:9: `node: {node}` in clusters.one.known[1] is not a list of"
+    )
+    assert problem.endswith("`[` opens a range of numbers")
 
 
 @pytest.mark.parametrize(
@@ -174,20 +177,20 @@ def test_a_node_that_is_no_list_of_slurms_is_refused(
         "phase: 'ddp_*', criterion: job",
     ],
 )
-def test_an_entry_that_leaves_something_out_is_taken(
+def test_an_entry_that_does_not_cover_everything_is_accepted(
     profile: Callable[..., Profile], words: str
 ) -> None:
-    """Globs are allowed where they do not answer for all."""
+    """Globs are allowed if they do not cover every failure."""
     assert len(profile(entry(f"{{{words}, reason: x, until: {SOON}}}")).known) == 2
 
 
 def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
-    """An acknowledgement is to be renewed: nobody answers for years."""
+    """An acknowledgement must be renewed: nobody is responsible for years."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     far = last + timedelta(days=1)
     assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
         f"cluster.yaml:9: clusters.one.known[1].until is `{far}`, more than 90 days ahead; "
-        f"expected a day up to {last}; an acknowledgement is to be looked at again and renewed"
+        f"expected a day up to {last}; review the entry and renew it by then"
     ]
 
 
@@ -206,8 +209,8 @@ def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
         ({"node": "n1", "phase": "a", "reason": "x", "until": "2026-12-31"}, False),
     ],
 )
-def test_editors_hear_of_the_same(known: dict[str, str], valid: bool) -> None:
-    """The JSON Schema takes and refuses what the reader does."""
+def test_editors_see_the_same_mistakes(known: dict[str, str], valid: bool) -> None:
+    """The JSON Schema accepts and refuses what the reader does."""
     profile = {
         "backend": "local",
         "shared_dir": "/x",

@@ -64,7 +64,8 @@ def added(lines: str) -> str:
         ),
         (
             "slurm: {N: 4}",
-            "`N` in clusters.one.slurm is no option; expected a long name, without leading dashes",
+            "`N` in clusters.one.slurm is not an option of sbatch; expected its long name, "
+            "without leading dashes",
         ),
         (
             "slurm: {gres: 'gpu:2'}",
@@ -74,17 +75,17 @@ def added(lines: str) -> str:
         ("slurm: 5", "clusters.one.slurm is `5`; expected a mapping of keys"),
         (
             "env: {common: {set: {A-B: 1}}}",
-            "`A-B` in clusters.one.env.common.set is no name of a variable; expected letters, "
-            "digits and `_`, not starting with a digit",
+            "`A-B` in clusters.one.env.common.set is not a valid name for a variable; expected "
+            "letters, digits and `_`, not starting with a digit",
         ),
         (
             "env: {common: {set: {RANK: 1}}}",
-            "`RANK` in clusters.one.env.common.set belongs to the tool, which sets it for each "
-            "process; take it out",
+            "`RANK` in clusters.one.env.common.set is reserved: the tool sets it for each "
+            "process; remove it",
         ),
         (
             "env: {common: {set: {A: 1}, unset: [A]}}",
-            "`A` in clusters.one.env.common.set is under `set` and under `unset`; expected one of "
+            "`A` in clusters.one.env.common.set is under both `set` and `unset`; expected one of "
             "the two",
         ),
         (
@@ -104,7 +105,10 @@ def added(lines: str) -> str:
             "limits: {max_jobs: -1}",
             "clusters.one.limits.max_jobs is `-1`; expected a number above 0",
         ),
-        ("limits: {poll_s: 9}", "clusters.one.limits.poll_s is `9`; expected a number at most 3"),
+        (
+            "limits: {poll_s: 9}",
+            "clusters.one.limits.poll_s is `9`; expected a number of at most 3",
+        ),
         (
             "limits: {queue_wait_s: .inf}",
             "clusters.one.limits.queue_wait_s is `inf`; expected a finite number",
@@ -123,6 +127,7 @@ def added(lines: str) -> str:
         ("require: transports", "clusters.one.require is `transports`; expected a list"),
         ("setup: [' ']", "clusters.one.setup[0] is blank; expected text that is not blank"),
         ("python: 3", "clusters.one.python is `3`; expected text; put it in quotes"),
+        ("python: [3]", "clusters.one.python is a list; expected text"),
         ("node_local: [tmp]", "clusters.one.node_local[0] is `tmp`; expected an absolute path"),
         ("lab: yes", "clusters.one.lab is `yes`; expected true or false"),
         (
@@ -159,12 +164,12 @@ def added(lines: str) -> str:
         ),
         (
             "python: ${PY:-python",
-            "`${PY:-python` is not finished as a variable in clusters.one.python; expected "
+            "`${PY:-python` is an unfinished variable in clusters.one.python; expected "
             "`$NAME`, `${NAME}` or `${NAME:-default}`; write `$$` for a dollar sign",
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected: str) -> None:
+def test_a_mistake_is_reported_in_one_line(problems: Problems, lines: str, expected: str) -> None:
     """A mistake gives exactly one problem, at its line, in these words."""
     assert problems(added(lines)) == [f"cluster.yaml:7: {expected}"]
 
@@ -182,7 +187,7 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
             "peak_memory_gib",
             "{value: 1, unit: GB, upper: +10 %, source: x}",
             "clusters.one.references.ddp_2gpu.peak_memory_gib.unit is `GB`; expected `GiB`, the "
-            "unit of peak_memory_gib; convert the value where it was measured in another",
+            "unit of peak_memory_gib; convert the value if it was measured in another unit",
         ),
         (
             "steps_per_s",
@@ -193,20 +198,20 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, lower: 10 %, source: x}",
-            "clusters.one.references.ddp_2gpu.steps_per_s.lower is `10 %`; expected above -100 % "
-            "and at most 0 %: how far below the value is still met",
+            "clusters.one.references.ddp_2gpu.steps_per_s.lower is `10 %`; expected more than "
+            "-100 % and at most 0 %: how far below the value still passes",
         ),
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, upper: -1 %, source: x}",
             "clusters.one.references.ddp_2gpu.steps_per_s.upper is `-1 %`; expected at least 0 %: "
-            "how far above the value is still met",
+            "how far above the value still passes",
         ),
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, source: x}",
-            "`steps_per_s` in clusters.one.references.ddp_2gpu has no bound, and so nothing to "
-            "fail on; expected `lower` or `upper`, such as `lower: -10 %`",
+            "clusters.one.references.ddp_2gpu.steps_per_s has no bound, so it can never fail; "
+            "expected `lower` or `upper`, such as `lower: -10 %`",
         ),
         (
             "steps_per_s",
@@ -216,12 +221,12 @@ def test_a_mistake_is_told_in_one_line(problems: Problems, lines: str, expected:
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, lower: -10 %}",
-            "clusters.one.references.ddp_2gpu.steps_per_s has no `source`; expected where the "
-            "value comes from, for the reader of a failure",
+            "clusters.one.references.ddp_2gpu.steps_per_s has no `source`; expected `source` "
+            "(where the value comes from, for the reader of a failure)",
         ),
     ],
 )
-def test_a_reference_that_cannot_be_meant_is_refused(
+def test_a_reference_that_makes_no_sense_is_refused(
     problems: Problems, metric: str, reference: str, expected: str
 ) -> None:
     """Metrics, units and tolerances are checked before anything is measured against them."""
@@ -241,8 +246,8 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "    backend: slurm\n",
             "",
-            "2: clusters.one has no `backend`; expected how jobs are run: on this machine, or by "
-            "Slurm",
+            "2: clusters.one has no `backend`; expected `backend` (how jobs are run: on this "
+            "machine, or by Slurm)",
         ),
         (
             "/shared",
@@ -275,14 +280,14 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "gpu: A100",
             "gpu: none",
-            "5: `gpu: none` in clusters.one.hardware, whose device is not `cpu`; expected the "
+            "5: `gpu: none` in clusters.one.hardware without `device: cpu`; expected the "
             "GPU's name, or `device: cpu`",
         ),
         (
             "{ddp_2gpu: {}}",
             "{ddp_2gpu: {gpus_per_node: 8}}",
-            "6: clusters.one.phases.ddp_2gpu asks for 8 GPUs a node, the hardware has 2; expected "
-            "at most 2",
+            "6: clusters.one.phases.ddp_2gpu asks for 8 GPUs per node, but the hardware has 2; "
+            "expected at most 2",
         ),
         (
             "{ddp_2gpu: {}}",
@@ -295,14 +300,14 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "{ddp_2gpu: {}}",
             "{ddp.2gpu: {}}",
-            "6: `ddp.2gpu` in clusters.one.phases is no name of a phase; expected letters, "
-            "digits, `_` and `-`",
+            "6: `ddp.2gpu` in clusters.one.phases is not a valid name for a phase; expected "
+            "letters, digits, `_` and `-`",
         ),
         (
             "{ddp_2gpu: {}}",
             "{ddp_2gpu: {args: {hidden size: 1}}}",
-            "6: `hidden size` in clusters.one.phases.ddp_2gpu.args is no name of an argument; "
-            "expected letters, digits and `_`, starting with a letter",
+            "6: `hidden size` in clusters.one.phases.ddp_2gpu.args is not a valid name for an "
+            "argument; expected letters, digits and `_`, starting with a letter",
         ),
         (
             "{ddp_2gpu: {}}",
@@ -313,7 +318,8 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         (
             "{ddp_2gpu: {}}",
             "{}",
-            "6: clusters.one.phases lists no phase; expected the phases that run on this cluster",
+            "6: clusters.one.phases is empty; expected the phases that run here, with what this "
+            "cluster sets for each",
         ),
         (
             "clusters:",
@@ -323,10 +329,10 @@ def test_a_reference_that_cannot_be_meant_is_refused(
         ),
     ],
 )
-def test_a_changed_profile_is_told_in_one_line(
+def test_a_mistake_in_a_required_key_is_reported_in_one_line(
     problems: Problems, old: str, new: str, expected: str
 ) -> None:
-    """A mistake in what every profile has gives exactly one problem, at its line."""
+    """A mistake in a key that every profile has gives exactly one problem, at its line."""
     assert problems(BASE.replace(old, new)) == [f"cluster.yaml:{expected}"]
 
 
@@ -334,16 +340,16 @@ def test_slurm_options_under_a_local_backend_are_refused(problems: Problems) -> 
     """Options that nothing would read are refused, on the profile and on its phases."""
     text = added("slurm: {partition: gpu}\nlab: true").replace("backend: slurm", "backend: local")
     text = text.replace("{ddp_2gpu: {}}", "{ddp_2gpu: {slurm: {qos: x}}}")
-    local = "of a profile whose backend is `local`"
+    local = "but the profile's backend is `local`"
     tail = (
-        f"{local}; expected none, since nothing is given to sbatch; take them out, or set "
-        "`backend: slurm`"
+        f"has sbatch options, {local}; expected no options, since nothing is submitted to Slurm; "
+        "remove them, or set `backend: slurm`"
     )
     assert problems(text) == [
-        f"cluster.yaml:6: sbatch options in clusters.one.phases.ddp_2gpu {tail}",
-        f"cluster.yaml:7: sbatch options in clusters.one {tail}",
-        f"cluster.yaml:8: `lab: true` in clusters.one {local}; expected `backend: slurm`, since "
-        "the lab is a Slurm",
+        f"cluster.yaml:6: clusters.one.phases.ddp_2gpu.slurm {tail}",
+        f"cluster.yaml:7: clusters.one.slurm {tail}",
+        f"cluster.yaml:8: `lab: true` in clusters.one, {local}; expected `backend: slurm`, since "
+        "the lab runs Slurm",
     ]
 
 
@@ -351,11 +357,27 @@ def test_slurm_options_under_a_local_backend_are_refused(problems: Problems) -> 
 def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> None:
     """An option that the tool sets itself is refused with what to do instead."""
     assert problems(added(f"slurm: {{{option.replace('_', '-')}: x}}")) == [
-        f"cluster.yaml:7: `{option}` in clusters.one.slurm belongs to the tool; {OWNED[option]}"
+        f"cluster.yaml:7: `{option}` in clusters.one.slurm is reserved for the tool; "
+        f"{OWNED[option]}"
     ]
 
 
-def test_everything_that_is_wrong_is_told_at_once(problems: Problems) -> None:
+def test_rules_between_keys_are_checked_beside_other_mistakes(problems: Problems) -> None:
+    """A mistake in one key does not hide a mistake that two others make together."""
+    text = added(
+        "setpu: []\n"
+        "node_local: [/shared]\n"
+        "slurm: {partion: gpu, time: soon}\n"
+        "references: {dpp_2gpu: {}}\n"
+        "known: [{phase: mlp, criterion: job, reason: x, until: 2020-01-01}]"
+    ).replace("{ddp_2gpu: {}}", "{ddp_2gpu: {nods: 1, nodes: 9}}")
+    lines = [
+        problem.split(":")[1] for problem in problems(text.replace("node: 2", "node: 2, nodes: 4"))
+    ]
+    assert lines == ["4", "6", "6", "7", "9", "9", "10", "11"]
+
+
+def test_all_problems_are_reported_at_once(problems: Problems) -> None:
     """Problems of several profiles come together, in the order of their lines."""
     second = BASE.replace("clusters:\n", "").replace("  one:", "  two:")
     text = (BASE + second).replace("gpu: A100", "gpus: A100").replace("/shared", "shared")
@@ -366,7 +388,7 @@ def test_everything_that_is_wrong_is_told_at_once(problems: Problems) -> None:
 def test_an_unknown_profile_is_refused_with_a_near_match(
     loaded: Callable[..., ClusterFile], tmp_path: Path
 ) -> None:
-    """A name that is not in the file is answered with the names that are."""
+    """The problem lists the names that are in the file."""
     with pytest.raises(UsageProblems) as raised:
         loaded(BASE).profile("onee")
     assert str(raised.value).replace(f"{tmp_path}/", "") == (
@@ -374,8 +396,10 @@ def test_an_unknown_profile_is_refused_with_a_near_match(
     )
 
 
-def test_the_file_is_found_or_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named file, else the one in the root directory, else a problem that says what to do."""
+def test_the_file_is_found_or_a_problem_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The named file comes first, then the one in the root directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblems) as raised:
         find_config(tmp_path, None)

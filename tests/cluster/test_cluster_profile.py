@@ -1,4 +1,4 @@
-"""Profiles as they are given out: variables, values as written, bounds, and where they stand."""
+"""Loaded profiles: variables, values as written, bounds, and the lines of keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cluster import STAGE_LIMITS_S, ClusterFile, Profile, Reference
-from pytest_clustersmoke.cluster.expand import MalformedVariableError, expand, parse
+from pytest_clustersmoke.cluster.expansion import MalformedVariableError, expand
 
 Profiles = Callable[..., Profile]
 
@@ -32,29 +32,29 @@ Profiles = Callable[..., Profile]
     ],
 )
 def test_variables_are_filled_in(text: str, expected: str) -> None:
-    """Names, defaults, defaults inside defaults, and dollar signs are told apart."""
+    """Names, defaults, defaults inside defaults, and dollar signs are expanded as in a shell."""
     unset: list[str] = []
-    assert expand(parse(text), {"A": "a", "B": "b", "EMPTY": ""}, unset) == expected
+    assert expand(text, {"A": "a", "B": "b", "EMPTY": ""}.get, unset) == expected
     assert unset == []
 
 
 @pytest.mark.parametrize("text", ["${", "${A", "${A:-b", "${A:-${B}", "${A?}", "${}", "${1}"])
 def test_an_unfinished_variable_is_refused(text: str) -> None:
-    """What starts as a variable and does not end as one is no text either."""
+    """Text that starts a variable and does not finish it is an error."""
     with pytest.raises(MalformedVariableError):
-        parse(text)
+        expand(text, lambda name: "x", [])
 
 
-def test_an_unset_variable_counts_for_the_chosen_profile_alone(
+def test_an_unset_variable_matters_only_in_the_chosen_profile(
     loaded: Callable[..., ClusterFile], problems: Callable[..., list[str]], one_slurm: str
 ) -> None:
-    """Another profile's variables do not matter; the chosen one's are all told at once."""
+    """Other profiles' variables are ignored; the chosen one's are all reported at once."""
     text = one_slurm.replace("/shared", "/x/$CS_A/${CS_B}")
     other = one_slurm.replace("clusters:\n", "").replace("  one:", "  two:")
     assert loaded(text + other).profile("two").name == "two"
     assert problems(text + other) == [
         f"cluster.yaml:4: the variable {name} in clusters.one.shared_dir is not set; expected a "
-        f"value, or a default as in `${{{name}:-default}}`; export {name}, or give the default"
+        f"value, or a default, as in `${{{name}:-default}}`; export {name}, or add a default"
         for name in ("CS_A", "CS_B")
     ]
 
@@ -62,7 +62,7 @@ def test_an_unset_variable_counts_for_the_chosen_profile_alone(
 def test_a_value_is_checked_once_its_variables_are_filled_in(
     problems: Callable[..., list[str]], profile: Profiles, one_slurm: str
 ) -> None:
-    """A variable cannot bring in what the file itself may not say."""
+    """A variable cannot bring in a value that the file may not hold."""
     text = one_slurm.replace("/shared", "$CS_DIR") + "    slurm: {time: $CS_TIME}\n"
     assert profile(text, CS_DIR="/a", CS_TIME="30").slurm == {"time": "30"}
     assert problems(text, CS_DIR="a", CS_TIME="soon") == [
@@ -73,7 +73,7 @@ def test_a_value_is_checked_once_its_variables_are_filled_in(
 
 
 def test_user_and_home_come_from_the_password_file(profile: Profiles, one_slurm: str) -> None:
-    """Where cron sets neither USER nor HOME, paths with them still are the user's."""
+    """Paths with USER and HOME work under cron, which sets neither."""
     entry = pwd.getpwuid(os.getuid())
     text = one_slurm.replace("/shared", "$HOME/$USER")
     assert profile(text).shared_dir == Path(entry.pw_dir, entry.pw_name)
@@ -82,7 +82,7 @@ def test_user_and_home_come_from_the_password_file(profile: Profiles, one_slurm:
 
 
 def test_setup_lines_are_left_to_the_node(profile: Profiles, one_slurm: str) -> None:
-    """A variable in `setup` is the node's, set or not, finished or not."""
+    """The node's shell expands `setup`; nothing in it is checked here."""
     text = one_slurm + "    setup: ['cd $SLURM_TMPDIR', 'echo ${x%%.*} $$']\n"
     assert profile(text).setup == ("cd $SLURM_TMPDIR", "echo ${x%%.*} $$")
 
@@ -99,7 +99,9 @@ def test_values_that_are_text_stay_as_written(profile: Profiles, one_slurm: str)
     assert chosen.expect["ddp_2gpu"].versions == {"torch": "2.10"}
 
 
-def test_options_keep_their_kind_and_nothing_drops_one(profile: Profiles, one_slurm: str) -> None:
+def test_options_keep_their_type_and_an_empty_one_is_dropped(
+    profile: Profiles, one_slurm: str
+) -> None:
     """Numbers, flags and texts of sbatch options are kept; an empty value is `false`."""
     chosen = profile(
         one_slurm
@@ -120,8 +122,8 @@ def test_every_form_of_slurm_time_is_accepted(profile: Profiles, one_slurm: str,
     )
 
 
-def test_plugin_options_are_let_through(profile: Profiles, one_slurm: str) -> None:
-    """An option that is like none of sbatch's may be a plugin's."""
+def test_plugin_options_are_accepted(profile: Profiles, one_slurm: str) -> None:
+    """An option that resembles none of sbatch's may belong to a plugin."""
     options = {"container_image": "a.sqsh", "singularity": "x", "bee_gfs": "y"}
     listed = ", ".join(f"{name}: {value}" for name, value in options.items())
     assert profile(f"{one_slurm}    slurm: {{{listed}}}\n").slurm == options
@@ -138,7 +140,7 @@ def test_stage_limits_keep_the_defaults_that_are_not_written(
 
 
 def test_where_names_the_line_of_a_value(profile: Profiles, one_slurm: str) -> None:
-    """A value's place is its key's line, behind anchors too; an absent key's, its parent's."""
+    """The line of a key, also behind an anchor; for an absent key, its parent's line."""
     chosen = profile(
         "x-args: &args\n  hidden-size: 5\n"
         + one_slurm.replace("{ddp_2gpu: }", "\n      ddp_2gpu:\n        args: *args")
@@ -154,13 +156,13 @@ def test_where_names_the_line_of_a_value(profile: Profiles, one_slurm: str) -> N
     assert found == places
 
 
-def test_places_are_told_from_the_working_directory(
+def test_paths_are_shown_relative_to_the_working_directory(
     loaded: Callable[..., ClusterFile],
     one_slurm: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A file below the working directory is named as one would type it."""
+    """A file below the working directory is shown as a user would type it."""
     monkeypatch.chdir(tmp_path)
     assert loaded(one_slurm).profile("one").where("shared_dir") == "cluster.yaml:4"
 

@@ -1,4 +1,4 @@
-"""What ships: the profiles of cluster.yaml, its JSON Schema, and its reference."""
+"""What ships: the profiles of cluster.yaml, the JSON Schema, and the reference page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shipped() -> ClusterFile:
 
 
 def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
-    """Cron sets next to nothing: each profile still has all its values."""
+    """Under cron, which sets hardly any variable, each profile still has all its values."""
     assert shipped.names == ("local", "lab", "gilbreth", "nebius")
     for name in shipped.names:
         profile = shipped.profile(name)
@@ -64,8 +64,8 @@ def test_profiles_list_their_phases(
     assert tuple(shipped.profile(name).phases) == phases
 
 
-def test_account_and_directory_can_be_chosen_from_outside() -> None:
-    """Another account, and another place for local runs, need no other file."""
+def test_environment_variables_choose_account_and_directory() -> None:
+    """Another account or another directory for local runs needs no other file."""
     environ = {"CLUSTERSMOKE_ACCOUNT": "mine", "CLUSTERSMOKE_SHARED_DIR": "/there", "USER": "me"}
     file = load(ROOT / "cluster.yaml", environ)
     gilbreth = file.profile("gilbreth")
@@ -114,10 +114,10 @@ def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None
 
 
 @pytest.mark.parametrize("name", ["gilbreth", "nebius"])
-def test_transports_are_expected_of_every_phase_that_has_any(
+def test_every_phase_with_several_ranks_expects_its_transports(
     shipped: ClusterFile, name: str
 ) -> None:
-    """Where transports are required, each phase of several ranks says which."""
+    """Where transports are required, each phase with several ranks says which ones."""
     profile = shipped.profile(name)
     assert "transports" in profile.require
     for phase, chosen in profile.phases.items():
@@ -147,7 +147,7 @@ def test_the_schema_file_is_what_is_generated() -> None:
 
 
 def test_the_reference_names_every_key_and_default() -> None:
-    """A key that is not in the reference does not exist for its reader."""
+    """The page lists every key of the models and every default limit."""
     text = (ROOT / "docs" / "cluster-yaml.md").read_text()
     models: tuple[type[BaseModel], ...] = (
         Profile, Hardware, EnvSettings, EnvBlock, Limits, PhaseSettings, Reference, Expectation,

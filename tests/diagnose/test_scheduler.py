@@ -10,7 +10,8 @@ import pytest
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import judge
-from pytest_clustersmoke.submit import JobState
+from pytest_clustersmoke.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.submit import slurm_jobs
 
 from ..evidence import Evidence
 
@@ -18,8 +19,16 @@ SHOWN = (
     "JobId=7 JobState={} Partition=main TimeLimit=00:10:00 StartTime=2026-01-02T03:04:05 "
     "EndTime=2026-01-02T03:09:05 PreemptTime=2026-01-02T03:09:04 MinMemoryNode=4G"
 )
-JOB = "$ scontrol -o show job 7\n" + SHOWN + "\n"
-NODES = "$ sinfo -n n[0-1]\n"
+
+
+def record(state: str, sinfo: str = "", squeue: str = "", sacct: str = "") -> SchedulerRecord:
+    """What Slurm's commands printed of the job."""
+    return SchedulerRecord(
+        slurm_jobs.parse_scheduled_job(SHOWN.format(state)),
+        slurm_jobs.parse_sinfo(sinfo),
+        slurm_jobs.parse_accounting(sacct),
+        slurm_jobs.parse_other_jobs(squeue),
+    )
 
 
 class Case:
@@ -30,8 +39,8 @@ class Case:
         for node in range(2):
             self.evidence.node(node, ok=False, reason="terminated", why="SIGTERM")
 
-    def told(self, state: str, text: str = "") -> Case:
-        self.evidence.dir.scheduler.write_text(JOB.format(state) + text)
+    def told(self, state: str, sinfo: str = "", squeue: str = "", sacct: str = "") -> Case:
+        record(state, sinfo, squeue, sacct).write(self.evidence.dir.scheduler)
         return self
 
     def log(self, text: str) -> Case:
@@ -53,17 +62,18 @@ def case(tmp_path: Path) -> Case:
 def test_a_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
     """Which node, since when, why; its line is the evidence."""
     down = "n1|down*|2026-01-02T03:09:00|slurm|Not responding\n"
-    case.told("NODE_FAIL", f"{NODES}n0|idle|Unknown|Unknown|none\n{down}")
+    case.told("NODE_FAIL", f"n0|idle|Unknown|Unknown|none\n{down}")
     outcome, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
     assert (outcome, found.id, found.hosts) == ("cluster_failed", "node-down", ("n1",))
     assert "n1 is down*: Not responding [slurm@2026-01-02T03:09:00]" in found.cause
     assert found.evidence[0].text == down.strip()
-    assert found.evidence[0].line == 5
+    lines = case.evidence.dir.scheduler.read_text().splitlines()
+    assert down.strip() in lines[found.evidence[0].line - 1]
 
 
 def test_a_node_that_is_back_is_named_by_sruns_words(case: Case) -> None:
     """It was down for a moment only: sinfo shows nothing any more."""
-    case.told("NODE_FAIL", NODES + "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
+    case.told("NODE_FAIL", "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
     case.log("srun: error: Node failure on n1\nsrun: error: Node failure on elsewhere\n")
     _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
     assert (found.id, found.hosts) == ("node-down", ("n1",))
@@ -78,8 +88,8 @@ def test_a_node_failure_of_which_nothing_more_is_told_is_one_all_the_same(case: 
 
 def test_who_took_the_nodes_is_named(case: Case) -> None:
     """Of the jobs on its nodes only what started once they had been taken from it."""
-    others = "$ squeue -w n0\n5|bob|main|a|2026-01-02T01:00:00|n0\n"
-    case.told("PREEMPTED", others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
+    others = "5|bob|main|a|2026-01-02T01:00:00|n0\n"
+    case.told("PREEMPTED", squeue=others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
     outcome, found = case.finding(JobState("ended", "PREEMPTED"))
     assert (outcome, found.id) == ("preempted", "preempted")
     assert "job 8 of ann (partition high, QOS gold)" in found.cause and "bob" not in found.cause
@@ -92,7 +102,7 @@ def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
     assert (outcome, found.id) == ("preempted", "requeued")
     case.log("slurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026 DUE TO PREEMPTION ***\n")
     assert case.finding(state)[1].id == "preempted"
-    case.log("").told("PENDING", "$ sacct -j 7\n7|PREEMPTED|0:0|n0|2026-01-02T03:09:04\n")
+    case.log("").told("PENDING", sacct="7|PREEMPTED|0:0|n0|2026-01-02T03:09:04\n")
     assert case.finding(state)[1].id == "preempted"
 
 
@@ -105,7 +115,7 @@ def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
 )
 def test_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
     """By accounting's user id, and that it was not this run."""
-    case.told("CANCELLED", f"$ sacct -j 7\n7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
+    case.told("CANCELLED", sacct=f"7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
     outcome, found = case.finding(JobState("ended", "CANCELLED"))
     assert (outcome, found.id) == ("cancelled", "cancelled-by-other")
     assert words in found.cause and found.detail == {"uid": int(uid)}
@@ -133,7 +143,7 @@ def test_a_cancelled_job_whose_node_was_drained_by_its_prolog(
 ) -> None:
     """A job that may not be requeued is CANCELLED when its prolog fails; a node that had been
     drained for it before is no witness."""
-    case.told("CANCELLED", f"{NODES}n1|drained|{since}|root|Prolog error\n")
+    case.told("CANCELLED", f"n1|drained|{since}|root|Prolog error\n")
     _, found = case.finding(JobState("ended", "CANCELLED"))
     assert found.id == identity
     assert ("n1" in found.hosts) is (identity == "prolog-failed")
@@ -166,7 +176,7 @@ def test_a_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
     """By whom and why, as sinfo shows it; a healthy partition leaves the general finding."""
     ours = "queue: the job did not start within 25 s"
     assert case.told("PENDING").finding(None, ours)[1].id == "job-never-ran"
-    case.told("PENDING", f"{NODES}n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
+    case.told("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
     outcome, found = case.finding(None, ours)
     assert (outcome, found.id, found.hosts) == ("never_ran", "node-drained", ("n1",))
     assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in found.cause
@@ -183,7 +193,7 @@ def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     from pytest_clustersmoke.telemetry import EventWriter
 
     EventWriter(writer).write("ranks", **seen)
-    evidence.dir.scheduler.write_text(JOB.format("FAILED"))
+    record("FAILED").write(evidence.dir.scheduler)
     evidence.dir.submitit.mkdir()
     words = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your\n"
     (evidence.dir.submitit / "7_1_log.err").write_text(words)

@@ -108,12 +108,20 @@ def test_a_clock_is_set_right_by_what_must_have_come_first(tmp_path: Path, ahead
 
 @pytest.mark.parametrize(
     ("clock", "moved"),
-    [({"offset_s": 3.5, "error_s": 0.001}, -3.5), ({"offset_s": "nan"}, 0.0), (7, 0.0), ({}, 0.0)],
+    [
+        ({"offset_s": 3.5, "error_s": 0.001}, -3.5),
+        ({"offset_s": 0.04, "error_s": 0.05}, 0.0),
+        ({"offset_s": 3.5}, 0.0),
+        ({"offset_s": "nan", "error_s": 0.001}, 0.0),
+        (7, 0.0),
+        ({}, 0.0),
+    ],
 )
 def test_a_clock_that_was_measured_is_set_right_by_that(
     tmp_path: Path, clock: object, moved: float
 ) -> None:
-    """As the node found it when it met node 0; what is no measurement counts as none."""
+    """As the node found it when it met node 0; what may be wrong by as much counts as
+    none."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     write_json(job.dir.node_meeting(1), {"ok": True, "clock": clock})
     assert Timeline.of(job.result()).moved[1] == moved

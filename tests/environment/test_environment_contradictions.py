@@ -92,6 +92,14 @@ from .profiles import CPU, CUDA, a_profile, problems
             "`expect.small.gpudirect`",
         ),
         (
+            {"NCCL_NET": "Socket"},
+            2,
+            {"inter_node": ["NET/*"], "gpudirect": "required"},
+            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected "
+            "NET/* with GPUDirect RDMA between nodes (@inter_node); change NCCL_NET, or "
+            "`expect.small.inter_node`",
+        ),
+        (
             {"NCCL_IB_HCA": "^mlx5"},
             2,
             {"hca": "mlx5_*"},
@@ -142,6 +150,13 @@ def test_a_profile_that_contradicts_itself(
         ({"NCCL_IB_HCA": "mlx5_1"}, 2, {"hca": "mlx5_*"}),
         ({"NCCL_IB_HCA": "^mlx5_0:1"}, 2, {"hca": "mlx5_0"}),
         ({"NCCL_IB_HCA": "^=mlx5_0"}, 2, {"hca": "mlx5_*"}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/IB"], "forbid": ["NET/IB"]}),
+        (
+            {"NCCL_P2P_DISABLE": "1"},
+            1,
+            {"intra_node": ["P2P/*", "NET/IB*"], "forbid": ["NET/IB"]},  # of a plugin's NET/IBext
+        ),
+        ({"NCCL_IB_HCA": "^=mlx5"}, 2, {"hca": "mlx5_0"}),
         ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["SHM*"]}),  # nothing was possible before
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pytest_clustersmoke.phase import Phase
 from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.scheduler_record import SchedulerRecord
 from pytest_clustersmoke.submit import JobState, Refused
 
 
@@ -18,7 +19,7 @@ class FakeBackend:
         self.jobs: dict[str, JobState] = {}
         self.directories: dict[str, PhaseDir] = {}
         self.refusals: dict[str, str] = {}
-        self.told: dict[str, str] = {}
+        self.records: dict[str, SchedulerRecord] = {}
         self.broken: Exception | None = None
         self.on_cancel = JobState("ended", "CANCELLED")
 
@@ -37,9 +38,9 @@ class FakeBackend:
             raise self.broken
         return {job: self.jobs[job] for job in wanted if job in self.jobs}
 
-    def details(self, job_id: str, state: JobState, nodes: str) -> str:
+    def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
         self.calls.append(("details", job_id, state.raw, nodes))
-        return self.told.get(job_id, "")
+        return self.records.get(job_id)
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
         self.calls.append(("cancel_named", phase.name))

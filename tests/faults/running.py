@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pytest_clustersmoke.told import read
+from pytest_clustersmoke.scheduler_record import read_scheduler_record
 
 from .harness import DONE, Suite
 
@@ -57,8 +57,8 @@ class Running:
     def known(self) -> float:
         """When Slurm's own record says that the job ended, in Unix seconds; where it does not (or
         says when the job was put back into the queue), when it was struck."""
-        told = read(self.suite.run_dir().phase(self.name).scheduler)
-        ended = told.of_job("EndTime")
+        phase = self.suite.run_dir().phase(self.name)
+        ended = read_scheduler_record(phase.scheduler).job.ended
         if self.name == "requeued" or not ended:
             return self.struck
         return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))

@@ -123,7 +123,7 @@ def test_findings_point_to_what_the_scheduler_said(struck: Struck) -> None:
     for fault in SCHEDULER:
         evidence: list[dict[str, Any]] = outcome.finding(fault.name)["evidence"]
         assert evidence, fault.name
-        told = [one for one in evidence if one["file"].endswith("scheduler.txt")]
+        told = [one for one in evidence if one["file"].endswith("scheduler.jsonl")]
         if fault.name != "time_limit_of_ours":
             assert told, (fault.name, evidence)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.init import sizes, suite
+from pytest_clustersmoke.init import cluster_draft, suite_files
 from tests.needs import need_lab
 
 from .fakes import REPOSITORY
@@ -72,7 +72,8 @@ def own_data() -> dict[str, bytes]:
 
 
 def test_the_wheel_holds_the_suite(wheel: Path) -> None:
-    """Each file of the suite, byte for byte, and nothing beside it; the package's own data, too."""
+    """Each file of the suite, byte for byte, and nothing beside it; cluster.yaml and the package's
+    own data, too."""
     held = {}
     data = own_data()
     assert {f"pytest_clustersmoke/report/{name}" for name in REPORTS} <= data.keys()
@@ -82,7 +83,9 @@ def test_the_wheel_holds_the_suite(wheel: Path) -> None:
                 held[f"smoke_tests/{name.partition('/_smoke_tests/')[2]}"] = archive.read(name)
         assert data.keys() - set(archive.namelist()) == set()
         assert {name: archive.read(name) for name in data} == data
-    assert held == suite.files()
+        config = archive.read("pytest_clustersmoke/_cluster.yaml")
+    assert held == suite_files.suite_files()
+    assert config == (REPOSITORY / "cluster.yaml").read_bytes()
 
 
 def test_an_editable_install_points_here(tmp_path: Path) -> None:
@@ -91,7 +94,7 @@ def test_an_editable_install_points_here(tmp_path: Path) -> None:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         assert names == ["_pytest_clustersmoke.pth"]
         assert Path(archive.read(names[0]).decode().strip()) == REPOSITORY
-    assert suite.shipped() == REPOSITORY / "smoke_tests"
+    assert suite_files.shipped_suite() == REPOSITORY / "smoke_tests"
 
 
 def test_from_the_wheel_to_a_dry_run(installed: dict[str, str], tmp_path: Path) -> None:
@@ -102,7 +105,7 @@ def test_from_the_wheel_to_a_dry_run(installed: dict[str, str], tmp_path: Path) 
     words = ("-p", "no:cacheprovider", "--cluster", "local", "--cluster-dry-run")
     plan = call(env, tmp_path / "new", "pytest", *words).stdout
     assert "train_zero.py" in plan and str(REPOSITORY / "smoke_tests") not in plan
-    assert all(f"\n{name}" in plan or f" {name}" in plan for name in sizes.NEEDS)
+    assert all(f"\n{name}" in plan or f" {name}" in plan for name in cluster_draft.NEEDS)
 
 
 @pytest.fixture
@@ -123,7 +126,7 @@ def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.La
         words = ("init", "--cluster", "mine", "new")
         said = call(env, folder, "pytest_clustersmoke.cli", *words).stdout
         assert "partition main (the default): 2 nodes of 2 x fake" in said
-        assert "zero1_4node: needs 4 nodes, there are 2" in said
+        assert "zero1_4node: needs 4 nodes, a job gets 2" in said
         new = folder / "new"
         run = ("pytest", "-p", "no:cacheprovider", "--cluster", "mine")
         plan = call(env, new, *run, "--cluster-dry-run").stdout

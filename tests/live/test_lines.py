@@ -12,7 +12,7 @@ from pytest_clustersmoke.live.lines import StepLines
 from pytest_clustersmoke.live.tail import Mark
 
 from ..harness import BARE, Suite, lines_with
-from ..test_scheduler import FakeSlurm
+from ..test_slurm_client import FakeSlurm
 from .terminal import Terminal
 
 RUNS = PhaseState("a", "running", started=0.0)
@@ -200,7 +200,7 @@ def test_a_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[s
         assert terminal.ended() == 2
         text = terminal.text()
         assert [line for line in text if line.startswith("  preflight: small may start at 2031")]
-        assert [line for line in text if line.startswith("  preflight: not checked: scontrol")]
+        assert [line for line in text if line.startswith("  preflight: not checked: `scontrol")]
         assert not [line for line in text if "Priority" in line or "stage mo" in line]
     assert "scancel 7" in on_slurm.calls()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_clustersmoke.nccl import Log, Process, Reader
+from pytest_clustersmoke.nccl import Log, NcclProcess, Reader
 from tests.nccl.wording import VERSIONS, Gpu, Nccl, gpu, read, text_of
 
 WORLD, DATA, TENSOR = "0xa0", "0xb0", "0xc0"
@@ -102,7 +102,7 @@ def test_an_edge_within_init_is_of_that_init(nccl: Nccl) -> None:
     assert mine["4100", 0, 1] == [(2,)]
     assert mine["4100", 2, 3] == [(0,)]
     by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
-                  and edge.logger == Process("", "k000", "4000")}  # fmt: skip
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
     assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (1,)}
 
 
@@ -114,7 +114,7 @@ def test_a_later_edge_is_of_one_whose_init_is_over(nccl: Nccl) -> None:
     assert mine["4001", 1, 2] == [(0,)]  # only the world has a rank 2
     assert mine["4100", 0, 1] == [(2,)]  # in the world it is rank 2
     by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
-                  and edge.logger == Process("", "k000", "4000")}  # fmt: skip
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
     assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (0, 1)}
 
 
@@ -123,7 +123,7 @@ def test_without_cumem_the_newest_connect_within_init_as_well(nccl: Nccl) -> Non
     """NCCL_CUMEM_ENABLE=0 or NCCL_RUNTIME_CONNECT=0: what is logged within an init is its own."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
-                  and edge.logger == Process("", "k000", "4000")}  # fmt: skip
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
     assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (1,)}
 
 
@@ -485,7 +485,7 @@ def test_edges_before_a_failure_are_of_the_init_that_failed() -> None:
     log = read(text_of(lines))
     assert log.edges[0].communicators == (0,)
     assert log.communicators[0].complete is False
-    assert log.warnings[0].process == Process("", "k000", "4001")
+    assert log.warnings[0].process == NcclProcess("", "k000", "4001")
 
 
 def test_a_lost_start_is_made_up_for_by_the_end() -> None:
@@ -520,8 +520,8 @@ def test_two_nodes_of_one_name_are_two_where_the_reader_is_told() -> None:
         text = text_of(init(nccl, one, 2, WORLD, [sent]))
         reader.stream(io.BytesIO(text), f"{node}.log", scope=str(node))
     log = reader.log()
-    assert log.communicators[0].members[0].process == Process("0", "worker", "42")
-    assert log.communicators[0].members[1].process == Process("1", "worker", "42")
+    assert log.communicators[0].members[0].process == NcclProcess("0", "worker", "42")
+    assert log.communicators[0].members[1].process == NcclProcess("1", "worker", "42")
     assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
 
 

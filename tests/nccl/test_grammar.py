@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_clustersmoke.nccl import Edge, Process, Where, transport
+from pytest_clustersmoke.nccl import Edge, NcclProcess, Where, transport
 from tests.nccl.wording import VERSIONS, Nccl, edges, gpu, read, text_of
 
 ZERO, ONE, THREE = gpu(0), gpu(1), gpu(3)  # of 2 nodes of 2
@@ -35,7 +35,7 @@ class TestEdgesOfAVersion:
         assert (edge.source, edge.destination, edge.wording) == (0, 1, "P2P/IPC")
         assert (edge.channels, edge.role, edge.own_rank) == ((3,), "send", 0)
         assert edge.connection == (1 if nccl.number >= (2, 14, 3) else None)
-        assert edge.logger == Process("", "k000", "4000")
+        assert edge.logger == NcclProcess("", "k000", "4000")
         assert edge.where == Where("log", 1)
 
     def test_shm(self, nccl: Nccl) -> None:
@@ -50,7 +50,7 @@ class TestEdgesOfAVersion:
         edge = one_edge(nccl.net(ONE, THREE, "Socket/2", role, channel=1))
         assert (edge.source, edge.destination, edge.kind) == (1, 3, "NET/Socket")
         assert (edge.role, edge.own_rank) == (role, 1 if role == "send" else 3)
-        assert edge.logger == Process(
+        assert edge.logger == NcclProcess(
             "", *(("k000", "4001") if role == "send" else ("k001", "4101"))
         )
         assert edge.transport.device == 2
@@ -210,7 +210,7 @@ def test_lines_of_init(nccl: Nccl) -> None:
     [comm] = log.communicators
     member = comm.members[0]
     assert (comm.ranks, comm.id) == (4, "0xf021d9" if nccl.number >= (2, 17, 0) else None)
-    assert member.process == Process("", "k000", "4000")
+    assert member.process == NcclProcess("", "k000", "4000")
     assert member.complete
     assert member.started is (nccl.number >= (2, 17, 0))
     assert member.cuda_device == (0 if nccl.number >= (2, 4, 0) else None)
@@ -250,7 +250,7 @@ def test_any_name_of_an_api_may_stand_in_front(api: str) -> None:
     for rank in ("", "[Rank 0] "):
         told = "comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init START"
         [comm] = read(f"{HEAD}{rank}{api} {told}\n".encode()).communicators
-        assert comm.members[0].process == Process("", "k000", "4000")
+        assert comm.members[0].process == NcclProcess("", "k000", "4000")
 
 
 # -- Networks, devices, NVLS, warnings -------------------------------------------------------------
@@ -307,13 +307,13 @@ def test_lists_without_owner_that_differ_name_no_nic() -> None:
 def test_the_network_that_was_chosen(name: str) -> None:
     """`Using network` is told by process; it is no edge."""
     log = read(f"{HEAD}Using network {name}\n".encode())
-    assert log.networks == {Process("", "k000", "4000"): (name,)}
+    assert log.networks == {NcclProcess("", "k000", "4000"): (name,)}
     assert log.edges == ()
 
 
 def test_a_process_that_found_no_infiniband() -> None:
     log = read(f"{HEAD}NET/IB : No device found.\n".encode())
-    assert log.without_ib == (Process("", "k000", "4000"),)
+    assert log.without_ib == (NcclProcess("", "k000", "4000"),)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_nvls_was_connected(line: str) -> None:
     nccl = Nccl("2.27.7")
     inits = [*nccl.start(ZERO, 2, "0xa"), HEAD + line, nccl.complete(ZERO, 2, "0xa")]
     log = read(text_of(inits))
-    assert log.nvls == {Process("", "k000", "4000")}
+    assert log.nvls == {NcclProcess("", "k000", "4000")}
     assert [comm.nvls for comm in log.communicators] == [True]
 
 
@@ -375,7 +375,7 @@ def test_warnings(nccl: Nccl) -> None:
     [warning] = log.warnings
     assert (warning.text, warning.source, warning.count) == (text, "misc/socket.cc:403", 2)
     assert warning.function == ("socketConnect" if nccl.number >= (2, 30, 7) else None)
-    assert warning.process == Process("", "k000", "4001")
+    assert warning.process == NcclProcess("", "k000", "4001")
     assert warning.where == Where("log", 2)
 
 
@@ -406,5 +406,5 @@ def test_a_time_may_stand_before_any_line(time: str) -> None:
     log = read(text_of(time + line for line in lines))
     assert edges(log) == {(0, 3, "NET/IB/0")}
     assert log.edges[0].communicators == (0,)
-    assert log.edges[0].logger == Process("", "k000", "4000")
-    assert log.communicators[0].members[0].process == Process("", "k000", "4000")
+    assert log.edges[0].logger == NcclProcess("", "k000", "4000")
+    assert log.communicators[0].members[0].process == NcclProcess("", "k000", "4000")

@@ -5,28 +5,28 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from pytest_clustersmoke.logs.paper import Paper
+from pytest_clustersmoke.logs.text_output import TextOutput
 from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job import Job
-from pytest_clustersmoke.nccl.matrix import CODES, assign, matrices
+from pytest_clustersmoke.nccl.job_transports import JobTransports
+from pytest_clustersmoke.nccl.matrix import CODES, assign_letters, matrices
 from tests.nccl.job_logs import JobLogs
 
 
-def drawn(job: Job, width: int | None = None) -> list[str]:
-    return list(matrices(job, Paper(width)))
+def drawn(job: JobTransports, width: int | None = None) -> list[str]:
+    return list(matrices(job, TextOutput(width)))
 
 
-def job(*lines: str) -> Job:
+def job(*lines: str) -> JobTransports:
     reader = Reader()
     reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
-def read(logs: JobLogs, folder: Path) -> Job:
+def read(logs: JobLogs, folder: Path) -> JobTransports:
     reader = Reader()
     for path in logs.write(folder):
         reader.file(path)
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
 def test_a_small_job_is_drawn_node_by_node(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_communicators_are_drawn_one_by_one() -> None:
 def test_every_kind_has_a_letter_of_its_own() -> None:
     """Known kinds have fixed letters; networks of other names get free ones."""
     kinds = [*CODES, "NET/AWS Libfabric/GDRDMA", "NET/AWS Libfabric", "NET/FastSocket"]
-    codes = assign(kinds)
+    codes = assign_letters(kinds)
     assert len(set(codes.values())) == len(kinds)
     assert codes["NET/AWS Libfabric/GDRDMA"].isupper()
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, Process, Reader, Where
-from pytest_clustersmoke.nccl.job import Job
+from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, NcclProcess, Reader, Where
+from pytest_clustersmoke.nccl.job_transports import JobTransports
 from pytest_clustersmoke.nccl.links import INTER, INTRA
-from pytest_clustersmoke.nccl.placement import Node, Placement, place
+from pytest_clustersmoke.nccl.placement import HostNode, Placement, place
 
 
-def who(host: str, pid: int = 1, scope: str = "") -> Process:
-    return Process(scope, host, str(pid))
+def who(host: str, pid: int = 1, scope: str = "") -> NcclProcess:
+    return NcclProcess(scope, host, str(pid))
 
 
 def communicator(
@@ -59,7 +59,7 @@ def sides(placement: Placement, *pairs: tuple[int, int]) -> list[bool | None]:
 def test_a_rank_stands_where_the_process_of_its_init_does() -> None:
     """Hosts decide, not numbers: ranks laid out in turn are placed as they ran."""
     placement = Placement(communicator(["a", "b", "a", "b"]))
-    assert placement.ranks_of == {Node("", "a"): [0, 2], Node("", "b"): [1, 3]}
+    assert placement.ranks_of == {HostNode("", "a"): [0, 2], HostNode("", "b"): [1, 3]}
     assert sides(placement, (0, 2), (0, 1), (1, 2), (3, 1)) == [True, False, False, True]
 
 
@@ -69,7 +69,7 @@ def test_a_rank_without_init_stands_where_it_logged_an_edge(role: str, rank: int
     one = edge(0, 1, "NET/IB/0", role=role, logger=who("a"))
     log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
     (placement,) = place(log)
-    assert placement.nodes == {rank: Node("", "a")}
+    assert placement.nodes == {rank: HostNode("", "a")}
 
 
 def test_the_other_end_of_an_edge_is_not_placed_by_its_transport() -> None:
@@ -93,7 +93,7 @@ def test_an_edge_that_may_be_of_several_communicators_places_nobody() -> None:
     one = edge(0, 1, logger=who("a"), communicators=(0, 1))
     first, second = place(Log((), both, (one,), (), ()))
     assert not first.nodes and not second.nodes
-    assert first.ends(one) == (Node("", "a"), None)
+    assert first.ends(one) == (HostNode("", "a"), None)
 
 
 def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
@@ -102,9 +102,9 @@ def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
     log = Log((), (communicator(["a", "a"]),), (one,), (), ())
     (placement,) = place(log)
     assert placement.node(0) is None
-    assert placement.disputed == {0: [Node("", "a"), Node("", "b")]}
+    assert placement.disputed == {0: [HostNode("", "a"), HostNode("", "b")]}
     assert placement.same_node(one) is None
-    assert "a and b" in placement.why_not(one)
+    assert placement.doubts == ["processes on a and b both logged as one rank"]
 
 
 # -- One name, several nodes -----------------------------------------------------------------------
@@ -120,7 +120,7 @@ def test_two_ranks_with_one_gpu_or_local_rank_show_two_nodes_of_one_name(shared:
     shared = {key: [*values, None] for key, values in shared.items()}
     placement = Placement(communicator(["twin"] * 4 + ["other"], **shared))
     assert sides(placement, (0, 1), (0, 2), (0, 4)) == [None, None, False]
-    assert "twin" in placement.why_not(edge(0, 1))
+    assert "several nodes are called twin" in placement.doubts[0]
     assert placement.count is None
 
 
@@ -133,7 +133,7 @@ def test_more_nodes_than_names_leave_no_name_certain() -> None:
 def test_a_name_of_one_rank_is_one_node() -> None:
     """Of 3 nodes under 2 names the one with a single rank cannot be the one that is two."""
     placement = Placement(communicator(["a", "a", "b"], nodes=3))
-    assert set(placement.ambiguous) == {Node("", "a")}
+    assert set(placement.ambiguous) == {HostNode("", "a")}
 
 
 def test_nodes_beyond_the_names_may_be_those_of_silent_ranks() -> None:
@@ -165,7 +165,7 @@ def test_fewer_nodes_than_names_leave_names_open() -> None:
     one all is."""
     placement = Placement(communicator(["c1", "c1", "c2"], nodes=1))
     assert sides(placement, (0, 1), (0, 2)) == [True, None]
-    assert "containers" in placement.why_not(edge(0, 2))
+    assert "containers" in placement.doubts[0]
 
 
 def test_as_many_nodes_as_names_is_no_doubt() -> None:
@@ -184,10 +184,10 @@ INIT = (
 EDGE = "{host}:{pid}:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0"
 
 
-def job(*lines: str) -> Job:
+def job(*lines: str) -> JobTransports:
     reader = Reader()
     reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
-    return Job(reader.log())
+    return JobTransports(reader.log())
 
 
 def pair(id: str, *hosts: str, buses: tuple[str, str], pid: int = 10) -> list[str]:
@@ -206,14 +206,14 @@ def test_a_log_of_two_hosts_is_placed() -> None:
     """From NCCL's own lines to the side of an edge, equal bus ids on two hosts notwithstanding."""
     (link,) = job(*pair("ab", "k1", "k2", buses=("18000", "18000"))).links
     assert link.placement == INTER
-    assert link.ends == (Node("", "k1"), Node("", "k2"))
+    assert link.ends == (HostNode("", "k1"), HostNode("", "k2"))
 
 
 def test_a_log_of_one_host_with_one_gpu_twice_is_unknown() -> None:
     """Two containers of one host name on two nodes: equal bus ids, so the side is not known."""
-    (link,) = job(*pair("ab", "k1", "k1", buses=("18000", "18000"))).links
-    assert link.placement is None
-    assert "18000" in link.why
+    one = job(*pair("ab", "k1", "k1", buses=("18000", "18000")))
+    assert [link.placement for link in one.links] == [None]
+    assert "18000" in one.placements[0].doubts[0]
 
 
 def test_a_pair_can_be_inside_in_one_communicator_and_between_in_another() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.nccl import Log, Process, Reader, Unreadable, Where, reader
+from pytest_clustersmoke.nccl import Log, NcclProcess, Reader, Unreadable, Where, reader
 from tests.nccl import large
 from tests.nccl.wording import Nccl, edges, gpu, read, text_of
 
@@ -160,7 +160,7 @@ NCCL WARN ... connect to 10.11.7.50<12345> failed: No route to host
 """
     log = read(text)
     assert (log.edges, log.communicators, log.torn) == ((), (), ())
-    assert log.networks == {Process("", "innmi1srh2-p041", "XXXXX"): ("Socket",)}
+    assert log.networks == {NcclProcess("", "innmi1srh2-p041", "XXXXX"): ("Socket",)}
     assert [one.text for one in log.warnings] == [
         "... connect to 10.11.7.50<12345> failed: No route to host"
     ]
@@ -234,7 +234,7 @@ def test_whatever_stands_before_a_line(line: str) -> None:
     )
     assert said(log) == ["0 -> 1 P2P/CUMEM"]
     assert log.edges[0].channels == (0, 1, 2)
-    assert log.edges[0].logger == Process("", "k000", "4000")
+    assert log.edges[0].logger == NcclProcess("", "k000", "4000")
     assert log.edges[0].communicators == (0,)
     assert log.communicators[0].complete is True
 
@@ -244,7 +244,7 @@ def test_json_that_escapes_angle_brackets() -> None:
     line = '{"log":"' + HEAD + IPC.replace(">", "\\u003e") + '\\n","stream":"stdout"}'
     log = read(f"{line}\n".encode())
     assert said(log) == ["0 -> 1 P2P/IPC"]
-    assert log.edges[0].logger == Process("", "k023", "4100")
+    assert log.edges[0].logger == NcclProcess("", "k023", "4100")
 
 
 def test_lines_that_end_in_cr_lf() -> None:
@@ -275,7 +275,7 @@ def test_headers_and_bodies_written_apart() -> None:
     text = f"k023:1:2 [0] NCCL INFO k023:3:4 [1] NCCL INFO {IPC}\n{IPC.replace('00/0', '01/0')}\n"
     log = read(text.encode())
     assert {(edge.channels, edge.logger) for edge in log.edges} == {
-        ((0,), Process("", "k023", "3")),
+        ((0,), NcclProcess("", "k023", "3")),
         ((1,), None),
     }
 
@@ -295,7 +295,7 @@ def test_two_lines_glued_together(host: str, wording: str) -> None:
     second = f"{head}Channel 01/0 : 4[0] -> 6[0]{role} via {wording}"
     log = read(f"{head}Using network IB\n{first}{second}\n".encode())
     assert said(log) == [f"0 -> 2 {wording}", f"4 -> 6 {wording}"]
-    assert {edge.logger for edge in log.edges} == {Process("", host, "4100")}
+    assert {edge.logger for edge in log.edges} == {NcclProcess("", host, "4100")}
     assert log.torn == ()
 
 
@@ -307,7 +307,7 @@ def test_a_number_glued_to_a_host_of_digits(host: str, device: int) -> None:
     glued = sent.format(0, 2, device) + f"{host}:4100:4140 [0] NCCL INFO " + sent.format(4, 6, 5)
     known = read(f"{host}:4100:4140 [0] NCCL INFO {glued}\n".encode())
     assert said(known) == [f"0 -> 2 NET/IB/{device}", "4 -> 6 NET/IB/5"]
-    assert {edge.logger for edge in known.edges} == {Process("", host, "4100")}
+    assert {edge.logger for edge in known.edges} == {NcclProcess("", host, "4100")}
     unknown = read(f"{HEAD}{glued}\n".encode())
     assert said(unknown) == ["4 -> 6 NET/IB/5"]
     assert unknown.torn_count == 1
@@ -555,7 +555,7 @@ def test_text_with_nul_bytes_is_read() -> None:
     text = b"\0" * 100 + f"{HEAD}{IPC}\n".encode() + b"\0\xff\xfe\n" + f"{HEAD}{IB}\n".encode()
     log = read(text)
     assert said(log) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
-    assert {edge.logger for edge in log.edges} == {Process("", "k023", "4100")}
+    assert {edge.logger for edge in log.edges} == {NcclProcess("", "k023", "4100")}
 
 
 def test_a_stream_that_fails_keeps_what_was_read() -> None:

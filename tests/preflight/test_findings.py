@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.preflight import check, records
+from pytest_clustersmoke.preflight import check
 from pytest_clustersmoke.preflight.check import Record, findings_of, out_of_service
 from pytest_clustersmoke.preflight.judge import Slurm
-from pytest_clustersmoke.preflight.trial import Trial
 from pytest_clustersmoke.rundir import PhaseDir
+from pytest_clustersmoke.submit import slurm_records as records
+from pytest_clustersmoke.submit.slurm_jobs import TrialSubmission
 
 from ..evidence import make_phase, make_profile
 from . import slurm_texts as texts
 
-TAKEN = Trial(True, "")
-REFUSED = Trial(False, "Requested node configuration is not available")
+TAKEN = TrialSubmission(True, "")
+REFUSED = TrialSubmission(False, "Requested node configuration is not available")
 ENFORCED = frozenset({"associations", "limits", "qos"})
 
 
@@ -53,7 +54,10 @@ def judge(tmp_path: Path) -> Judge:
     """The findings of the phase `small` with these sbatch options and resources."""
 
     def find(
-        told: Slurm, trial: Trial = TAKEN, options: dict[str, Any] | None = None, **marker: Any
+        told: Slurm,
+        trial: TrialSubmission = TAKEN,
+        options: dict[str, Any] | None = None,
+        **marker: Any,
     ) -> list[Finding]:
         hardware = {"gpu": "fake", "device": "cpu", "gpus_per_node": 8}
         options = {"partition": "main", **(options or {})}
@@ -78,7 +82,7 @@ def test_what_fits_has_no_finding(judge: Judge) -> None:
     assert judge(slurm(), nodes=3, gpus_per_node=2) == []
     assert judge(accounting(), options={"account": "lab", "qos": "normal"}, nodes=3) == []
     assert judge(Slurm(), nodes=64, gpus_per_node=8) == []
-    assert judge(Slurm(), Trial(None, "no answer")) == []
+    assert judge(Slurm(), TrialSubmission(None, "no answer")) == []
 
 
 def test_a_partition_that_is_not_there(judge: Judge) -> None:
@@ -103,7 +107,7 @@ def test_where_slurm_would_start_the_job_counts(judge: Judge) -> None:
     nodes = [texts.node("c0", gres="(null)"), texts.node("g0", partitions="high")]
     told = slurm(nodes)
     assert judge(told, options={"partition": False}, gpus_per_node=2) != []
-    there = Trial(True, "", start=1.0, nodes="g0", partition="high")
+    there = TrialSubmission(True, "", start=1.0, nodes="g0", partition="high")
     assert judge(told, there, {"partition": False}, gpus_per_node=2) == []
     assert judge(told, there, {"partition": "a-name-of-the-sites"}, gpus_per_node=2) == []
     short = texts.partition("high", default="NO", time="00:30:00")
@@ -115,7 +119,7 @@ def test_where_slurm_would_start_the_job_counts(judge: Judge) -> None:
 def test_an_estimate_on_nodes_that_take_no_jobs_is_not_believed(judge: Judge) -> None:
     """They are named all the same."""
     told = slurm([texts.node("n0"), texts.node("n1", state="IDLE+DRAIN", reason="bad disk")])
-    there = Trial(True, "", start=1.0, nodes="n[0-1]", partition="main")
+    there = TrialSubmission(True, "", start=1.0, nodes="n[0-1]", partition="main")
     (found,) = judge(told, there, nodes=2)
     assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
 
@@ -215,8 +219,8 @@ def test_memory(judge: Judge) -> None:
     assert judge(slurm(), options={"mem": 0}) == [] == judge(slurm(), options={"mem": "200G"})
 
 
-ACCOUNT = Trial(False, "Invalid account or account/partition combination specified")
-QOS = Trial(False, "Invalid qos specification")
+ACCOUNT = TrialSubmission(False, "Invalid account or account/partition combination specified")
+QOS = TrialSubmission(False, "Invalid qos specification")
 
 
 def test_an_account_of_somebody_else(judge: Judge) -> None:
@@ -244,7 +248,7 @@ def test_what_a_partition_allows(judge: Judge) -> None:
     assert found.id == "account-refused" and "allows `euge`, `lab`" in found.cause
     (found,) = judge(told, QOS, options, nodes=2)
     assert found.id == "qos-refused" and "denies it" in found.cause
-    words = Trial(False, "User's group not permitted to use this partition")
+    words = TrialSubmission(False, "User's group not permitted to use this partition")
     (found,) = judge(told, words, options, nodes=2)
     assert found.id == "submission-refused" and "`gpu`, `hpc`" in found.cause
 
@@ -270,7 +274,7 @@ def test_limits_of_a_qos(judge: Judge) -> None:
 )
 def test_a_refusal_that_nothing_explains(judge: Judge, words: str, identity: str) -> None:
     """Slurm's own words are the cause; the id follows them where they name one."""
-    (found,) = judge(slurm(), Trial(False, words))
+    (found,) = judge(slurm(), TrialSubmission(False, words))
     assert found.id == identity and words in found.cause
     assert any(one.text == words for one in found.evidence)
 

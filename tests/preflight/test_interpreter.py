@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.preflight import records, shared
+from pytest_clustersmoke.preflight import shared
 from pytest_clustersmoke.preflight.mounts import Mount
+from pytest_clustersmoke.submit import slurm_records as records
 
 from ..evidence import make_profile
 from . import slurm_texts as texts

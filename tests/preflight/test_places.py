@@ -1,4 +1,4 @@
-"""File systems, room on them, and modules, as this machine shows them."""
+"""File systems and the room on them, as this machine shows them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.preflight import disk, modules, mounts, records, shared, way
-from pytest_clustersmoke.preflight.disk import Need, Quota
+from pytest_clustersmoke.preflight import disk, mounts, shared, way
+from pytest_clustersmoke.submit import slurm_records as records
 
 from ..evidence import make_phase, make_profile
 from . import slurm_texts as texts
@@ -156,112 +156,8 @@ def test_room_for_checkpoints(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    found = list(disk.room(profile, phases, no_slurm(tmp_path)))
+    found = list(disk.room(profile, phases))
     assert len(found) == bool(words) and all(words in one.what for one in found)
     need = disk.need_of(profile, phases)
     assert need.bytes == disk.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time
-
-
-QUOTA = """\
-Disk quotas for user u (uid 1000):
-     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace
-     /dev/sda1    1000*    900   2000  6days      10    0     0       0
-server:/export/home 4194304 5242880 6291456 0 90 100 200 0
-"""
-LFS = """\
-/work
-                 1048576       0 2097152       -     950       0    1000       -
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "file_system", "quota"),
-    [
-        (QUOTA, "server:/export/home", Quota(4 * 2**30, 6 * 2**30, 90, 200)),
-        (QUOTA, "/dev/sda1", Quota(1000 * 1024, 2000 * 1024, 10, None)),
-        (QUOTA, "/dev/sdb1", None),
-        (LFS, "/work", Quota(2**30, 2 * 2**30, 950, 1000)),
-        ("Disk quotas for user u (uid 1000): none\n", "/dev/sda1", None),
-        ("/work some [numbers] are not told at all here", "/work", None),
-    ],
-)
-def test_what_quota_tools_print(text: str, file_system: str, quota: Quota | None) -> None:
-    """`quota -w -p` and `lfs quota -q`; what is not of their form is not known."""
-    assert disk.parse_quota(text, file_system) == quota
-
-
-def test_a_quota_that_is_too_small() -> None:
-    """Bytes and files left, and what is needed."""
-    need = Need(2 * 2**30, 200, "")
-    quota = Quota(5 * 2**30, 6 * 2**30, 90, 200)
-    first, second = disk.over_quota(quota, Path("/home"), "cluster.yaml:3", need)
-    assert "6.0 GiB, 1.0 GiB are left" in first.what and first.expected == "at least 2.0 GiB"
-    assert "200 files, 110 are left" in second.what
-    assert list(disk.over_quota(Quota(0, None, 0, None), Path("/"), "x", need)) == []
-
-
-MODULE = """\
-module() {{
-    case "$1" in
-        --version) echo "{version}" >&2 ;;
-        is-avail) case " $HAS " in *" $2 "*) return 0;; *) return 1;; esac ;;
-        -t) printf '/apps/modules:\\ncuda/12.1.0\\ncuda/12.4.1(default)\\n' >&2 ;;
-        load) [ "$2" = external ] && HAS="$HAS cuda/12.4.1" ;;
-        purge) HAS="external" ;;
-    esac
-}}
-HAS="external"
-"""
-LMOD, MODULES, OLD = (
-    "Modules based on Lua: Version 8.7",
-    "Modules Release 5.3.1",
-    "VERSION=3.2.10",
-)
-
-
-def missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: list[str], version: str = LMOD
-) -> list[str]:
-    """What is said of these setup lines on a login node with this `module`."""
-    profile_file = tmp_path / "profile"
-    profile_file.write_text(MODULE.format(version=version))
-    head = modules.HEAD.replace("/etc/profile", str(profile_file))
-    monkeypatch.setattr(modules, "HEAD", head)
-    profile = make_profile(tmp_path, backend="slurm", setup=setup)
-    return modules.missing_modules(profile, dict(os.environ))
-
-
-@pytest.mark.parametrize("version", [LMOD, MODULES])
-def test_a_module_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    """The setup line and the near one; one that another module brings into sight is there."""
-    setup = ["module purge", "module load external", "module load cuda/12.4.1 cuda/12.4.2"]
-    (line,) = missing(tmp_path, monkeypatch, setup, version)
-    assert "no module `cuda/12.4.2`" in line and line.endswith("did you mean `cuda/12.4.1`?")
-    assert line.startswith("cluster.yaml:") or "/cluster.yaml:" in line.split()[0]
-
-
-@pytest.mark.parametrize(
-    "setup",
-    [
-        [],
-        ["module load external"],
-        ["source env.sh", "module load nope"],
-        ["module load $MODULES"],
-        ["[ -d /x ] && module load nope"],
-    ],
-)
-def test_modules_that_are_there_or_cannot_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setup: list[str]
-) -> None:
-    """After another line than one of modules, what there is to load is not known here."""
-    assert missing(tmp_path, monkeypatch, setup) == []
-
-
-def test_a_module_command_that_cannot_be_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An old one has no `is-avail`: nothing is said."""
-    assert missing(tmp_path, monkeypatch, ["module load nope"], OLD) == []

@@ -21,23 +21,19 @@ from pytest_clustersmoke.telemetry import read_events
 
 from ..evidence import make_phase, make_profile
 from ..fakes.backend import FakeBackend
-from ..harness import Suite
+from ..harness import Suite, lines_with
 
 
 def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
-    """DeepSpeed's arithmetic beside a wrong marker: one refusal, also in a dry run."""
-    suite.path.joinpath("ds.json").write_text(
-        '{"train_batch_size": 7,\n "train_micro_batch_size_per_gpu": 2}'
-    )
-    script = suite.path / "train.py"
-    script.write_text("import deepspeed\ndeepspeed.initialize(config='ds.json')\n")
-    suite.phase(script="train.py", args={"deepspeed": "ds.json"}, gpus_per_node=2)
+    """A script that starts a launcher, beside a wrong marker: one refusal, also in a dry run."""
+    suite.path.joinpath("train.py").write_text("import os\nos.system('mpirun python x.py')\n")
+    suite.phase(script="train.py", gpus_per_node=2)
     suite.phase("bad", nodes=0)
     for words in ((), ("--cluster-dry-run",)):
         told = suite.refused(*words)
         assert len(told) == 2
         assert "test_bad.py:3: nodes=0" in told[0]
-        assert told[1].startswith("ds.json:1: train_batch_size 7 of phase `small` cannot be")
+        assert "train.py:2: the script of phase `small` starts the launcher `mpirun`" in told[1]
 
 
 def test_too_little_room_is_a_usage_error(suite: Suite) -> None:
@@ -74,7 +70,11 @@ def test_a_silent_scheduler_does_not_hang_the_start(
     assert not checked.findings and not checked.starts
     assert all(line.startswith("not checked: ") for line in checked.lines)
     told = "\n".join(checked.lines)
-    for words in ("show partition: no answer", "a: sbatch --test-only gave no", "of b: Slurm is"):
+    for words in (
+        "show partition` did not answer in 0.4 s",
+        "a: sbatch --test-only gave no",
+        "of b: Slurm is",
+    ):
         assert words in told
 
 
@@ -123,10 +123,14 @@ def test_slurm_is_asked_beside_usage_errors(
 def test_slurm_is_not_asked_where_only_a_plan_is_wanted(
     suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run says the same on every machine."""
+    """A dry run prints its plan on every machine, with what a run would be refused for."""
     monkeypatch.setenv("PATH", refusing["PATH"])
     misplaced(suite, partition="mian")
-    assert len(suite.refused("--cluster-dry-run")) == 1
+    result = suite.run("--cluster-dry-run")
+    assert result.ret == 0
+    (remark,) = lines_with(result, "a run would be refused")
+    assert "mine/train.py" in remark and "which every node has for itself" in remark
+    assert lines_with(result, "=== small")
     assert not (tmp_path / "calls").exists()
 
 

@@ -8,12 +8,12 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.faults import FAULTS, JOB, NOTHING
-from pytest_clustersmoke.rank import staged
-from pytest_clustersmoke.rank.core import Rank
+from pytest_clustersmoke.faults import FAULTS, HOOK, JOB, NOTHING, staged
+from pytest_clustersmoke.rank.hook import RankHook, load_hook
 from pytest_clustersmoke.signatures import schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,13 +68,22 @@ def test_every_gate_of_the_documents_is_there() -> None:
             assert f"`{word}`" in red, (name, word)
 
 
-def test_a_staged_rank_takes_what_a_rank_takes() -> None:
-    """Its methods have the places of those they stand in for."""
-    for name in ("step_log", "save_checkpoint", "group_opened", "verify_gradients"):
-        whole = inspect.signature(getattr(Rank, name)).parameters
-        mine = inspect.signature(getattr(staged.StagedRank, name)).parameters
-        if not any(one.kind is one.VAR_KEYWORD for one in mine.values()):
-            assert list(mine) == list(whole), name
+def test_every_staging_can_be_called_as_a_rank_calls_its_hook() -> None:
+    """A method that a staged fault overrides takes what the hook's own method takes."""
+    hooks = {name: call for name, call in vars(RankHook).items() if inspect.isfunction(call)}
+    for staging in staged.STAGINGS.values():
+        for name, call in hooks.items():
+            mine = inspect.signature(getattr(staging, name)).parameters
+            assert list(mine) == list(inspect.signature(call).parameters), (staging, name)
+
+
+def test_a_rank_refuses_a_fault_that_nobody_can_stage() -> None:
+    """Neither an unknown fault nor one without a hook lets a rank go on unnoticed."""
+    rank: Any = None  # it is not looked at before the fault is known
+    with pytest.raises(ValueError, match="no rank can stage"):
+        load_hook(rank, {"name": "unheard-of", "rank": 0, "hook": HOOK}, print)
+    with pytest.raises(ValueError, match="`hook` is missing"):
+        load_hook(rank, {"name": "rank-killed", "rank": 0}, print)
 
 
 def test_a_rank_of_a_normal_run_loads_nothing_of_it() -> None:
@@ -83,4 +92,4 @@ def test_a_rank_of_a_normal_run_loads_nothing_of_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "pytest_clustersmoke.rank.core" in loaded
-    assert not [name for name in loaded if "staged" in name or "faults" in name]
+    assert not [name for name in loaded if "faults" in name]

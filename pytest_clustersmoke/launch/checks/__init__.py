@@ -10,7 +10,7 @@ system.py      /dev/shm, limits, directories for temporary files and builds
 interfaces.py  interfaces that variables pin, and those that are up on the other nodes
 rdma.py        RDMA ports, against those of the other nodes
 alike.py       versions, driver and GPU model, against the other nodes
-meeting.py     what the nodes measured of each other: reachability, clocks, names
+meeting.py     what the nodes measured of each other: reachability, clocks
 """
 
 from __future__ import annotations

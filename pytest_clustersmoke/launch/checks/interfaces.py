@@ -13,10 +13,9 @@ from ...environment.interfaces import (
     BY_DEVICE,
     BY_NAME,
     are_apart,
-    misses,
     node_variables,
     selected,
-    source_of,
+    unmatched_on,
     with_address,
 )
 from ...environment.names import shown
@@ -49,35 +48,31 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
     """Variables that select nothing on the node by which its ranks could talk."""
-    variables = node_variables(node.facts, spec)
-    missed = {name: (why, there) for name, why, there in misses(node.facts, variables, apart)}
-    for name, (why, there) in missed.items():
-        severity = _severity(name, missed, variables, node, spec)
+    missed = {one.name: one for one in unmatched_on(node.name, node.facts, spec, apart)}
+    for name, one in missed.items():
+        severity = _severity(name, missed, node, spec)
         if severity is None:
             continue
-        value = shown(variables[name])
+        there = listed(one.there) or "none"
         yield Check(
             "interface-missing",
             (node.rank,),
-            f"{name}={value} ({source_of(name, spec)}) {why}; it has {listed(there) or 'none'}",
+            f"{name}={one.value} ({one.source}) {one.why}; it has {there}",
             f"unset {name}, or have it select what every node has (`ip -br addr`, ibstat)",
             severity,
             "rdma_ports" if name == BY_DEVICE else "interfaces",
-            detail={"variable": name, "value": value},
+            detail={"variable": name, "value": one.value},
         )
 
 
 def _severity(
-    name: str,
-    missed: Collection[str],
-    variables: Mapping[str, str],
-    node: Node,
-    spec: Mapping[str, Any],
+    name: str, missed: Collection[str], node: Node, spec: Mapping[str, Any]
 ) -> str | None:
     """A failure where the job is certain to end of it; None where nothing need come of it."""
     # With NCCL_COMM_ID the ranks meet by the interface that leads to its address.
     several = _nodes(spec) * asked(spec) > 1
-    ends_nccl = several and BY_PREFIX in missed and not variables.get("NCCL_COMM_ID")
+    met_otherwise = node_variables(node.facts, spec).get("NCCL_COMM_ID")
+    ends_nccl = several and BY_PREFIX in missed and not met_otherwise
     if name == BY_NAME:  # on `auto` the ranks take one of the two
         either = ends_nccl and spec.get("device") == "auto"
         return FAILURE if either or _talks_gloo(node, spec) else WARNING

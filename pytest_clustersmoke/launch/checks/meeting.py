@@ -1,4 +1,4 @@
-"""What the nodes measured of each other, from what each wrote down: reachability, clocks, names."""
+"""What the nodes measured of each other, from what each wrote down: reachability and clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ...environment.names import shown
 from ...telemetry import number
 from .model import MEETING, WARNING, Check, Node, nodes_of
 
@@ -21,7 +20,7 @@ def checks(
     """`facts` and what the nodes wrote of the meeting, both by node rank."""
     told = nodes_of(words)
     names = {node.rank: node.name for node in nodes_of(facts)}
-    return [*_unreachable(told, names), *_clocks(told), *_names(told)]
+    return [*_unreachable(told, names), *_clocks(told)]
 
 
 def _unreachable(told: Sequence[Node], names: Mapping[int, str]) -> Iterator[Check]:
@@ -80,31 +79,3 @@ def _clock(nodes: tuple[int, ...], seconds: float, unsure: float, what: str) -> 
         MEETING,
         detail={"seconds": seconds, "error_s": unsure},
     )
-
-
-def _names(told: Sequence[Node]) -> Iterator[Check]:
-    """Names that most nodes resolve. One that none does is not in use on that cluster: torchrun
-    is given an address."""
-    asked: dict[str, dict[int, bool]] = {}
-    for node in told:
-        for name, found in (node.mapping("names") or {}).items():
-            if isinstance(found, bool):
-                asked.setdefault(shown(str(name)), {})[node.rank] = found
-    missing: dict[int, list[str]] = {}
-    for name, by_node in asked.items():
-        without = [rank for rank, found in by_node.items() if not found]
-        if 0 < len(without) < len(by_node) / 2:
-            for rank in without:
-                missing.setdefault(rank, []).append(name)
-    for rank, names in missing.items():
-        yield Check(
-            "name-not-resolved",
-            (rank,),
-            f"the name of {', '.join(sorted(names)[:8])} cannot be resolved there; on the other "
-            "nodes it can",
-            "compare /etc/hosts and /etc/resolv.conf of the node with another's",
-            WARNING,
-            "names",
-            MEETING,
-            detail={"names": sorted(names)[:100]},
-        )

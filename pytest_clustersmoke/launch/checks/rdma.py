@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...environment.names import of_families, shown
-from ...environment.values import integer, selection
+from ...environment.interfaces import is_active, node_variables, selects_port, uses_infiniband
+from ...environment.names import shown
 from .model import FAILURE, WARNING, Check, Node
 
 ACTIVE = "ACTIVE"
@@ -27,9 +27,7 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
     if not several or spec.get("device") == "cpu" or not nodes:
         return False
-    variables = of_families(nodes[0].mapping("variables") or {})
-    off = integer(variables.get("NCCL_IB_DISABLE", "")) != 0
-    if off or variables.get("NCCL_NET", "").casefold() == "socket":
+    if not uses_infiniband(node_variables(nodes[0].facts, spec)):
         return False
     between = spec.get("inter_node")
     globs = between if isinstance(between, list) else []
@@ -41,7 +39,7 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
 def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     if not expected(nodes, spec):
         return
-    ports = {node.rank: found for node in nodes if (found := _ports(node)) is not None}
+    ports = {node.rank: found for node in nodes if (found := _ports(node, spec)) is not None}
     if len(ports) < 2:
         return
     for rank, own in ports.items():
@@ -62,10 +60,10 @@ def _down(
     rank: int, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
 ) -> Iterator[Check]:
     for key, port in own.items():
-        if _active(port):
+        if is_active(port):
             continue
         there = [found[key] for found in others if key in found and not _other_way(own, found)]
-        up = [one for one in there if _active(one)]
+        up = [one for one in there if is_active(one)]
         if not up:
             continue
         # On some nodes it may not be cabled; that it is so on this one alone is no plan.
@@ -86,7 +84,7 @@ def _down(
 def _other_way(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key, Any]) -> bool:
     """Whether another node has ports of other names, and no more of them up than this one: of one
     name they are then not one place of the same cabling."""
-    up, ups = (sum(map(_active, ports.values())) for ports in (own, other))
+    up, ups = (sum(map(is_active, ports.values())) for ports in (own, other))
     return own.keys() != other.keys() and up >= ups
 
 
@@ -95,9 +93,9 @@ def _slow(
 ) -> Iterator[Check]:
     for key, port in own.items():
         rate = _rate(port)
-        rates = [_rate(found[key]) for found in others if key in found and _active(found[key])]
+        rates = [_rate(found[key]) for found in others if key in found and is_active(found[key])]
         best = max((one for one in rates if one is not None), default=None)
-        if rate is not None and best is not None and _active(port) and rate < best:
+        if rate is not None and best is not None and is_active(port) and rate < best:
             yield Check(
                 "rdma-port-slow",
                 (rank,),
@@ -116,7 +114,7 @@ def _slow(
             )
 
 
-def _ports(node: Node) -> dict[Key, dict[str, str]] | None:
+def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | None:
     """The ports that NCCL may use; those for Ethernet are passed over beside InfiniBand."""
     rows = node.rows("rdma_ports")
     if rows is None or any("state" not in row for row in rows):
@@ -124,22 +122,12 @@ def _ports(node: Node) -> dict[Key, dict[str, str]] | None:
     layers = {row.get("link_layer") for row in rows}
     if "InfiniBand" in layers:
         rows = [row for row in rows if row.get("link_layer") == "InfiniBand"]
-    pinned = of_families(node.mapping("variables") or {}).get("NCCL_IB_HCA", "")
-    found = {(shown(str(row.get("hca"))), shown(str(row.get("port")))): row for row in rows}
-    if not pinned:
-        return found
-    return {key: row for key, row in found.items() if _selects(pinned, key)}
-
-
-def _selects(pinned: str, key: Key) -> bool:
-    hca, port = key
-    number = int(port) if port.isascii() and port.isdigit() and len(port) < 4 else None
-    return selection(pinned).selects(hca, number)
-
-
-def _active(port: Mapping[str, str]) -> bool:
-    """The kernel says `4: ACTIVE`."""
-    return ACTIVE in str(port.get("state")).split()
+    pinned = node_variables(node.facts, spec).get("NCCL_IB_HCA", "")
+    return {
+        (shown(str(row.get("hca"))), shown(str(row.get("port")))): row
+        for row in rows
+        if not pinned or selects_port(pinned, row)
+    }
 
 
 def _rate(port: Mapping[str, str]) -> float | None:

@@ -1,0 +1,34 @@
+"""What a rank does to stage a fault: only in a phase whose spec names it, under `--cluster-prove`.
+
+staging.py        what all of them share
+ends.py           ranks that die, stand still, fall behind or leave the others' order
+training.py       gradients, losses and results that are wrong
+checkpoints.py    checkpoints that are cut, foreign or partial
+settings.py       configurations that are wrong; what the job's own settings stage
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import checkpoints, ends, settings, training
+from .staging import Staging
+
+if TYPE_CHECKING:
+    from ...rank.core import Rank
+
+STAGINGS: dict[str, type[Staging]] = {
+    **ends.STAGINGS,
+    **training.STAGINGS,
+    **checkpoints.STAGINGS,
+    **settings.STAGINGS,
+}
+
+
+def make_staging(rank: Rank, fault: Mapping[str, Any], event: Callable[..., None]) -> Staging:
+    """Make the hook of a rank in a phase whose spec names `fault`. Raises ValueError if unknown."""
+    name, at_rank = fault.get("name"), fault.get("rank")
+    if name not in STAGINGS or type(at_rank) is not int:
+        raise ValueError(f"no rank can stage {fault!r}; known: {', '.join(STAGINGS)}")
+    return STAGINGS[name](rank, name, rank.rank == at_rank, event)

@@ -1,0 +1,373 @@
+"""A survey of a cluster -> the values of its cluster.yaml, and why some of them are guesses."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import socket
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..preflight.precision import lacks_bf16
+from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
+from .suite_files import shipped_profile
+
+TEMPLATE = "cluster.yaml.j2"
+WIDTH = 100
+# Of the lab's GPUs, behind which there is no device.
+FAKE_GPU = "fake"
+# Ranks a node where nothing is a GPU, if it has the cores.
+CPU_RANKS = 2
+DISK = "/tmp"
+# Where sites say that large files go; the first that is there is taken.
+SCRATCH = ("SCRATCH", "WORK", "WORKDIR")
+# All-reduce over nodes takes what there is: six pairs to compare where there are four nodes, and
+# none on one.
+SWEEP_NODES, PAIR = 4, 2
+# A job's limit in seconds, where the partition allows it.
+ONE_NODE_S, SEVERAL_NODES_S = 1800, 3600
+# Of a node's memory the rest stays with its system.
+MEMORY_SHARE = 0.9
+_MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/@-]*")
+
+
+class Needs(NamedTuple):
+    """What a phase's marker asks for, the GiB of its checkpoint, and whether it trains in bf16."""
+
+    nodes: int
+    gpus: int
+    writes_gib: float = 0
+    bf16: bool = False
+
+
+# A checkpoint has 14 bytes for each of 805,429,248 and 1,073,905,664 parameters.
+NEEDS: Mapping[str, Needs] = {
+    "mlp_1gpu": Needs(1, 1),
+    "ddp_2gpu": Needs(1, 2),
+    "zero1_2gpu": Needs(1, 2, 10.5, bf16=True),
+    "zero1_4node": Needs(4, 2, 14, bf16=True),
+    "lora_sft_ddp": Needs(1, 8, bf16=True),
+    "lora_sft_2node": Needs(2, 8, bf16=True),
+    "allreduce_1node": Needs(1, 2),
+    "allreduce_multinode": Needs(4, 2),
+}
+
+
+@dataclass(frozen=True)
+class DraftPhase:
+    """A phase as the profile lists it; with `left_out`, why it does not."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the user asked for, and where the files go."""
+
+    directory: Path
+    name: str | None = None
+    partition: str | None = None
+    shared_dir: Path | None = None
+
+
+@dataclass
+class ClusterDraft:
+    """A profile to be written. `guesses` are the reasons, by the key's full name, in the order of
+    the file; `found` is what the user is shown."""
+
+    name: str
+    backend: str
+    description: str
+    found: list[str]
+    phases: list[DraftPhase]
+    lab: bool = False
+    shared_dir: str = ""
+    python: str = ""
+    node_local: list[str] = field(default_factory=list)
+    hardware: dict[str, Any] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    slurm: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    small: Mapping[str, Any] = field(default_factory=dict)
+    expect: dict[str, dict[str, Any]] = field(default_factory=dict)
+    guesses: dict[str, str] = field(default_factory=dict)
+
+    def guess(self, key: str, *reasons: str) -> None:
+        """Note why a value is a guess, where there is a reason."""
+        if why := "; ".join(filter(None, reasons)):
+            self.guesses[key] = why
+
+    def render(self) -> str:
+        """The text of cluster.yaml."""
+        import jinja2
+
+        made = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        made.filters |= {"yaml": _flow, "comment": _comment}
+        return made.get_template(TEMPLATE).render(vars(self))
+
+
+def draft_local(wishes: Wishes, why: str) -> ClusterDraft:
+    """A profile of this machine, where there is no Slurm."""
+    shipped = shipped_profile("local")
+    shared = wishes.shared_dir
+    return ClusterDraft(
+        name=wishes.name or "local",
+        backend=shipped["backend"],
+        description=shipped["description"],
+        found=[f"no Slurm here ({why}): the profile runs on this machine"],
+        phases=_small_phases(shipped["phases"], inf, CPU_RANKS),
+        shared_dir=_plain(shared) if shared else shipped["shared_dir"],
+        hardware=shipped["hardware"],
+        small=shipped,
+    )
+
+
+def draft_slurm(
+    wishes: Wishes, survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str, str]
+) -> ClusterDraft:
+    """A profile of the cluster that was surveyed."""
+    kind, partition = choice.kind, choice.partition
+    lab = kind.gpu == FAKE_GPU
+    small = shipped_profile("lab") if lab or not kind.gpus else {}
+    ranks = kind.gpus or min(CPU_RANKS, max(1, kind.cpus))
+    named = re.sub(r"[^A-Za-z0-9_-]+", "-", survey.config.cluster).strip("-_")
+    where = f"Slurm cluster {survey.config.cluster}, partition {partition.name}"
+    draft = ClusterDraft(
+        name=wishes.name or named or "cluster",
+        backend="slurm",
+        description=_plain(f"{where}: {_node_words(kind)}"),
+        found=_found(survey, choice, environ),
+        phases=_small_phases(small["phases"], choice.max_nodes, ranks)
+        if small
+        else _phases(choice),
+        lab=lab,
+        setup=_modules(environ),
+        limits=small["limits"] if lab else {},
+        small=small,
+    )
+    _place(draft, wishes, kind, environ)
+    _describe_hardware(draft, choice, ranks)
+    if draft.setup:
+        draft.guess("setup", "the modules of the shell that ran init")
+    _choose_options(draft, survey, choice)
+    if not small:
+        _note_shares(draft, kind)
+        _expect_transports(draft)
+    return draft
+
+
+def _node_words(kind: NodeKind) -> str:
+    return f"{kind.nodes} node{'s' * (kind.nodes != 1)} of {gpu_words(kind.gpu, kind.gpus)}"
+
+
+def _found(survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str, str]) -> list[str]:
+    config, kind, partition = survey.config, choice.kind, choice.partition
+    limit = partition.max_time
+    hours = f"{limit / 3600:g} h" if 0 < limit < inf else "no limit"
+    conf, accounts = environ.get("SLURM_CONF"), ", ".join(survey.accounts)
+    return [
+        f"Slurm {config.version}, cluster {config.cluster}; partitions: "
+        f"{', '.join(survey.partitions)}",
+        *([f"SLURM_CONF named it, and must for pytest, too: {conf}"] if conf else []),
+        f"partition {partition.name}{' (the default)' * partition.default}: {_node_words(kind)}, "
+        f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; a job may run: {hours}",
+        *([f"accounts: {accounts}"] if accounts else []),
+        *([f"{choice.slices} slices of GPUs (MIG) are left out"] if choice.slices else []),
+    ]
+
+
+# Where things lie.
+
+
+def _place(draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]) -> None:
+    """The run directory, the interpreter, and what nodes do not share."""
+    this = socket.gethostname()
+    others = not kind.hosts <= {this, this.split(".")[0], "localhost"}
+    seen = "every node must see it under the same path" if others else ""
+    runs, why = _run_directory(wishes, environ)
+    python = Path(sys.executable)
+    draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
+    draft.guess("shared_dir", why, seen)
+    if others and not any(one.is_relative_to(DISK) for one in (runs, wishes.directory, python)):
+        draft.node_local = [DISK]
+        draft.guess("node_local", f"nodes mostly have a {DISK} each")
+    lacks = "" if importlib.util.find_spec("torch") else "it needs pytest-clustersmoke[train]"
+    draft.guess("python", seen, lacks)
+
+
+def _run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
+    """As asked, else a scratch directory that the shell names, else beside the suite, which nodes
+    must see in any case; why, where it was not asked for."""
+    if wishes.shared_dir is not None:
+        return wishes.shared_dir, ""
+    for name in SCRATCH:
+        path = Path(environ.get(name, ""))
+        if path.is_absolute() and os.access(path, os.W_OK | os.X_OK):
+            return path / "clustersmoke" / "runs", f"it is below ${name} of this shell"
+    return wishes.directory / "runs", "it lies beside the suite"
+
+
+def _modules(environ: Mapping[str, str]) -> list[str]:
+    """Lines that load the modules of this shell; none where it has none."""
+    names = [one for one in environ.get("LOADEDMODULES", "").split(":") if _MODULE.fullmatch(one)]
+    return ["module purge", *(f"module load {name}" for name in names)] if names else []
+
+
+# What jobs ask for.
+
+
+def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int) -> None:
+    kind = choice.kind
+    draft.hardware = {
+        "gpu": "any" if not draft.small else kind.gpu if kind.gpus else "none",
+        "device": "cpu" if draft.small else "cuda",
+        "gpus_per_node": ranks,
+        "nodes": kind.nodes,
+    }
+    if not draft.small:
+        called = f"Slurm calls it {kind.gpu}" if kind.gpu else "Slurm does not name it"
+        why = f"{called}; write the driver's name (nvidia-smi -L on a node) to have it compared"
+        draft.guess("hardware.gpu", why)
+    ranks_why = choice.why_kind if kind.gpus else "ranks on a node's CPUs"
+    draft.guess("hardware.gpus_per_node", ranks_why)
+
+
+def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: PartitionChoice) -> None:
+    """sbatch's options of every phase."""
+    draft.slurm["partition"] = _plain(choice.partition.name)
+    draft.guess("slurm.partition", choice.why)
+    accounts = survey.accounts
+    if len(accounts) > 1 or (accounts and "associations" in survey.config.enforced):
+        draft.slurm["account"] = _plain(survey.default_account or accounts[0])
+    if len(accounts) > 1:
+        draft.guess("slurm.account", f"this user's accounts are {', '.join(accounts)}")
+    if draft.small:
+        draft.slurm["cpus_per_task"] = min(CPU_RANKS, max(1, choice.kind.cpus))
+        draft.slurm["time"] = int(min(600, choice.partition.max_time) // 60) or 1
+
+
+def _small_phases(
+    shipped: Mapping[str, Mapping[str, Any]], nodes: float, ranks: int
+) -> list[DraftPhase]:
+    """The phases in sizes that two cores train in seconds, for nodes of so many ranks each."""
+    phases = []
+    for name, values in shipped.items():
+        settings = dict(values)
+        wanted = int(settings.get("nodes", NEEDS[name].nodes))
+        each = int(settings.get("gpus_per_node", NEEDS[name].gpus))
+        if name == "allreduce_multinode":
+            wanted = settings["nodes"] = int(min(wanted, max(nodes, PAIR)))
+        why = _too_few(wanted, each, nodes, ranks, "ranks")
+        phases.append(DraftPhase(name, settings, why))
+    return phases
+
+
+def _phases(choice: PartitionChoice) -> list[DraftPhase]:
+    """The phases in their documented sizes."""
+    kind, most = choice.kind, choice.max_nodes
+    phases = []
+    for name, needs in NEEDS.items():
+        nodes, gpus = needs.nodes, needs.gpus
+        if name == "allreduce_1node":
+            gpus = max(kind.gpus, PAIR)
+        elif name == "allreduce_multinode":
+            nodes, gpus = max(PAIR, min(SWEEP_NODES, most)), kind.gpus
+        why = _too_few(nodes, gpus, most, kind.gpus, "GPUs")
+        why = why or (lacks_bf16(kind.gpu) if needs.bf16 else "")
+        settings: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
+        if needs.writes_gib:
+            settings["writes_gib"] = needs.writes_gib
+        settings["slurm"] = {**_share(kind, gpus), "time": _time(nodes, choice)}
+        phases.append(DraftPhase(name, settings, why))
+    return phases
+
+
+def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
+    """What of the documented sizes is a guess on these nodes."""
+    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, of which a tenth stays with the system"
+    why = f"CPUs and memory of a job are its GPUs' even share of a node ({node})"
+    draft.guess("phases", why)
+    for phase in draft.phases:
+        if phase.name.startswith("lora") and not phase.left_out:
+            why = "it downloads Mistral-7B to $HF_HOME of the node"
+            draft.guess(f"phases.{phase.name}", why)
+
+
+def _too_few(nodes: int, each: int, most: float, has: int, what: str) -> str:
+    """Why a phase does not fit; empty where it does."""
+    if each > has:
+        return f"needs {each} {what} a node, they have {has}"
+    return f"needs {nodes} nodes, a job gets {most:g}" if nodes > most else ""
+
+
+def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:
+    """CPUs and memory in proportion to the GPUs that are used of a node."""
+    part = gpus / kind.gpus
+    share: dict[str, Any] = {"cpus_per_task": max(1, int(kind.cpus * part))}
+    if memory := int(kind.memory * part * MEMORY_SHARE):
+        share["mem"] = f"{memory // 1024}G" if memory >= 1024 else f"{memory}M"
+    return share
+
+
+def _time(nodes: int, choice: PartitionChoice) -> str:
+    """The time limit in Slurm's own form."""
+    wanted = SEVERAL_NODES_S if nodes > 1 else ONE_NODE_S
+    minutes = max(1, int(min(wanted, choice.partition.max_time or inf) // 60))
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _expect_transports(draft: ClusterDraft) -> None:
+    """Inside a node what any will do; between nodes what a person has to write."""
+    why = (
+        "until it says what carries data between nodes, a run is INCONCLUSIVE: [NET/IB*] for "
+        "InfiniBand and RoCE, [NET/Socket] for TCP"
+    )
+    for phase in draft.phases:
+        nodes, gpus = phase.settings["nodes"], phase.settings["gpus_per_node"]
+        if phase.left_out or nodes * gpus < 2:
+            continue
+        expected = draft.expect[phase.name] = {}
+        if gpus > 1:
+            expected["intra_node"] = ["P2P/*", "SHM*"]
+        if nodes > 1:
+            expected["inter_node"] = []
+            draft.guess(f"expect.{phase.name}.inter_node", why)
+        else:
+            expected["forbid"] = ["NET/*"]
+
+
+# The file's form.
+
+
+def _plain(value: object) -> str:
+    """Text in which cluster.yaml would fill in variables, with none in it."""
+    return str(value).replace("$", "$$")
+
+
+def _flow(value: Any) -> str:
+    """A value on one line, quoted where YAML would read another."""
+    import yaml
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=inf, sort_keys=False)
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+def _comment(text: str, indent: int) -> str:
+    margin = f"{' ' * indent}# "
+    wrapped = textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin)
+    return "\n".join(wrapped)

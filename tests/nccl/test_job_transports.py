@@ -1,0 +1,92 @@
+"""Edges of a job merged for people and programs: what is one, what differs, what is asymmetric."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pytest_clustersmoke.nccl import Reader
+from pytest_clustersmoke.nccl.job_transports import JobTransports
+
+SEND = "a:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [send] via NET/{told}"
+RECEIVE = "b:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [receive] via NET/{told}"
+
+
+def job(*lines: str) -> JobTransports:
+    reader = Reader()
+    reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
+    return JobTransports(reader.log())
+
+
+def test_both_ends_of_an_edge_are_one_link() -> None:
+    """Channels and roles are united, the place is the first, and equal words are not asymmetric."""
+    (link,) = job(
+        RECEIVE.format(channel=3, told="IB/0"),
+        SEND.format(channel=3, told="IB/0"),
+        SEND.format(channel=1, told="IB/0"),
+    ).links
+    assert (link.channels, link.roles, link.connections) == ((1, 3), ("receive", "send"), (0,))
+    assert str(link.where) == "x.log:1"
+    assert link.asymmetric is False
+    assert link.certain
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "asymmetric"),
+    [
+        ("IB/0/GDRDMA", "IB/1", True),
+        ("IB/0", "Socket/0", True),
+        ("IB/0/GDRDMA", "IB/1/GDRDMA", False),
+        ("IB/0(4)/GDRDMA/Shared", "IB/0/GDRDMA/Shared", False),
+    ],
+)
+def test_ends_of_different_kinds_are_asymmetric(sent: str, received: str, asymmetric: bool) -> None:
+    """A network or GPUDirect RDMA may not differ; a NIC's number and a PXN proxy may."""
+    one = job(SEND.format(channel=0, told=sent), RECEIVE.format(channel=0, told=received))
+    assert [link.asymmetric for link in one.links] == [asymmetric] * 2
+    assert one.asymmetric == ([(0, 1)] if asymmetric else [])
+
+
+def test_ends_are_compared_by_channel() -> None:
+    """A sender that uses two kinds is asymmetric only where the receiver told another of them."""
+    one = job(
+        SEND.format(channel=0, told="IB/0"),
+        SEND.format(channel=1, told="IB/0/GDRDMA"),
+        RECEIVE.format(channel=0, told="IB/0"),
+        RECEIVE.format(channel=1, told="IB/0/GDRDMA"),
+    )
+    assert [link.asymmetric for link in one.links] == [False, False]
+
+
+def test_what_one_end_alone_told_is_neither() -> None:
+    """P2P is logged by its sender, and of NET one log may be missing: nothing is compared."""
+    one = job(
+        SEND.format(channel=0, told="IB/0"),
+        "a:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[1] via P2P/CUMEM",
+    )
+    assert [link.asymmetric for link in one.links] == [None, None]
+
+
+def test_nics_are_told_by_end() -> None:
+    """A NIC's number is one of its own logger's list, whose names the ends may have differently."""
+    (link,) = job(
+        "a:1:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>",
+        "b:1:9 [0] NCCL INFO NET/IB : Using [0]mlx5_7:1/IB [RO]; OOB ib0:10.0.0.2<0>",
+        SEND.format(channel=0, told="IB/0"),
+        RECEIVE.format(channel=0, told="IB/0"),
+    ).links
+    assert (link.sender_nics, link.receiver_nics) == (("mlx5_0",), ("mlx5_7",))
+    assert link.nics == ("mlx5_0", "mlx5_7")
+
+
+def test_nodes_are_counted_by_placement_where_nccl_does_not() -> None:
+    """Before 2.20.3 no line counts nodes: where every rank has its node their names are counted."""
+    lines = [
+        f"{host}:1:9 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 busId 18000 - "
+        "Init COMPLETE"
+        for rank, host in enumerate("ab")
+    ]
+    both, half = job(*lines), job(lines[0])
+    assert both.nodes(both.log.communicators[0]) == 2
+    assert half.nodes(half.log.communicators[0]) is None
