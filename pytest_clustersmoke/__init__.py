@@ -33,8 +33,7 @@ The way of the data, and where each step lives:
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
-    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
-                    sweep.py: sizes and bandwidths by nccl-tests' definitions
+    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes
     references.py   bounds on metrics
     diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
@@ -48,10 +47,10 @@ The way of the data, and where each step lives:
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them
-    rundir.py       every file name of a run; controller.py: who runs it, and whether it still lives
+    rundir.py       every file name of a run
+    locks.py        who has a cluster, and whether the controller of a run still lives
     process_start.py  when a process started: whose pid it is
     interrupts.py   SIGINT, SIGTERM and SIGHUP cancel at once
-    exclusive.py    one run of a cluster at a time, where that is asked for
     init/           `clustersmoke init`: cluster.yaml and the suite for a new cluster
     lab/, cli.py    a real Slurm on this machine; the `clustersmoke` command (subcommand.py)
     errors.py       what a user can get wrong, told in one shape

@@ -19,9 +19,9 @@ from types import FrameType
 from . import __version__
 from . import diagnose_command as diagnose
 from .errors import UsageProblems
-from .history import command as history
 from .history import compare_command as compare
-from .history import propose
+from .history import history_command as history
+from .history import propose_command as propose
 from .init import init_command as init
 from .lab import command as lab
 from .lab.model import LabError, LabStartError

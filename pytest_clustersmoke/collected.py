@@ -63,9 +63,8 @@ class Collected:
         if is_whole(self.config):
             self.absences += undefined(read.values(), self.profile)
         self.phases = phases
-        problems += self.acknowledgements.misnamed(
-            {self._names[cls]: cls.criteria_names for cls in read}
-        )
+        names = {self._names[cls]: cls.criteria_names for cls in read}
+        problems += self.acknowledgements.misnamed(names)
         self._resolved_with = problems
         self._all = list(items)
         here = [item for item in items if self._runs(item)]

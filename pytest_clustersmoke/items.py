@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
 MARKERS = (
-    "phase(name, script, nodes=1, gpus_per_node=1, args={}, timeout_s=3600): one training job; "
-    "the class's tests are its criteria",
+    "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600): one "
+    "training job; the class's tests are its criteria",
     "singlegpu: phases on one GPU (derived)",
     "multigpu: phases on several GPUs of one node (derived)",
     "multinode: phases on several nodes (derived)",

@@ -33,6 +33,6 @@ class PhaseView(PhaseResult):
         Unmeasured where there is not enough history, or where the profile says `warn`.
         """
         __tracebackhide__ = True
-        from .history.check import judge
+        from .history.past_criterion import judge_past
 
-        judge(self)
+        judge_past(self)

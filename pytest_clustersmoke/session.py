@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from . import diagnose
-from .controller import BEAT_S, beat
 from .diagnose.node_checks import warnings
 from .findings import Finding
 from .launch.flag import visible
 from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
+from .locks import BEAT_S, beat
 from .outcome import Judgement, judge
 from .result import collect
 from .rundir import PhaseDir, RunDir, make_phase, write_json

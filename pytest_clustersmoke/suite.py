@@ -27,7 +27,7 @@ from .tally import count_report, count_selection, mark_known, mark_report, words
 from .verdict import RunTally, RunVerdict, judge
 
 if TYPE_CHECKING:
-    from .controller import Controller
+    from .locks import ControllerLock
     from .phase_view import PhaseView
     from .report.record_builder import FinishedRun
     from .rundir import RunDir
@@ -49,7 +49,7 @@ class Suite(Collected):
         self.session: Session | None = None
         self.show: Show | None = None
         self._results: dict[str, PhaseView] = {}
-        self._controller: Controller | None = None
+        self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
         # junit.xml lies in the run's own directory, unless the user asked for one elsewhere.
         self._has_own_junit = not getattr(config.option, "xmlpath", None) and not self._plans_only
@@ -106,17 +106,17 @@ class Suite(Collected):
     def _take_cluster(self) -> None:
         """Under --cluster-exclusive take the cluster's lock until pytest has done with all else."""
         if self.config.getoption("--cluster-exclusive"):
-            from .exclusive import take
+            from .locks import lock_cluster
 
-            held = take(self.profile.shared_dir, self.profile.name, self.run_id)
+            held = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
             self.config.add_cleanup(held.release)
 
     def _announce(self, run: RunDir) -> None:
         """From here on a later command can tell what became of the run, whatever ends this one."""
-        from .controller import Controller
+        from .locks import ControllerLock
 
         try:
-            self._controller = Controller(run)
+            self._controller = ControllerLock(run)
             self._controller.announce(self.asked(), self.report_path)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from croniter import croniter
 
-from pytest_clustersmoke import exclusive, lab
+from pytest_clustersmoke import lab, locks
 
 from .harness import BARE, Suite
 from .needs import need_lab
@@ -73,12 +73,12 @@ def test_the_page_shows_the_line_of_a_second_run(tmp_path: Path) -> None:
     """What the page says of a cluster in use has the words of the real refusal."""
     page = (DOCS / "nightly.md").read_text()
     (line,) = re.findall(r"^ERROR: (--cluster-exclusive: .*)$", page, re.MULTILINE)
-    path = exclusive.lock_path(tmp_path, "gilbreth")
+    path = locks.cluster_lock_path(tmp_path, "gilbreth")
     path.write_text(
         '{"run_id": "20261122-023001-64d4f4", "user": "ops", "host": "login1", "pid": 4711,'
         ' "since": "2026-11-22 02:30:03 +0000"}'
     )
-    (problem,) = exclusive._taken(path, "gilbreth").problems
+    (problem,) = locks._taken(path, "gilbreth").problems
     assert str(problem).replace(str(tmp_path), "/scratch/…/runs") == line
 
 
@@ -198,8 +198,8 @@ def test_a_night_that_is_not_fit_is_mailed(night: Path, suite: Suite) -> None:
 def test_the_second_night_says_who_has_the_cluster(night: Path, suite: Suite) -> None:
     """Status 4 and the line with the holder, while the first goes on."""
     code = (
-        "import sys; from pathlib import Path; from pytest_clustersmoke.exclusive import take\n"
-        "held = take(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
+        "import sys; from pathlib import Path; from pytest_clustersmoke.locks import lock_cluster\n"
+        "held = lock_cluster(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
         "sys.stdin.read(); held.release()"
     )
     command = [sys.executable, "-c", code, str(suite.shared)]

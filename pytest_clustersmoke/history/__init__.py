@@ -1,22 +1,23 @@
 """Past runs, by cluster and hardware: what was measured, and what a run is beside them.
 
-database.py   history.db: opened for reading or writing, or refused in words
-schema.py     its tables, version by version
-store.py      a run's record -> rows
-query.py      rows -> runs of the past
-past.py       a value beside those of the past: median and MAD
-annotate.py   a record beside the past: `past`, `trend`, `changed`, `changes`
-changes.py    what changed since a run, in words
-check.py      the criterion on it
+history_database.py   history.db: opened for reading or writing, or refused in words
+history_schema.py     its tables, version by version
+history_store.py      a run's record -> rows
+history_query.py      rows -> runs of the past
+outlier_judge.py      a value beside those of the past: median and MAD
+past_annotation.py    a record beside the past: `past`, `trend`, `changed`, `changes`
+setup_changes.py      what changed since a run, in words
+past_criterion.py     the criterion on it
 
-command.py    `clustersmoke history`; overview.py: what it shows; table.py: tables, sparklines
-compare.py    two runs side by side; `clustersmoke compare` (compare_command.py)
-propose.py    `clustersmoke references propose`
-words.py      names and runs as a person types them
+history_command.py    `clustersmoke history`; history_views.py: what it shows
+compare_command.py    `clustersmoke compare`; run_comparison.py: two runs side by side
+propose_command.py    `clustersmoke references propose`
+history_arguments.py  names and runs as a person types them
+history_tables.py     tables, sparklines and times
 """
 
-from .annotate import annotate, past_of
-from .database import HistoryUnusable
-from .store import add
+from .history_database import HistoryUnusable
+from .history_store import add
+from .past_annotation import annotate, past_of
 
 __all__ = ["HistoryUnusable", "add", "annotate", "past_of"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from .. import clean
+from ..references import show
 from ..subcommand import add, print_lines
-from . import words
-
-if TYPE_CHECKING:
-    from .compare import Comparison, Pair
-    from .query import PastRun
+from . import history_arguments as arguments
+from .history_query import PastRun
+from .history_tables import moment, table
+from .run_comparison import MetricPair, RunComparison, compare_runs
 
 DESCRIPTION = """\
 Puts two runs of the report directory's history.db side by side. A RUN is an id, the beginning of
@@ -35,64 +35,52 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     compare.add_argument("first", metavar="RUN", help="what the other is measured against")
     compare.add_argument("second", metavar="RUN", help="the other")
     compare.add_argument("--cluster", metavar="C", help="look for runs of one cluster only")
-    words.add_report_dir(compare)
+    arguments.add_report_dir(compare)
     compare.add_argument("--json", action="store_true", help="one JSON object on standard output")
     compare.set_defaults(run=_run)
 
 
 def _run(asked: argparse.Namespace) -> int:
-    from .compare import compare
-    from .query import groups
-
-    with words.history(asked.report_dir) as connection:
+    with arguments.open_history(asked.report_dir) as connection:
         if asked.cluster is not None:
-            words.choose(groups(connection), asked.cluster, None)
+            arguments.choose_phases(connection, asked.cluster, None)
         first, second = (
-            words.run_of(connection, word, asked.cluster) for word in (asked.first, asked.second)
+            arguments.find_run(connection, word, asked.cluster)
+            for word in (asked.first, asked.second)
         )
-        found = compare(connection, first, second)
-    differences = found.differences()
+        found = compare_runs(connection, first, second)
     if asked.json:
         print_lines(json.dumps(found.as_dict(), indent=1, allow_nan=False).splitlines())
     else:
-        print_lines(_text(found, differences))
-    return int(bool(differences))
+        print_lines(_text_lines(found))
+    return int(bool(found.differences))
 
 
-def _text(found: Comparison, differences: list[str]) -> Iterator[str]:
-    from ..clean import line
-    from .table import table
-
-    runs = (found.first, found.second)
-    rows = [["first", *_cells(runs[0])], ["second", *_cells(runs[1])]]
+def _text_lines(found: RunComparison) -> Iterator[str]:
+    rows = [["first", *_run_cells(found.first)], ["second", *_run_cells(found.second)]]
     yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "of", "partial"), rows)
     yield ""
-    yield "differences:" if differences else "no differences"
-    yield from (f"  {line(text)}" for text in differences)
-    also = found.surroundings()
-    if also:
+    yield "differences:" if found.differences else "no differences"
+    yield from (f"  {clean.line(text)}" for text in found.differences)
+    if found.surroundings:
         yield "also different:"
-        yield from (f"  {line(text)}" for text in also)
-    metrics = [_metric(one.name, pair) for one in found.phases for pair in one.metrics]
+        yield from (f"  {clean.line(text)}" for text in found.surroundings)
+    metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
     if metrics:
         yield ""
         titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#told from", "")
         yield from table(titles, metrics)
 
 
-def _cells(run: PastRun) -> list[str]:
-    from .table import moment
-
+def _run_cells(run: PastRun) -> list[str]:
     scope = run.selection or "all"
     return [run.run_id, run.cluster, moment(run.begun), run.verdict, scope, run.partial]
 
 
-def _metric(phase: str, pair: Pair) -> list[str]:
-    from ..references import show
-
+def _metric_cells(phase: str, pair: MetricPair) -> list[str]:
     values = ["-" if one is None else show(one) for one in (pair.first, pair.second)]
     percent = "-" if pair.percent is None else f"{pair.percent:+.1f} %"
-    share = pair.told / abs(pair.first) * 100 if pair.first else 0.0
-    told = f"{share:.1f} %" if share else "-"
+    share = pair.bound / abs(pair.first) * 100 if pair.first else 0.0
+    bound = f"{share:.1f} %" if share else "-"
     mark = "differs" if pair.differs else ""
-    return [phase, pair.metric, *values, pair.unit, percent, told, mark]
+    return [phase, pair.metric, *values, pair.unit, percent, bound, mark]

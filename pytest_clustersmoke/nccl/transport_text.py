@@ -8,7 +8,7 @@ from itertools import chain, groupby
 from operator import attrgetter
 
 from .. import clean
-from ..history.table import table
+from ..history.history_tables import table
 from ..logs.text_output import TextOutput
 from ..text import plural, ranges
 from .job_transports import JobTransports, hosts_of

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..controller import describe
 from ..errors import Problem, UsageProblems
+from ..locks import describe_run
 from ..rundir import RunDir, check_path, create_run, write_json
 from .mounts import exists
 
@@ -49,7 +49,7 @@ def prepare(profile: Profile, run_id: str, environ: Mapping[str, str]) -> Start:
     if found:
         raise UsageProblems(found)
     run = create_run(profile.shared_dir, run_id)
-    write_json(run.run, describe(profile, run_id))
+    write_json(run.run, describe_run(profile, run_id))
     backend = make_backend(profile, environ)
     if profile.backend != "slurm":
         return Start(run, backend, None)

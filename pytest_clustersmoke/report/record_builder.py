@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..environment import seen
-from ..history.check import judged
+from ..history.past_criterion import read_judgement
 from ..identity import identity
 from ..marker import size_mark
 from ..references import compare
@@ -157,7 +157,7 @@ def _marks(result: PhaseResult) -> list[str]:
 
 def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
     found: dict[str, MetricRecord] = {}
-    past = judged(result.directory)
+    past = read_judgement(result.directory)
     for name, value in result.metrics().items():
         reference = result.references.get(name)
         comparison = compare(name, value, reference)

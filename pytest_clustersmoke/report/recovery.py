@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cluster import Profile, load
-from ..controller import seized
 from ..errors import UsageProblems
+from ..locks import seized
 from ..result import OUTCOMES
 from ..rundir import RUN_ID, RunDir, read_json
 from ..telemetry import EventWriter, read_events

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.history import add, database
-from pytest_clustersmoke.history.query import runs
+from pytest_clustersmoke.history import add
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.history_query import runs
 
 from ..records import BEGUN, VERSIONS, Record, metric, phase, run
 
@@ -53,7 +54,7 @@ def in_process(work: Callable[[], Any]) -> int:
 def stored(directory: Path) -> list[str]:
     with database.reading(directory) as connection:
         assert connection is not None
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
         return [run.run_id for run in runs(connection)]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
 import signal
-import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -16,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, add, database
-from pytest_clustersmoke.history.query import runs
+from pytest_clustersmoke.history import HistoryUnusable, add
+from pytest_clustersmoke.history import history_database as database
 
 from ..records import phase
 from .made import in_process, nights, of_night, stored
@@ -30,24 +28,24 @@ def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:
     assert len(stored(tmp_path)) == 1
 
 
-def test_a_full_disk_is_told_and_loses_nothing(directory: Path) -> None:
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
     """Where the file cannot grow, the run is not stored, the words say so, the rest stays."""
-    nights(directory, 2)
-    size = directory.joinpath(database.NAME).stat().st_size
+    nights(tmp_path, 2)
+    size = tmp_path.joinpath(database.NAME).stat().st_size
 
     def full() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
         with pytest.raises(HistoryUnusable) as raised:
-            nights(directory, 200, first=2)
+            nights(tmp_path, 200, first=2)
         assert "cannot be written (" in str(raised.value)
         assert "this run is not in the history" in str(raised.value)
 
     assert in_process(full) == 0
-    kept = len(stored(directory))
+    kept = len(stored(tmp_path))
     assert kept >= 2
-    add(of_night(300, phase(), run_id="after"), directory)
-    assert len(stored(directory)) == kept + 1
+    add(of_night(300, phase(), run_id="after"), tmp_path)
+    assert len(stored(tmp_path)) == kept + 1
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -76,12 +74,8 @@ def as_somebody_else(directory: Path) -> None:
         directory.chmod(0o555)
 
 
-@pytest.mark.parametrize("network", [False, True])
-def test_others_read_and_cannot_write(
-    open_directory: Path, monkeypatch: pytest.MonkeyPatch, network: bool
-) -> None:
+def test_others_read_and_cannot_write(open_directory: Path) -> None:
     """Somebody without the right to write reads the history, and is told where they would write."""
-    monkeypatch.setattr(database, "on_network", lambda _: network)
     old = os.umask(0o077)
     try:
         nights(open_directory, 3)
@@ -98,23 +92,6 @@ def test_others_read_and_cannot_write(
 
     assert in_process(other) == 0
     open_directory.chmod(0o755)
-
-
-def test_others_read_while_somebody_writes(open_directory: Path) -> None:
-    """With a writer's files beside the database, a reader without rights sees what is committed."""
-    nights(open_directory, 2)
-    path = open_directory / database.NAME
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as writer:
-        writer.execute("UPDATE runs SET verdict = 'UNFIT'")
-        assert open_directory.joinpath(f"{database.NAME}-wal").stat().st_size > 0
-
-        def other() -> None:
-            as_somebody_else(open_directory)
-            with database.reading(open_directory) as connection:
-                assert connection is not None
-                assert {run.verdict for run in runs(connection)} == {"UNFIT"}
-
-        assert in_process(other) == 0
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ELOOP, errno.EACCES])

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.history import HistoryUnusable, add, annotate, database
-from pytest_clustersmoke.history.query import groups, phase_runs
+from pytest_clustersmoke.history import HistoryUnusable, add, annotate
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.history_query import phase_counts, phase_runs
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import publish
 from pytest_clustersmoke.rundir import RunDir
@@ -29,10 +30,8 @@ def damage(path: Path) -> None:
     path.write_bytes(held.replace(TABLE, DAMAGED))
 
 
-def test_rows_whose_numbers_are_lost_count_as_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where damage of the definition takes a table's numbers away, its rows are as if not there."""
+def test_rows_whose_numbers_are_lost_are_no_past(tmp_path: Path) -> None:
+    """Where damage of the definition takes a table's numbers away, its rows judge nothing."""
     nights(tmp_path, 9)
     path = tmp_path / database.NAME
     held = path.read_bytes()
@@ -45,7 +44,6 @@ def test_rows_whose_numbers_are_lost_count_as_missing(
         past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
         assert past is not None and past["status"] == "not enough history"
         assert main(["history", "--report-dir", str(tmp_path)]) == 0
-        assert capsys.readouterr().out == "the history holds no phases\n"
 
 
 def by_hand(directory: Path, *statements: str) -> None:
@@ -53,6 +51,26 @@ def by_hand(directory: Path, *statements: str) -> None:
     with contextlib.closing(sqlite3.connect(directory / database.NAME)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE phases SET nodes = 'node0, node1'",
+        "UPDATE phases SET versions = '[1]'",
+        "UPDATE metrics SET value = 'fast'",
+    ],
+)
+def test_a_value_of_another_kind_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+) -> None:
+    """What is not of its kind ends in one line, for the report and the commands."""
+    nights(tmp_path, 9)
+    by_hand(tmp_path, statement)
+    with pytest.raises(HistoryUnusable, match=r"history.db cannot be read \("):
+        annotate(night(10), tmp_path)
+    assert main(["history", "--report-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_damaged_definition_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +141,7 @@ def test_rows_that_were_deleted_by_hand_block_no_run(
         assert connection is not None
         found = phase_runs(connection, "gilbreth", "zero1_4node")
         assert (found[0].run_id, found[0].metrics, len(found)) == ("new", {}, left + 1)
-        assert {one.phase: one.runs for one in groups(connection)}["a"] == 1
+        assert {one.phase: one.runs for one in phase_counts(connection)}["a"] == 1
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import re
 import sqlite3
 from pathlib import Path
 
-from pytest_clustersmoke.history import annotate, database, schema
-from pytest_clustersmoke.history.past import (
+from pytest_clustersmoke.history import annotate, history_schema
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.outlier_judge import (
     FAIL_SPREADS,
     FAR_MADS,
     LEAST,
@@ -48,8 +49,8 @@ def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
 
 def test_the_numbers_are_those_of_the_code() -> None:
     """Application id, schema version and thresholds."""
-    assert f"`PRAGMA application_id` is {schema.APPLICATION_ID}," in TEXT
-    assert f"the schema's version ({schema.VERSION})" in TEXT
+    assert f"`PRAGMA application_id` is {history_schema.APPLICATION_ID}," in TEXT
+    assert f"the schema's version ({history_schema.VERSION})" in TEXT
     assert f"the newest {WINDOW} good runs" in TEXT
     assert f"fewer than {MIN_RUNS} such runs" in TEXT
     words = " ".join(TEXT.split()).replace(" %", "%")

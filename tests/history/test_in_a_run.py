@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import add, database
-from pytest_clustersmoke.history.check import judged
+from pytest_clustersmoke.history import add
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.past_criterion import read_judgement
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 
@@ -49,8 +50,8 @@ def test_zz_others_end_meanwhile(self, phase):
 
 def stored(suite: Suite) -> list[tuple[int, str]]:
     """Of each phase run whether it is good, and its shape; the oldest first."""
-    with closing(sqlite3.connect(suite.reports / "history.db")) as database:
-        return database.execute(
+    with closing(sqlite3.connect(suite.reports / "history.db")) as connection:
+        return connection.execute(
             "SELECT good, shape FROM phases JOIN setups ON setups.id = setup ORDER BY begun"
         ).fetchall()
 
@@ -111,8 +112,7 @@ def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
 ) -> None:
     """A run beside a database that somebody holds until the report is written is stored, with a
     line on what was not judged, and not measured against later."""
-    monkeypatch.setattr(database, "on_network", lambda _: True)  # in WAL mode nobody waits
-    monkeypatch.setattr(database, "BUSY_S", 0.05)
+    monkeypatch.setattr(database, "READ_PATIENCE_S", 0.05)
     suite.cluster()
     suite.phase(base="Trained", body="pass", args=ARGS)
     suite.run()
@@ -190,12 +190,12 @@ def test_what_the_criterion_never_wrote_is_not_taken_over(tmp_path: Path, said: 
     """A job can write into the directory, too: what is not as it should be counts for nothing."""
     directory = PhaseDir(tmp_path)
     directory.past.write_text(said.replace("%s", json.dumps(PAST)))
-    assert judged(directory) == {}
+    assert read_judgement(directory) == {}
 
 
 def test_what_is_taken_over_is_clean(tmp_path: Path) -> None:
     """Words from the directory are bounded, and hold no escape."""
     write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": {**PAST, "text": LONG}}})
-    (one,) = judged(PhaseDir(tmp_path)).values()
+    (one,) = read_judgement(PhaseDir(tmp_path)).values()
     assert one["text"].isprintable() and len(one["text"]) <= 8000
     assert {**one, "text": ""} == {**PAST, "text": ""}

@@ -13,8 +13,13 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from pytest_clustersmoke.history.past import FAIL_SPREADS, WARN_SPREADS, Judge, level
-from pytest_clustersmoke.history.store import is_good
+from pytest_clustersmoke.history.history_store import is_good
+from pytest_clustersmoke.history.outlier_judge import (
+    FAIL_SPREADS,
+    WARN_SPREADS,
+    OutlierJudge,
+    level,
+)
 
 from ..records import metric, phase, run
 
@@ -58,7 +63,7 @@ def test_a_night_that_lost_30_per_cent_fails(seed: int) -> None:
     """The judgement itself, at ten runs with 2 % noise: each of 200 such nights fails."""
     drawn = random.Random(seed)
     past = [drawn.gauss(9.5, 0.19) for _ in range(10)]
-    judged = Judge().judge("", 0.7 * drawn.gauss(9.5, 0.19), True, past, [])
+    judged = OutlierJudge().judge("", 0.7 * drawn.gauss(9.5, 0.19), True, past, [])
     assert judged["status"] == "fail"
 
 
@@ -72,7 +77,7 @@ def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = Fals
     found: list[str] = []
     for night in range(healthy + losing):
         value = drawn.gauss(1.0, 0.02) * 0.995 ** max(0, night - healthy)
-        judged = Judge().judge("", value, True, past, [])
+        judged = OutlierJudge().judge("", value, True, past, [])
         one["metrics"]["steps_per_s"]["past"] = judged
         if is_good(one, held) or (warned_count and judged["status"] != "fail"):
             past.insert(0, value)

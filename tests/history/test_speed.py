@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.history import add, annotate, database, past_of
-from pytest_clustersmoke.history.store import Setup, setup_id
+from pytest_clustersmoke.history import add, annotate, past_of
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.history_store import Setup, setup_id
 
 from ..records import BEGUN, VERSIONS, phase
 from .made import DAY_S, of_night
@@ -33,10 +34,7 @@ def build(directory: Path, phases: int) -> None:
     held = phase()
     add(of_night(-1, held), directory)  # makes the tables
 
-    def work(connection: object) -> None:
-        import sqlite3
-
-        assert isinstance(connection, sqlite3.Connection)
+    with database.writing(directory) as connection:
         count = PHASE_RUNS // phases
         setups = [
             setup_id(
@@ -73,8 +71,6 @@ def build(directory: Path, phases: int) -> None:
                 for name in METRICS
             ),
         )
-
-    database.write(directory, work)
 
 
 @pytest.fixture(scope="module", params=[8, 1], ids=["eight phases", "one phase"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import clean
 from ..telemetry import plain
-from . import database
+from . import history_database
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -54,11 +54,11 @@ def add(record: RunRecord, report_dir: Path, judged: bool = True) -> None:
     if "proof" in record or (record["phases"] and not phases):
         return
     ended = not (record["interrupted"] or record["partial"])
-    patience_s = database.PATIENCE_S if ended else database.HURRIED_S
-    goods = {phase["phase"]: judged and is_good(phase, record) for phase in phases}
-    database.write(
-        report_dir, lambda connection: _store(connection, record, phases, goods), patience_s
-    )
+    patience_s = history_database.PATIENCE_S if ended else history_database.HURRIED_S
+    with history_database.writing(report_dir, patience_s) as connection:
+        run = _store_run(connection, record)
+        for phase in phases:
+            _store_phase(connection, record, run, phase, judged and is_good(phase, record))
 
 
 def is_good(phase: PhaseRecord, run: RunRecord) -> bool:
@@ -94,12 +94,8 @@ def _lacks(phase: str, run: RunRecord) -> bool:
     return any(one not in begins for one in lacking)
 
 
-def _store(
-    connection: Connection,
-    record: RunRecord,
-    phases: Iterable[PhaseRecord],
-    goods: Mapping[str, bool],
-) -> None:
+def _store_run(connection: Connection, record: RunRecord) -> int:
+    """In place of what was stored of it before; returns its number."""
     connection.execute("DELETE FROM runs WHERE run_id = ?", (record["run_id"],))
     hardware = record["hardware"]
     row = {
@@ -122,8 +118,7 @@ def _store(
     run = insert(connection, "runs", row)
     # Of a run that was deleted by hand the phases stay, and its number is given again.
     connection.execute("DELETE FROM phases WHERE run = ?", (run,))
-    for phase in phases:
-        _store_phase(connection, record, run, phase, goods[phase["phase"]])
+    return run
 
 
 def _store_phase(

@@ -5,13 +5,13 @@ import random
 
 import pytest
 
-from pytest_clustersmoke.history.past import (
+from pytest_clustersmoke.history.outlier_judge import (
     FAILING_UNITS,
     MIN_RUNS,
     SCALE,
     WARN_SPREADS,
     WINDOW,
-    Judge,
+    OutlierJudge,
     level,
     widening,
 )
@@ -80,7 +80,7 @@ def test_only_the_newest_runs_count() -> None:
 def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
     """Beyond 3 spreads, widened for few runs, is a warning, beyond 4 a failure: of the bad
     direction, and 5 % away."""
-    record = Judge().judge("m is said", value, higher, past, [])
+    record = OutlierJudge().judge("m is said", value, higher, past, [])
     assert record["status"] == status
     assert record["text"].startswith("m is said")
 
@@ -89,19 +89,19 @@ def test_the_bounds_are_where_the_status_changes() -> None:
     """`warn` and `fail` of the record are the first values that warn and fail."""
     for past in (QUIET, LOUD):
         for higher in (True, False):
-            record = Judge().judge("", 10.0, higher, past, [])
+            record = OutlierJudge().judge("", 10.0, higher, past, [])
             for status in ("warn", "fail"):
                 bound = record["warn"] if status == "warn" else record["fail"]
                 assert bound is not None
                 inside = bound + (1e-9 if higher else -1e-9)
-                assert Judge().judge("", bound, higher, past, [])["status"] == status
-                assert Judge().judge("", inside, higher, past, [])["status"] != status
+                assert OutlierJudge().judge("", bound, higher, past, [])["status"] == status
+                assert OutlierJudge().judge("", inside, higher, past, [])["status"] != status
 
 
 def test_the_bounds_follow_from_what_the_record_says() -> None:
     """Median, spread and number of runs of the record give its bounds."""
     for past in (QUIET, LOUD):
-        record = Judge().judge("", 10.0, True, past, [])
+        record = OutlierJudge().judge("", 10.0, True, past, [])
         middle, spread, warn = record["median"], record["spread"], record["warn"]
         assert middle is not None and spread is not None and warn is not None
         assert middle - warn == pytest.approx(WARN_SPREADS * widening(record["runs"]) * spread)
@@ -110,7 +110,7 @@ def test_the_bounds_follow_from_what_the_record_says() -> None:
 @pytest.mark.parametrize("count", range(MIN_RUNS))
 def test_too_few_runs_are_no_pass(count: int) -> None:
     """With fewer than eight good runs nothing is judged, however near the value is."""
-    record = Judge().judge("m is 10", 10.0, True, [10.0] * count, [])
+    record = OutlierJudge().judge("m is 10", 10.0, True, [10.0] * count, [])
     assert record["status"] == "not enough history"
     assert (record["runs"], record["median"], record["fail"]) == (count, None, None)
     runs = f"{count} good run{'s' * (count != 1)}"
@@ -121,25 +121,25 @@ def test_too_few_runs_are_no_pass(count: int) -> None:
 
 def test_values_that_are_not_finite_are_no_past() -> None:
     """A NaN of the past neither counts as a run nor moves the median."""
-    record = Judge().judge("m", 10.0, True, [math.nan, *[10.0] * 7], [])
+    record = OutlierJudge().judge("m", 10.0, True, [math.nan, *[10.0] * 7], [])
     assert (record["status"], record["runs"]) == ("not enough history", 7)
 
 
 def test_a_regression_names_what_changed() -> None:
     """The text of a failure has the distance, the bounds, and the versions that changed."""
     changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
-    text = Judge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    text = OutlierJudge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text == (
         "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; it warns from 9.136 "
         "and fails from 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
     )
-    text = Judge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
+    text = OutlierJudge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text.endswith("; no version changed since the last good run r1")
 
 
 def test_new_versions_are_compared_in_words() -> None:
     """With too few runs on these versions the text compares with those on others."""
-    record = Judge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
+    record = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
         "m is 9.8", 9.8, True, [9.8], QUIET
     )
     assert record["status"] == "not enough history"
@@ -151,7 +151,7 @@ def test_new_versions_are_compared_in_words() -> None:
 
 def test_what_new_versions_cost_is_a_warning() -> None:
     """Beyond the bound of runs on other versions it warns, however far, and names what changed."""
-    judge = Judge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
+    judge = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
     record = judge.judge("m is 7", 7.0, True, [7.0], QUIET)
     assert record == {
         "status": "warn",
@@ -173,10 +173,10 @@ def test_what_new_versions_cost_is_a_warning() -> None:
 def test_what_may_not_fail_warns_at_most() -> None:
     """However far off, such a metric warns, and no bound is told from which it fails; what is no
     number fails all the same."""
-    record = Judge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
+    record = OutlierJudge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
     assert (record["status"], record["fail"]) == ("warn", None)
     assert "(spread 0.1500; it warns from 9.136)" in record["text"]
-    assert Judge().judge("m", math.nan, True, QUIET, [], fails=False)["status"] == "fail"
+    assert OutlierJudge().judge("m", math.nan, True, QUIET, [], fails=False)["status"] == "fail"
 
 
 def test_throughput_bandwidth_and_memory_fail() -> None:

@@ -1,22 +1,20 @@
-"""What the commands on the history have in common: the words they take, and how they answer.
-
-Names that are not known are told with those that are; all that is printed of the database is clean.
-"""
+"""The words that the commands on the history take, and how they refuse them: names that are not in
+the history are answered with those that are."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from .. import clean
 from ..errors import Problem, UsageProblems, near
-from . import query
-from .database import NAME, HistoryUnusable, reading
+from .history_database import NAME, HistoryUnusable, reading
+from .history_query import PastRun, PhaseCount, phase_counts, runs
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -36,7 +34,7 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def history(report_dir: Path) -> Iterator[Connection]:
+def open_history(report_dir: Path) -> Iterator[Connection]:
     """The history there; runs that were killed and never reported are reported first, which stores
     them. Raises UsageProblems where there is none that can be read."""
     from ..report.recovery import recover
@@ -60,25 +58,21 @@ def refuse(what: str, where: str = "", expected: str = "", todo: str = "") -> No
     raise UsageProblems([Problem(clean.line(what), where, clean.line(expected), clean.line(todo))])
 
 
-def choose(
-    found: Sequence[query.Group], cluster: str | None, phase: str | None
-) -> list[query.Group]:
-    """The groups of a cluster and a phase, where these are given. Raises UsageProblems."""
-    if cluster is not None:
-        _known("cluster", cluster, (one.cluster for one in found))
-        found = [one for one in found if one.cluster == cluster]
-    if phase is not None:
-        _known("phase", phase, (one.phase for one in found))
-        found = [one for one in found if one.phase == phase]
-    return list(found)
-
-
-def _known(kind: str, name: str, names: Iterable[str]) -> None:
-    listed = sorted(set(names))
-    if name not in listed:
-        refuse(
-            f"no {kind} `{name}` in the history", f"--{kind}", one_of(listed), near(name, listed)
-        )
+def choose_phases(
+    connection: Connection, cluster: str | None, phase: str | None
+) -> list[PhaseCount]:
+    """The phases of a cluster, or of all; or one phase, where it is given. Raises UsageProblems."""
+    found = phase_counts(connection)
+    for kind, name in (("cluster", cluster), ("phase", phase)):
+        if name is None:
+            continue
+        names = sorted({getattr(count, kind) for count in found})
+        if name not in names:
+            refuse(
+                f"no {kind} `{name}` in the history", f"--{kind}", one_of(names), near(name, names)
+            )
+        found = [count for count in found if getattr(count, kind) == name]
+    return found
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -88,25 +82,25 @@ def one_of(names: Sequence[str]) -> str:
     return f"one of {listed}{f' and {more} more' if more > 0 else ''}" if names else ""
 
 
-def run_of(connection: Connection, word: str, cluster: str | None) -> query.PastRun:
+def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
     """The run that a word means: an id, the beginning of one, `latest`, or `previous`, which is
     the one before it on its cluster. Raises UsageProblems."""
     word = clean.line(word)
     if word in (LATEST, PREVIOUS):
-        found = query.runs(connection, cluster=cluster, limit=1)
+        found = runs(connection, cluster=cluster, limit=1)
         if found and word == PREVIOUS:
-            found = query.runs(connection, cluster=found[0].cluster, limit=2)[1:]
+            found = runs(connection, cluster=found[0].cluster, limit=2)[1:]
         if not found:
             refuse(f"there is no {word} run in the history")
         return found[0]
-    found = query.runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED)
+    found = runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
     whole = [run for run in found if run.run_id == word]
     if len(whole or found) == 1:
         return (whole or found)[0]
-    if found and word:
+    if found:
         listed = ", ".join(run.run_id for run in found[:5])
         refuse(f"`{word}` is the beginning of several runs", "", "", f"such as {listed}")
-    newest = [run.run_id for run in query.runs(connection, cluster=cluster, limit=200)]
+    newest = [run.run_id for run in runs(connection, cluster=cluster, limit=200)]
     refuse(
         f"no run `{word}` in the history",
         "",

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
 from pytest_clustersmoke.history.comparison import PastRecord
-from pytest_clustersmoke.history.store import Setup
+from pytest_clustersmoke.history.history_store import Setup
 from pytest_clustersmoke.identity import COMPARED
 from pytest_clustersmoke.report.highlights import stands_out
 from pytest_clustersmoke.report.summary import summary

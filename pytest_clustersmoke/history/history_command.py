@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ..errors import near
 from ..subcommand import add, print_lines
 from ..telemetry import METRICS
-from . import words
+from . import history_arguments as arguments
+from .history_query import PhaseCount, phase_runs
+from .history_views import PhaseSeries, csv_lines, json_lines, text_lines
+from .outlier_judge import WINDOW
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
-
-    from .overview import Past
-    from .query import Group, PhaseRun
 
 DESCRIPTION = """\
 Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="the newest N runs of each phase (default: 20)",
     )
-    words.add_report_dir(history)
+    arguments.add_report_dir(history)
     form = history.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object on standard output")
     form.add_argument("--csv", action="store_true", help="one line for each metric of each run")
@@ -61,45 +61,35 @@ def _count(word: str) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    from . import overview
-    from .query import groups
-
-    with words.history(asked.report_dir) as connection:
-        chosen = words.choose(groups(connection), asked.cluster, asked.phase)
-        past = [_past(connection, one, asked) for one in chosen]
-    past = [one for one in past if one.runs]  # somebody may have deleted the rows they need
+    with arguments.open_history(asked.report_dir) as connection:
+        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
+        series = [_series(connection, count, asked) for count in counts]
+    series = [one for one in series if one.runs]  # somebody may have deleted the rows they need
     if asked.metric is not None:
-        _check_metric(asked.metric, past)
-    if asked.json:
-        print_lines(overview.json_lines(past))
-    elif asked.csv:
-        print_lines(overview.csv_lines(past))
-    else:
-        print_lines(overview.text(past))
+        _check_metric(asked.metric, series)
+    form = json_lines if asked.json else csv_lines if asked.csv else text_lines
+    print_lines(form(series))
     return 0
 
 
-def _past(connection: Connection, group: Group, asked: argparse.Namespace) -> Past:
-    from .overview import Past
-    from .past import WINDOW
-    from .query import phase_runs, setup_ids
-
-    of = (connection, group.cluster, group.phase)
+def _series(connection: Connection, count: PhaseCount, asked: argparse.Namespace) -> PhaseSeries:
+    of = (connection, count.cluster, count.phase)
     runs = phase_runs(*of, limit=asked.last)
-    same: list[PhaseRun] = []
-    for newest in runs[:1]:
-        setups = setup_ids(connection, newest.setup)
-        same = phase_runs(*of, before=newest.begun, good=True, setups=setups, limit=WINDOW)
-    return Past(group, runs, same, asked.metric)
+    same = [
+        run
+        for newest in runs[:1]
+        for run in phase_runs(*of, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW)
+    ]
+    return PhaseSeries(count, runs, same, asked.metric)
 
 
-def _check_metric(metric: str, past: Iterable[Past]) -> None:
-    found = {name for one in past for run in one.runs for name in run.metrics}
+def _check_metric(metric: str, series: Iterable[PhaseSeries]) -> None:
+    found = {name for one in series for run in one.runs for name in run.metrics}
     if metric not in found:
-        known = sorted(found) or list(METRICS)
-        words.refuse(
+        names = sorted(found) or list(METRICS)
+        arguments.refuse(
             f"no metric `{metric}` in these runs",
             "--metric",
-            words.one_of(known),
-            near(metric, known),
+            arguments.one_of(names),
+            near(metric, names),
         )

@@ -9,8 +9,8 @@ import pytest
 
 from pytest_clustersmoke.evidence import Unmeasured
 from pytest_clustersmoke.history import annotate, past_of
-from pytest_clustersmoke.history.check import check
 from pytest_clustersmoke.history.comparison import PastRecord
+from pytest_clustersmoke.history.past_criterion import check_past
 
 from ..records import VERSIONS, Record, metric, phase
 from .made import night, nights
@@ -53,7 +53,7 @@ def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
     )
     past = of_values(tmp_path, steps_per_s=8.0, samples_per_s=99.0, peak_memory_gib=12.0)
     with pytest.raises(AssertionError) as raised:
-        check(past)
+        check_past(past)
     words = str(raised.value)
     assert words.startswith("steps_per_s is 8.000 steps/s: 20.0 % below the median 10.00 of 8")
     assert "; peak_memory_gib is 12.00 GiB: 33.3 % above the median 9.000" in words
@@ -65,7 +65,7 @@ def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
     nights(tmp_path, 10, noise=0.2)  # median 9.5, spread 0.3
     past = of_values(tmp_path, steps_per_s=7.8)
     assert past["steps_per_s"]["status"] == "warn"
-    check(past)
+    check_past(past)
 
 
 def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> No
     nights(tmp_path, 12, versions={**VERSIONS, "driver": "535.1"})
     past = of_values(tmp_path, steps_per_s=6.65)
     with pytest.raises(Unmeasured) as raised:
-        check(past)
+        check_past(past)
     assert raised.value.kind == "history"
     words = str(raised.value).removeprefix("not measured (history): ")
     assert words.startswith(
@@ -109,7 +109,7 @@ def test_too_little_history_is_unmeasured(tmp_path: Path, count: int) -> None:
     are."""
     nights(tmp_path, count)
     with pytest.raises(Unmeasured) as raised:
-        check(of_values(tmp_path, steps_per_s=9.5))
+        check_past(of_values(tmp_path, steps_per_s=9.5))
     assert raised.value.kind == "history"
     assert f"not enough history: {count} good runs on this hardware" in str(raised.value)
 
@@ -117,10 +117,10 @@ def test_too_little_history_is_unmeasured(tmp_path: Path, count: int) -> None:
 def test_no_metrics_are_unmeasured() -> None:
     """A phase without metrics does not pass."""
     with pytest.raises(Unmeasured, match="there are no metrics to compare"):
-        check({})
+        check_past({})
 
 
 def test_a_number_that_is_none_fails_without_history(tmp_path: Path) -> None:
     """An infinite value fails the criterion even on the first day."""
     with pytest.raises(AssertionError, match="steps_per_s is inf steps/s, which is no number"):
-        check(of_values(tmp_path, steps_per_s=float("inf")))
+        check_past(of_values(tmp_path, steps_per_s=float("inf")))

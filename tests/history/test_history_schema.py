@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, database, schema
-from pytest_clustersmoke.history.query import groups, runs
+from pytest_clustersmoke.history import HistoryUnusable, history_schema
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.history_query import phase_counts, runs
 
 from .made import FORK, nights, pragma, stored
 
@@ -19,10 +20,10 @@ from .made import FORK, nights, pragma, stored
 def of_version_1(path: Path) -> None:
     """A history as version 1 left it, with one run."""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        for statement in schema.MIGRATIONS[0]:
+        for statement in history_schema.MIGRATIONS[0]:
             connection.execute(statement)
         connection.execute("PRAGMA user_version = 1")
-        connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        connection.execute(f"PRAGMA application_id = {history_schema.APPLICATION_ID}")
         connection.execute(
             "INSERT INTO runs VALUES (1, 'old', 'gilbreth', 'slurm', 5.0, 6.0, 'FIT', 's', '', 0, "
             "'', '0.0.1', 'g', 'cuda', 2, '')"
@@ -34,7 +35,7 @@ def test_an_older_version_is_migrated_by_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / database.NAME
     of_version_1(path)
     nights(tmp_path, 1)
-    assert pragma(path, "user_version") == schema.VERSION == len(schema.MIGRATIONS)
+    assert pragma(path, "user_version") == history_schema.VERSION == len(history_schema.MIGRATIONS)
     assert "old" in stored(tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
@@ -54,9 +55,9 @@ def test_a_migration_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
     """Where a step fails half way, the database keeps its version and its runs."""
     path = tmp_path / database.NAME
     of_version_1(path)
-    steps = (*schema.MIGRATIONS, ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
-    monkeypatch.setattr(schema, "MIGRATIONS", steps)
-    monkeypatch.setattr(schema, "VERSION", len(steps))
+    steps = (*history_schema.MIGRATIONS, ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
+    monkeypatch.setattr(history_schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(history_schema, "VERSION", len(steps))
     with pytest.raises(HistoryUnusable, match="table half already exists"):
         nights(tmp_path, 1)
     monkeypatch.undo()
@@ -75,8 +76,8 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnusable) as raised:
             use()
         assert str(raised.value) == (
-            f"{path} is of version 99, and this clustersmoke knows up to {schema.VERSION}; it was "
-            "left as it is; update pytest-clustersmoke, or choose another report directory"
+            f"{path} is of version 99, and this clustersmoke knows up to {history_schema.VERSION}; "
+            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
         )
     assert path.read_bytes() == before
 
@@ -126,7 +127,7 @@ def test_damaged_and_foreign_files_are_left_alone(
     with pytest.raises(HistoryUnusable), database.reading(tmp_path) as connection:
         assert connection is not None
         runs(connection)
-        groups(connection)
+        phase_counts(connection)
 
 
 def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
 
         def look(path: Path = path, looks: Any = looks) -> None:
             connection = sqlite3.connect(path, isolation_level=None)
-            while (found := schema.version_of(connection)) != schema.VERSION:
+            while (found := history_schema.version_of(connection)) != history_schema.VERSION:
                 assert found == 0
                 looks.set()
 
@@ -148,7 +149,7 @@ def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
         process.start()
         assert looks.wait(60)
         maker.execute("BEGIN IMMEDIATE")
-        schema.migrate(maker)
+        history_schema.migrate(maker)
         maker.execute("COMMIT")
         process.join(60)
         assert process.exitcode == 0

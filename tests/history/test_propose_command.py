@@ -11,8 +11,8 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cluster import load
 from pytest_clustersmoke.cluster.schema import Reference
 from pytest_clustersmoke.history import add
-from pytest_clustersmoke.history.past import FAIL_SPREADS, level
-from pytest_clustersmoke.history.table import moment
+from pytest_clustersmoke.history.history_tables import moment
+from pytest_clustersmoke.history.outlier_judge import FAIL_SPREADS, level
 
 from ..records import BEGUN, Record, metric, phase
 from .made import DAY_S, night, nights, of_night, with_versions

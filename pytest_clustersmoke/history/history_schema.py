@@ -1,7 +1,8 @@
 """The tables of history.db, version by version.
 
 `PRAGMA user_version` is the version, `PRAGMA application_id` says that the file is ours. A version
-that has shipped is never edited: what changes is a further step.
+that has shipped is never edited: what changes is a further step, taken when the next run is stored.
+Until then a file of an older version is read as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _TABLES = (
     phase TEXT NOT NULL,
     begun REAL NOT NULL,
     setup INTEGER NOT NULL REFERENCES setups (id),
-    good INTEGER NOT NULL,         -- by store.is_good: later runs are judged against it
+    good INTEGER NOT NULL,         -- later runs are judged against it
     outcome TEXT NOT NULL,
     reason TEXT NOT NULL,
     finding TEXT NOT NULL,         -- id of the first cause, where one was found

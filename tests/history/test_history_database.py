@@ -1,4 +1,4 @@
-"""history.db: which journal, several writers at once, locks. The processes here are real ones."""
+"""history.db: its journal, several writers at once, its lock. The processes here are real ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, add, annotate, database
-from pytest_clustersmoke.history.query import groups, runs
-from pytest_clustersmoke.preflight import mounts
+from pytest_clustersmoke.history import HistoryUnusable, add, annotate
+from pytest_clustersmoke.history import history_database as database
+from pytest_clustersmoke.history.history_query import phase_counts, runs
 
 from ..records import phase
 from .made import FORK, in_process, nights, of_night, pragma, stored
@@ -21,42 +21,40 @@ from .made import FORK, in_process, nights, of_night, pragma, stored
 WRITERS, EACH = 6, 8
 
 
-def test_the_journal_suits_the_file_system(directory: Path) -> None:
-    """WAL on a local disk; a rollback journal where other machines may write; no lock is left."""
-    nights(directory, 1)
-    network = mounts.read_mounts()[0].kind == "nfs4"
-    assert pragma(directory / database.NAME, "journal_mode") == ("delete" if network else "wal")
-    assert [path.name for path in directory.iterdir()] == [database.NAME]
+def wal(directory: Path) -> sqlite3.Connection:
+    """The database as earlier versions kept it on a local disk, with a connection to it."""
+    connection = sqlite3.connect(directory / database.NAME, isolation_level=None)
+    assert connection.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
+    return connection
 
 
-def test_a_history_that_moved_changes_its_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A database from a local disk goes on with a rollback journal on a network file system."""
-    monkeypatch.setattr(mounts, "EXPORTS", tmp_path / "none")
-    for kind, mode in (("xfs", "wal"), ("lustre", "delete"), ("tmpfs", "wal")):
-        monkeypatch.setattr(mounts, "read_mounts", lambda: [mounts.Mount(Path("/"), kind, "x")])  # noqa: B023
-        nights(tmp_path, 1)
-        assert pragma(tmp_path / database.NAME, "journal_mode") == mode
+def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
+    """Whoever writes next undoes WAL, with all that an earlier version stored; no lock is left."""
+    nights(tmp_path, 2)
+    with contextlib.closing(wal(tmp_path)) as connection:
+        connection.execute("UPDATE runs SET verdict = 'UNFIT'")
+        with database.reading(tmp_path) as reader:
+            assert reader is not None
+            assert {run.verdict for run in runs(reader)} == {"UNFIT"}
+    nights(tmp_path, 1, first=2)
+    assert pragma(tmp_path / database.NAME, "journal_mode") == "delete"
+    assert [path.name for path in tmp_path.iterdir()] == [database.NAME]
     assert len(stored(tmp_path)) == 3
 
 
-def test_unknown_and_exported_file_systems_count_as_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nothing is known, or this machine exports the disk, other machines may write."""
-    exports = tmp_path / "exports"
-    monkeypatch.setattr(mounts, "EXPORTS", exports)
-    monkeypatch.setattr(mounts, "read_mounts", lambda: [mounts.Mount(Path("/"), "ext4", "x")])
-    assert not database.on_network(tmp_path)
-    exports.write_text(f"{tmp_path} *(rw)\n")
-    assert database.on_network(tmp_path)
-    exports.unlink()
-    monkeypatch.setattr(mounts, "read_mounts", list)
-    assert database.on_network(tmp_path)
+def test_a_run_is_stored_while_somebody_reads_an_earlier_version(tmp_path: Path) -> None:
+    """A reader in WAL mode keeps nobody from writing; the journal changes once nobody reads."""
+    nights(tmp_path, 1)
+    with contextlib.closing(wal(tmp_path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM runs").fetchone()
+        nights(tmp_path, 1, first=1)
+    nights(tmp_path, 1, first=2)
+    assert pragma(tmp_path / database.NAME, "journal_mode") == "delete"
+    assert len(stored(tmp_path)) == 3
 
 
-def test_concurrent_writers_lose_nothing(directory: Path) -> None:
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     """Six processes that start together on no database at all store every run of theirs."""
     gate = FORK.Barrier(WRITERS)
 
@@ -67,8 +65,8 @@ def test_concurrent_writers_lose_nothing(directory: Path) -> None:
         ]
         gate.wait(60)
         for record in records:
-            annotate(record, directory)  # as every run does before it is stored
-            add(record, directory)
+            annotate(record, tmp_path)  # as every run does before it is stored
+            add(record, tmp_path)
 
     started = [FORK.Process(target=writer, args=(number,)) for number in range(WRITERS)]
     for process in started:
@@ -77,56 +75,51 @@ def test_concurrent_writers_lose_nothing(directory: Path) -> None:
         process.join(120)
     assert [process.exitcode for process in started] == [0] * WRITERS
     wanted = {f"{number}-{night}" for number in range(WRITERS) for night in range(EACH)}
-    assert set(stored(directory)) == wanted
-    with database.reading(directory) as connection:
+    assert set(stored(tmp_path)) == wanted
+    with database.reading(tmp_path) as connection:
         assert connection is not None
-        assert [(one.phase, one.runs) for one in groups(connection)] == [
+        assert [(one.phase, one.runs) for one in phase_counts(connection)] == [
             ("a", WRITERS * EACH),
             ("b", WRITERS * EACH),
         ]
-        (setups,) = connection.execute("SELECT count(*) FROM setups").fetchone()
-        assert setups == 1
+        assert connection.execute("SELECT count(*) FROM setups").fetchone()[0] == 1
 
 
-def test_a_writer_that_is_killed_leaves_all_or_nothing(directory: Path) -> None:
+def test_a_writer_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
     """A writer killed inside its transaction leaves what was there; the next one goes on."""
-    nights(directory, 3)
+    nights(tmp_path, 3)
 
     def killed() -> None:
-        def work(connection: sqlite3.Connection) -> None:
+        with database.writing(tmp_path) as connection:
             connection.execute("DELETE FROM runs")
             connection.execute("PRAGMA cache_spill = 1")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        database.write(directory, work)
-
     assert in_process(killed) == -signal.SIGKILL
-    nights(directory, 1, first=3)
-    assert len(stored(directory)) == 4
+    nights(tmp_path, 1, first=3)
+    assert len(stored(tmp_path)) == 4
 
 
-def test_the_same_run_is_stored_once(directory: Path) -> None:
+def test_the_same_run_is_stored_once(tmp_path: Path) -> None:
     """A second record of a run takes the place of the first, with all that hangs on it."""
-    nights(directory, 1)
+    nights(tmp_path, 1)
     record = of_night(1, phase("a"), phase("b"), run_id="r1", verdict="INCONCLUSIVE")
-    add(record, directory)
-    add({**record, "verdict": "FIT", "phases": record["phases"][:1]}, directory)
-    with database.reading(directory) as connection:
+    add(record, tmp_path)
+    add({**record, "verdict": "FIT", "phases": record["phases"][:1]}, tmp_path)
+    with database.reading(tmp_path) as connection:
         assert connection is not None
         found = {run.run_id: run.verdict for run in runs(connection)}
         assert found.pop("r1") == "FIT"
         assert len(found) == 1
-        assert [one.phase for one in groups(connection)] == ["a", "zero1_4node"]
+        assert [one.phase for one in phase_counts(connection)] == ["a", "zero1_4node"]
         orphans = "SELECT count(*) FROM metrics WHERE phase NOT IN (SELECT id FROM phases)"
-        assert connection.execute(orphans).fetchone() == (0,)
+        assert connection.execute(orphans).fetchone()[0] == 0
 
 
 def test_the_lock_of_a_holder_that_lives_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a network file system a lock held elsewhere ends in one line that names the file, and the
-    database is as it was."""
-    monkeypatch.setattr(database, "on_network", lambda _: True)
+    """A lock held elsewhere ends in one line that names the file, and the database is as it was."""
     nights(tmp_path, 1)
     monkeypatch.setattr(database, "PATIENCE_S", 0.2)
     lock = tmp_path / f"{database.NAME}.lock"
@@ -151,7 +144,6 @@ def test_after_an_interrupt_the_lock_is_waited_for_less(
 ) -> None:
     """The record of a run that did not come to its end waits the shorter time."""
     assert (database.PATIENCE_S, database.HURRIED_S) == (20.0, 5.0)
-    monkeypatch.setattr(database, "on_network", lambda _: True)
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     monkeypatch.setattr(database, "HURRIED_S", 0.1)
     (tmp_path / f"{database.NAME}.lock").write_text("\x1b[2Jnonsense")
@@ -160,14 +152,12 @@ def test_after_an_interrupt_the_lock_is_waited_for_less(
     assert f"was held for {held_s} s by a process it does not name; delete" in str(raised.value)
 
 
-def test_the_lock_of_a_process_that_died_here_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_of_a_process_that_died_here_is_removed(tmp_path: Path) -> None:
     """A writer of this host that was killed with the lock file holds nobody up."""
-    monkeypatch.setattr(database, "on_network", lambda _: True)
 
     def killed() -> None:
-        database.write(tmp_path, lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        with database.writing(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_process(killed) == -signal.SIGKILL
     assert tmp_path.joinpath(f"{database.NAME}.lock").exists()
@@ -182,7 +172,6 @@ def test_a_database_that_stays_locked_is_told(
     """Where somebody else holds the database for good, the writer gives up in words."""
     nights(tmp_path, 1)
     monkeypatch.setattr(database, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(database, "BUSY_S", 0.05)
     with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(HistoryUnusable, match=r"be written .database is locked.; this r"):

@@ -17,9 +17,9 @@ from ..evidence import Unmeasured, fail
 from ..identity import identity
 from ..rundir import read_json, write_json
 from ..telemetry import METRICS
-from .annotate import past_of
-from .database import HistoryUnusable
-from .past import NOT_ENOUGH
+from .history_database import HistoryUnusable
+from .outlier_judge import NOT_ENOUGH
+from .past_annotation import past_of
 
 if TYPE_CHECKING:
     from ..result import PhaseResult
@@ -30,7 +30,7 @@ KIND = "history"
 MAX_TEXT = 8000
 
 
-def judge(result: PhaseResult) -> None:
+def judge_past(result: PhaseResult) -> None:
     """The criterion on a phase. Raises AssertionError naming what fails, and Unmeasured where
     nothing is judged, or where the profile only warns."""
     __tracebackhide__ = True
@@ -54,7 +54,7 @@ def judge(result: PhaseResult) -> None:
     with contextlib.suppress(OSError):  # a full disk: the record judges by itself
         write_json(result.directory.past, {"past": found})
     try:
-        check(found)
+        check_past(found)
     except AssertionError as error:
         if past.fails:
             raise
@@ -62,7 +62,7 @@ def judge(result: PhaseResult) -> None:
     result.judged.add(KIND)
 
 
-def check(past: Mapping[str, PastRecord]) -> None:
+def check_past(past: Mapping[str, PastRecord]) -> None:
     """Fail naming each metric that fails; a warning does not. Where there is not enough history on
     these versions for any metric, this is unmeasured."""
     __tracebackhide__ = True
@@ -73,7 +73,7 @@ def check(past: Mapping[str, PastRecord]) -> None:
         raise Unmeasured(KIND, _why(past))
 
 
-def judged(directory: PhaseDir) -> dict[str, PastRecord]:
+def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     """What the criterion found of each metric; nothing where it did not run, or where what lies
     there is not what it wrote."""
     from pydantic import TypeAdapter, ValidationError

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import controller
-from pytest_clustersmoke.controller import Controller, beat, describe, seized
+from pytest_clustersmoke import locks
+from pytest_clustersmoke.locks import ControllerLock, beat, describe_run, seized
 from pytest_clustersmoke.rundir import RunDir, read_json, write_json
 
 from .evidence import make_profile
@@ -23,9 +23,9 @@ RUN_ID = "20261101-020000-abcdef"
 HOLD = """
 import sys
 from pathlib import Path
-from pytest_clustersmoke.controller import Controller
+from pytest_clustersmoke.locks import ControllerLock
 from pytest_clustersmoke.rundir import RunDir
-held = Controller(RunDir(Path(sys.argv[1])))
+held = ControllerLock(RunDir(Path(sys.argv[1])))
 held.announce({"phases_chosen": ["small"]}, Path(sys.argv[2]))
 print("held", flush=True)
 sys.stdin.read()
@@ -39,7 +39,7 @@ def lives(run: RunDir) -> bool:
 
 def made(folder: Path, **changes: Any) -> RunDir:
     run = RunDir(folder / RUN_ID)
-    write_json(run.run, {**describe(make_profile(folder), RUN_ID), **changes})
+    write_json(run.run, {**describe_run(make_profile(folder), RUN_ID), **changes})
     return run
 
 
@@ -58,7 +58,7 @@ def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
 def test_the_report_directory_says_where_the_run_is(tmp_path: Path) -> None:
     """What was chosen stands in both files; that of the report names the evidence."""
     run = made(tmp_path)
-    held = Controller(run)
+    held = ControllerLock(run)
     held.announce({"phases_chosen": ["small"], "selection": "small"}, tmp_path / "report")
     held.release()
     told = read_json(tmp_path / "report" / "run.json")
@@ -67,15 +67,10 @@ def test_the_report_directory_says_where_the_run_is(tmp_path: Path) -> None:
     assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_run_that_was_never_announced_is_dead(tmp_path: Path) -> None:
-    """Without a lock's file nobody ever controlled it."""
-    assert not lives(made(tmp_path))
-
-
 def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
     """While one command reports a dead run, another leaves it alone."""
     run = made(tmp_path)
-    held = Controller(run)
+    held = ControllerLock(run)
     held.announce({}, tmp_path / "report")
     held.release()
     with seized(run) as dead:
@@ -83,38 +78,38 @@ def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("locks", "host", "silent_s", "alive"),
+    ("has_locks", "host", "silent_s", "alive"),
     [
         (True, "", 0, False),
         (True, "another", 60, True),
-        (True, "another", controller.SILENT_S + 60, False),
-        (False, "", controller.SILENT_S + 60, True),
-        (False, "", controller.LONGEST_S + 60, False),
+        (True, "another", locks.SILENT_S + 60, False),
+        (False, "", locks.SILENT_S + 60, True),
+        (False, "", locks.LONGEST_S + 60, False),
     ],
 )
 def test_where_a_free_lock_proves_nothing_the_beats_tell(
-    tmp_path: Path, locks: bool, host: str, silent_s: float, alive: bool
+    tmp_path: Path, has_locks: bool, host: str, silent_s: float, alive: bool
 ) -> None:
     """Locks may hold on one host alone, or not at all: then a run is dead that was long silent."""
     run = made(tmp_path)
-    held = Controller(run)
+    held = ControllerLock(run)
     held.about |= {"host": host} if host else {}
     held.announce({}, tmp_path / "report")
     held.release()
-    write_json(run.run, {**held.about, "locks": locks})
+    write_json(run.run, {**held.about, "locks": has_locks})
     when = time.time() - silent_s
-    os.utime(run.lock, (when, when))
+    os.utime(run.run, (when, when))
     assert lives(run) is alive
 
 
 def test_a_beat_shows_that_the_controller_lives(tmp_path: Path) -> None:
-    """It touches the lock's file; where there is none any more, nothing happens."""
+    """It touches run.json; where that file is gone, nothing happens."""
     run = made(tmp_path)
-    Controller(run).release()
-    os.utime(run.lock, (0, 0))
+    ControllerLock(run).release()
+    os.utime(run.run, (0, 0))
     beat(run)
-    assert time.time() - run.lock.stat().st_mtime < 60
-    run.lock.unlink()
+    assert time.time() - run.run.stat().st_mtime < 60
+    run.run.unlink()
     beat(run)
 
 
@@ -128,10 +123,10 @@ def test_where_there_are_no_locks_the_beats_tell(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     run = made(tmp_path)
-    held = Controller(run)
+    held = ControllerLock(run)
     held.announce({}, tmp_path / "report")
     held.release()
     assert (read_json(run.run) or {})["locks"] is False and lives(run)
-    long_ago = time.time() - controller.LONGEST_S - 60
-    os.utime(run.lock, (long_ago, long_ago))
+    long_ago = time.time() - locks.LONGEST_S - 60
+    os.utime(run.run, (long_ago, long_ago))
     assert not lives(run)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from .. import clean
 
-MIN_WIDTH = 60
 NO_WIDTH = 4096  # of what is no terminal: nothing there is cut or wrapped
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -29,19 +27,19 @@ def sparkline(values: Sequence[float | None], middle: float | None) -> str:
     least, so that noise looks like noise; empty where the terminal cannot show bars."""
     from sparklines import sparklines
 
-    finite = [one if one is not None and math.isfinite(one) else None for one in values]
-    known = [one for one in finite if one is not None]
-    if not known or not _shows(BLOCKS):
+    shown = [value if value is not None and math.isfinite(value) else None for value in values]
+    finite = [value for value in shown if value is not None]
+    if not finite or not _encodes(BLOCKS):
         return ""
-    middle = known[-1] if middle is None else middle
+    middle = finite[-1] if middle is None else middle
     around = abs(middle) / 10
     lines: list[str] = sparklines(
-        finite, minimum=min(*known, middle - around), maximum=max(*known, middle + around)
+        shown, minimum=min(*finite, middle - around), maximum=max(*finite, middle + around)
     )
     return lines[0]
 
 
-def _shows(text: str) -> bool:
+def _encodes(text: str) -> bool:
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -50,27 +48,24 @@ def _shows(text: str) -> bool:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table, by rich; as wide as the terminal, or as it needs to be where there is
-    none. Columns of numbers, to the right, have a `#` before their title; those without any content
-    are left out. https://no-color.org is heeded."""
+    """The lines of a table; as wide as the terminal, or as it needs to be where there is none.
+    Columns of numbers, to the right, have a `#` before their title; those without any content are
+    left out. https://no-color.org is heeded."""
     from rich.console import Console
     from rich.table import Table
 
-    made = [[clean.line(cell) for cell in row] for row in rows]
-    kept = [i for i in range(len(columns)) if any(row[i] for row in made)]
+    cells = [[clean.line(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i in kept:
-        number = columns[i].startswith("#")
         title = columns[i].removeprefix("#")
-        grid.add_column(title, justify="right" if number else "left", overflow="fold")
-    for row in made:
+        is_number = title != columns[i]
+        grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in cells:
         grid.add_row(*(row[i] for i in kept))
-    terminal = sys.stdout.isatty()
-    plain = not terminal or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     console = Console(
-        width=max(MIN_WIDTH, shutil.get_terminal_size().columns) if terminal else NO_WIDTH,
-        color_system=None if plain else "standard",
-        force_terminal=not plain,
+        width=None if sys.stdout.isatty() else NO_WIDTH,
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
         markup=False,
         emoji=False,
         highlight=False,

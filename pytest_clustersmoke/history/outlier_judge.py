@@ -42,7 +42,7 @@ def widening(runs: int) -> float:
 
 
 @dataclass(frozen=True)
-class Level:
+class PastLevel:
     """Where values lay, and how far they scattered, in the metric's unit."""
 
     runs: int
@@ -65,7 +65,7 @@ class Level:
         return f"{share} {side} the median {show(self.median)}"
 
 
-def level(values: Iterable[float]) -> Level | None:
+def level(values: Iterable[float]) -> PastLevel | None:
     """The level of the newest values, which come first; None where there are too few."""
     from statistics import fmean, median
 
@@ -77,11 +77,11 @@ def level(values: Iterable[float]) -> Level | None:
     mad, least = SCALE * median(distances), LEAST_SPREAD * abs(middle)
     far = FAR_MADS * max(mad, least)
     mean = fmean(min(distance, far) for distance in distances)
-    return Level(len(finite), middle, mad, max(MEAN_SCALE * mean, least))
+    return PastLevel(len(finite), middle, mad, max(MEAN_SCALE * mean, least))
 
 
 @dataclass(frozen=True)
-class Judge:
+class OutlierJudge:
     """What values of one phase's metrics are judged beside: what changed since the last good run,
     in words, and that run's id (empty where there is none); and what changed since the last good
     run on other versions."""
@@ -121,7 +121,7 @@ class Judge:
         return record
 
     def _unjudged(
-        self, said: str, value: float, higher_is_better: bool, known: int, other: Level | None
+        self, said: str, value: float, higher_is_better: bool, known: int, other: PastLevel | None
     ) -> PastRecord:
         """Too few runs on these versions. Those on others cannot fail a value, for it may be as
         these versions make it; but a person shall know what they cost."""
@@ -148,7 +148,7 @@ class Judge:
         return f"no version changed since the last good run {self.last_good}"
 
 
-def _beside(value: float, here: Level, record: PastRecord, where: str = "") -> str:
+def _beside(value: float, here: PastLevel, record: PastRecord, where: str = "") -> str:
     """`30.0 % below the median 9.500 of 12 good runs (spread 0.1; it warns from 9.0)`."""
     bounds = [f"it warns from {show(record['warn'] or 0.0)}"]
     if record["fail"] is not None:
@@ -157,7 +157,7 @@ def _beside(value: float, here: Level, record: PastRecord, where: str = "") -> s
     return f"{here.distance(value)} of {runs} (spread {show(here.spread)}; {' and '.join(bounds)})"
 
 
-def _beyond(value: float, here: Level, bound: float | None, higher_is_better: bool) -> bool:
+def _beyond(value: float, here: PastLevel, bound: float | None, higher_is_better: bool) -> bool:
     """Whether a value is worse than the median, and as bad as the bound or worse."""
     if bound is None:
         return False
@@ -166,7 +166,7 @@ def _beyond(value: float, here: Level, bound: float | None, higher_is_better: bo
     return value > here.median and value >= bound
 
 
-def _record(here: Level | None, runs: int, higher_is_better: bool, fails: bool) -> PastRecord:
+def _record(here: PastLevel | None, runs: int, higher_is_better: bool, fails: bool) -> PastRecord:
     sign = -1.0 if higher_is_better else 1.0
     return {
         "status": "ok",
