@@ -43,7 +43,7 @@ The way of the data, and where each step lives:
     prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
                     (rank/staged/: what a rank does to stage one)
     tally.py        what pytest's reports say, counted; selection.py: what a run was asked for
-    waivers.py      acknowledged failures: what in cluster.yaml answers for one, and until when
+    acknowledgements.py  known failures: what in cluster.yaml answers for one, and until when
     verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them

@@ -178,7 +178,7 @@ class Suite(Collected):
         if result.outcome != "passed":
             from .report.terminal import job_failure
 
-            raise JobFailed("\n".join([job_failure(result), *self.waivers.beside(result)]))
+            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -205,7 +205,7 @@ class Suite(Collected):
             result = self._results.get(name)
             mark_report(report, item, call, name, result)
             if result is not None and call.excinfo:
-                mark_known(report, item, result, call.excinfo.value, self.waivers)
+                mark_known(report, item, result, call.excinfo.value, self.acknowledgements)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -284,7 +284,7 @@ class Suite(Collected):
         from .report.junit import complete
 
         assert self.run is not None
-        self.known_remarks = self.waivers.remarks(self.tally, self.run)
+        self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # else `-p no:junitxml`, say
             complete(xml, self._finished())

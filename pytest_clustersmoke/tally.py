@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import clean
+from .acknowledgements import Acknowledgements
 from .cluster import Profile
 from .evidence import BETWEEN, INSIDE
 from .items import JobFailed
 from .phase import Phase
 from .selection import criterion_of, is_whole, scope_words
 from .verdict import CriterionResult, KnownFailure, PhaseTally, RunTally
-from .waivers import Waivers
 
 if TYPE_CHECKING:
     from .result import PhaseResult
@@ -63,7 +63,7 @@ def mark_known(
     item: pytest.Item,
     result: PhaseResult,
     error: object,
-    waivers: Waivers,
+    acknowledgements: Acknowledgements,
 ) -> None:
     """Make a failure that is known one that was expected; leave any other as it is.
 
@@ -75,7 +75,7 @@ def mark_known(
     is_judged = report.when == "call" and isinstance(error, JUDGED)
     if result.outcome == "passed" and not is_judged:
         return
-    known = waivers.answer(result, item.name)
+    known = acknowledgements.answer(result, item.name)
     if known is None:
         return
     properties = [

@@ -28,7 +28,7 @@ NO_FAILURE = {"passed", "cancelled"}
 NO_HOST = {"unknown", ""}
 
 
-class Waivers:
+class Acknowledgements:
     """The entries of one profile, as they hold on the day on which the run began."""
 
     def __init__(self, profile: Profile, run_id: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.acknowledgements import Acknowledgements
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.result import PhaseResult
@@ -25,7 +26,6 @@ from pytest_clustersmoke.verdict import (
     RunTally,
     judge,
 )
-from pytest_clustersmoke.waivers import Waivers
 
 from .evidence import Evidence, make_profile
 from .harness import Suite, properties
@@ -38,12 +38,12 @@ SLOW = {"phase": "small", "criterion": "test_rate", "reason": "the switch", "unt
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Callable[..., Waivers]:
+def held(tmp_path: Path) -> Callable[..., Acknowledgements]:
     """The entries of a profile with the phases small and wide, as they hold today."""
 
-    def make(*entries: dict[str, str]) -> Waivers:
+    def make(*entries: dict[str, str]) -> Acknowledgements:
         phases = {"small": None, "wide": None}
-        return Waivers(make_profile(tmp_path, phases=phases, known=entries), RUN_ID)
+        return Acknowledgements(make_profile(tmp_path, phases=phases, known=entries), RUN_ID)
 
     return make
 
@@ -78,7 +78,7 @@ def ended(folder: Path, outcome: str, *hosts: tuple[str, ...] | None) -> PhaseRe
     ],
 )
 def test_a_criterion_is_known_by_its_name(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
     tmp_path: Path,
     phase: str,
     criterion: str,
@@ -112,7 +112,7 @@ def test_a_criterion_is_known_by_its_name(
 )
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "lost"])
 def test_a_job_is_known_by_the_hosts_of_all_its_causes(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
     tmp_path: Path,
     hosts: list[tuple[str, ...] | None],
     known: bool,
@@ -139,7 +139,7 @@ def test_a_job_is_known_by_the_hosts_of_all_its_causes(
     ],
 )
 def test_a_new_node_that_fails_in_the_same_way_is_not_known(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
     tmp_path: Path,
     primary: bool,
     detail: object,
@@ -156,7 +156,7 @@ def test_a_new_node_that_fails_in_the_same_way_is_not_known(
 
 @pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
 def test_a_new_node_is_not_hidden_whatever_found_it(
-    held: Callable[..., Waivers], tmp_path: Path, way: str
+    held: Callable[..., Acknowledgements], tmp_path: Path, way: str
 ) -> None:
     """Two nodes of one job fail alike: both must be acknowledged."""
     job = Evidence(tmp_path / "job", nodes=2, ranks_per_node=1).started()
@@ -199,7 +199,7 @@ def test_a_new_node_is_not_hidden_whatever_found_it(
     ],
 )
 def test_a_node_is_known_by_slurms_lists(
-    held: Callable[..., Waivers], tmp_path: Path, node: str, matched: list[str]
+    held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
 ) -> None:
     """Brackets are ranges of numbers, never classes of characters."""
     entries = held({**BAD_NODE, "node": node})
@@ -210,7 +210,7 @@ def test_a_node_is_known_by_slurms_lists(
 
 
 def test_a_warning_and_what_follows_decide_nothing(
-    held: Callable[..., Waivers], tmp_path: Path
+    held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
     """Where no cause is left that names a host, the job is not known."""
     result = ended(tmp_path, "failed", ("n3",))
@@ -220,14 +220,16 @@ def test_a_warning_and_what_follows_decide_nothing(
 
 @pytest.mark.parametrize("findings", [None, 7, "x", [7, None], [{"primary": True, "hosts": None}]])
 def test_findings_that_are_none_are_not_known(
-    held: Callable[..., Waivers], tmp_path: Path, findings: object
+    held: Callable[..., Acknowledgements], tmp_path: Path, findings: object
 ) -> None:
     """Whatever stands in the job's result, nothing raises and nothing is taken for known."""
     result = replace(ended(tmp_path, "failed"), job={"outcome": "failed", "findings": findings})
     assert held(BAD_NODE).answer(result, "job") is None
 
 
-def test_several_nodes_need_several_entries(held: Callable[..., Waivers], tmp_path: Path) -> None:
+def test_several_nodes_need_several_entries(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
     """All that answer are named; the earliest day counts."""
     later = (TODAY + timedelta(days=20)).isoformat()
     other = {"node": "n4", "reason": "fan", "until": later}
@@ -239,7 +241,7 @@ def test_several_nodes_need_several_entries(held: Callable[..., Waivers], tmp_pa
 
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "never_ran", "preempted", "lost"])
 def test_a_job_is_known_by_its_phase(
-    held: Callable[..., Waivers], tmp_path: Path, outcome: str
+    held: Callable[..., Acknowledgements], tmp_path: Path, outcome: str
 ) -> None:
     """`job` answers for it however it failed, and so for its criteria's one line."""
     entries = held({**SLOW, "criterion": "job"})
@@ -247,14 +249,16 @@ def test_a_job_is_known_by_its_phase(
     assert entries.answer(result, "job") and entries.answer(result, "test_other")
 
 
-def test_a_cancelled_job_is_not_known(held: Callable[..., Waivers], tmp_path: Path) -> None:
+def test_a_cancelled_job_is_not_known(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
     """We ended it: that is nobody's failure."""
     entries = held({**SLOW, "criterion": "job"}, BAD_NODE)
     assert entries.answer(ended(tmp_path, "cancelled", ("n3",)), "job") is None
 
 
 def test_an_entry_for_a_criterion_does_not_answer_for_the_job(
-    held: Callable[..., Waivers], tmp_path: Path
+    held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
     """Where the job failed no criterion was judged, whatever is known of it."""
     entries = held({**SLOW, "criterion": "test_*"})
@@ -266,7 +270,7 @@ def test_the_last_day_counts_and_the_next_does_not(tmp_path: Path) -> None:
     profile = make_profile(tmp_path, known=[{**SLOW, "until": "2026-01-31"}])
     passed = ended(tmp_path, "passed")
     for run_id, known in (("20260131-235959-abcdef", True), ("20260201-000000-abcdef", False)):
-        assert bool(Waivers(profile, run_id).answer(passed, "test_rate")) is known
+        assert bool(Acknowledgements(profile, run_id).answer(passed, "test_rate")) is known
 
 
 # What is told of entries
@@ -279,7 +283,7 @@ def tally(**outcomes: str) -> RunTally:
     return made
 
 
-def test_an_expired_entry_is_told(held: Callable[..., Waivers], tmp_path: Path) -> None:
+def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
     """With its line, whatever ran; it answers for nothing."""
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
@@ -301,7 +305,7 @@ def test_an_expired_entry_is_told(held: Callable[..., Waivers], tmp_path: Path) 
     ],
 )
 def test_an_entry_that_nothing_needed_is_told(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
     tmp_path: Path,
     outcomes: dict[str, str],
     result: Any,
@@ -320,7 +324,7 @@ def test_an_entry_that_nothing_needed_is_told(
     "part", [{"selection": "x"}, {"interrupted": True}, {"exitstatus": 2}, {"wide": ""}]
 )
 def test_nothing_is_said_of_entries_after_a_part_of_a_run(
-    held: Callable[..., Waivers], tmp_path: Path, part: dict[str, Any]
+    held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]
 ) -> None:
     """What was not asked for may fail still."""
     made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
@@ -337,7 +341,7 @@ def test_nothing_is_said_of_entries_after_a_part_of_a_run(
     ],
 )
 def test_a_node_that_nothing_failed_on_is_told(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
     tmp_path: Path,
     node: str,
     hosts: list[str],
@@ -359,7 +363,7 @@ def test_a_node_that_nothing_failed_on_is_told(
 
 
 def test_a_criterion_that_is_not_there_is_misnamed(
-    held: Callable[..., Waivers],
+    held: Callable[..., Acknowledgements],
 ) -> None:
     """With a near name; where a phase was not collected whole, nothing is said."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
