@@ -27,8 +27,8 @@ ELSEWHERE = {
     ("history", 0): "tests/history/test_history_command.py",
     ("compare", 0): "tests/history/test_compare_command.py::test_two_like_runs_do_not_differ",
     ("compare", 1): "tests/history/test_compare_command.py::test_what_differs_is_named",
-    ("references", 0): "tests/history/test_propose_command.py::test_what_is_printed_is_accepted_where_it_"
-    "is_pasted",
+    ("references", 0): "tests/history/test_propose_command.py::test_what_is_printed_is_"
+    "accepted_where_it_is_pasted",
     ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
     ("lab up", 1): "tests/lab/test_lab_failures.py",
     ("lab status", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
