@@ -75,7 +75,7 @@ def share_examples(args: argparse.Namespace, rank: Rank) -> tuple[Batch, int]:
         dataset_digest=digest({name: column.tolist() for name, column in examples.items()}),
         tokenizer_digest=digest(vocabulary),
     )
-    return examples, len(vocabulary)
+    return examples, max(vocabulary.values()) + 1
 
 
 def batch_of(examples: Batch, rows: range, device: torch.device) -> Batch:

@@ -31,7 +31,8 @@ def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
         num_key_value_heads=2,
         use_cache=False,
     )
-    return transformers.MistralForCausalLM(config).to(dtype)
+    tiny: Any = transformers.MistralForCausalLM(config)
+    return tiny.to(dtype)
 
 
 def add_adapters(base: Any) -> Any:

@@ -117,7 +117,8 @@ class Swept:
 
         def busbw(name: str, asked: int) -> float:
             one = collective(name, asked, ranks)
-            return bus_bytes(name, one["size_bytes"], ranks) / one["seconds"] / 1e9
+            seconds: float = one["seconds"]
+            return bus_bytes(name, one["size_bytes"], ranks) / seconds / 1e9
 
         best = {
             metric: max(busbw(name, size) for size in SIZES)
