@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
 from .evidence import BETWEEN, INSIDE, Unmeasured, fail
-from .transports import PhaseLink, Transports
+from .nccl import Log
+from .transports import PhaseLink, PlacedEdges, place_edges
 
 if TYPE_CHECKING:
     from .cluster import Expectation
@@ -40,16 +42,53 @@ class Connection:
         return f" ({' -> '.join(names)})" if names else ""
 
 
+class Transports:
+    """The connections of a phase, on two sides, each with the check that criteria use."""
+
+    def __init__(self, result: PhaseResult) -> None:
+        self._result = result
+
+    @property
+    def log(self) -> Log:
+        """NCCL's logs of all nodes. What cannot be read of them is in `unreadable`."""
+        return self._result.nccl.log
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        return self._result.nccl.unreadable
+
+    @cached_property
+    def placed(self) -> PlacedEdges:
+        """Each edge of the logs between the ranks of the phase that it joins."""
+        return place_edges(self._result)
+
+    @property
+    def nodes(self) -> dict[int, int]:
+        """Rank of the phase -> its node rank; ranks that nothing places are missing."""
+        return self.placed.nodes
+
+    @property
+    def intra_node(self) -> Side:
+        """The connections inside nodes."""
+        return Side(self, self._result, inside=True)
+
+    @property
+    def inter_node(self) -> Side:
+        """The connections between nodes."""
+        return Side(self, self._result, inside=False)
+
+    def kinds(self) -> list[str]:
+        """The kinds of all connections, in alphabetical order."""
+        return self.log.kinds()
+
+
 @dataclass(frozen=True)
 class Side:
     """The connections inside nodes, or those between nodes."""
 
     transports: Transports
+    result: PhaseResult
     inside: bool
-
-    @property
-    def result(self) -> PhaseResult:
-        return self.transports.result
 
     def links(self) -> list[PhaseLink]:
         return [link for link in self.transports.placed.links if link.inside is self.inside]
@@ -169,8 +208,8 @@ class Side:
         """The first thing without which nothing can be said to be right; empty if all is there."""
         transports = self.transports
         placed = transports.placed
-        if unreadable := self.result.nccl.unreadable:
-            return unreadable[0]
+        if transports.unreadable:
+            return transports.unreadable[0]
         homeless = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
         if homeless:
             return f"{homeless[0]} has no known node"
@@ -294,27 +333,6 @@ class Side:
 
     def _name(self, rank: int) -> str:
         return str(self.result.ranks[rank])
-
-
-@dataclass(frozen=True)
-class TransportSides:
-    """The connections of a phase by side, each with the check that criteria use."""
-
-    transports: Transports
-
-    @property
-    def intra_node(self) -> Side:
-        """The connections inside nodes."""
-        return Side(self.transports, inside=True)
-
-    @property
-    def inter_node(self) -> Side:
-        """The connections between nodes."""
-        return Side(self.transports, inside=False)
-
-    def kinds(self) -> list[str]:
-        """The kinds of all connections, in alphabetical order."""
-        return self.transports.log.kinds()
 
 
 def matches(wording: str, glob: str) -> bool:

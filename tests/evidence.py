@@ -10,7 +10,7 @@ from typing import Any
 from pytest_clustersmoke.cluster import Profile, load
 from pytest_clustersmoke.marker import Marked
 from pytest_clustersmoke.phase import Phase, resolve
-from pytest_clustersmoke.phase_view import PhaseView
+from pytest_clustersmoke.phase_view import PhaseView, view_phase
 from pytest_clustersmoke.result import collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from pytest_clustersmoke.telemetry import EventWriter
@@ -97,4 +97,4 @@ class Evidence:
         return self
 
     def result(self, profile: Profile | None = None) -> PhaseView:
-        return PhaseView.of(collect(self.dir, profile))
+        return view_phase(collect(self.dir, profile))
