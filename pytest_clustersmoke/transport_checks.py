@@ -184,9 +184,9 @@ class Side:
                 yield from (f"{self._name(rank)}: NVLS, {reason}" for rank in sorted(placed.nvls))
             return
         for rank, connections in sorted(placed.collnet.items()):
-            for one in connections:
-                if reason := _forbidden(one.wording, expect):
-                    yield f"{self._name(rank)}: {one.wording}, {reason}: {one.where}"
+            for connection in connections:
+                if reason := _forbidden(connection.wording, expect):
+                    yield f"{self._name(rank)}: {connection.wording}, {reason}: {connection.where}"
 
     def _wrong_anywhere(self, expect: Expectation) -> Iterator[str]:
         """What is forbidden is so on both sides: it need not be placed."""
@@ -199,7 +199,7 @@ class Side:
         """What the logs say of the cause."""
         names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
         scopes = {process.scope for process in self.transports.log.without_ib}
-        nodes = sorted({str(names.get(int(one), one)) for one in scopes if one.isdigit()})
+        nodes = sorted({str(names.get(int(scope), scope)) for scope in scopes if scope.isdigit()})
         return f"\nNCCL found no InfiniBand device on {', '.join(nodes)}" if nodes else ""
 
     # -- What is not known -------------------------------------------------------------------------
@@ -237,10 +237,10 @@ class Side:
         """A rank whose own log is not whole: an init without its end, or no connection that it
         made. What the others say of connections to it does not stand for those it made itself."""
         placed, log = self.transports.placed, self.transports.log
-        for one in log.communicators:
-            for number, member in one.members.items():
+        for communicator in log.communicators:
+            for number, member in communicator.members.items():
                 if member.started and not member.complete:
-                    who = f"{member.process} (rank {number} of {one.ranks or '?'})"
+                    who = f"{member.process} (rank {number} of {communicator.ranks or '?'})"
                     return f"NCCL's init of {who} began, and its end is not in the log"
         sent = {link.source for link in placed.links if link.edge.role != "receive"}
         mute = [
@@ -263,7 +263,7 @@ class Side:
         return {
             rank
             for rank, held in placed.collnet.items()
-            if any(matches(one.wording, glob) for one in held for glob in globs)
+            if any(matches(connection.wording, glob) for connection in held for glob in globs)
         }
 
     def _why_none(self) -> str:
@@ -295,8 +295,8 @@ class Side:
             joined[node[link.source]].add(node[link.destination])
             joined[node[link.destination]].add(node[link.source])
         in_network = {node[rank] for rank in reduced}
-        for one in in_network:
-            joined[one] |= in_network
+        for other in in_network:
+            joined[other] |= in_network
         first = min(names)
         reached, ahead = {first}, [first]
         while ahead:
@@ -304,7 +304,7 @@ class Side:
             reached |= new
             ahead += new
         apart = sorted(set(names) - reached)
-        return ", ".join(str(names[one]) for one in apart[:MOST_SHOWN])
+        return ", ".join(str(names[node]) for node in apart[:MOST_SHOWN])
 
     def _half_told(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
         """A network connection of which only one end's log is known, though both log it: the other
@@ -315,9 +315,9 @@ class Side:
                 ends[link.source, link.destination][link.edge.role] = link
                 if expect.hca and link.edge.nic is None:
                     return f"the RDMA device of {link.where} is not known"
-        for (source, destination), told in ends.items():
+        for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
-                if role not in told:
+                if role not in by_role:
                     return (
                         f"the {end} of {self._say_ends(source, destination)} logged nothing of it"
                     )
@@ -355,6 +355,6 @@ def _is_hca(nic: str, glob: str) -> bool:
 def _listed(wrong: list[str], what: str) -> str:
     if len(wrong) == 1:
         return wrong[0]
-    shown = "\n".join(f"  {one}" for one in wrong[:MOST_SHOWN])
+    shown = "\n".join(f"  {text}" for text in wrong[:MOST_SHOWN])
     rest = f"\n  … and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
     return f"{len(wrong)} {what}:\n{shown}{rest}"

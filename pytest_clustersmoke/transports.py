@@ -59,10 +59,10 @@ def place_edges(result: PhaseResult) -> PlacedEdges:
         else:
             inside = nodes[ends[0]] == nodes[ends[1]]
             placed.links.append(PhaseLink(*ends, inside, edge))
-    for one in log.collnet:
-        rank = _rank_of(one.logger, processes)
+    for connection in log.collnet:
+        rank = _rank_of(connection.logger, processes)
         if rank is not None:
-            placed.collnet.setdefault(rank, []).append(one)
+            placed.collnet.setdefault(rank, []).append(connection)
     placed.nvls = {
         rank for process in log.nvls if (rank := _rank_of(process, processes)) is not None
     }
@@ -89,11 +89,11 @@ def _by_log_alone(result: PhaseResult, processes: Processes) -> dict[int, NcclPr
     """Ranks without events, by a communicator of all ranks whose numbers are the phase's."""
     lost = {rank.rank for rank in result.ranks if not rank.start}
     found: dict[int, NcclProcess] = {}
-    for one in result.nccl.log.communicators if lost else ():
-        who = {n: m.process for n, m in one.members.items() if m.process is not None}
+    for communicator in result.nccl.log.communicators if lost else ():
+        who = {n: m.process for n, m in communicator.members.items() if m.process is not None}
         known = {n: _rank_of(process, processes) for n, process in who.items()}
         agree = all(rank == n for n, rank in known.items() if n not in lost)
-        if one.ranks == result.world_size and agree and len(known) > len(lost):
+        if communicator.ranks == result.world_size and agree and len(known) > len(lost):
             found |= {n: who[n] for n in lost & who.keys() if known[n] is None}
     return found
 
