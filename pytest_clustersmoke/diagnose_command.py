@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from . import clean
+from .clean import sanitize_line
 from .logs.log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, print_lines
 
@@ -119,21 +119,21 @@ def text(found: list[Finding], read: int, paper: TextOutput) -> Iterator[str]:
         for one in follow_on:
             first = one.evidence[0]
             told = f"{one.id}: {one.cause} ({_count(one)}; {first.file}:{first.line})"
-            yield from paper.wrap(clean.line(told), "  ", "    ")
+            yield from paper.wrap(sanitize_line(told), "  ", "    ")
 
 
 def _cause(one: Finding, number: str, paper: TextOutput) -> Iterator[str]:
-    for line in paper.wrap(clean.line(f"{number}{one.cause} [{one.id}]"), rest="   "):
+    for line in paper.wrap(sanitize_line(f"{number}{one.cause} [{one.id}]"), rest="   "):
         yield paper.bold(line)
     where = _where(one)
     if where:
-        yield from paper.wrap(clean.line(where), "   where: ", "     ")
+        yield from paper.wrap(sanitize_line(where), "   where: ", "     ")
     for evidence in one.evidence:
         told = f"{evidence.file}:{evidence.line}: {evidence.text}"
-        yield from paper.wrap(clean.line(told), "   ", "     ")
+        yield from paper.wrap(sanitize_line(told), "   ", "     ")
     if one.detail["lines"] > len(one.evidence):
         yield f"   ... {_count(one)} in all"
-    yield from paper.wrap(clean.line(one.fix), "   next: ", "     ")
+    yield from paper.wrap(sanitize_line(one.fix), "   next: ", "     ")
 
 
 def _where(one: Finding) -> str:

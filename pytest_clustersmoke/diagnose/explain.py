@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from .. import clean
+from ..clean import sanitize_lines
 from ..evidence import RankResult
 from ..findings import Evidence, Finding, job_logs, last_line, lines_before
 from ..nccl.reader import Unreadable
@@ -147,7 +147,7 @@ def _raised(search: SignatureSearch, finding: Finding, case: FailureEvidence) ->
         if rank.rank not in finding.ranks or error is None:
             continue
         raised = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
-        stream = io.BytesIO(clean.lines(raised).encode())
+        stream = io.BytesIO(sanitize_lines(raised).encode())
         search.stream(stream, str(rank.events.path), rank.node, rank.rank)
         _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
 

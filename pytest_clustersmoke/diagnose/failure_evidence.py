@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from .. import clean
+from ..clean import sanitize_line
 from ..findings import MAX_TEXT, Evidence, job_logs, numbered_lines
 from ..result import PhaseResult
 from ..rundir import read_json
@@ -128,7 +128,7 @@ class FailureEvidence:
     def lines(self, ranks: Iterable[int]) -> dict[str, str]:
         """Rank -> the line of the program on which it stood."""
         found = ((rank, self.stacks.get(rank)) for rank in list(ranks)[:MAX_LINES])
-        return {str(rank): clean.line(stack.line) for rank, stack in found if stack}
+        return {str(rank): sanitize_line(stack.line) for rank, stack in found if stack}
 
     def evidence(self, ranks: Iterable[int]) -> list[Evidence]:
         """Stack and flight recorder of each, as far as they are there."""

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from .. import clean
+from ..clean import sanitize_line
 from ..findings import Finding
 from ..result import PhaseResult
 from ..text import ranges
@@ -139,12 +139,12 @@ def _absent(case: FailureEvidence, one: Absence, why: str) -> Finding:
         + f"; {why}"
     )
     detail = case.detail(
-        group=clean.line(one.group),
+        group=sanitize_line(one.group),
         number=one.number,
-        collective=clean.line(str(one.call)),
+        collective=sanitize_line(str(one.call)),
         waiters=list(one.waiters),
         lines=case.lines(culprits),
-        waiters_at=clean.line(line),
+        waiters_at=sanitize_line(line),
     )
     return _found(case, culprits, cause, one.waiters, detail)
 
@@ -217,12 +217,12 @@ def _together(
     line = line_of(case, call, ranks)
     what = f"{call.kind} {call.number} of group {group}" + (f" at {line}" if line else "")
     detail = case.detail(
-        group=clean.line(group),
+        group=sanitize_line(group),
         number=call.number,
-        collective=clean.line(str(call)),
+        collective=sanitize_line(str(call)),
         waiters=ranks,
         lines=case.lines(idle),
-        waiters_at=clean.line(line),
+        waiters_at=sanitize_line(line),
     )
     if idle:
         cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
@@ -312,11 +312,13 @@ def find_mismatch(case: FailureEvidence) -> list[Finding]:
         )
     lines = {ranges(ranks): line_of(case, call, ranks) for call, ranks in found.sides}
     detail = case.detail(
-        group=clean.line(found.group),
+        group=sanitize_line(found.group),
         number=found.number,
         how=found.how if found.told else "cannot be told",
-        calls={ranges(ranks): clean.line(_call(case, call, ranks)) for call, ranks in found.sides},
-        lines={ranks: clean.line(line) for ranks, line in lines.items()},
+        calls={
+            ranges(ranks): sanitize_line(_call(case, call, ranks)) for call, ranks in found.sides
+        },
+        lines={ranks: sanitize_line(line) for ranks, line in lines.items()},
     )
     shown = [ranks[0] for _, ranks in (*odd, found.sides[0])]
     return [

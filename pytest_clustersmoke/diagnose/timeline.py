@@ -23,7 +23,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from .. import clean
+from ..clean import sanitize_line
 from ..evidence import RankResult
 from ..findings import Evidence, job_logs, tail_lines
 from ..result import PhaseResult
@@ -269,7 +269,7 @@ def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, E
             continue
         last = max(last, when)
         if abs(when - time) <= AROUND_S:
-            yield when, clean.line(text).strip(), Evidence(str(path), line, text)
+            yield when, sanitize_line(text).strip(), Evidence(str(path), line, text)
 
 
 def _find_stamp(text: str) -> re.Match[str] | None:
