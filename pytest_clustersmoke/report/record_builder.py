@@ -7,13 +7,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
+from ..cluster import Profile, Reference
 from ..environment import seen
 from ..history.past_criterion import read_judgement
 from ..identity import identity
 from ..marker import size_mark
+from ..phase import Phase
 from ..references import compare
 from ..result import PhaseResult, collect
 from ..rundir import RunDir
@@ -23,10 +25,6 @@ from .node_facts import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
 from .topology import build_topology
-
-if TYPE_CHECKING:
-    from ..cluster import Profile, Reference
-    from ..phase import Phase
 
 # What result.json says of a phase's job; of a job that nobody saw end it says nothing.
 JOB_UNKNOWN: dict[str, Any] = {
