@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from . import clean
+from .clean import sanitize_line
 from .items import JobItem, PhaseClass, phase_class
 
 # Options that leave tests out, and leave nothing out where all of them are to run.
@@ -49,7 +49,7 @@ def is_whole(config: pytest.Config) -> bool:
 
 def _changed(config: pytest.Config) -> str:
     """What --cluster-set changed of the phases; empty where it changed nothing."""
-    words = [clean.line(word) for word in config.getoption("--cluster-set", None) or ()]
+    words = [sanitize_line(word) for word in config.getoption("--cluster-set", None) or ()]
     return f"with --cluster-set {', '.join(words)}" if words else ""
 
 

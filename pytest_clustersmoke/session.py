@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from . import diagnose
-from .diagnose.node_checks import warnings
+from .diagnose.node_findings import check_warnings
 from .findings import Finding
 from .launch.flag import visible
 from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
@@ -235,7 +235,7 @@ class Session:
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # a node's own words may be those of a victim
             judgement = Judgement("failed", findings[0].cause)
-        findings += warnings(result)
+        findings += check_warnings(result)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(

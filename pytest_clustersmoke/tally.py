@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import clean
 from .acknowledgements import Acknowledgements
+from .clean import sanitize_lines
 from .cluster import Profile
 from .evidence import BETWEEN, INSIDE
 from .items import JobFailed
@@ -186,4 +186,4 @@ def words_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     else:
         crash = getattr(why, "reprcrash", None)
         words = str(crash.message) if crash is not None else str(why or "")
-    return clean.lines(words[-MAX_WORDS:])
+    return sanitize_lines(words[-MAX_WORDS:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import clean
+from pytest_clustersmoke.clean import sanitize_lines
 from pytest_clustersmoke.report.terminal import write_summary
 
 from . import records
@@ -210,7 +210,7 @@ raise SystemExit(bad)
 )
 def test_control_characters_are_replaced(text: str, shown: str) -> None:
     """Control and direction characters become the replacement character."""
-    assert clean.lines(text) == shown
+    assert sanitize_lines(text) == shown
 
 
 def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:

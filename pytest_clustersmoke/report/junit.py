@@ -17,7 +17,8 @@ from xml.etree.ElementTree import Element
 
 from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
-from .. import __version__, clean
+from .. import __version__
+from ..clean import sanitize_line
 from ..identity import VERSIONS, identity
 from ..result import PhaseResult
 
@@ -42,8 +43,8 @@ def phase_properties(result: PhaseResult) -> list[Property]:
     job = result.job
     properties: list[Property] = [
         ("phase", result.name),
-        ("job_id", clean.line(str(job.get("job_id", "")))),
-        ("nodes", clean.line(",".join(node.name for node in result.nodes))),
+        ("job_id", sanitize_line(str(job.get("job_id", "")))),
+        ("nodes", sanitize_line(",".join(node.name for node in result.nodes))),
         ("outcome", result.outcome),
     ]
     for name in ("queue_s", "run_s"):
@@ -51,7 +52,7 @@ def phase_properties(result: PhaseResult) -> list[Property]:
         properties.append((name, "" if value is None else value))
     properties += sorted(result.metrics().items())
     properties += identity(result).versions.items()
-    properties.append(("transport", clean.line(result.transport_summary())))
+    properties.append(("transport", sanitize_line(result.transport_summary())))
     return properties
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import clean
+from ..clean import sanitize_line
 from ..result import PhaseResult
 from .run_record import DifferenceRecord, FactsRecord
 
@@ -148,4 +148,4 @@ def _rows(value: Any) -> list[dict[str, Any]]:
 
 
 def _word(value: Any) -> str:
-    return clean.line(str(value)[:MAX_WORDS])
+    return sanitize_line(str(value)[:MAX_WORDS])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
-from .. import clean
+from ..clean import sanitize_line
 from ..telemetry import METRICS
 from ..verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 from .run_record import Outcome, PhaseRecord, Result, RunRecord
@@ -52,7 +52,7 @@ def exposition(record: RunRecord) -> str:
         for values, value in gauge.samples:
             if value is not None:
                 where = (record.cluster, *values)
-                family.add_metric([clean.line(str(word)) for word in where], value)
+                family.add_metric([sanitize_line(str(word)) for word in where], value)
         if family.samples:
             families.append(family)
 

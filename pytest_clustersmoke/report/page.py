@@ -15,7 +15,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import clean
+from ..clean import sanitize_lines
 from .highlights import show_number, unit_words, words
 from .page_view import (
     PERCENTILES,
@@ -126,9 +126,9 @@ def _clean(value: Any) -> Any:
     """The same data with every text harmless, names of fields and entries included."""
     if isinstance(value, str):
         cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + " …"
-        return clean.lines(cut)
+        return sanitize_lines(cut)
     if isinstance(value, Mapping):
-        return {clean.lines(str(key)): _clean(inner) for key, inner in value.items()}
+        return {sanitize_lines(str(key)): _clean(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value]
     return value

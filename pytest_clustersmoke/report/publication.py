@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .. import clean
+from ..clean import sanitize_line
 from ..history import HistoryUnusable, add, annotate
 from ..rundir import RunDir, write_json, write_whole
 from ..telemetry import plain
@@ -143,7 +143,7 @@ def _history_remark(error: Exception) -> str:
     if isinstance(error, HistoryUnusable):
         return str(error)
     # Of damage nobody foresaw: the report comes first.
-    return clean.line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]
+    return sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]
 
 
 def _write_views(
@@ -167,7 +167,7 @@ def _write_views(
         try:
             write()
         except Exception as error:
-            words = clean.line(f"{type(error).__name__}: {error}"[:MAX_REMARK])
+            words = sanitize_line(f"{type(error).__name__}: {error}"[:MAX_REMARK])
             remarks.append(f"{name} was not written: {words}")
     return remarks
 

@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .. import clean
+from ..clean import sanitize_line, sanitize_lines
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
@@ -182,14 +182,14 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 def inline(words: str) -> str:
     """The words on one line, as they are."""
-    apart = LINKED.sub(APART, clean.line(words[:MAX_WORDS]).strip())
+    apart = LINKED.sub(APART, sanitize_line(words[:MAX_WORDS]).strip())
     marked = MARKUP.sub(r"\\\1", html.escape(apart, quote=False))
     return marked.replace("$", FORMULA)
 
 
 def code(words: str) -> str:
     """The words on one line, as code. Not for a table, where a bar would end the cell."""
-    text = clean.line(words).strip()
+    text = sanitize_line(words).strip()
     fence = "`" * (_longest(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
     return f"{fence}{pad}{text}{pad}{fence}"
@@ -197,7 +197,7 @@ def code(words: str) -> str:
 
 def block(words: str) -> str:
     """The words with their lines, as a block of code."""
-    text = clean.lines(words)
+    text = sanitize_lines(words)
     fence = "`" * max(3, _longest(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
 

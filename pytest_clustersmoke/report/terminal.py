@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .. import clean
+from ..clean import sanitize_line, sanitize_lines
 from ..environment import Remark, grouped, lines
 from ..references import show
 from ..result import PhaseResult
@@ -30,7 +30,7 @@ MAX_WARNINGS, MAX_ALSO = 10, 16
 
 def job_failure(result: PhaseResult) -> str:
     """The text of a failed `::job`: outcome, reason, then each finding with evidence and fix."""
-    reason = clean.line(str(result.job.get("reason", "")))
+    reason = sanitize_line(str(result.job.get("reason", "")))
     text = [f"phase {result.name}: {result.outcome}: {reason}"]
     findings = result.job.get("findings", [])
     for finding in findings:
@@ -41,7 +41,7 @@ def job_failure(result: PhaseResult) -> str:
     if len(also) > MAX_ALSO:
         text.append(f"... and {len(also) - MAX_ALSO} more in report.json")
     text += ["", f"evidence: {result.directory.root}"]
-    return clean.lines("\n".join(text))
+    return sanitize_lines("\n".join(text))
 
 
 def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
@@ -53,7 +53,7 @@ def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
     timeline = finding.get("detail", {}).get("timeline", [])
     if len(timeline) > 1:
         yield "  what happened, in seconds from then:"
-        yield from (f"  {clean.line(str(moment))}" for moment in timeline)
+        yield from (f"  {sanitize_line(str(moment))}" for moment in timeline)
     yield f"  next: {finding['fix']}"
 
 
@@ -63,9 +63,9 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
     table = _phase_lines(record) if record.proof is None else gate_lines(record)
     for line, colour in table:
         # Logs are hostile text: no control character of theirs reaches the terminal.
-        reporter.write_line(clean.lines(line), **({colour: True} if colour else {}))
+        reporter.write_line(sanitize_lines(line), **({colour: True} if colour else {}))
     for line in report:
-        reporter.write_line(clean.lines(line))
+        reporter.write_line(sanitize_lines(line))
     colour = COLOURS.get(record.verdict, "yellow")
     reporter.write_line(record.sentence, bold=True, **{colour: True})
 

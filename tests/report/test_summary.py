@@ -13,7 +13,7 @@ from cmarkgfm.cmark import Options
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke import clean
+from pytest_clustersmoke.clean import sanitize_line, sanitize_lines
 from pytest_clustersmoke.report.summary import (
     APART,
     MAX_BYTES,
@@ -56,7 +56,7 @@ def cells(markup: str) -> list[list[str]]:
 
 
 def seen(words: str) -> str:
-    return clean.line(words).strip()
+    return sanitize_line(words).strip()
 
 
 @given(st.text() | st.text(alphabet="|`*_<>&[]()@#:/.$~\\!-+=1aw\n \t"))
@@ -90,7 +90,7 @@ def test_code_is_shown_letter_by_letter(words: str) -> None:
         shown,
         re.DOTALL,
     )
-    assert found is not None and html.unescape(found[1]) == clean.lines(words)
+    assert found is not None and html.unescape(found[1]) == sanitize_lines(words)
 
 
 def test_nobody_is_mentioned_and_nothing_linked() -> None:

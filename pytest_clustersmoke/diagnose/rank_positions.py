@@ -1,19 +1,24 @@
-"""Where a rank stood: its stacks, as faulthandler or py-spy wrote them.
+"""Where ranks stood: by their stacks, which faulthandler or py-spy wrote, and their last marks.
 
 A file of stacks may hold several: of a data loader's worker that was ended long before, of the rank
 when it was asked, of its children, of its end. The node's watch writes a line before each that it
-asks for; the first behind the rank's own is what counts.
+asks for; the first behind the rank's own is what counts. Where a collective hangs or breaks, most
+ranks are victims: stacks and marks show which rank the others waited for.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..evidence import RankResult
 from ..findings import MAX_TEXT, Evidence
+from ..result import PhaseResult
 from ..rundir import PhaseDir
+from ..text import ranges
 
 MAX_BYTES = 4 * 2**20
 FRAME = re.compile(r'  File "(.{1,1000})", line (\d{1,9}) in (.{1,300})')
@@ -29,6 +34,7 @@ COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py$")
 # is waited for that runs a collective.
 PERHAPS = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/cuda/(?:__init__|streams)\.py$")
 LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
+MAX_POSITIONS = 32
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class _Dump:
     threads: list[list[Frame]] = field(default_factory=list)
 
 
-def of_rank(directory: PhaseDir, rank: int) -> Stack | None:
+def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
     """Where the rank's main thread stood while it hung; where nobody asked it, as it ended."""
     path = directory.rank_stack(rank)
     dumps = [one for one in _dumps(path) if any(one.threads)]
@@ -109,7 +115,7 @@ def of_rank(directory: PhaseDir, rank: int) -> Stack | None:
     return _spied(directory.rank_py_spy(rank))
 
 
-def of_error(path: Path, number: int, traceback: str) -> Stack | None:
+def stack_of_error(path: Path, number: int, traceback: str) -> Stack | None:
     """Where a rank raised: `number` is the line of its error among its events."""
     frames = [
         Frame(found[1], int(found[2]), found[3], number, found[0].strip())
@@ -118,7 +124,7 @@ def of_error(path: Path, number: int, traceback: str) -> Stack | None:
     return Stack(path, tuple(reversed(frames))) if frames else None
 
 
-def of_children(directory: PhaseDir, rank: int) -> list[Stack]:
+def stacks_of_children(directory: PhaseDir, rank: int) -> list[Stack]:
     """Where the processes that it forked stood."""
     path = directory.rank_stack(rank)
     return [
@@ -169,3 +175,88 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError:
         return
     yield from enumerate(text.split("\n"), 1)
+
+
+def left_before(result: PhaseResult, victims: Iterable[RankResult]) -> list[RankResult]:
+    """The ranks that said they were done without having been through the stage in which a victim
+    still was: they returned from their program early."""
+    inside = {stage for victim in victims if (stage := _inside(victim))}
+    return [rank for rank in result.ranks if rank.done and inside - _ended(rank)]
+
+
+def read_stacks(result: PhaseResult) -> dict[int, Stack]:
+    """Rank -> where its main thread stood, where it left a stack; where it raised, if it did."""
+    found = {rank.rank: _stack_of(result, rank) for rank in result.ranks}
+    return {rank: stack for rank, stack in found.items() if stack is not None}
+
+
+def _stack_of(result: PhaseResult, rank: RankResult) -> Stack | None:
+    error = rank.events.last("error")
+    if error is not None:
+        line, traceback = rank.events.line_of(error), str(error.get("traceback"))
+        raised = stack_of_error(rank.events.path, line, traceback)
+        if raised is not None:
+            return raised
+    return stack_of_rank(result.directory, rank.rank)
+
+
+def ranks_elsewhere(where: Mapping[int, Stack], world: Collection[int]) -> list[int]:
+    """The ranks whose stack is in no collective while all others' are or may be, in one at least
+    for certain; none where no stack of all but one tells."""
+    away = [rank for rank in world if rank in where and not where[rank].perhaps_in_collective]
+    unknown = [rank for rank in world if rank not in where]
+    waits = [rank for rank in world if rank in where and where[rank].perhaps_in_collective]
+    return away if away and waits and not unknown else []
+
+
+def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
+    """Of these ranks those that have come least far, by their stages first, then by their steps;
+    none where all are equally far."""
+    marks = {rank.rank: _progress(rank) for rank in result.ranks if rank.rank in among}
+    least = min(marks.values(), default=(0, 0))
+    found = [rank for rank, mark in marks.items() if mark == least]
+    return found if len(found) < len(marks) else []
+
+
+def ranks_by_position(result: PhaseResult) -> dict[str, str]:
+    """Last stage and step -> the ranks that stood there, of all nodes."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank in result.ranks:
+        found[describe_position(rank)].append(rank.rank)
+    return {where: ranges(ranks) for where, ranks in list(found.items())[:MAX_POSITIONS]}
+
+
+def describe_position(rank: RankResult) -> str:
+    """The rank's last stage, and its last step where that is in it."""
+    if rank.done:
+        return "done"
+    stage, step = rank.events.last("stage"), rank.events.last("step")
+    if stage is None:
+        return "before its Rank" if not rank.start else "init"
+    name, state = str(stage.get("name"))[:100], stage.get("state")
+    if state == "end":
+        return f"after {name}"
+    if name == "train" and step is not None and type(step.get("step")) is int:
+        return f"{name}, step {step['step']} of {step.get('steps')}"[:200]
+    return name
+
+
+def _progress(rank: RankResult) -> tuple[int, int]:
+    """How many stages it began and ended, and the last step it marked."""
+    if rank.done:
+        return 2**31, 0
+    step = (rank.events.last("step") or {}).get("step")
+    return sum(1 for _ in rank.events.named("stage")), step if type(step) is int else 0
+
+
+def _inside(rank: RankResult) -> str:
+    stage = rank.events.last("stage") or {}
+    return str(stage.get("name")) if stage.get("state") == "begin" else ""
+
+
+def _ended(rank: RankResult) -> set[str]:
+    return {
+        str(record.get("name"))
+        for record in rank.events.named("stage")
+        if record.get("state") == "end"
+    }

@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.nccl.reader import Unreadable
-from pytest_clustersmoke.signatures import order, pieces, place, schema, search, unknown
-from pytest_clustersmoke.signatures.search import Search
+from pytest_clustersmoke.signatures import first_error, log_lines, signature_search
+from pytest_clustersmoke.signatures.log_lines import Time, host_of_line, last_time_in, rank_of_line
+from pytest_clustersmoke.signatures.signature_file import shipped_signatures
+from pytest_clustersmoke.signatures.signature_findings import order_findings
+from pytest_clustersmoke.signatures.signature_search import SignatureSearch
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -27,7 +30,7 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-SAMPLES = [sample.text for one in schema.known() for sample in one.samples]
+SAMPLES = [sample.text for one in shipped_signatures() for sample in one.samples]
 
 
 @pytest.mark.parametrize("text", [OOM, KILLED, TRACEBACK.format("[rank3]: ")])
@@ -35,7 +38,10 @@ SAMPLES = [sample.text for one in schema.known() for sample in one.samples]
 def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
     """Wherever a text lies, its finding, line, rank and host are the same."""
     (expected, *_) = diagnosed(text)
-    for border in (search.CHUNK_BYTES, search.CHUNK_BYTES - search.AHEAD_BYTES):
+    for border in (
+        signature_search.CHUNK_BYTES,
+        signature_search.CHUNK_BYTES - signature_search.AHEAD_BYTES,
+    ):
         lines = "x" * 98 + "\n"
         before = lines * ((border - back) // len(lines))
         before += "y" * (border - back - len(before) - 1) + "\n"
@@ -54,11 +60,11 @@ def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
 
 def test_a_line_without_an_end() -> None:
     """It is looked at in pieces; a word in it is found once, with what stands around it."""
-    filler = b"a" * 3 * search.CHUNK_BYTES
+    filler = b"a" * 3 * signature_search.CHUNK_BYTES
     (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
     assert found.id == "cuda_oom" and found.detail["lines"] == 1
     assert "CUDA out of memory" in found.evidence[0].text
-    assert len(found.evidence[0].text) <= pieces.MAX_TEXT
+    assert len(found.evidence[0].text) <= log_lines.MAX_TEXT
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
@@ -71,14 +77,14 @@ def test_memory_does_not_grow_with_the_log() -> None:
             self.left -= 1
             return (OOM + KILLED + TRACEBACK.format("")).encode() * 400 if self.left else b""
 
-    found = Search(schema.known())
+    found = SignatureSearch(shipped_signatures())
     tracemalloc.start()
     try:
         found.stream(cast(BinaryIO, Endless()), "0.log")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert ids(order.findings(found))[0] == "rank_killed"
+    assert ids(order_findings(found))[0] == "rank_killed"
     assert peak < 16 * 2**20
 
 
@@ -104,10 +110,10 @@ def test_a_log_with_garbage_is_searched(garbage: bytes) -> None:
     """A cause counts wherever it stands in it; one who may pass such a file over need not look."""
     for raw in (OOM.encode() + garbage, garbage + OOM.encode(), garbage + b"\n" + KILLED.encode()):
         assert ids(diagnosed(raw))[0] in ("cuda_oom", "rank_killed")
-        search = Search(schema.known())
+        search = SignatureSearch(shipped_signatures())
         with pytest.raises(Unreadable, match="binary"):
             search.stream(io.BytesIO(raw), "0.log", insist=False)
-        assert order.findings(search) == []
+        assert order_findings(search) == []
 
 
 def test_of_several_logs_garbage_is_told_apart() -> None:
@@ -119,18 +125,18 @@ def test_of_several_logs_garbage_is_told_apart() -> None:
 def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
     """After so many looks none of them costs more than being found; what follows is not lost."""
 
-    class Counted(Search):
+    class Counted(SignatureSearch):
         looked = 0
 
         def _line(self, *args: Any) -> None:
             self.looked += 1
             super()._line(*args)
 
-    found = Counted(schema.known())
+    found = Counted(shipped_signatures())
     torn = "Traceback (most recent call last):\n" * 50_000
     found.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
-    assert ids(order.findings(found)) == ["cuda_oom"]
-    assert found.looked < unknown.MAX_LOOKS + 9
+    assert ids(order_findings(found)) == ["cuda_oom"]
+    assert found.looked < first_error.MAX_LOOKS + 9
 
 
 @pytest.mark.parametrize(
@@ -147,9 +153,9 @@ def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
         ("no time 12:00", None),
     ],
 )
-def test_the_time_of_a_line(line: str, time: place.Time | None) -> None:
+def test_the_time_of_a_line(line: str, time: Time | None) -> None:
     """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
-    assert place.time(line) == time
+    assert last_time_in(line) == time
 
 
 @pytest.mark.parametrize(
@@ -169,13 +175,13 @@ def test_the_time_of_a_line(line: str, time: place.Time | None) -> None:
 )
 def test_the_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
     """Only what is certain: a label of srun, or of torchrun within its node, is no rank."""
-    assert (place.rank(line), place.host(line)) == (rank, host)
+    assert (rank_of_line(line), host_of_line(line)) == (rank, host)
 
 
 def check(found: list[Finding]) -> None:
     for one in found:
         assert one.cause and one.fix and one.evidence
-        assert all(len(line.text) <= pieces.MAX_TEXT and line.line > 0 for line in one.evidence)
+        assert all(len(line.text) <= log_lines.MAX_TEXT and line.line > 0 for line in one.evidence)
     primary = [one.primary for one in found]
     assert primary == sorted(primary, reverse=True)
 
@@ -221,16 +227,16 @@ def test_a_stream_that_gives_little_at_a_time() -> None:
             return super().read(min(size or 1, 100))
 
     text = "x\n" * 50_000 + OOM + WATCHDOG.format(1, "10")
-    found = Search(schema.known())
+    found = SignatureSearch(shipped_signatures())
     found.stream(Slow(text.encode()), "0.log")
-    assert ids(order.findings(found)) == ids(diagnosed(text))
-    assert order.findings(found)[0].evidence == diagnosed(text)[0].evidence
+    assert ids(order_findings(found)) == ids(diagnosed(text))
+    assert order_findings(found)[0].evidence == diagnosed(text)[0].evidence
 
 
 def test_a_rough_cause_over_several_lines_is_looked_for_so_often_alone() -> None:
     """A log that names it on every line costs no more than one that does not end."""
     line = "OSError: [Errno 98] Address already in use\n"
-    found = Search(schema.known())
+    found = SignatureSearch(shipped_signatures())
     found.stream(io.BytesIO((line * 20_000).encode()), "0.log")
-    assert max(found._tried.values()) < search.MAX_COUNTED + 9
-    assert ids(order.findings(found)) == ["port_in_use"]
+    assert max(found._tried.values()) < signature_search.MAX_COUNTED + 9
+    assert ids(order_findings(found)) == ["port_in_use"]

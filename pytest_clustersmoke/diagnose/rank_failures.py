@@ -2,40 +2,39 @@
 
 A rank that lost a peer, ran into a timeout or was ended by torchrun is a victim. Whatever else ends
 a rank is a cause of its own if the rank's node had not been told yet that the phase ends, and if no
-rank before it failed in the same words; so two ranks that die on two nodes are both told.
+rank before it failed in the same words; so two ranks that die on two nodes are both told. A rank
+that the kernel killed for want of host memory is one by Slurm's word.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..evidence import RankResult
 from ..findings import MAX_TEXT, Evidence, Finding
-from ..rundir import read_json
-from ..telemetry import read_events
-from . import suspects
-from .exits import UNKNOWN, Exit, closed, exits
-from .logged import logged
-from .nodes import NODE_REASONS
-from .timeline import Timeline, node_of
+from ..outcome import Judgement
+from .exits import UNKNOWN, RankExit
+from .failure_evidence import FailureEvidence, is_echo
+from .node_findings import NODE_REASONS
+from .rank_positions import left_before
+from .timeline import node_of, read_log_moments
 
-if TYPE_CHECKING:
-    from ..evidence import RankResult
-    from ..result import PhaseResult
-
-# What a rank says when another rank went away: an echo, not a cause.
-ECHO = re.compile(
-    r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
-    r"to recv, got 0 bytes|ving ncclUniqueId|remote process exited|DistBackendError|"
-    r"ncclRemoteError|NCCL communicator was aborted",
-    re.I,
-)
 NUMBERS = re.compile(r"\d+")
 # The watch looks ten times a second, and once more 0.3 s after a process has ended: so much earlier
 # than the node told of it a rank died (launch/progress.py).
 SEEN_WITHIN_S = 0.4
+# slurmstepd and srun, 18.08 to 24.11; the node stands in slurmstepd's name where a machine has
+# several, and with srun always.
+KILLED = re.compile(
+    r"(?:slurmstepd-(?P<step>[\w.-]{1,255}): error: )?"
+    r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
+    r"|Exceeded (?:step|job) memory limit)"
+)
+TASK_KILLED = re.compile(
+    r"srun: error: (?P<srun>[\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"
+)
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,16 @@ class _Failure:
     finding: Finding
 
 
-def rank_failures(result: PhaseResult) -> list[Finding]:
+def find_rank_failures(case: FailureEvidence) -> list[Finding]:
     """Every rank that died or raised, the first cause first; ranks that left early, where all that
     the others say is that they lost a peer."""
-    timeline = Timeline.of(result)
+    timeline = case.timeline
     failures = sorted(
-        [*_deaths(result, timeline), *_raised(result, timeline)],
+        [*_deaths(case), *_raised(case)],
         key=lambda one: (one.victim, one.time),
     )
     if failures and all(one.victim for one in failures):
-        leavers = early_leavers(result)
+        leavers = early_leavers(case)
         if leavers:
             return leavers
     told: list[Finding] = []
@@ -66,11 +65,11 @@ def rank_failures(result: PhaseResult) -> list[Finding]:
     around: list[str] = []
     if failures:
         first = failures[0]
-        logs = logged(result, first.rank, first.time, timeline)
+        logs = read_log_moments(case.result, first.rank, first.time, timeline)
         around = timeline.around(first.time, logs)
     for one in failures:
         node = node_of(one.rank)
-        end = timeline.told.get(node) if node is not None else None
+        end = timeline.ends_seen.get(node) if node is not None else None
         before_the_end = end is None or one.time <= end
         primary = not told or (not one.victim and before_the_end and one.words not in said)
         said.add(one.words)
@@ -78,14 +77,51 @@ def rank_failures(result: PhaseResult) -> list[Finding]:
     return sorted(told, key=lambda one: not one.primary)
 
 
-def rank_deaths(result: PhaseResult) -> list[Finding]:
+def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
+    """The killed ranks; the job, where Slurm says so but no rank is known to have been killed."""
+    lines = list(case.search_job_logs(KILLED, TASK_KILLED))
+    if not lines and judgement.ended_by != "OUT_OF_MEMORY":
+        return []
+    record = case.scheduler
+    named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
+    said = tuple(evidence for _, evidence in lines[:2])
+    shown = record.evidence(record.job)
+    dead = [one for one in rank_deaths(case) if not named or set(one.hosts) & named]
+    memory = record.job.memory_per_node or record.job.memory_per_cpu
+    per = "a node" if record.job.memory_per_node else "a CPU"
+    limit = f" ({memory} {per})" if memory not in ("", "0") else ""
+    fix = (
+        "raise slurm.mem of the phase (0 is all of a node's), or use less host memory: fewer data "
+        "loader workers, no second copy of the data set or of the model"
+    )
+    why = f"the kernel killed it: the job used more host memory than it was given{limit}"
+    if not dead:
+        hosts = tuple(sorted(named))
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        cause = f"the job used more host memory than it was given{limit}{where}, and was killed"
+        return [Finding("out-of-memory", cause, fix, evidence=(*said, *shown), hosts=hosts)]
+    return [
+        Finding(
+            "out-of-memory",
+            f"{one.cause.split(' ended in ')[0]} ended; {why}",
+            fix,
+            primary=not index,
+            evidence=(*said, *one.evidence, *shown),
+            hosts=one.hosts,
+            ranks=one.ranks,
+        )
+        for index, one in enumerate(dead)
+    ]
+
+
+def rank_deaths(case: FailureEvidence) -> list[Finding]:
     """Ranks that ended without an exception and without being done: killed, or left early."""
-    return [one.finding for one in _deaths(result, Timeline.of(result))]
+    return [one.finding for one in _deaths(case)]
 
 
-def early_leavers(result: PhaseResult) -> list[Finding]:
+def early_leavers(case: FailureEvidence) -> list[Finding]:
     """Ranks that were done too early, where all that the others say is that they lost a peer."""
-    victims = [rank for rank, error in _errors(result) if _is_echo(error)]
+    victims = [rank for rank, error in _errors(case) if is_echo(error)]
     if not victims:
         return []
     return [
@@ -97,7 +133,7 @@ def early_leavers(result: PhaseResult) -> list[Finding]:
             hosts=(rank.node,),
             ranks=(rank.rank,),
         )
-        for rank in suspects.left_before(result, victims)
+        for rank in left_before(case.result, victims)
     ]
 
 
@@ -113,17 +149,17 @@ def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> F
     return replace(one.finding, cause=cause, primary=primary, detail=detail)
 
 
-def _deaths(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
-    known, by_torchrun = exits(result), closed(result)
-    raised = {node_of(rank) for rank, error in _errors(result) if not _is_echo(error)}
+def _deaths(case: FailureEvidence) -> list[_Failure]:
+    known, by_torchrun, timeline = case.exits.by_rank, case.exits.closed, case.timeline
+    raised = {node_of(rank) for rank, error in _errors(case) if not is_echo(error)}
     found = []
-    for rank in result.ranks:
+    for rank in case.result.ranks:
         if not rank.start or rank.done or rank.events.last("error") is not None:
             continue
-        if not _seen_dead(result, rank):
+        if not _seen_dead(case, rank):
             continue
         node, ended = node_of(rank), known.get(rank.rank)
-        told = timeline.told.get(node) if node is not None else None
+        told = timeline.ends_seen.get(node) if node is not None else None
         last = timeline.at(node, rank.events.records[-1])
         time = last if told is None else max(last, told - SEEN_WITHIN_S)
         # torchrun ends all ranks of a node where one has raised.
@@ -140,17 +176,19 @@ def _deaths(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
     return found
 
 
-def _seen_dead(result: PhaseResult, rank: RankResult) -> bool:
+def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
     """Whether its node's watch found its process gone, before torchrun could have ended it."""
+    node = node_of(rank)
+    if node not in case.node_events:
+        return False
     return any(
         state.get("rank") == rank.rank and state.get("alive") is False
-        for record in _node_events(result, rank)
-        if record["event"] == "ranks"
+        for record in case.node_events[node].named("ranks")
         for state in _dicts(record.get("states"))
     )
 
 
-def _death(rank: RankResult, ended: Exit | None) -> Finding:
+def _death(rank: RankResult, ended: RankExit | None) -> Finding:
     stage, step = _position(rank)
     how = str(ended) if ended else "killed by a signal, or it left early"
     last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
@@ -166,16 +204,16 @@ def _death(rank: RankResult, ended: Exit | None) -> Finding:
     )
 
 
-def _raised(result: PhaseResult, timeline: Timeline) -> list[_Failure]:
+def _raised(case: FailureEvidence) -> list[_Failure]:
     return [
         _Failure(
             rank,
-            timeline.at(node_of(rank), error),
-            _is_echo(error),
+            case.timeline.at(node_of(rank), error),
+            is_echo(error),
             NUMBERS.sub("0", f"{error.get('type')}: {error.get('message')}"),
             _error(rank, error),
         )
-        for rank, error in _errors(result)
+        for rank, error in _errors(case)
     ]
 
 
@@ -196,23 +234,12 @@ def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
     )
 
 
-def _errors(result: PhaseResult) -> list[tuple[RankResult, dict[str, Any]]]:
+def _errors(case: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
     """Each rank's exception. Where a node's watch ended the phase for a reason of its own (a hang),
     what ranks then say of lost peers is only that end."""
-    ended = (read_json(result.directory.abort) or {}).get("reason") in NODE_REASONS
-    said = [(rank, rank.events.last("error")) for rank in result.ranks]
-    return [(rank, error) for rank, error in said if error and not (ended and _is_echo(error))]
-
-
-def _is_echo(error: Mapping[str, Any]) -> bool:
-    return bool(ECHO.search(str(error.get("message"))))
-
-
-def _node_events(result: PhaseResult, rank: RankResult) -> list[dict[str, Any]]:
-    node_rank = rank.start.get("node_rank")
-    if not isinstance(node_rank, int):
-        return []
-    return read_events(result.directory.node_events(node_rank)).records
+    ended = case.abort_flag.get("reason") in NODE_REASONS
+    said = [(rank, rank.events.last("error")) for rank in case.result.ranks]
+    return [(rank, error) for rank, error in said if error and not (ended and is_echo(error))]
 
 
 def _position(rank: RankResult) -> tuple[str, int]:

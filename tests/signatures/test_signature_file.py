@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.signatures.schema import load
+from pytest_clustersmoke.signatures.signature_file import load_signatures
 
 GOOD = """\
 signatures:
@@ -30,7 +30,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "signatures.yaml"
     path.write_text(text)
     with pytest.raises(UsageProblems) as raised:
-        load(path)
+        load_signatures(path)
     return [str(one).removeprefix(f"{tmp_path}/") for one in raised.value.problems]
 
 
@@ -38,7 +38,7 @@ def test_a_good_file(tmp_path: Path) -> None:
     """What is left out has its default, and a pattern may be a bare text."""
     path = tmp_path / "signatures.yaml"
     path.write_text(GOOD)
-    (one,) = load(path)
+    (one,) = load_signatures(path)
     assert (one.id, one.lines, one.follows, one.harmless) == ("one", 1, (), False)
     assert [pattern.word for pattern in one.patterns] == ["some words", "other words"]
     assert one.patterns[0].regex is None

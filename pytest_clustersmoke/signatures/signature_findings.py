@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ..findings import Evidence, Finding
-from .place import Time
-from .search import Line, Match, Search
-from .unknown import LAST, TRACEBACK, WEIGHTS, Unmatched
+from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownError
+from .log_lines import LogLine, Time
+from .signature_search import SignatureMatch, SignatureSearch
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (
@@ -20,13 +20,13 @@ STARTED = WEIGHTS.keys() - {LAST}
 # A rank that logged so much more had gone on.
 GOES_ON_LINES = 500
 Key = tuple[bool, Time, int, int]
-Told = tuple[Unmatched, Line, list[str], list[int]]
+UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
 # Slurm tells of an end and ends the ranks within this, its KillWait (30 s) included.
 TOGETHER_S = 120
 NEVER: Time = (0, 0, 0, 0, 0.0)
 
 
-def findings(search: Search) -> list[Finding]:
+def order_findings(search: SignatureSearch) -> list[Finding]:
     """Causes before what follows from them; within each by time, else by file and line."""
     matches = search.matches
     raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
@@ -58,7 +58,7 @@ def findings(search: Search) -> list[Finding]:
     return [one for _, one in sorted(told, key=lambda pair: (not pair[1].primary, pair[0]))]
 
 
-def _explained(match: Match, search: Search, clock: _Clock) -> bool:
+def _explained(match: SignatureMatch, search: SignatureSearch, clock: _Clock) -> bool:
     """Whether something that explains it was found. An end that came long after it explains
     nothing: the ranks that were left waited for it."""
     others = [search.matches[name] for name in match.signature.follows if name in search.matches]
@@ -69,7 +69,7 @@ def _explained(match: Match, search: Search, clock: _Clock) -> bool:
     )
 
 
-def _finding(match: Match, primary: bool) -> Finding:
+def _finding(match: SignatureMatch, primary: bool) -> Finding:
     said = ", ".join(f"{words} {value}" for words, value in match.names.items())
     return Finding(
         match.signature.id,
@@ -83,7 +83,7 @@ def _finding(match: Match, primary: bool) -> Finding:
     )
 
 
-def _unknown(search: Search, kinds: Collection[str]) -> Told | None:
+def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
     """The first of the errors of these kinds that no signature knows."""
     errors = [one for one in search.unknown.errors if one[0].kind in kinds]
     if not errors:
@@ -92,7 +92,9 @@ def _unknown(search: Search, kinds: Collection[str]) -> Told | None:
     return min(errors, key=lambda one: (WEIGHTS[one[0].kind], clock.first([one[1]])))
 
 
-def _first_on_its_rank(search: Search, exact: Collection[str], clock: _Clock) -> Told | None:
+def _first_on_its_rank(
+    search: SignatureSearch, exact: Collection[str], clock: _Clock
+) -> UnknownAt | None:
     """The first exception that no signature knows, and behind which the same rank logged a known
     cause: that may follow from it. Where the program handled it or went on, it was none."""
     known = [line for name in exact for line in search.matches[name].lines]
@@ -109,11 +111,13 @@ def _first_on_its_rank(search: Search, exact: Collection[str], clock: _Clock) ->
     return min(found, key=lambda one: clock.first([one[1]]), default=None)
 
 
-def _same_writer(one: Line, other: Line) -> bool:
+def _same_writer(one: LogLine, other: LogLine) -> bool:
     return one.source == other.source and one.rank is not None and one.rank == other.rank
 
 
-def _unknown_finding(error: Unmatched, line: Line, hosts: list[str], ranks: list[int]) -> Finding:
+def _unknown_finding(
+    error: UnknownError, line: LogLine, hosts: list[str], ranks: list[int]
+) -> Finding:
     where = f" ({error.where})" if error.where else ""
     return Finding(
         UNKNOWN,
@@ -131,7 +135,7 @@ class _Clock:
     """When lines were written. A line without a time was written before those behind it in its
     file, so it takes the time of the next of them that has one."""
 
-    def __init__(self, lines: Iterable[Line]) -> None:
+    def __init__(self, lines: Iterable[LogLine]) -> None:
         self._times: dict[tuple[int, int], Time | None] = {}
         later: dict[int, Time] = {}
         for line in sorted(lines, key=lambda line: (line.source, -line.number)):
@@ -139,22 +143,22 @@ class _Clock:
                 later[line.source] = line.time
             self._times[line.source, line.number] = later.get(line.source)
 
-    def first(self, lines: list[Line]) -> Key:
+    def first(self, lines: list[LogLine]) -> Key:
         return min(self._key(line) for line in lines)
 
-    def surely_before(self, line: Line, other: Line) -> bool:
+    def surely_before(self, line: LogLine, other: LogLine) -> bool:
         """Whether a line was written before another: in one file, or by the times of both."""
         if line.source == other.source:
             return line.number < other.number
         mine, others = self._key(line), self._key(other)
         return not mine[0] and not others[0] and mine[1] < others[1]
 
-    def long_before(self, lines: list[Line], others: list[Line]) -> bool:
+    def long_before(self, lines: list[LogLine], others: list[LogLine]) -> bool:
         """Whether the first of these lines was written well before the first of the others."""
         mine, other = self.first(lines)[1], self.first(others)[1]
         return NEVER not in (mine, other) and _seconds(mine) + TOGETHER_S < _seconds(other)
 
-    def _key(self, line: Line) -> Key:
+    def _key(self, line: LogLine) -> Key:
         time = self._times[line.source, line.number]
         return time is None, time or NEVER, line.source, line.number
 

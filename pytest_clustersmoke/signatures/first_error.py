@@ -6,12 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from . import place
-
-if TYPE_CHECKING:
-    from .search import Line
+from .log_lines import LogLine, last_time_in, rank_of_line
 
 TRACEBACK = "Traceback (most recent call last)"
 WARN = "NCCL WARN"
@@ -44,7 +41,7 @@ HANDLED = "During handling of the above exception, another exception occurred"
 NAMED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: |\s*$)")
 
 
-class Unmatched(NamedTuple):
+class UnknownError(NamedTuple):
     """An error as a log tells it: its kind, its message (the first line says what), how many lines
     below its beginning that stands, and where in the program it happened. `handled`: the program
     was handling it as the next one came."""
@@ -56,7 +53,7 @@ class Unmatched(NamedTuple):
     handled: bool = False
 
     @classmethod
-    def read(cls, lines: Sequence[str]) -> Unmatched | None:
+    def parse(cls, lines: Sequence[str]) -> UnknownError | None:
         """The error that begins on the first of these lines; None where its end is not there."""
         if not lines:
             return None
@@ -67,10 +64,10 @@ class Unmatched(NamedTuple):
 
 
 @dataclass
-class Unknown:
+class UnknownErrors:
     """The errors that no signature knows: of each file the first of each kind."""
 
-    errors: list[tuple[Unmatched, Line, list[str], list[int]]] = field(default_factory=list)
+    errors: list[tuple[UnknownError, LogLine, list[str], list[int]]] = field(default_factory=list)
     _had: set[tuple[int, str]] = field(default_factory=set)
     _looks: Counter[int] = field(default_factory=Counter)
 
@@ -83,7 +80,7 @@ class Unknown:
         """Whether an error of this text's kind was found there, or looked for often enough."""
         return self._looks[index] > MAX_LOOKS or (index, _kind(text)) in self._had
 
-    def add(self, error: Unmatched, line: Line, hosts: list[str], ranks: list[int]) -> None:
+    def add(self, error: UnknownError, line: LogLine, hosts: list[str], ranks: list[int]) -> None:
         self._had.add((line.source, error.kind))
         self.errors.append((error, line, hosts, ranks))
 
@@ -92,7 +89,7 @@ def _kind(text: str) -> str:
     return next((kind for kind in (TRACEBACK, WARN) if kind in text), SCHEDULER[0])
 
 
-def _traceback(lines: Sequence[str], prefix: str) -> Unmatched | None:
+def _traceback(lines: Sequence[str], prefix: str) -> UnknownError | None:
     """The exception at the end of a traceback: the first line with the same prefix that is not
     indented, and rather one that is named as exceptions are."""
     # What stands before it is no label where the next line goes on without it: a progress bar's.
@@ -109,9 +106,9 @@ def _traceback(lines: Sequence[str], prefix: str) -> Unmatched | None:
             break
         elif RAISED.match(said):
             message, handled = _message(lines, offset, prefix), _is_handled(lines, offset)
-            return Unmatched(TRACEBACK, message, offset, where, handled)
+            return UnknownError(TRACEBACK, message, offset, where, handled)
         elif first is None and where and NAMED.match(said):
-            first = Unmatched(TRACEBACK, _message(lines, offset, prefix), offset, where)
+            first = UnknownError(TRACEBACK, _message(lines, offset, prefix), offset, where)
     return first
 
 
@@ -139,7 +136,7 @@ def _same(line: str, prefix: str) -> bool:
     """Whether a line is of the writer of that prefix, whose time stamp goes on."""
     if line.startswith(prefix):
         return True
-    if place.time(prefix) is None or place.rank(line) != place.rank(prefix):
+    if last_time_in(prefix) is None or rank_of_line(line) != rank_of_line(prefix):
         return False
     return DIGIT.sub("0", line[: len(prefix)]) == DIGIT.sub("0", prefix)
 

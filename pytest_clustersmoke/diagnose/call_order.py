@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from .flight_recorder import DEFAULT_GROUP, P2P, Call, Record
+from .flight_recorder import DEFAULT_GROUP, P2P, CollectiveCall, FlightRecord
 
 # All ranks came so many calls past one that differed: then it is a habit of the program's, which
 # the library bears. gloo lets some ranks past the call that breaks the others.
@@ -25,7 +25,7 @@ class Mismatch:
 
     group: str  # as people are told it
     number: int
-    sides: tuple[tuple[Call, tuple[int, ...]], ...]  # the largest first
+    sides: tuple[tuple[CollectiveCall, tuple[int, ...]], ...]  # the largest first
     culprits: tuple[int, ...]  # both sides where neither has the majority
     told: bool  # whether there is a majority
     how: str  # "skipped", "extra", "order", "shape", "type", "collective"
@@ -37,12 +37,12 @@ class Absence:
 
     group: str
     number: int
-    call: Call  # as a waiter called it
+    call: CollectiveCall  # as a waiter called it
     absent: tuple[int, ...]
     waiters: tuple[int, ...]
 
 
-def mismatch(records: Mapping[int, Record], world_size: int) -> Mismatch | None:
+def first_mismatch(records: Mapping[int, FlightRecord], world_size: int) -> Mismatch | None:
     """The first call, near the end of what is recorded, that ranks of one group disagree on."""
     found = [
         one
@@ -57,7 +57,7 @@ def _when(one: Mismatch) -> float:
     return max(times, default=0.0)
 
 
-def members(group: str, records: Mapping[int, Record], world_size: int) -> tuple[int, ...]:
+def members(group: str, records: Mapping[int, FlightRecord], world_size: int) -> tuple[int, ...]:
     """The group's ranks; those that called something in it, where no rank says who belongs."""
     if group == DEFAULT_GROUP:
         return tuple(range(world_size))
@@ -67,7 +67,9 @@ def members(group: str, records: Mapping[int, Record], world_size: int) -> tuple
     return tuple(sorted(rank for rank, record in records.items() if group in record.calls))
 
 
-def _mismatch_in(group: str, records: Mapping[int, Record], world_size: int) -> Mismatch | None:
+def _mismatch_in(
+    group: str, records: Mapping[int, FlightRecord], world_size: int
+) -> Mismatch | None:
     belong = members(group, records, world_size)
     known = {rank: records[rank].calls.get(group, {}) for rank in belong if rank in records}
     all_came_to = min((max(calls, default=0) for calls in known.values()), default=0)
@@ -86,8 +88,8 @@ def _mismatch_in(group: str, records: Mapping[int, Record], world_size: int) -> 
 
 
 def _sides(
-    number: int, known: Mapping[int, Mapping[int, Call]]
-) -> tuple[tuple[Call, tuple[int, ...]], ...]:
+    number: int, known: Mapping[int, Mapping[int, CollectiveCall]]
+) -> tuple[tuple[CollectiveCall, tuple[int, ...]], ...]:
     """What the ranks called under this number, and who; the largest party first."""
     parties: dict[object, list[int]] = defaultdict(list)
     for rank, calls in sorted(known.items()):
@@ -97,7 +99,9 @@ def _sides(
     return tuple((known[ranks[0]][number], tuple(ranks)) for ranks in ordered)
 
 
-def _how(number: int, usual: Mapping[int, Call], odd: Mapping[int, Call]) -> str:
+def _how(
+    number: int, usual: Mapping[int, CollectiveCall], odd: Mapping[int, CollectiveCall]
+) -> str:
     """What the odd one did, by the calls from this number on, as far as both go."""
     mine, theirs = odd[number], usual[number]
     following = number + 1
@@ -115,7 +119,9 @@ def _how(number: int, usual: Mapping[int, Call], odd: Mapping[int, Call]) -> str
     return "type" if mine.elements == theirs.elements else "shape"
 
 
-def _same(one: Mapping[int, Call], first: int, other: Mapping[int, Call], second: int) -> bool:
+def _same(
+    one: Mapping[int, CollectiveCall], first: int, other: Mapping[int, CollectiveCall], second: int
+) -> bool:
     """Whether the calls from these numbers on are the same, as long as both are recorded."""
     if first not in one or second not in other:
         return False
@@ -128,7 +134,7 @@ def _same(one: Mapping[int, Call], first: int, other: Mapping[int, Call], second
 
 
 def absences(
-    records: Mapping[int, Record], world_size: int, failed: Iterable[int] = ()
+    records: Mapping[int, FlightRecord], world_size: int, failed: Iterable[int] = ()
 ) -> list[Absence]:
     """The collectives in which ranks wait for such as never came; by the latter, who wait for
     nobody themselves. Ranks that `failed` did so in their last call, which may count as ended."""
@@ -137,7 +143,7 @@ def absences(
     return _gathered(waits, roots)
 
 
-def mutual(records: Mapping[int, Record], world_size: int) -> list[Absence]:
+def mutual(records: Mapping[int, FlightRecord], world_size: int) -> list[Absence]:
     """Where ranks wait for each other in different groups, and so nobody for one who waits for
     none: all these collectives, the one with the most waiters first."""
     waits = _waits(records, world_size, set())
@@ -159,9 +165,9 @@ def _gathered(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]
     return list(found.values())
 
 
-def waiting(records: Mapping[int, Record]) -> dict[int, tuple[str, Call]]:
+def waiting(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, CollectiveCall]]:
     """Rank -> the group, as people are told it, and the first call in it that has not ended."""
-    found: dict[int, tuple[str, Call]] = {}
+    found: dict[int, tuple[str, CollectiveCall]] = {}
     for rank, record in records.items():
         for group in record.calls:
             call = record.pending(group)
@@ -170,7 +176,7 @@ def waiting(records: Mapping[int, Record]) -> dict[int, tuple[str, Call]]:
     return found
 
 
-def not_begun(records: Mapping[int, Record]) -> tuple[int, ...]:
+def not_begun(records: Mapping[int, FlightRecord]) -> tuple[int, ...]:
     """Where all ranks wait in one call: those whose device never began it, while others' did. Only
     told where the recorder times the calls (TORCH_NCCL_ENABLE_TIMING)."""
     states = {rank: call.state for rank, (_, call) in waiting(records).items()}
@@ -179,7 +185,7 @@ def not_begun(records: Mapping[int, Record]) -> tuple[int, ...]:
     return tuple(sorted(rank for rank, state in states.items() if state == "scheduled"))
 
 
-def _waits(records: Mapping[int, Record], world_size: int, failed: set[int]) -> list[Absence]:
+def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int]) -> list[Absence]:
     """Every rank that waits, with those that never came."""
     found = []
     for rank, record in sorted(records.items()):
@@ -201,7 +207,7 @@ def _waits(records: Mapping[int, Record], world_size: int, failed: set[int]) -> 
 
 
 def _p2p_waits(
-    rank: int, record: Record, records: Mapping[int, Record], world_size: int
+    rank: int, record: FlightRecord, records: Mapping[int, FlightRecord], world_size: int
 ) -> list[Absence]:
     """A send or receive that has not ended and whose peer has called fewer of its kind: only where
     nothing of either's record was overwritten. Peers are counted within the group."""

@@ -1,15 +1,18 @@
-"""`signatures.yaml` -> checked signatures; all that is wrong in it is told at once, with lines."""
+"""`signatures.yaml` -> the known failures: the text that shows each, its cause and its fix.
+
+All that is wrong in the file is reported at once, with lines.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import Problem, UsageProblems, near
-from .model import Pattern, Sample, Signature
 
 FILE = Path(__file__).resolve().parent.parent / "signatures.yaml"
 MAX_LINES = 12
@@ -37,13 +40,56 @@ HARMLESS_NEEDED = ("id", "source", "patterns", "samples")
 ENDLESS = re.compile(r"(?<!\\)\.[*+]|\.\{\d*,\}|[*+}]\)[*+{]")
 
 
+@dataclass(frozen=True)
+class Pattern:
+    """A text in a log: `word` stands literally in every line that may hold it, and leads there;
+    `regex`, where there is one, must match around it."""
+
+    word: str
+    regex: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A real text of a failure, and where it is from."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`primary`: it names a cause, where other texts only follow from one. `general`: it names a
+    cause so roughly that it counts as one only where nothing more exact was found. `late`: the
+    failure of a rank brings it about, too (the others waited until the time was up), so that it
+    is a cause only where no other exact one, and no unknown Python exception, was found. `follows`:
+    signatures that explain it; found beside one of them, it follows from that.
+
+    `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
+    groups `host` and `rank` tell where it happened. `harmless`: no failure, though it looks it."""
+
+    id: str
+    patterns: tuple[Pattern, ...]
+    cause: str = ""
+    fix: str = ""
+    source: str = ""
+    primary: bool = True
+    general: bool = False
+    late: bool = False
+    follows: tuple[str, ...] = ()
+    lines: int = 1
+    names: dict[str, str] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    harmless: bool = False
+
+
 @lru_cache(maxsize=1)
-def known() -> tuple[Signature, ...]:
+def shipped_signatures() -> tuple[Signature, ...]:
     """The signatures that ship, the harmless ones included."""
-    return load(FILE)
+    return load_signatures(FILE)
 
 
-def load(path: Path) -> tuple[Signature, ...]:
+def load_signatures(path: Path) -> tuple[Signature, ...]:
     """Read and check a file of signatures; raises UsageProblems with all that is wrong in it."""
     from ..cluster.source import Reading, read
 

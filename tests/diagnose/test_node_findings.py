@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.diagnose.node_checks import node_checks, warnings
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
+from pytest_clustersmoke.diagnose.node_findings import check_warnings, find_failed_checks
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import judge
 from pytest_clustersmoke.result import PhaseResult
@@ -40,7 +41,7 @@ def write(folder: Path, *facts: Any, **results: dict[str, Any]) -> PhaseResult:
 def test_a_sick_node_is_named_with_the_line_that_shows_it(tmp_path: Path) -> None:
     """The finding has the host, the words, and the place in the node's facts."""
     result = write(tmp_path, node(0), node(1, cuda_visible_devices="0"))
-    (finding,) = node_checks(result)
+    (finding,) = find_failed_checks(FailureEvidence(result))
     assert (finding.id, finding.hosts, finding.severity) == ("gpus-missing", ("n1",), "failure")
     assert finding.primary and finding.cause.startswith("n1: has 2 GPUs")
     (line,) = finding.evidence
@@ -54,13 +55,13 @@ def test_every_host_is_told_at_once(tmp_path: Path) -> None:
     down = [port(0), port(1, "1: DOWN")]
     sick = [node(0, **full), node(1, gpus=[]), node(2, **full), node(3, rdma_ports=down)]
     result = write(tmp_path, *sick, node(4, open_files_limit=9))
-    found = {one.id: one.hosts for one in node_checks(result)}
+    found = {one.id: one.hosts for one in find_failed_checks(FailureEvidence(result))}
     assert found == {
         "gpus-missing": ("n1",),
         "shm-full": ("n0", "n2"),
         "rdma-port-down": ("n3",),
     }
-    (warning,) = warnings(result)
+    (warning,) = check_warnings(result)
     assert (warning.id, warning.hosts, warning.severity) == ("open-files-limit", ("n4",), "warning")
     assert not warning.primary
 
@@ -81,7 +82,7 @@ def test_words_without_facts_behind_them_decide_nothing(tmp_path: Path) -> None:
     claim = {"id": "gpus-missing", "nodes": [0], "what": "x", "severity": "failure"}
     words = {"reason": "preflight", "why": "n1 says so", "checks": [claim]}
     result = write(tmp_path, node(0), node(1), n1=words)
-    assert node_checks(result) == []
+    assert find_failed_checks(FailureEvidence(result)) == []
     (finding, *_) = diagnose(result, judge(result, None))
     assert finding.id == "job-failed" and "n1 says so" in finding.cause
 
@@ -91,7 +92,7 @@ def test_a_node_that_cannot_reach_node_0(tmp_path: Path) -> None:
     result = write(tmp_path, node(0), node(1))
     words = {"ok": False, "address": "10.0.0.1", "port": 29500, "error": "no route to host"}
     write_json(result.directory.node_meeting(1), {"names": {}, **words})
-    (finding,) = node_checks(result)
+    (finding,) = find_failed_checks(FailureEvidence(result))
     assert (finding.id, finding.hosts) == ("master-unreachable", ("n1",))
     assert "10.0.0.1:29500" in finding.cause and "no route to host" in finding.cause
     assert finding.evidence[0].text == '"error": "no route to host"'
@@ -104,7 +105,7 @@ def test_hostile_facts_are_no_finding(tmp_path: Path, facts: Any) -> None:
     write_json(result.directory.node_facts(1), facts)
     write_json(result.directory.node_meeting(1), facts)
     result = Evidence.result(_reopened(result))
-    assert node_checks(result) == warnings(result) == []
+    assert find_failed_checks(FailureEvidence(result)) == check_warnings(result) == []
 
 
 def _reopened(result: PhaseResult) -> Evidence:
@@ -166,4 +167,4 @@ def test_nodes_that_missed_the_same_are_told_together(tmp_path: Path) -> None:
 def test_ranks_that_are_none_are_passed_over(tmp_path: Path, nodes: Any) -> None:
     """A node that names no node is left to what else is known of it."""
     words = {**unseen(), "nodes": nodes}
-    assert node_checks(write(tmp_path, node(0), None, n0=words)) == []
+    assert find_failed_checks(FailureEvidence(write(tmp_path, node(0), None, n0=words))) == []

@@ -6,8 +6,10 @@ import io
 
 import pytest
 
-from pytest_clustersmoke.signatures import order, schema, search
-from pytest_clustersmoke.signatures.search import Search
+from pytest_clustersmoke.signatures import signature_search
+from pytest_clustersmoke.signatures.signature_file import shipped_signatures
+from pytest_clustersmoke.signatures.signature_findings import order_findings
+from pytest_clustersmoke.signatures.signature_search import SignatureSearch
 from tests.signatures.logs import (
     KILLED,
     REMOTE,
@@ -148,9 +150,9 @@ def test_an_exception_that_follows_is_not_claimed_by_the_next_line() -> None:
 def test_many_lines_are_counted_up_to_a_bound() -> None:
     """A log of one line a million times costs no memory, and says so."""
     (found,) = diagnosed(OOM.format(1) * 5000)
-    assert found.detail == {"lines": search.MAX_COUNTED, "more": True}
-    assert len(found.evidence) == search.MAX_KEPT
-    assert [one.line for one in found.evidence] == list(range(1, search.MAX_KEPT + 1))
+    assert found.detail == {"lines": signature_search.MAX_COUNTED, "more": True}
+    assert len(found.evidence) == signature_search.MAX_KEPT
+    assert [one.line for one in found.evidence] == list(range(1, signature_search.MAX_KEPT + 1))
 
 
 def test_an_exception_that_python_ignores_is_no_failure() -> None:
@@ -272,10 +274,10 @@ def test_an_exception_that_nobody_knows_is_not_hidden_by_a_cause_behind_it() -> 
     assert primary(found) == ["unknown", "disk_full"]
     assert found[0].ranks == (3,) and "ValueError: labels are 7, 9" in found[0].cause
     # In a log of that rank alone, nothing needs to stand before its lines.
-    alone = Search(schema.known())
+    alone = SignatureSearch(shipped_signatures())
     text = TRACEBACK.format("") + FULL.format(3).removeprefix("[rank3]: ")
     alone.stream(io.BytesIO(text.encode()), "stderr.log", "n1", 3)
-    assert primary(order.findings(alone)) == ["unknown", "disk_full"]
+    assert primary(order_findings(alone)) == ["unknown", "disk_full"]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,11 @@ import os
 import pwd
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ..findings import MAX_TEXT, Evidence, Finding, job_logs, numbered_lines
-from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED
-from ..scheduler_record import SchedulerRecord, read_scheduler_record
-from ..telemetry import read_events
-
-if TYPE_CHECKING:
-    from ..outcome import Judgement
-    from ..result import PhaseResult
+from ..findings import MAX_TEXT, Evidence, Finding
+from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
+from ..scheduler_record import SchedulerRecord
+from .failure_evidence import FailureEvidence
 
 # Slurm's words: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
 PROLOG_NODE = re.compile(
@@ -27,16 +22,14 @@ PROLOG_NODE = re.compile(
     r"|(?:Error running slurm prolog)"
 )
 ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
-MAX_LINES = 100_000  # of the job's own log, in which no rank writes
 MOST_SHOWN = 4  # nodes
 
 
-def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
+def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The finding of a job that the scheduler ended or never started; none where it did not."""
-    record = read_scheduler_record(result.directory.scheduler)
     if judgement.outcome == "never_ran":
-        return _unavailable(record, judgement)
-    looks: dict[str, Callable[[PhaseResult, Judgement, SchedulerRecord], Finding]] = {
+        return _unavailable(case.scheduler, judgement)
+    looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         PROLOG: _prolog,
         REQUEUED: _requeued,
@@ -46,12 +39,13 @@ def by_scheduler(result: PhaseResult, judgement: Judgement) -> list[Finding]:
         "TIMEOUT": _time_limit,
     }
     look = looks.get(judgement.ended_by)
-    return [look(result, judgement, record)] if look else []
+    return [look(case, judgement)] if look else []
 
 
-def _node_down(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     down = [node for node in record.nodes if node.down]
-    said = _said(result, NODE_FAILED)
+    said = _said(case, NODE_FAILED)
     hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
@@ -68,9 +62,10 @@ def _node_down(result: PhaseResult, judgement: Judgement, record: SchedulerRecor
     )
 
 
-def _prolog(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     drained = [node for node in record.nodes if node.prolog_failed]
-    said = _said(result, PROLOG_NODE)
+    said = _said(case, PROLOG_NODE)
     hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, record)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
@@ -84,7 +79,8 @@ def _prolog(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) 
     )
 
 
-def _preempted(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     when = record.job.preempted or record.job.ended
     # What started on its nodes when they were taken from it; times are local, of one form.
     takers = [one for one in record.others if when and one.started >= when]
@@ -103,13 +99,13 @@ def _preempted(result: PhaseResult, judgement: Judgement, record: SchedulerRecor
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),
-            *_said(result, ENDED)[:1],
+            *_said(case, ENDED)[:1],
         ),
     )
 
 
-def _suspended(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
-    paused = [node for node in result.nodes if node.paused_s]
+def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
+    paused = [node for node in case.result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
         f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
@@ -122,23 +118,25 @@ def _suspended(result: PhaseResult, judgement: Judgement, record: SchedulerRecor
                 f"paused for {one.get('seconds')} s"[:MAX_TEXT],
             )
             for node in paused[:MOST_SHOWN]
-            for events in [read_events(result.directory.node_events(node.node_rank))]
+            for events in [case.node_events[node.node_rank]]
             for one in [*events.named("paused")][:1]
         ),
         hosts=tuple(node.name for node in paused),
     )
 
 
-def _requeued(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     return Finding(
         "requeued",
         f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
         "run again; ask the administrators who requeued it (slurmctld's log says)",
-        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(result, ENDED)[:1]),
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
     )
 
 
-def _cancelled(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     uid = record.cancelled_by
     by = "Slurm does not say by whom (no accounting, or not yet)" if uid is None else _user(uid)
     when = record.job.ended
@@ -146,12 +144,13 @@ def _cancelled(result: PhaseResult, judgement: Judgement, record: SchedulerRecor
         "cancelled-by-other",
         f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
         "ask whoever cancelled it (scancel), then run again",
-        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(result, ENDED)[:1]),
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
         detail={} if uid is None else {"uid": uid},
     )
 
 
-def _time_limit(result: PhaseResult, judgement: Judgement, record: SchedulerRecord) -> Finding:
+def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
     limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
     spent = f" of {limit} (from {began} to {ended})" if limit else ""
     return Finding(
@@ -159,7 +158,7 @@ def _time_limit(result: PhaseResult, judgement: Judgement, record: SchedulerReco
         f"Slurm ended the job at its time limit{spent}",
         "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
         "in ranks/ of the run directory",
-        evidence=(*record.evidence(record.job), *_said(result, ENDED)[:2]),
+        evidence=(*record.evidence(record.job), *_said(case, ENDED)[:2]),
     )
 
 
@@ -182,14 +181,9 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     ]
 
 
-def _said(result: PhaseResult, words: re.Pattern[str]) -> list[Evidence]:
+def _said(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
     """The lines of the job's own log with these words."""
-    return [
-        Evidence(str(path), number, line[:MAX_TEXT])
-        for path in job_logs(result.directory)
-        for number, line in numbered_lines(path, MAX_LINES)
-        if words.search(line)
-    ]
+    return [evidence for _, evidence in case.search_job_logs(words)]
 
 
 def _names(

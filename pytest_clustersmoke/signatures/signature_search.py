@@ -10,22 +10,27 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-from . import place
-from .model import Pattern, Signature
-from .pieces import (
+from .first_error import LAST, STARTS, TRACEBACK, UnknownError, UnknownErrors, last_words
+from .log_lines import (
     BEFORE_BYTES,
     BEHIND_BYTES,
     MAX_TEXT,
+    LogLine,
     Piece,
+    Time,
     cut,
     groups_at,
+    host_of_line,
+    last_time_in,
+    named_places,
     piece_at,
-    plain,
+    rank_of_line,
+    strip_colors,
     time_at,
 )
-from .unknown import LAST, STARTS, TRACEBACK, Unknown, Unmatched, last_words
+from .signature_file import Pattern, Signature
 
 CHUNK_BYTES = 2**18
 # What must be there behind a word: the lines that a signature spans, the traceback above an
@@ -41,30 +46,19 @@ RAISED = TRACEBACK.encode()
 IGNORED = b"Exception ignored in"
 
 
-class Line(NamedTuple):
-    """One line of a log as evidence. `source` counts the inputs, in the order they were read."""
-
-    source: int
-    number: int
-    file: str
-    text: str
-    time: place.Time | None
-    rank: int | None = None  # its writer's, where that is certain
-
-
 @dataclass
-class Match:
+class SignatureMatch:
     """Where one signature was found; `count` lines in all, the earliest of which are kept."""
 
     signature: Signature
     count: int = 0
     capped: bool = False
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
     hosts: dict[str, None] = field(default_factory=dict)
     ranks: dict[int, None] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
 
-    def add(self, line: Line, hosts: Iterable[str], ranks: Iterable[int]) -> None:
+    def add(self, line: LogLine, hosts: Iterable[str], ranks: Iterable[int]) -> None:
         self.count += 1
         self.lines.append(line)
         if len(self.lines) > MAX_KEPT:
@@ -75,7 +69,7 @@ class Match:
             self.ranks.update(dict.fromkeys(ranks))
 
 
-class Search:
+class SignatureSearch:
     """Feed it streams, then ask what was found: `matches` by signature, `unknown` errors."""
 
     def __init__(self, signatures: Iterable[Signature]) -> None:
@@ -91,8 +85,8 @@ class Search:
         self._any = ahocorasick_rs.BytesAhoCorasick(
             self._words, matchkind=ahocorasick_rs.MatchKind.LeftmostFirst
         )
-        self.matches: dict[str, Match] = {}
-        self.unknown = Unknown()
+        self.matches: dict[str, SignatureMatch] = {}
+        self.unknown = UnknownErrors()
         self._file, self._index = "", -1
         self._host = ""
         self._rank: int | None = None
@@ -210,7 +204,7 @@ class Search:
                 continue
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
-            line = Line(self._index, number, self._file, shown, time, rank)
+            line = LogLine(self._index, number, self._file, shown, time, rank)
             self._add(signature, line, text, groups)
         if starts and not found:
             self._look_at_error(buffer, piece, number, text)
@@ -220,15 +214,15 @@ class Search:
         return iter(dict.fromkeys(self._words[word] for word, _, _ in found))
 
     def _add(
-        self, signature: Signature, line: Line, text: str, groups: dict[str, str | None]
+        self, signature: Signature, line: LogLine, text: str, groups: dict[str, str | None]
     ) -> None:
         self._counted[signature.id] += 1
         counted = self._counted[signature.id]
         if signature.harmless or counted > MAX_COUNTED:
             return
-        match = self.matches.setdefault(signature.id, Match(signature))
+        match = self.matches.setdefault(signature.id, SignatureMatch(signature))
         match.capped = match.capped or counted == MAX_COUNTED
-        hosts, ranks = place.told(groups)
+        hosts, ranks = named_places(groups)
         own_hosts, own_ranks = self._writer(text)
         # A known node is called as its run calls it; a line may have another name for it.
         match.add(line, own_hosts if self._host else hosts or own_hosts, ranks or own_ranks)
@@ -238,7 +232,7 @@ class Search:
 
     def _writer(self, text: str) -> tuple[list[str], list[int]]:
         """The host and rank that wrote a line, by the line, else by its file."""
-        host, rank = self._host or place.host(text), place.rank(text)
+        host, rank = self._host or host_of_line(text), rank_of_line(text)
         rank = self._rank if rank is None else rank
         return [host] if host else [], [] if rank is None else [rank]
 
@@ -247,14 +241,14 @@ class Search:
         above = buffer[max(0, piece.begin - MAX_TEXT) : max(0, piece.begin - 1)]
         if IGNORED in above[above.rfind(b"\n") + 1 :] or not self.unknown.wants(self._index, text):
             return
-        ahead = plain(buffer[piece.begin : piece.begin + AHEAD_BYTES])
-        error = Unmatched.read(ahead.decode(errors="replace").split("\n"))
+        ahead = strip_colors(buffer[piece.begin : piece.begin + AHEAD_BYTES])
+        error = UnknownError.parse(ahead.decode(errors="replace").split("\n"))
         if error is None or any(self._knows(said) for said in error.message):
             return
         hosts, ranks = self._writer(text)
         time = time_at(buffer, piece, text)
         text, number = cut(error.message[0]), number + error.offset
-        said = Line(self._index, number, self._file, text, time, ranks[0] if ranks else None)
+        said = LogLine(self._index, number, self._file, text, time, ranks[0] if ranks else None)
         self.unknown.add(error, said, hosts, ranks)
 
     def _last_line(self, buffer: bytes, line: int) -> None:
@@ -262,14 +256,16 @@ class Search:
         end itself. `line` is the number of the buffer's first line."""
         tail = buffer[-AHEAD_BYTES:]
         numbers = line + buffer.count(b"\n", 0, len(buffer) - len(tail))
-        lines = plain(tail).decode(errors="replace").split("\n")
+        lines = strip_colors(tail).decode(errors="replace").split("\n")
         for index in range(len(lines) - 1, max(-1, len(lines) - 1 - MAX_LAST_LINES), -1):
             text = lines[index]
             if not text.strip() or self._knows(text):
                 continue
             if said := last_words(text, lines[index - 1] if index else ""):
-                at = Line(self._index, numbers + index, self._file, cut(said), place.time(text))
-                self.unknown.add(Unmatched(LAST, (said,), 0, ""), at, *self._writer(text))
+                at = LogLine(
+                    self._index, numbers + index, self._file, cut(said), last_time_in(text)
+                )
+                self.unknown.add(UnknownError(LAST, (said,), 0, ""), at, *self._writer(text))
             return
 
     def _knows(self, text: str) -> bool:
@@ -282,5 +278,5 @@ class Search:
         )
 
 
-def _early(line: Line) -> tuple[bool, place.Time, int, int]:
+def _early(line: LogLine) -> tuple[bool, Time, int, int]:
     return line.time is None, line.time or (0, 0, 0, 0, 0.0), line.source, line.number
