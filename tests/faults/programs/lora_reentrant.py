@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 train_lora_sft: Any = importlib.import_module("train_lora_sft")
-transformers: Any = importlib.import_module("transformers")
+transformers: Any = train_lora_sft.transformers  # while it loads it puts another in its place
 staging: Any = importlib.import_module("staging")
 
 

@@ -28,9 +28,13 @@ def wrong_config(args: argparse.Namespace, rank: Any) -> dict[str, Any]:
     return config
 
 
-def in_fp32(width: int, batch: int, rank: int, device: torch.device, *_: Any) -> Any:
-    staging.staged()
-    return whole_teacher(width, batch, rank, device)
+class InFp32:
+    def __init__(self, width: int, batch: int, rank: int, device: torch.device, *_: Any) -> None:
+        self._whole = whole_teacher(width, batch, rank, device)
+
+    def batch(self, step: int) -> Any:
+        staging.staged()
+        return self._whole.batch(step)
 
 
 if __name__ == "__main__":
@@ -40,7 +44,7 @@ if __name__ == "__main__":
     fault = given.fault
     whole_config, whole_teacher = train_zero.deepspeed_config, train_zero.Teacher
     if fault == "fp32-input":
-        train_zero.Teacher = in_fp32
+        train_zero.Teacher = InFp32
     else:
         train_zero.deepspeed_config = wrong_config
     train_zero.main()
