@@ -1,4 +1,4 @@
-"""Every fault of tests/faults staged, and docs/faults.md written from what the tests measured.
+"""Stage every fault of tests/faults, and write docs/reference/staged-faults.md from the measures.
 
 python -m benchmarks.faults                    about 20 minutes on two cores
 python -m benchmarks.faults junit.xml ...      from reports of earlier runs of these tests
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.faults.measures import HEAD, Measured, by_family, from_junit, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "faults.md"
+DOCUMENT = ROOT / "docs" / "reference" / "staged-faults.md"
 INTRODUCTION = """\
 # Staged faults
 
@@ -64,7 +64,7 @@ def read(paths: Sequence[Path]) -> list[Measured]:
 
 
 def document(rows: Sequence[Measured]) -> str:
-    """docs/faults.md."""
+    """docs/reference/staged-faults.md."""
     head = ("fault", "family", "red", "finding and signature", "rank", "host", "seconds")
     lines = [
         (

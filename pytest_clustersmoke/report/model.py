@@ -177,7 +177,7 @@ class TrendRecord(TypedDict):
 
     run_ids: list[str]
     begun: list[float]
-    good: list[bool]  # later runs are measured against it; docs/history.md says which are
+    good: list[bool]  # later runs are measured against it; docs/reference/history.md says which are
     same: list[bool]  # on the hardware and versions of this run
     metrics: dict[str, list[Number | None]]  # one value for each run
 

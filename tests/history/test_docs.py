@@ -1,4 +1,4 @@
-"""docs/history.md says what is so."""
+"""docs/reference/history.md says what is so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_clustersmoke.history.outlier_judge import (
 
 from .made import night, nights
 
-TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "history.md").read_text()
 
 
 def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
