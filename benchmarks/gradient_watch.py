@@ -1,4 +1,4 @@
-"""What watching gradients for numbers that are not finite costs: steps of train_ddp.py's model with
+"""What watching gradients for numbers that are not finite costs: steps of train_mlp.py's model with
 the watch and without, in turns within one run, so that a machine whose speed drifts changes both.
 
     torchrun --standalone --nproc_per_node=2 benchmarks/gradient_watch.py
@@ -37,7 +37,7 @@ def parse_args() -> argparse.Namespace:
 def training(
     args: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], None]]:
-    from train_ddp import build_model  # type: ignore[import-not-found]
+    from train_mlp import build_model
 
     model: nn.Module = build_model(args.hidden_size).to(device)
     ddp, optimizer = DistributedDataParallel(model), torch.optim.AdamW(model.parameters())

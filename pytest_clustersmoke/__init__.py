@@ -33,8 +33,7 @@ The way of the data, and where each step lives:
     outcome.py      how a job ended, from all witnesses; timing.py: how long it waited and ran
     transports.py   which NCCL transports the ranks used; transport_checks.py: as expected or not
     nccl/           NCCL's logs -> who talked to whom over what; `clustersmoke transports`
-    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes;
-                    sweep.py: sizes and bandwidths by nccl-tests' definitions
+    bandwidth.py    collectives, as the ranks measured them, judged; pairs.py: pairs of nodes
     references.py   bounds on metrics
     diagnose/       evidence of a failure -> findings (findings.py)
     signatures/     signatures.yaml and the search for them; `clustersmoke diagnose`
@@ -43,8 +42,9 @@ The way of the data, and where each step lives:
     faults/         faults that can be staged on purpose, by name
     prove/          --cluster-prove: each fault staged on the cluster; does its gate stop it?
                     (rank/staged/: what a rank does to stage one)
-    known.py        acknowledged failures: what in cluster.yaml answers for one, and until when
-    verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status; scope.py: what it holds for
+    tally.py        what pytest's reports say, counted; selection.py: what a run was asked for
+    acknowledgements.py  known failures: what in cluster.yaml answers for one, and until when
+    verdict.py      FIT, UNFIT or INCONCLUSIVE, and the exit status
     report/         the record of a run (report.json), and all that is rendered from it
     identity.py     what a phase ran on; history/: past runs, and the comparison with them
     rundir.py       every file name of a run

@@ -1,7 +1,8 @@
 """What the ranks of an all-reduce phase measured, judged: results, sizes, times, bandwidths.
 
-Times and counts are taken from each rank's events `measured`; sizes and bandwidths are worked out
-here anew, by the definitions in `sweep.py`. What is missing or of the wrong kind fails.
+Each rank's events `measured` must hold every collective at every size that the phase's arguments
+ask for, and bandwidths must follow from the times by nccl-tests' definitions (doc/PERFORMANCE.md
+there). What is missing or of the wrong kind fails.
 """
 
 from __future__ import annotations
@@ -12,13 +13,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from . import sweep
 from .evidence import RankResult, Unmeasured, fail
 from .telemetry import number
 
 if TYPE_CHECKING:
     from .result import PhaseResult
 
+SMALLEST_BYTES = 8
+ELEMENT_BYTES = 4  # float32
+# In all collectives but all-reduce each rank has the same share, a whole number of so many bytes.
+SHARE_BYTES = 16
+# The metric of each collective: its best bus bandwidth of all sizes.
+PEAKS = {
+    "all_reduce": "busbw_gb_per_s",
+    "all_gather": "all_gather_busbw_gb_per_s",
+    "reduce_scatter": "reduce_scatter_busbw_gb_per_s",
+    "all_to_all": "all_to_all_busbw_gb_per_s",
+}
+# All-reduce has a metric of its own at these sizes, where its ladder has them.
+NAMED_SIZES = {
+    "busbw_1mib_gb_per_s": 2**20,
+    "busbw_64mib_gb_per_s": 2**26,
+    "busbw_1gib_gb_per_s": 2**30,
+}
 # From here on bandwidth decides and not latency: at 64 MiB even eight H100 at 480 GB/s take 0.25
 # ms, ten times what 8 bytes take them. Below, NCCL changes algorithm (tree, ring, NVLS) and
 # protocol (LL, LL128, Simple) by an estimate of their times, and a step down there is no fault:
@@ -55,14 +72,18 @@ class Sweep:
 
     @cached_property
     def asked(self) -> list[int]:
-        """The ladder that the phase's arguments ask for, in bytes."""
+        """The sizes that the phase's arguments ask for, in bytes: 8, each `factor` times the one
+        before, up to `max_bytes`."""
         most, factor = self.phase.args.get("max_bytes"), self.phase.args.get("factor")
-        if type(most) is not int or type(factor) is not int:
-            fail(f"max_bytes is {most!r} and factor {factor!r} in the phase's args; expected ints")
-        try:
-            return sweep.ladder(most, factor)
-        except ValueError as error:
-            fail(str(error))
+        if type(most) is not int or type(factor) is not int or most < SMALLEST_BYTES or factor < 2:
+            fail(
+                f"max_bytes is {most!r} and factor {factor!r} in the phase's args; expected at "
+                f"least {SMALLEST_BYTES} and at least 2"
+            )
+        sizes = [SMALLEST_BYTES]
+        while sizes[-1] * factor <= most:
+            sizes.append(sizes[-1] * factor)
+        return sizes
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -75,12 +96,12 @@ class Sweep:
 
     @cached_property
     def items(self) -> list[tuple[str, int]]:
-        """Every collective at every size that nccl-tests does not round to nothing."""
+        """Every collective at every size that is not rounded to nothing."""
         return [
             (name, size)
             for size in self.sizes
-            for name in sweep.COLLECTIVES
-            if name not in self.left_out and self.count(name, size)
+            for name in PEAKS
+            if name not in self.left_out and self.size_bytes(name, size)
         ]
 
     @cached_property
@@ -95,14 +116,16 @@ class Sweep:
             and type(record.get("asked_bytes")) is int
         }
 
-    def count(self, name: str, size: int) -> int:
-        return sweep.elements(name, size, self.phase.world_size)
+    def size_bytes(self, name: str, size: int) -> int:
+        """What is measured where `size` is asked for: it is rounded down to equal shares."""
+        unit = ELEMENT_BYTES if name == "all_reduce" else SHARE_BYTES * self.phase.world_size
+        return size // unit * unit
 
     def of(self, rank: RankResult, name: str, size: int) -> Mapping[str, Any]:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, name, size))
         if record is None:
-            fail(f"{rank} measured no {name} of {sweep.show_bytes(size)}")
+            fail(f"{rank} measured no {name} of {show_bytes(size)}")
         return record
 
     def own_seconds(self, name: str, size: int) -> dict[int, float]:
@@ -123,30 +146,29 @@ class Sweep:
         low, high = min(said.values()), max(said.values())
         if low != high:
             fail(
-                f"ranks differ in the time agreed for {name} of {sweep.show_bytes(size)}: "
+                f"ranks differ in the time agreed for {name} of {show_bytes(size)}: "
                 f"{low} s to {high} s"
             )
         return low
 
     def busbw(self, name: str, size: int) -> float:
-        """Bus bandwidth in GB/s."""
+        """Bus bandwidth in GB/s: S/t, times 2(n-1)/n for all-reduce and (n-1)/n for the others."""
         __tracebackhide__ = True
-        size_bytes = self.count(name, size) * sweep.ELEMENT_BYTES
-        return sweep.bandwidths(
-            name, size_bytes, self.seconds(name, size), self.phase.world_size
-        )[1]  # fmt: skip
+        ranks, passes = self.phase.world_size, 2 if name == "all_reduce" else 1
+        algbw = self.size_bytes(name, size) / self.seconds(name, size) / 1e9
+        return algbw * passes * (ranks - 1) / ranks
 
     def metrics(self) -> dict[str, float]:
         """The metrics of collectives, as they follow from the recorded times."""
         __tracebackhide__ = True
         values: dict[str, float] = {}
         for name, size in self.items:
-            peak = sweep.PEAKS[name]
+            peak = PEAKS[name]
             values[peak] = max(values.get(peak, 0.0), self.busbw(name, size))
-        for metric, size in sweep.NAMED_SIZES.items():
+        for metric, size in NAMED_SIZES.items():
             if size in self.sizes:
                 values[metric] = self.busbw("all_reduce", size)
-        values["latency_us"] = self.seconds("all_reduce", sweep.SMALLEST_BYTES) * 1e6
+        values["latency_us"] = self.seconds("all_reduce", SMALLEST_BYTES) * 1e6
         return values
 
 
@@ -155,9 +177,10 @@ def check_results(phase: PhaseResult) -> None:
     __tracebackhide__ = True
     swept = Sweep(phase)
     for name, size in swept.items:
-        count = sweep.received(name, swept.count(name, size), phase.world_size)
+        parts = phase.world_size if name == "reduce_scatter" else 1
+        count = swept.size_bytes(name, size) // ELEMENT_BYTES // parts
         for rank in phase.ranks:
-            what = f"{name} of {sweep.show_bytes(size)} on {rank}"
+            what = f"{name} of {show_bytes(size)} on {rank}"
             check_elements(what, swept.of(rank, name, size), count)
 
 
@@ -171,13 +194,13 @@ def check_sizes(phase: PhaseResult) -> None:
         slowest = max(own, key=lambda rank: own[rank])
         if own[slowest] > agreed * (1 + ROUNDING):
             fail(
-                f"{name} of {sweep.show_bytes(size)} took {phase.ranks[slowest]} {own[slowest]} s, "
+                f"{name} of {show_bytes(size)} took {phase.ranks[slowest]} {own[slowest]} s, "
                 f"more than the {agreed} s that are said to be the slowest rank's"
             )
     if swept.sizes != swept.asked:
         raise Unmeasured(
             "sizes",
-            f"sizes above {sweep.show_bytes(swept.sizes[-1])}: the rank with the least free memory "
+            f"sizes above {show_bytes(swept.sizes[-1])}: the rank with the least free memory "
             f"had {phase.fact('free_bytes')} B",
         )
     for name, why in swept.left_out.items():
@@ -196,7 +219,7 @@ def check_metrics_follow(phase: PhaseResult) -> None:
 
 def metric_names(phase: PhaseResult) -> tuple[str, ...]:
     """The metrics of bandwidth that were measured, or that have a reference and so had to be."""
-    names = (*sweep.PEAKS.values(), *sweep.NAMED_SIZES)
+    names = (*PEAKS.values(), *NAMED_SIZES)
     measured = phase.metrics()
     return tuple(
         name
@@ -212,13 +235,13 @@ def check_spread(phase: PhaseResult) -> None:
     swept = Sweep(phase)
     large = [(name, size) for name, size in swept.items if size >= LARGE_BYTES]
     if not large:
-        raise Unmeasured("bandwidth", f"no size of {sweep.show_bytes(LARGE_BYTES)} or more")
+        raise Unmeasured("bandwidth", f"no size of {show_bytes(LARGE_BYTES)} or more")
     for name, size in large:
         own = swept.own_seconds(name, size)
         slow, fast = max(own, key=lambda rank: own[rank]), min(own, key=lambda rank: own[rank])
         if own[slow] > own[fast] * (1 + SPREAD):
             fail(
-                f"{name} of {sweep.show_bytes(size)} took {phase.ranks[slow]} "
+                f"{name} of {show_bytes(size)} took {phase.ranks[slow]} "
                 f"{own[slow] * 1e3:.3f} ms and {phase.ranks[fast]} {own[fast] * 1e3:.3f} ms; "
                 f"expected within {SPREAD:.0%} of each other"
             )
@@ -231,9 +254,7 @@ def check_dips(phase: PhaseResult) -> None:
     swept = Sweep(phase)
     large = [size for size in swept.sizes if size >= LARGE_BYTES]
     if len(large) < 2:
-        raise Unmeasured(
-            "bandwidth", f"fewer than two sizes from {sweep.show_bytes(LARGE_BYTES)} on"
-        )
+        raise Unmeasured("bandwidth", f"fewer than two sizes from {show_bytes(LARGE_BYTES)} on")
     for name in SMOOTH:
         speeds = {size: swept.busbw(name, size) for size in large}
         best = large[0]
@@ -241,7 +262,7 @@ def check_dips(phase: PhaseResult) -> None:
             if speed < speeds[best] * (1 - DIP):
                 fail(
                     f"the bus bandwidth of {name} falls from {speeds[best]:.2f} GB/s at "
-                    f"{sweep.show_bytes(best)} to {speed:.2f} GB/s at {sweep.show_bytes(size)}; "
+                    f"{show_bytes(best)} to {speed:.2f} GB/s at {show_bytes(size)}; "
                     f"expected a fall of {DIP:.0%} at most"
                 )
             best = max(best, size, key=lambda one: speeds[one])
@@ -282,3 +303,11 @@ def time_of(record: Mapping[str, Any], key: str, what: str) -> float:
     if value is None or not 0 < value < math.inf:
         fail(f"{key} of {what} is {record.get(key)!r}; expected a time")
     return value
+
+
+def show_bytes(size: int) -> str:
+    """A size as people write it: 8 B, 64 KiB, 1 GiB."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size} B"

@@ -9,7 +9,7 @@ from __future__ import annotations
 REPLACEMENT = "\ufffd"
 
 
-def line(text: str) -> str:
+def sanitize_line(text: str) -> str:
     """The text on one line: nothing in it begins a line of its own or moves a cursor."""
     if text.isprintable():
         return text
@@ -17,7 +17,7 @@ def line(text: str) -> str:
     return "".join(char if char.isprintable() else REPLACEMENT for char in joined)
 
 
-def lines(text: str) -> str:
+def sanitize_lines(text: str) -> str:
     """The text with its lines and tabs."""
     if text.isprintable():
         return text

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from .acknowledgements import Acknowledgements
 from .cluster import Profile
 from .errors import Problem
 from .items import PhaseClass, phase_class, phase_classes
-from .known import Acknowledgements
 from .marker import Marked
 from .phase import Phase, absence, resolve_all, undefined
-from .scope import collected, criteria, is_whole
+from .selection import collected, criteria, is_whole
 
 
 class Collected:
@@ -42,9 +42,9 @@ class Collected:
         )
 
     @cached_property
-    def known(self) -> Acknowledgements:
+    def acknowledgements(self) -> Acknowledgements:
         """Who answers for which failures; a worker knows its run's name only once it is made."""
-        return Acknowledgements.of(self.profile, self.run_id)
+        return Acknowledgements(self.profile, self.run_id)
 
     def read(
         self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
@@ -63,7 +63,8 @@ class Collected:
         if is_whole(self.config):
             self.absences += undefined(read.values(), self.profile)
         self.phases = phases
-        problems += self.known.misnamed({self._names[cls]: cls.criteria_names for cls in read})
+        names = {self._names[cls]: cls.criteria_names for cls in read}
+        problems += self.acknowledgements.misnamed(names)
         self._resolved_with = problems
         self._all = list(items)
         here = [item for item in items if self._runs(item)]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from . import clean
+from .clean import sanitize_line
 from .logs.log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, print_lines
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .diagnose_inputs import LogInputs
     from .findings import Finding
     from .logs.text_output import TextOutput
-    from .signatures.search import Search
+    from .signatures.signature_search import SignatureSearch
 
 # So many hosts and ranks of one finding are listed.
 MAX_PLACES = 16
@@ -50,14 +50,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _run(words: argparse.Namespace) -> int:
     from .diagnose_inputs import LogInputs
     from .logs.text_output import TextOutput
-    from .signatures import order, schema
-    from .signatures.search import Search
+    from .signatures.signature_file import shipped_signatures
+    from .signatures.signature_findings import order_findings
+    from .signatures.signature_search import SignatureSearch
 
-    inputs, search = LogInputs.of(words.logs), Search(schema.known())
+    inputs, search = LogInputs.of(words.logs), SignatureSearch(shipped_signatures())
     read, refused = _read(search, inputs)
     if not read and not refused:
         refused = [(", ".join(words.logs), "holds no text")]
-    found = order.findings(search)
+    found = order_findings(search)
     if read:
         paper = TextOutput.of(sys.stdout)
         print_lines(_json_lines(found) if words.json else text(found, read, paper))
@@ -65,10 +66,10 @@ def _run(words: argparse.Namespace) -> int:
     return 2 if refused else int(bool(found))
 
 
-def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
+def _read(search: SignatureSearch, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]]:
     """Search all there is. Gives how many inputs were read, and what could not be, and why."""
     from .nccl.reader import Unreadable
-    from .signatures.search import Search
+    from .signatures.signature_search import SignatureSearch
 
     read, refused = 0, list(inputs.refused)
     with ReadProgress(sys.stderr, inputs.size) as progress:
@@ -76,7 +77,7 @@ def _read(search: Search, inputs: LogInputs) -> tuple[int, list[tuple[str, str]]
             try:
                 with open_stream(one.path, progress) as stream:
                     # What a rank survived is no failure.
-                    found = Search(()) if one.survived else search
+                    found = SignatureSearch(()) if one.survived else search
                     insist = one.asked_for or one.name.endswith(LOGS)
                     found.stream(stream, one.name, one.host, one.rank, insist=insist)
                 read += 1
@@ -118,21 +119,21 @@ def text(found: list[Finding], read: int, paper: TextOutput) -> Iterator[str]:
         for one in follow_on:
             first = one.evidence[0]
             told = f"{one.id}: {one.cause} ({_count(one)}; {first.file}:{first.line})"
-            yield from paper.wrap(clean.line(told), "  ", "    ")
+            yield from paper.wrap(sanitize_line(told), "  ", "    ")
 
 
 def _cause(one: Finding, number: str, paper: TextOutput) -> Iterator[str]:
-    for line in paper.wrap(clean.line(f"{number}{one.cause} [{one.id}]"), rest="   "):
+    for line in paper.wrap(sanitize_line(f"{number}{one.cause} [{one.id}]"), rest="   "):
         yield paper.bold(line)
     where = _where(one)
     if where:
-        yield from paper.wrap(clean.line(where), "   where: ", "     ")
+        yield from paper.wrap(sanitize_line(where), "   where: ", "     ")
     for evidence in one.evidence:
         told = f"{evidence.file}:{evidence.line}: {evidence.text}"
-        yield from paper.wrap(clean.line(told), "   ", "     ")
+        yield from paper.wrap(sanitize_line(told), "   ", "     ")
     if one.detail["lines"] > len(one.evidence):
         yield f"   ... {_count(one)} in all"
-    yield from paper.wrap(clean.line(one.fix), "   next: ", "     ")
+    yield from paper.wrap(sanitize_line(one.fix), "   next: ", "     ")
 
 
 def _where(one: Finding) -> str:

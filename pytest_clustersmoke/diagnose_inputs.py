@@ -102,7 +102,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
 @lru_cache(maxsize=1)
 def _survivors(phase: Path) -> frozenset[int]:
     """The ranks of a phase that ended well; none where what was recorded of it is no such."""
-    from .diagnose.exits import survivors
+    from .diagnose.failure_evidence import FailureEvidence
     from .result import collect
 
     directory = PhaseDir(phase)
@@ -110,4 +110,8 @@ def _survivors(phase: Path) -> frozenset[int]:
     nodes, each = spec.get("nodes"), spec.get("ranks_per_node")
     if type(nodes) is not int or type(each) is not int or not 0 < nodes * each <= MAX_RANKS:
         return frozenset()
-    return survivors(collect(directory)) if isinstance(spec.get("phase"), str) else frozenset()
+    return (
+        FailureEvidence(collect(directory)).survivors
+        if isinstance(spec.get("phase"), str)
+        else frozenset()
+    )

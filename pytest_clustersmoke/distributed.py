@@ -71,7 +71,7 @@ class ControllerSuite(Suite):
         self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
         chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
         self._problems([Problem(text) for text in collected["problems"]], chosen)
-        self.tally.scope(self.config, chosen, self.profile, *collected["criteria"])
+        self._count_selection(chosen, *collected["criteria"])
         if chosen and not self._plans_only:
             self.start(chosen)
             assert self.run is not None and self.show is not None

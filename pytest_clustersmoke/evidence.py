@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from _pytest.outcomes import Skipped  # pytest.skip.Exception, by the name that type checkers know
 
-from . import clean
+from .clean import sanitize_lines
 from .references import compare
 from .telemetry import METRICS, Events, number
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .cluster import Reference
 
 
+# Outcomes of a job by which the cluster was not measured: it did not fail, and it did not pass.
+NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
 # The two sides of what `require: [transports]` asks for, as criteria judge them.
 INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"
 
@@ -31,7 +33,7 @@ class Unmeasured(Skipped):
     verdict is INCONCLUSIVE."""
 
     def __init__(self, kind: str, reason: str) -> None:
-        words = clean.lines(f"not measured ({kind}): {reason}")
+        words = sanitize_lines(f"not measured ({kind}): {reason}")
         super().__init__(words, _use_item_location=True)
         self.kind = kind
 
@@ -39,7 +41,7 @@ class Unmeasured(Skipped):
 def fail(message: str) -> NoReturn:
     """Fail a criterion. What ranks said may stand in the message, so it is cleaned."""
     __tracebackhide__ = True
-    raise AssertionError(clean.lines(message))
+    raise AssertionError(sanitize_lines(message))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from . import clean
+from .clean import sanitize_line, sanitize_lines
 from .rundir import PhaseDir
 
 MAX_TEXT = 600
@@ -35,8 +35,8 @@ class Evidence:
     text: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "file", clean.line(self.file))
-        object.__setattr__(self, "text", clean.lines(self.text[:MAX_TEXT]))
+        object.__setattr__(self, "file", sanitize_line(self.file))
+        object.__setattr__(self, "text", sanitize_lines(self.text[:MAX_TEXT]))
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Finding:
 
     def __post_init__(self) -> None:
         for name in ("cause", "fix"):
-            object.__setattr__(self, name, clean.line(getattr(self, name)[:MAX_WORDS]))
-        object.__setattr__(self, "hosts", tuple(clean.line(host) for host in self.hosts))
+            object.__setattr__(self, name, sanitize_line(getattr(self, name)[:MAX_WORDS]))
+        object.__setattr__(self, "hosts", tuple(sanitize_line(host) for host in self.hosts))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import clean
+from .clean import sanitize_line
 
 if TYPE_CHECKING:
     from .result import PhaseResult
@@ -104,4 +104,4 @@ def _digest(value: object) -> str:
 
 
 def _word(value: str) -> str:
-    return clean.line(value[:MAX_WORDS])
+    return sanitize_line(value[:MAX_WORDS])

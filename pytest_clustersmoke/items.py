@@ -15,12 +15,11 @@ from .errors import Problem
 
 if TYPE_CHECKING:
     from .marker import Marked
-    from .result import PhaseResult
 
 SIZE_MARKS = ("singlegpu", "multigpu", "multinode")
 MARKERS = (
-    "phase(name, script, nodes=1, gpus_per_node=1, args={}, timeout_s=3600): one training job; "
-    "the class's tests are its criteria",
+    "phase(name, script, nodes=1, gpus_per_node=1, args={}, small={}, timeout_s=3600): one "
+    "training job; the class's tests are its criteria",
     "singlegpu: phases on one GPU (derived)",
     "multigpu: phases on several GPUs of one node (derived)",
     "multinode: phases on several nodes (derived)",
@@ -28,7 +27,6 @@ MARKERS = (
     "deepspeed: phases that train with DeepSpeed",
     "lora: phases that fine-tune adapters",
 )
-TOLD = "clustersmoke"  # an attribute of reports
 HOW_TO_CHOOSE = (
     "no cluster chosen: run with --cluster NAME (or set the ini option `cluster`); "
     "--cluster-list shows the names"
@@ -111,37 +109,6 @@ class JobItem(PhaseItem):
         suite = suite_of(self.config)
         assert suite is not None  # without a cluster the item was skipped in setup
         suite.run_job(self)
-
-
-def mark_report(
-    report: pytest.TestReport,
-    item: pytest.Item,
-    call: pytest.CallInfo[None],
-    phase: str,
-    result: PhaseResult | None,
-) -> None:
-    """Give the report of a phase's test what the verdict has to know: the phase, and which kinds of
-    criteria were judged or could not be. JUnit's properties say the same, but any test may write
-    those."""
-    told = {"phase": phase}
-    if result is not None and result.judged and report.when == "call":
-        told["judged"] = ",".join(sorted(result.judged))
-        report.user_properties.append(("judged", told["judged"]))
-    setattr(report, TOLD, told)
-    if "phase" not in dict(report.user_properties):  # it did not come to its fixture
-        report.user_properties.append(("phase", phase))
-    if report.skipped and call.excinfo and isinstance(getattr(call.excinfo.value, "kind", 0), str):
-        unmeasured = ("unmeasured", getattr(call.excinfo.value, "kind", ""))
-        told.update([unmeasured])
-        item.user_properties.append(unmeasured)
-        report.user_properties.append(unmeasured)
-        path, line = item.location[0], (item.location[1] or 0) + 1
-        report.longrepr = (path, line, f"Skipped: {call.excinfo.value}")
-
-
-def told_of(report: pytest.TestReport) -> dict[str, str]:
-    """What `mark_report` gave a report, through xdist too; nothing where it is no phase's."""
-    return getattr(report, TOLD, {})
 
 
 def phase_class(item: pytest.Item) -> PhaseClass | None:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import clean
+from .clean import sanitize_line
 from .errors import Problem, UsageProblems
 from .rundir import RunDir, read_json, write_json
 
@@ -81,7 +81,7 @@ def _name_holder(run_id: str, fd: int) -> None:
 
 def _taken(path: Path, cluster: str) -> UsageProblems:
     word = {
-        key: clean.line(str(value))[:MAX_WORD] for key, value in (read_json(path) or {}).items()
+        key: sanitize_line(str(value))[:MAX_WORD] for key, value in (read_json(path) or {}).items()
     }
     who = "a run that has not said who it is has it"
     if word:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .errors import Problem, near
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "timeout_s")
+MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "small", "timeout_s")
 DEFAULT_TIMEOUT_S = 3600.0
 
 
@@ -27,6 +27,7 @@ class Marked:
     args: Mapping[str, Any]
     timeout_s: float
     where: str
+    small: Mapping[str, Any] = field(default_factory=dict)  # arguments that train in seconds
 
     @property
     def size_mark(self) -> str:
@@ -39,13 +40,13 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
     return "multigpu" if gpus_per_node > 1 else "singlegpu"
 
 
-def _argument_problems(args: Any, phase: str, where: str) -> list[Problem]:
+def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Problem]:
     """Arguments go to the nodes as JSON and to the program as words."""
     if not isinstance(args, Mapping):
-        return [Problem(f"args of {phase} is no mapping", where, "a dict of options")]
+        return [Problem(f"{key} of {phase} is no mapping", where, "a dict of options")]
     return [
         Problem(
-            f"args[{name!r}]={value!r} of {phase}",
+            f"{key}[{name!r}]={value!r} of {phase}",
             where,
             "a name, and text, a finite number, true, false, None, or a list of such",
         )
@@ -101,7 +102,8 @@ def read_marker(
         if type(value) not in kinds or not math.isfinite(value) or value <= 0:
             expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
             problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, expected))
-    problems += _argument_problems(kwargs.get("args", {}), f"phase {name!r}", where)
+    for key in ("args", "small"):
+        problems += _argument_problems(key, kwargs.get(key, {}), f"phase {name!r}", where)
     if problems:
         return None, problems
     assert isinstance(name, str) and isinstance(script, str)
@@ -118,5 +120,6 @@ def read_marker(
         dict(kwargs.get("args", {})),
         float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
         where,
+        dict(kwargs.get("small", {})),
     )
     return marked, problems

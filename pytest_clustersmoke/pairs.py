@@ -11,9 +11,16 @@ from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .bandwidth import LARGE_BYTES, ROUNDING, check_elements, network, time_of
+from .bandwidth import (
+    ELEMENT_BYTES,
+    LARGE_BYTES,
+    ROUNDING,
+    check_elements,
+    network,
+    show_bytes,
+    time_of,
+)
 from .evidence import RankResult, Unmeasured, fail
-from .sweep import ELEMENT_BYTES, show_bytes
 
 if TYPE_CHECKING:
     from .result import PhaseResult

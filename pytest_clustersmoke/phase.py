@@ -1,7 +1,8 @@
 """A phase: what the marker asks for, what the cluster's profile and the command line make of it.
 
-Precedence, lowest first: marker, cluster, cluster.phases.<name>, --cluster-set. Each value keeps
-the place it came from, for the dry run and for errors.
+Precedence, lowest first: marker (its `args`, over them its `small` where the profile has
+`sizes: small`), cluster, cluster.phases.<name>, --cluster-set. Each value keeps the place it came
+from, for the dry run and for errors.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Phase:
     env_set: Mapping[str, Sourced] = field(default_factory=dict)
     env_unset: Mapping[str, Sourced] = field(default_factory=dict)
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
+    small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
     staged: Staged | None = None  # a fault, which --cluster-prove alone puts here
 
     @property
@@ -151,6 +153,8 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     """The phase as `profile` and the `--cluster-set` settings make it."""
     name, chosen = marked.name, profile.phases[marked.name]
     here = ("phases", name)
+    args = {key: Sourced(value, marked.where) for key, value in marked.args.items()}
+    small = {key: Sourced(value, f"{marked.where}: small") for key, value in marked.small.items()}
     phase = Phase(
         name=name,
         where=marked.where,
@@ -158,7 +162,8 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         nodes=Sourced(marked.nodes, marked.where),
         gpus_per_node=Sourced(marked.gpus_per_node, marked.where),
         timeout_s=Sourced(marked.timeout_s, marked.where),
-        args={key: Sourced(value, marked.where) for key, value in marked.args.items()},
+        args={**args, **small} if profile.sizes == "small" else args,
+        small=small,
         slurm=_sourced(profile, ("slurm",), profile.slurm),
         stage_limits_s=_sourced(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )

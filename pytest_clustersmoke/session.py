@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from . import diagnose
-from .diagnose.node_checks import warnings
+from .diagnose.node_findings import check_warnings
 from .findings import Finding
 from .launch.flag import visible
 from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
@@ -25,13 +25,13 @@ from .rundir import PhaseDir, RunDir, make_phase, write_json
 from .submit import Backend, JobState, Refused, make_spec
 from .telemetry import EventWriter
 from .timing import job_times
+from .verdict import CriterionResult
 from .watch import Poller, Watched
 
 if TYPE_CHECKING:
     from .cluster import Profile
     from .phase import Phase
     from .preflight.check import Checked
-    from .report.model import CriterionRecord
     from .result import PhaseResult
 
 __all__ = ["Progress", "Session", "WatchFailed"]
@@ -83,13 +83,13 @@ class Session:
     def outcomes(self) -> dict[str, Judgement]:
         return self.board.outcomes
 
-    def judged(self, phase: str, criterion: str, one: CriterionRecord) -> None:
+    def judged(self, phase: str, criterion: str, one: CriterionResult) -> None:
         """Keep what was judged: where this process is killed, the journal alone tells it."""
         self._beat()
-        if self._judged.get((phase, criterion)) != one["result"]:
-            self._judged[phase, criterion] = one["result"]
+        if self._judged.get((phase, criterion)) != one.result:
+            self._judged[phase, criterion] = one.result
             with contextlib.suppress(OSError):  # a full disk must not fail a criterion
-                self._journal.write("judged", phase=phase, criterion=criterion, **one)
+                self._journal.write("judged", phase=phase, criterion=criterion, **one.as_dict())
 
     def failed(self, test: str) -> None:
         """Keep that a test failed which is no phase's."""
@@ -235,7 +235,7 @@ class Session:
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # a node's own words may be those of a victim
             judgement = Judgement("failed", findings[0].cause)
-        findings += warnings(result)
+        findings += check_warnings(result)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
 
     def _finish(

@@ -9,25 +9,27 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.junitxml import xml_key
 
 from .cluster import Profile, find_config
 from .collected import Collected
 from .errors import UsageProblems
 from .interrupts import Interrupts
-from .items import JobFailed, JobItem, mark_report, phase_class, phase_classes
+from .items import JobFailed, JobItem, phase_class, phase_classes
 from .live.show import Show, say
 from .phase import Phase
-from .report.junit import OwnFile, complete
-from .verdict import Tally, words_of
+from .tally import count_report, count_selection, mark_known, mark_report, words_of
+from .verdict import RunTally, RunVerdict, judge
 
 if TYPE_CHECKING:
     from .locks import ControllerLock
     from .phase_view import PhaseView
+    from .report.record_builder import FinishedRun
     from .rundir import RunDir
     from .session import Session
 
@@ -39,7 +41,9 @@ class Suite(Collected):
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         super().__init__(config, profile)
-        self.tally = Tally(profile.require)
+        self.tally = RunTally(frozenset(profile.require))
+        self.verdict: RunVerdict | None = None
+        self.known_remarks: list[str] = []
         self.remarks: list[str] = []  # on the report itself
         self.run: RunDir | None = None
         self.session: Session | None = None
@@ -47,7 +51,10 @@ class Suite(Collected):
         self._results: dict[str, PhaseView] = {}
         self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
-        self._junit = OwnFile(config, self.report_path / "junit.xml", self._plans_only)
+        # junit.xml lies in the run's own directory, unless the user asked for one elsewhere.
+        self._has_own_junit = not getattr(config.option, "xmlpath", None) and not self._plans_only
+        if self._has_own_junit and not hasattr(config, "workerinput"):
+            config.option.xmlpath = str(self.report_path / "junit.xml")
 
     # The run
 
@@ -55,7 +62,7 @@ class Suite(Collected):
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         chosen = [self._names[cls] for cls in phase_classes(session.items)]
         phases = [self.phases[name] for name in chosen]
-        self.tally.scope(self.config, phases, self.profile, *self.criteria(session.items))
+        self._count_selection(phases, *self.criteria(session.items))
         if self.config.getoption("--cluster-dry-run"):
             from .dryrun import print_plan
 
@@ -66,6 +73,15 @@ class Suite(Collected):
         if phases and not self._plans_only and goes_on:
             self.start(phases)
         return (yield)
+
+    def _count_selection(
+        self,
+        phases: list[Phase],
+        defined: Mapping[str, Iterable[str]],
+        selected: Mapping[str, Iterable[str]],
+    ) -> None:
+        """These phases were chosen, and these of their criteria."""
+        count_selection(self.tally, self.config, phases, self.profile, defined, selected)
 
     def start(self, phases: list[Phase]) -> None:
         """Check what can be known before, then submit. Raises UsageError with all problems."""
@@ -107,7 +123,7 @@ class Suite(Collected):
 
     def _recover(self) -> None:
         """Tell what became of runs before this one that were never reported."""
-        from .report.recover import recover
+        from .report.recovery import recover
 
         for line in recover(self.report_dir, os.environ):
             say(self.config, line)
@@ -116,7 +132,7 @@ class Suite(Collected):
         """What run.json says of what was asked, beside the cluster."""
         config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
         return {
-            "phases_chosen": self.tally.chosen,
+            "phases_chosen": list(self.tally.phases),
             "selection": self.tally.selection,
             "config": str(config.absolute()),
         }
@@ -148,9 +164,9 @@ class Suite(Collected):
         result = self._results[name]
         known = {key for key, _ in item.user_properties}
         if "phase" not in known:
-            from .report.properties import of_phase
+            from .report.junit import phase_properties
 
-            item.user_properties += of_phase(result)
+            item.user_properties += phase_properties(result)
         return result
 
     def wait(self, name: str) -> None:
@@ -162,7 +178,7 @@ class Suite(Collected):
         if result.outcome != "passed":
             from .report.terminal import job_failure
 
-            raise JobFailed("\n".join([job_failure(result), *self.known.beside(result)]))
+            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -189,16 +205,19 @@ class Suite(Collected):
             result = self._results.get(name)
             mark_report(report, item, call, name, result)
             if result is not None and call.excinfo:
-                self.known.mark(report, item, result, call.excinfo.value)
+                mark_known(report, item, result, call.excinfo.value, self.acknowledgements)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        heard = self.tally.hear(report)
-        if heard is not None and self.session is not None:
-            phase, name = heard
-            self.session.judged(phase, name, self.tally.criteria[phase][name])
+        judged = self._count(report)
+        if judged is not None and self.session is not None:
+            phase, name = judged
+            self.session.judged(phase, name, self.tally.phases[phase].criteria[name])
         elif self.session is not None and report.failed:
             self.session.failed(report.nodeid)
+
+    def _count(self, report: pytest.TestReport) -> tuple[str, str] | None:
+        return count_report(self.tally, report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """With --continue-on-collection-errors the phases run all the same."""
@@ -213,7 +232,7 @@ class Suite(Collected):
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is None:
-            self._junit.drop()  # nothing ran, so there is no run to report
+            self._drop_junit()  # nothing ran, so there is no run to report
             self._no_verdict(session, int(exitstatus))
             return (yield)
         self._interrupts.ending()
@@ -247,17 +266,53 @@ class Suite(Collected):
             )
         with contextlib.suppress(OSError):  # the terminal is gone
             self.show.close()
-        self.tally.outcomes = {
-            name: judged.outcome for name, judged in self.session.outcomes.items()
-        }
+        for name, judgement in self.session.outcomes.items():
+            self.tally.phase(name).outcome = judgement.outcome
         self.tally.exitstatus = exitstatus
-        session.exitstatus = self.tally.exit_code()
+        self.verdict = self._give_verdict()
+        session.exitstatus = self.verdict.exit_status
         try:
-            self.tally.known_remarks = self.known.remarks(self.tally, self.run)
-            complete(self)
+            self._complete_junit()
         except Exception as error:  # of ours, and no reason to lose the verdict
             self._say_traceback()
             self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
+
+    def _give_verdict(self) -> RunVerdict:
+        return judge(self.tally)
+
+    def _complete_junit(self) -> None:
+        from .report.junit import complete
+
+        assert self.run is not None
+        self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
+        xml = self.config.stash.get(xml_key, None)
+        if xml is not None:  # else `-p no:junitxml`, say
+            complete(xml, self._finished())
+
+    def _drop_junit(self) -> None:
+        """No file is written, and none is announced."""
+        xml = self.config.stash.get(xml_key, None)
+        if self._has_own_junit and xml is not None:
+            xml.logfile = os.devnull  # its own end of the session is under way already
+            del self.config.stash[xml_key]
+            self.config.pluginmanager.unregister(xml)
+
+    def _finished(self) -> FinishedRun:
+        """What the report is made from."""
+        from .report.record_builder import FinishedRun
+
+        assert self.run is not None and self.verdict is not None
+        return FinishedRun(
+            directory=self.run,
+            target=self.report_path,
+            about=self.about,
+            tally=self.tally,
+            verdict=self.verdict,
+            profile=self.profile,
+            phases=self.phases,
+            absences=tuple(self.absences),
+            known_remarks=tuple(self.known_remarks),
+        )
 
     @staticmethod
     def _say_traceback() -> None:
@@ -266,10 +321,11 @@ class Suite(Collected):
 
     def _publish(self, session: pytest.Session) -> None:
         """Write the report, then end the terminal's output with the verdict."""
-        from .report.finish import finish
+        from .report.publication import finish
 
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
-        if not finish(self, reporter) and session.exitstatus == pytest.ExitCode.OK:
+        written = finish(self._finished(), reporter, latest=self.latest, remarks=self.remarks)
+        if not written and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         assert self._controller is not None
         self._controller.release()

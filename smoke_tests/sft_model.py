@@ -1,95 +1,84 @@
-"""The model of train_lora_sft.py: a frozen base, LoRA adapters, and checksums of both."""
+"""The model of train_lora_sft.py: a frozen base with LoRA adapters, its loss, and its state."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM, set_seed
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+
+from sft_data import Batch
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def build_base(name: str, vocabulary: int, dtype: torch.dtype, seed: int) -> Any:
+def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
     """The model under the adapters, equal on all ranks: loaded, or small and from the seed."""
-    set_seed(seed)
-    if name == "tiny":
-        config = MistralConfig(
-            vocab_size=vocabulary,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            use_cache=False,
-        )
-        tiny: Any = MistralForCausalLM(config)
-        return tiny.to(dtype)
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    dtype_argument = "dtype" if version >= (4, 56) else "torch_dtype"
-    return AutoModelForCausalLM.from_pretrained(name, use_cache=False, **{dtype_argument: dtype})
+    transformers.set_seed(args.seed)
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    if args.model != "tiny":
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        return load(args.model, torch_dtype=dtype, use_cache=False)
+    config = transformers.MistralConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    tiny: torch.nn.Module = transformers.MistralForCausalLM(config)
+    return tiny.to(dtype)
 
 
-def add_adapters(base: Any, r: int = 8, alpha: int = 16, dropout: float = 0.05) -> Any:
+def add_adapters(base: Any) -> Any:
     """LoRA on the seven projections; everything else is frozen."""
     config = LoraConfig(
-        r=r,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=PROJECTIONS,
-        bias="none",
-        task_type="CAUSAL_LM",
+        r=8, lora_alpha=16, lora_dropout=0.05, target_modules=PROJECTIONS, task_type="CAUSAL_LM"
     )
     return get_peft_model(base, config)
 
 
-def checksum(tensor: torch.Tensor, device: torch.device, chunk: int = 2**24) -> int:
-    """A 64-bit sum over a tensor's bits, taken on `device`.
-
-    Each element counts with an odd factor of its own, so no change of one element escapes it;
-    hashing 14 GB of weights on the CPU would take longer than the training.
-    """
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = tensor.detach().contiguous().view(-1).view(integers[tensor.element_size()])
-    total = torch.zeros((), dtype=torch.int64, device=device)
-    for start in range(0, bits.numel(), chunk):
-        part = bits[start : start + chunk].to(device, torch.int64)
-        place = torch.arange(start, start + part.numel(), device=device)
-        total += (part * (place * 0x2545F4914F6CDD1D | 1)).sum()  # overflows, and wraps round
-    return int(total)
+def loss_of(model: Any, batch: Batch, precision: str) -> torch.Tensor:
+    with torch.autocast(batch["labels"].device.type, torch.bfloat16, precision == "bf16"):
+        loss: torch.Tensor = model(**batch).loss
+    return loss
 
 
-def checksums(model: Any, device: torch.device, trainable: bool) -> dict[str, int]:
-    """By name, of the parameters that are trained (the adapters), or of those that are not."""
-    return {
-        name: checksum(parameter, device)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad == trainable
-    }
-
-
-def digest(sums: dict[str, int]) -> str:
-    """One short text for many checksums, to be compared between ranks."""
-    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
-
-
-def state(model: Any, device: torch.device) -> dict[str, Any]:
-    """What a model built anew must have again: the adapters, and the base they belong to."""
-    return {
-        "adapters": dict(get_peft_model_state_dict(model, save_embedding_layers=False)),
-        "base": checksums(model, device, trainable=False),
-    }
-
-
-def loss_of(model: Any, batch: dict[str, torch.Tensor], bf16: bool) -> float:
-    """The loss of one batch without dropout. Leaves the model in training mode."""
+def evaluate(model: Any, batch: Batch, precision: str) -> float:
+    """The loss without dropout. Leaves the model in training mode."""
     model.eval()
-    device = batch["input_ids"].device.type
-    with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=bf16):
-        loss = float(model(**batch).loss)
+    with torch.no_grad():
+        loss = float(loss_of(model, batch, precision))
     model.train()
     return loss
+
+
+def checksums(model: Any, device: torch.device) -> dict[str, int]:
+    """Of each parameter a 64-bit sum over its bits. Each element has an odd factor of its own, so
+    that no change of one escapes. To hash 14 GB on the CPU would outlast the training."""
+    integers, sums = {2: torch.int16, 4: torch.int32}, {}
+    for name, parameter in model.named_parameters():
+        bits = parameter.detach().flatten().view(integers[parameter.element_size()]).to(device)
+        factors = torch.arange(len(bits), device=device) * 0x2545F4914F6CDD1D | 1
+        sums[name] = int((bits * factors).sum())  # overflows, and wraps round
+    return sums
+
+
+def state_of(model: Any, device: torch.device) -> dict[str, Any]:
+    """What a model built anew must have again: the adapters, and the base they belong to."""
+    adapters = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return {"adapters": dict(adapters), "parameters": checksums(model, device)}
+
+
+def save(model: Any, path: Path) -> None:
+    # Embeddings are not trained; asked to decide, PEFT would look the model up on the hub.
+    model.save_pretrained(str(path), save_embedding_layers=False)
+
+
+def load(path: Path, base: Any) -> Any:
+    return PeftModel.from_pretrained(base, str(path), is_trainable=True)

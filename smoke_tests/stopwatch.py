@@ -1,7 +1,7 @@
 """How long one call of a collective takes, as nccl-tests times it: batches of calls, the device
-synchronised at both ends of each batch.
+synchronised at both ends of each.
 
-nccl-tests gives the mean over ranks unless told otherwise (its `-a`); here the slowest rank's time
+nccl-tests gives the mean over ranks unless its `-a` asks for another; here the slowest rank's time
 stands, and of several batches the median, so that one hiccup is neither a result nor a dip.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,7 @@ from pytest_clustersmoke.rank import Rank
 BATCH_S = 0.5
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Seconds of one call."""
 
     seconds: float  # the slowest rank's, the median over batches
@@ -37,14 +36,12 @@ class Stopwatch:
     def __init__(self, rank: Rank, iterations: int, warmup: int, repeats: int) -> None:
         self.rank = rank
         self.iterations, self.warmup, self.repeats = iterations, warmup, repeats
-        self.done, self.steps = 0, 0  # for the marks of progress: measurements, of how many
+        self.done, self.steps = 0, 0  # measurements, for the marks of progress
 
     def time(self, call: Callable[[], object] | None) -> Timing:
-        """Time a call that has been made once already, so that its connections are there.
-
-        A rank without a call only keeps step. After each batch there is a mark of progress.
-        """
-        (first_s,) = self.slowest([self.batch(call, 1)])
+        """Time a call that was made once already, so that its connections are there. A rank without
+        a call only keeps step."""
+        first_s = self.slowest([self.batch(call, 1)])[0]
         iterations = max(1, min(self.iterations, int(BATCH_S / max(first_s, 1e-9))))
         self.rank.mark(self.done, self.steps)
         self.batch(call, min(self.warmup, iterations))
@@ -62,20 +59,16 @@ class Stopwatch:
         """Seconds of one of `count` calls on this rank."""
         if call is None or not count:
             return 0.0
-        if self.rank.device.type == "cpu":  # gloo's calls return when they are done
-            began = time.perf_counter()
-            for _ in range(count):
-                call()
-            return (time.perf_counter() - began) / count
-        torch.cuda.synchronize(self.rank.device)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+        self.synchronize()
+        began = time.perf_counter()
         for _ in range(count):
             call()
-        end.record()
-        end.synchronize()
-        milliseconds: float = begin.elapsed_time(end)
-        return milliseconds / 1000 / count
+        self.synchronize()
+        return (time.perf_counter() - began) / count
+
+    def synchronize(self) -> None:
+        if self.rank.device.type == "cuda":  # gloo's calls return when they are done
+            torch.cuda.synchronize(self.rank.device)
 
     def slowest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""

@@ -1,25 +1,21 @@
 """Two GPUs under DistributedDataParallel (Gilbreth HPC Training Guide, section 6)."""
 
-from typing import Any, ClassVar
-
 import pytest
 
 from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
 from pytest_clustersmoke.result import PhaseResult
 
-# For faults that are staged on purpose: sizes that train in seconds anywhere.
-SMALL = {"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001}
-
 
 @pytest.mark.ddp
 @pytest.mark.phase(
     "ddp_2gpu",
-    script="train_ddp.py",
+    script="train_mlp.py",
     gpus_per_node=2,
     args={"hidden_size": 2048, "batch_size": 64, "steps": 100},
+    small={"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001},
 )
 class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
-    proof_args: ClassVar[dict[str, Any]] = SMALL
+    """100,681,728 parameters."""
 
     def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
         assert phase.fact("engine") == "DistributedDataParallel"

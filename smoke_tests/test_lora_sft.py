@@ -1,8 +1,6 @@
 """LoRA fine-tuning of Mistral-7B under Trainer and DDP, on one node and on two (Nebius H100 DDP
 smoke tests)."""
 
-from typing import Any, ClassVar
-
 import pytest
 
 from pytest_clustersmoke.criteria import TalkedBetweenNodes, TalkedInsideNodes, Trained
@@ -16,7 +14,7 @@ SIZES = {
     "max_steps": 10,
     "micro_batch": 1,
 }
-# For faults that are staged on purpose: a model of random weights, and data that ship.
+# A model of random weights, and data that ship.
 SMALL = {
     "model": "tiny",
     "dataset": "shipped",
@@ -29,7 +27,6 @@ SMALL = {
 class FineTuned(Trained, TalkedInsideNodes):
     """What holds of a LoRA phase beyond what holds of any training."""
 
-    proof_args: ClassVar[dict[str, Any]] = SMALL
     throughput = ("tokens_per_s_per_rank", "steps_per_s")
 
     def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
@@ -78,7 +75,9 @@ class FineTuned(Trained, TalkedInsideNodes):
 
 @pytest.mark.lora
 @pytest.mark.ddp
-@pytest.mark.phase("lora_sft_ddp", script="train_lora_sft.py", gpus_per_node=8, args=SIZES)
+@pytest.mark.phase(
+    "lora_sft_ddp", script="train_lora_sft.py", gpus_per_node=8, args=SIZES, small=SMALL
+)
 class TestLoraSftUnderDdp(FineTuned):
     """One node of eight GPUs."""
 
@@ -86,7 +85,12 @@ class TestLoraSftUnderDdp(FineTuned):
 @pytest.mark.lora
 @pytest.mark.ddp
 @pytest.mark.phase(
-    "lora_sft_2node", script="train_lora_sft.py", nodes=2, gpus_per_node=8, args=SIZES
+    "lora_sft_2node",
+    script="train_lora_sft.py",
+    nodes=2,
+    gpus_per_node=8,
+    args=SIZES,
+    small=SMALL,
 )
 class TestLoraSftOnTwoNodes(FineTuned, TalkedBetweenNodes):
     """Two nodes of eight GPUs."""

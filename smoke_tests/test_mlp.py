@@ -1,23 +1,19 @@
 """One GPU: CUDA, forward and backward, checkpoint (Gilbreth HPC Training Guide, section 5)."""
 
-from typing import Any, ClassVar
-
 import pytest
 
 from pytest_clustersmoke.criteria import Trained
 from pytest_clustersmoke.result import PhaseResult
-
-# For faults that are staged on purpose: sizes that train in seconds anywhere.
-SMALL = {"hidden_size": 128, "batch_size": 32, "steps": 30, "learning_rate": 0.001}
 
 
 @pytest.mark.phase(
     "mlp_1gpu",
     script="train_mlp.py",
     args={"hidden_size": 1024, "batch_size": 32, "steps": 100},
+    small={"hidden_size": 128, "steps": 30, "learning_rate": 0.001},
 )
 class TestMlpOnOneGpu(Trained):
-    proof_args: ClassVar[dict[str, Any]] = SMALL
+    """25,175,040 parameters."""
 
     def test_checkpoint_holds_model_and_optimizer(self, phase: PhaseResult) -> None:
         """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""

@@ -1,169 +1,197 @@
-"""All-reduce, all-gather, reduce-scatter and all-to-all from 8 B to 1 GiB; is every result right,
-and how fast are they? With several nodes, how fast is each pair of them?
+"""All-reduce, all-gather, reduce-scatter and all-to-all: is every result right, and how fast are
+they? With several nodes, how fast is each pair of them?
 
-By hand:  torchrun --standalone --nproc_per_node=2 smoke_tests/train_allreduce.py
-small:    torchrun --standalone --nproc_per_node=2 smoke_tests/train_allreduce.py \\
-              --max-bytes 1048576 --iterations 5 --repeats 3
+    torchrun --standalone --nproc_per_node=2 smoke_tests/train_allreduce.py \\
+        --max-bytes 2097152 --factor 8 --iterations 3 --warmup 1 --repeats 3
+    torchrun --standalone --nproc_per_node=8 smoke_tests/train_allreduce.py \\
+        --max-bytes 1073741824 --factor 2 --iterations 20 --warmup 5 --repeats 5
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from pytest_clustersmoke import sweep
+from collectives import ELEMENT_BYTES, NAMES, Collectives, bandwidths, elements
 from pytest_clustersmoke.rank import Rank
+from stopwatch import Stopwatch
 
-if TYPE_CHECKING:
-    from smoke_tests.collectives import Collectives
-    from smoke_tests.node_pairs import measure_round, nodes_of_ranks
-    from smoke_tests.stopwatch import Stopwatch
-else:  # torchrun puts this file's own folder on the path, and not the one above
-    from collectives import Collectives
-    from node_pairs import measure_round, nodes_of_ranks
-    from stopwatch import Stopwatch
-
+SMALLEST_BYTES = 8
+# Metrics: the best bus bandwidth of each collective over all sizes, and all-reduce's at some.
+PEAKS = {
+    "all_reduce": "busbw_gb_per_s",
+    "all_gather": "all_gather_busbw_gb_per_s",
+    "reduce_scatter": "reduce_scatter_busbw_gb_per_s",
+    "all_to_all": "all_to_all_busbw_gb_per_s",
+}
+AT_SIZE = {
+    2**20: "busbw_1mib_gb_per_s",
+    2**26: "busbw_64mib_gb_per_s",
+    2**30: "busbw_1gib_gb_per_s",
+}
+PAIR_BYTES = 2**26  # sent each way between two nodes
 # Two buffers of the largest size, and as much again for the checks and NCCL's own buffers.
 MEMORY_FOR_A_SIZE = 4
-DEBUG: Any = dist  # torch's annotations leave its debug level out
-
-
-class Measured(NamedTuple):
-    """One collective at one size; seconds are those of the slowest rank."""
-
-    name: str
-    asked_bytes: int
-    seconds: float
-    busbw_gb_per_s: float
+debug: Any = dist  # torch's annotations leave its debug level out
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--max-bytes", type=int, default=2**30, help="the largest size")
-    parser.add_argument("--factor", type=int, default=2, help="from each size to the next")
-    parser.add_argument("--iterations", type=int, default=20, help="calls in a batch, at most")
-    parser.add_argument("--warmup", type=int, default=5, help="calls before the first batch")
-    parser.add_argument("--repeats", type=int, default=5, help="batches; their median counts")
-    parser.add_argument(
-        "--pairwise",
-        action=argparse.BooleanOptionalAction,
-        help="measure each pair of nodes (default: where there are several)",
-    )
-    parser.add_argument("--pair-bytes", type=int, default=2**26, help="sent each way in a pair")
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
+    parser.add_argument("--max-bytes", type=int, required=True, help="the largest size")
+    parser.add_argument("--factor", type=int, required=True, help="from each size to the next")
+    parser.add_argument("--iterations", type=int, required=True, help="calls in a batch, at most")
+    parser.add_argument("--warmup", type=int, required=True, help="calls before the first batch")
+    parser.add_argument("--repeats", type=int, required=True, help="batches; their median counts")
     return parser.parse_args()
 
 
-def fitting_bytes(args: argparse.Namespace, rank: Rank, watch: Stopwatch) -> int:
+def fitting_bytes(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
     """`max_bytes`, or what the rank with the least free memory has room for."""
-    free_bytes: int
+    free_bytes = psutil.virtual_memory().available // rank.local_world_size
     if rank.device.type == "cuda":
         free_bytes = torch.cuda.mem_get_info(rank.device)[0]
-    else:
-        free_bytes = psutil.virtual_memory().available // rank.local_world_size
     least = -int(watch.slowest([-float(free_bytes)])[0])
-    fitting: int = min(args.max_bytes, least // MEMORY_FOR_A_SIZE)
+    fitting = min(max_bytes, least // MEMORY_FOR_A_SIZE)
     rank.fact(max_bytes=fitting, free_bytes=least)
     return fitting
 
 
+def ladder(max_bytes: int, factor: int) -> list[int]:
+    """The sizes to measure, in bytes: 8, each `factor` times the one before, up to `max_bytes`."""
+    if factor < 2 or max_bytes < SMALLEST_BYTES:
+        raise ValueError(f"no sizes from {SMALLEST_BYTES} to {max_bytes} B by a factor of {factor}")
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] * factor <= max_bytes:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
 def present(rank: Rank, collectives: Collectives) -> list[str]:
-    """The collectives that there are. gloo of older torch has not all of them: those are left out,
-    and it is said why."""
-    absent = {name: collectives.why_absent(name) for name in sweep.COLLECTIVES}
+    """The collectives that there are. gloo of older torch has not all of them."""
+    absent = {name: collectives.why_absent(name) for name in NAMES}
     rank.fact(left_out={name: why for name, why in absent.items() if why is not None})
     return [name for name, why in absent.items() if why is None]
 
 
 def measure(
     name: str, asked_bytes: int, rank: Rank, collectives: Collectives, watch: Stopwatch
-) -> Measured:
-    """Check and time one collective at one size."""
-    count = sweep.elements(name, asked_bytes, rank.world_size)
-    size_bytes = count * sweep.ELEMENT_BYTES
+) -> dict[str, float]:
+    """Check and time one collective at one size; the metrics that follow."""
+    count = elements(name, asked_bytes, rank.world_size)
     call = collectives.call(name, count)
     collectives.fill(name, count)
     call()  # connects as well: NCCL from 2.22 does so when a connection is first needed
     checked = collectives.check(name, count)
     collectives.clear(count)
     timing = watch.time(call)
-    algbw, busbw = sweep.bandwidths(name, size_bytes, timing.seconds, rank.world_size)
+    size_bytes = count * ELEMENT_BYTES
+    algbw, busbw = bandwidths(name, size_bytes, timing.seconds, rank.world_size)
     rank.measured(
         "collective",
         collective=name,
         asked_bytes=asked_bytes,
         size_bytes=size_bytes,
-        seconds=timing.seconds,
-        own_seconds=timing.own_seconds,
-        iterations=timing.iterations,
         algbw_gb_per_s=algbw,
         busbw_gb_per_s=busbw,
+        **timing._asdict(),
         **checked,
     )
     rank.say(
-        f"{name:<14} {sweep.show_bytes(size_bytes):>9} {timing.seconds * 1e6:11.1f} us  "
+        f"{name:<14} {size_bytes:>13,} B {timing.seconds * 1e6:11.1f} us  "
         f"algbw {algbw:8.3f}  busbw {busbw:8.3f} GB/s  {checked['wrong']} wrong"
     )
-    return Measured(name, asked_bytes, timing.seconds, busbw)
+    metrics = {PEAKS[name]: busbw}
+    if name == "all_reduce" and asked_bytes in AT_SIZE:
+        metrics[AT_SIZE[asked_bytes]] = busbw
+    if name == "all_reduce" and asked_bytes == SMALLEST_BYTES:
+        metrics["latency_us"] = timing.seconds * 1e6
+    return metrics
 
 
-def metrics(found: list[Measured], pair_speeds: list[float]) -> dict[str, float]:
-    """The peak of each collective over all sizes, all-reduce at the named sizes, its latency."""
-    values: dict[str, float] = {}
-    for one in found:
-        peak = sweep.PEAKS[one.name]
-        values[peak] = max(values.get(peak, 0.0), one.busbw_gb_per_s)
-    for one in found:
-        if one.name == "all_reduce" and one.asked_bytes == sweep.SMALLEST_BYTES:
-            values["latency_us"] = one.seconds * 1e6
-        for name, size in sweep.NAMED_SIZES.items():
-            if one.name == "all_reduce" and one.asked_bytes == size:
-                values[name] = one.busbw_gb_per_s
-    if pair_speeds:
-        values["pair_bandwidth_min_gb_per_s"] = min(pair_speeds)
-    return values
+def rounds(nodes: int) -> range:
+    """The distances of rounds in which each two nodes meet once; none for one node."""
+    return range(1, 1 << (nodes - 1).bit_length())
 
 
-def no_detail() -> None:
-    """Take TORCH_DISTRIBUTED_DEBUG=DETAIL back: it puts a collective of its own over gloo before
-    each of ours, which would be timed with it, and takes sends and receives out of their batch."""
-    if DEBUG.get_debug_level() == DEBUG.DebugLevel.DETAIL:
-        DEBUG.set_debug_level(DEBUG.DebugLevel.INFO)
+def peer_of(rank: Rank, distance: int) -> int | None:
+    """The rank of the same local rank on the node whose number differs by these bits. In each such
+    round a node is in one pair at most; where there is no such node its ranks have no peer."""
+    node = rank.rank // rank.local_world_size
+    peer = (node ^ distance) * rank.local_world_size + rank.local_rank
+    return peer if peer < rank.world_size else None
+
+
+def measure_pairs(
+    distance: int, count: int, rank: Rank, collectives: Collectives, watch: Stopwatch
+) -> float:
+    """Check and time the pairs of one round, all at once; GB/s each way of the slowest of them.
+
+    GB/s are those of nccl-tests' sendrecv (src/sendrecv.cu): the bytes sent by their time.
+    """
+    size_bytes = count * ELEMENT_BYTES
+    peer = peer_of(rank, distance)
+    if peer is None:
+        timing = watch.time(None)
+    else:
+        exchange = partial(collectives.exchange, peer, count)
+        collectives.fill("send_recv", count)
+        exchange()
+        checked = collectives.check("send_recv", count, peer)
+        timing = watch.time(exchange)
+        rank.measured(
+            "pair",
+            peer=peer,
+            size_bytes=size_bytes,
+            own_seconds=timing.own_seconds,
+            iterations=timing.iterations,
+            gb_per_s=size_bytes / timing.own_seconds / 1e9,
+            **checked,
+        )
+    slowest = size_bytes / watch.slowest([timing.own_seconds])[0] / 1e9
+    rank.say(f"pairs of nodes, round {distance}: the slowest {slowest:.3f} GB/s each way")
+    return slowest
+
+
+def measure_all(
+    sizes: list[int], names: list[str], rank: Rank, collectives: Collectives, watch: Stopwatch
+) -> dict[str, float]:
+    """Every collective at every size, then every pair of nodes; the metrics, each at its best."""
+    ranks, nodes = rank.world_size, rank.world_size // rank.local_world_size
+    plan = [(name, size) for size in sizes for name in names if elements(name, size, ranks)]
+    watch.steps = len(plan) + len(rounds(nodes))
+    rank.say(f"{ranks} ranks on {nodes} nodes talk over {dist.get_backend()}")
+    metrics: dict[str, float] = {}
+    for name, size in plan:
+        for metric, value in measure(name, size, rank, collectives, watch).items():
+            metrics[metric] = max(value, metrics.get(metric, 0.0))
+    count = min(PAIR_BYTES, sizes[-1]) // ELEMENT_BYTES
+    speeds = [
+        measure_pairs(distance, count, rank, collectives, watch) for distance in rounds(nodes)
+    ]
+    if speeds:
+        metrics["pair_bandwidth_min_gb_per_s"] = min(speeds)
+    return metrics
 
 
 def main() -> None:
     args = parse_args()
-    no_detail()  # before the process group is opened, which looks at it
+    if debug.get_debug_level() == debug.DebugLevel.DETAIL:
+        # It puts a collective of its own over gloo before each of ours, which would be timed with
+        # it, and takes sends and receives out of their batch. The group looks at it as it opens.
+        debug.set_debug_level(debug.DebugLevel.INFO)
     with Rank.start(init="torch") as rank:
         watch = Stopwatch(rank, args.iterations, args.warmup, args.repeats)
-        sizes = sweep.ladder(fitting_bytes(args, rank, watch), args.factor)
-        collectives = rank.stage(
-            "data", lambda: Collectives(rank.rank, rank.world_size, sizes[-1], rank.device)
-        )
+        sizes = ladder(fitting_bytes(args.max_bytes, rank, watch), args.factor)
+        collectives = rank.stage("data", lambda: Collectives(rank, sizes[-1]))
         names = rank.stage("probe", lambda: present(rank, collectives))
-        plan = [
-            (name, size)
-            for size in sizes
-            for name in names
-            if sweep.elements(name, size, rank.world_size)  # nccl-tests rounds small ones to none
-        ]
-        nodes = nodes_of_ranks(rank)
-        pairwise = len(nodes) > 1 if args.pairwise is None else args.pairwise
-        rounds = sweep.rounds(len(nodes)) if pairwise else []
-        pair_count = min(args.pair_bytes, sizes[-1]) // sweep.ELEMENT_BYTES
-        watch.steps = len(plan) + len(rounds)
-        rank.fact(pairwise=pairwise, debug_level=DEBUG.get_debug_level().name)
-        rank.say(f"{rank.world_size} ranks on {len(nodes)} nodes talk over {dist.get_backend()}")
-
-        def run() -> dict[str, float]:
-            found = [measure(*step, rank, collectives, watch) for step in plan]
-            common = (nodes, pair_count, rank, collectives, watch)
-            return metrics(found, [measure_round(pairs, *common) for pairs in rounds])
-
-        rank.metrics(**rank.stage("train", run))
+        rank.fact(debug_level=debug.get_debug_level().name)
+        common = (rank, collectives, watch)
+        rank.metrics(**rank.stage("train", lambda: measure_all(sizes, names, *common)))
 
 
 if __name__ == "__main__":

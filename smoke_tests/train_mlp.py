@@ -1,30 +1,30 @@
-"""One GPU trains an MLP of 25,175,040 parameters: forward, backward, checkpoint, reload.
+"""An MLP learns a linear map, on one GPU or on several under DistributedDataParallel.
 
-By hand:  torchrun --standalone --nproc_per_node=1 smoke_tests/train_mlp.py
-or:       python smoke_tests/train_mlp.py --hidden-size 128 --steps 30 --learning-rate 1e-3
+    python smoke_tests/train_mlp.py \\
+        --hidden-size 128 --batch-size 32 --steps 30 --learning-rate 1e-3
+    torchrun --standalone --nproc_per_node=2 smoke_tests/train_mlp.py \\
+        --hidden-size 2048 --batch-size 64 --steps 100
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from pytest_clustersmoke.rank import Rank
-
-if TYPE_CHECKING:
-    from smoke_tests.teacher import Teacher
-else:  # torchrun puts this file's own folder on the path, and not the one above
-    from teacher import Teacher
+from teacher import Teacher
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden-size", type=int, default=1024)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--hidden-size", type=int, required=True)
+    parser.add_argument("--batch-size", type=int, required=True, help="per rank")
+    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -41,58 +41,72 @@ def build_model(hidden_size: int) -> nn.Module:
     )
 
 
+def build(
+    args: argparse.Namespace, seed: int, device: torch.device
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = build_model(args.hidden_size).to(device)
+    return model, torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    inputs, targets = batch  # both (batch_size, hidden_size)
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return state_of(model, optimizer)
+
+
 def main() -> None:
     args = parse_args()
     with Rank.start(init="torch") as rank:
-
-        def build(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-            torch.manual_seed(seed)
-            model = build_model(args.hidden_size).to(rank.device)
-            return model, torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-
-        def loss_of(step: int) -> torch.Tensor:
-            inputs, targets = data.batch(step)
-            return nn.functional.mse_loss(model(inputs), targets)
-
+        # Data. Every rank draws its own share.
         data = rank.stage(
             "data", lambda: Teacher(args.hidden_size, args.batch_size, rank.rank, rank.device)
         )
-        model, optimizer = rank.stage("model", lambda: build(args.seed))
+
+        # Model. `engine` is what trains: the model itself, or DDP around it.
+        model, optimizer = rank.stage("model", lambda: build(args, args.seed, rank.device))
+        engine = model
+        if rank.world_size > 1:
+            engine = rank.stage("model", lambda: DistributedDataParallel(model))
         rank.fact(
             parameters=sum(p.numel() for p in model.parameters()),
             precision="fp32",
             optimizer=type(optimizer).__name__,
+            engine=type(engine).__name__,
         )
         rank.verify_gradients(
             model.named_parameters(),
-            local_loss=lambda: loss_of(0),
-            backward=lambda: loss_of(0).backward(),
+            local_loss=lambda: loss_of(model, data.batch(0)),  # the bare model: DDP does not run
+            backward=lambda: loss_of(engine, data.batch(0)).backward(),
         )
 
+        # Loop.
         for step in rank.steps(
             args.steps, samples_per_rank=args.batch_size, gradients_of=model.named_parameters()
         ):
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(step.index)
-            step.local_done()
+            loss = loss_of(engine, data.batch(step.index))
+            step.local_done()  # the backward pass waits for the other ranks
             loss.backward()
             optimizer.step()
             step.record(loss=loss)
 
-        path = rank.output_dir / "mlp.pt"
-
-        def state() -> dict[str, Any]:
-            return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-
-        def reload() -> dict[str, Any]:
-            saved = torch.load(path, map_location=rank.device, weights_only=True)
-            new_model, new_optimizer = build(args.seed + 1)
-            new_model.load_state_dict(saved["model"])
-            new_optimizer.load_state_dict(saved["optimizer"])
-            return {"model": new_model.state_dict(), "optimizer": new_optimizer.state_dict()}
-
-        rank.save_checkpoint(lambda: torch.save(state(), path))
-        rank.verify_reload(state(), reload)
+        # Checkpoint. All ranks hold the same state: rank 0 saves it, and each loads it into a
+        # model built anew.
+        path = rank.output_dir / ("ddp.pt" if rank.world_size > 1 else "mlp.pt")
+        trained = state_of(model, optimizer)
+        rank.save_checkpoint(lambda: torch.save(trained, path) if rank.is_main else None)
+        rank.verify_reload(trained, lambda: load(path, *build(args, args.seed + 1, rank.device)))
 
 
 if __name__ == "__main__":

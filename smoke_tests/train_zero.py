@@ -1,8 +1,9 @@
-"""DeepSpeed ZeRO trains a deep MLP in bf16: 805,429,248 parameters, 1,073,905,664 with --layers 8.
+"""DeepSpeed ZeRO trains a deep MLP in bf16, of 805,429,248 parameters with six layers of 4096.
 
-By hand:  torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py
-small:    torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py \\
-              --hidden-size 128 --layers 2 --steps 30 --learning-rate 1e-3
+    torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py --hidden-size 128 \\
+        --layers 2 --micro-batch 8 --steps 30 --stage 1 --bucket-size 1000000 --learning-rate 1e-3
+    torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py --hidden-size 4096 \\
+        --layers 6 --micro-batch 32 --steps 100 --stage 1 --bucket-size 500000000
 """
 
 from __future__ import annotations
@@ -12,33 +13,29 @@ import copy
 import gc
 import json
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from pytest_clustersmoke.rank import Rank
-
-if TYPE_CHECKING:
-    from smoke_tests.teacher import Teacher
-else:  # torchrun puts this file's own folder on the path, and not the one above
-    from teacher import Teacher
+from teacher import Teacher
 
 TAG = "final"
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden-size", type=int, default=4096)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--stage", type=int, default=1, choices=(1, 2))
-    parser.add_argument("--micro-batch", type=int, default=32, help="per rank")
-    parser.add_argument("--accumulation", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--hidden-size", type=int, required=True)
+    parser.add_argument("--layers", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, required=True, help="per rank")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro batches in a step")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--stage", type=int, required=True, choices=(1, 2), help="of ZeRO")
+    parser.add_argument("--bucket-size", type=int, required=True, help="elements in a reduction")
     parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--bucket-size", type=int, default=500_000_000)
+    parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -103,90 +100,104 @@ def read_back(engine: Any) -> dict[str, Any]:
     }
 
 
+def build(args: argparse.Namespace, config: dict[str, Any], seed: int) -> Any:
+    """DeepSpeed's engine: the model and its optimizer."""
+    from deepspeed import initialize
+
+    torch.manual_seed(seed)
+    model = build_model(args.hidden_size, args.layers)
+    return initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
+    )[0]
+
+
+def loss_of(model: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    inputs, targets = batch  # both (micro_batch, hidden_size), in bf16 as the model
+    return nn.functional.mse_loss(model(inputs).float(), targets.float())
+
+
+def backward(
+    engine: Any,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    micro_batches: int,
+    local_done: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
+    """Everything of one update but its last step."""
+    for micro in range(micro_batches):
+        if micro:
+            engine.step()  # between micro batches it only counts
+        loss = loss_of(engine, batch)
+        local_done()  # the backward pass waits for the other ranks
+        engine.backward(loss)
+    return loss
+
+
 def state_of(engine: Any) -> dict[str, Any]:
     """Everything a checkpoint must bring back on this rank: its own share of the optimizer too."""
     return {"module": engine.module.state_dict(), "optimizer": engine.optimizer.state_dict()}
 
 
-def train(args: argparse.Namespace, rank: Rank, engine: Any) -> None:
+def load(directory: Path, engine: Any) -> dict[str, Any]:
+    path, _ = engine.load_checkpoint(str(directory), tag=TAG)
+    # DeepSpeed raises nothing where there is no checkpoint: then nothing is equal.
+    return {} if path is None else state_of(engine)
+
+
+def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
+    """Train and save; what was saved, as a digest. The engine ends here: two might not fit."""
     from deepspeed.utils import safe_get_full_grad
 
+    # Data. Every rank draws its own share.
     sizes = (args.hidden_size, args.micro_batch)
     data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
 
-    def loss_of(network: Any, index: int) -> torch.Tensor:
-        inputs, targets = data.batch(index)  # bf16, as the model
-        return nn.functional.mse_loss(network(inputs).float(), targets.float())
-
-    def gradients(index: int, local_done: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Everything of one update but its last step: `accumulation` micro batches."""
-        for micro in range(args.accumulation):
-            if micro:
-                engine.step()  # between micro batches it only counts
-            loss = loss_of(engine, index)
-            local_done()  # the backward pass waits for the other ranks
-            engine.backward(loss)
-        return loss
-
+    # Model.
+    engine = rank.stage("model", lambda: build(args, config, args.seed))
+    facts = read_back(engine)
+    rank.fact(**facts)
     rank.verify_gradients(
         engine.module.named_parameters(),
-        local_loss=lambda: loss_of(engine.module, 0),
-        backward=lambda: gradients(0),
+        local_loss=lambda: loss_of(engine.module, data.batch(0)),  # no hook of the engine runs
+        backward=lambda: backward(engine, data.batch(0), args.accumulation),
         applied=safe_get_full_grad,  # what engine.step() is about to clip and apply
-        precision=read_back(engine)["precision"],
+        precision=facts["precision"],
     )
     engine.step()  # DeepSpeed has no other way to be rid of the gradients
 
+    # Loop.
     for step in rank.steps(
         args.steps,
         samples_per_rank=args.micro_batch * args.accumulation,
         gradients_of=engine.module.named_parameters(),
     ):
-        loss = gradients(step.index, step.local_done)
+        loss = backward(engine, data.batch(step.index), args.accumulation, step.local_done)
         engine.step()
         step.record(loss=loss)
+
+    # Checkpoint. All ranks save: each writes its own share of the optimizer.
+    rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir), tag=TAG))
+    trained = rank.digest(state_of(engine))
+    engine.destroy()
+    return trained
 
 
 def main() -> None:
     args = parse_args()
     with Rank.start(init="deepspeed") as rank:
-        import deepspeed  # after start, which tells DeepSpeed the device
+        from deepspeed.accelerator import get_accelerator  # after start, which tells it the device
 
         config = deepspeed_config(args, rank)
         if rank.is_main:
             (rank.output_dir / "ds_config.json").write_text(json.dumps(config, indent=1) + "\n")
         if rank.device.type == "cuda":  # FusedAdam is compiled on its first use: timed apart
-            builder = deepspeed.accelerator.get_accelerator().create_op_builder("FusedAdamBuilder")
+            builder = get_accelerator().create_op_builder("FusedAdamBuilder")
             rank.stage("compile", builder.load)
-
-        def build(seed: int) -> Any:
-            torch.manual_seed(seed)
-            model = build_model(args.hidden_size, args.layers)
-            return deepspeed.initialize(
-                model=model,
-                model_parameters=model.parameters(),
-                config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
-            )[0]
-
-        engine = rank.stage("model", lambda: build(args.seed))
-        rank.fact(**read_back(engine))
-        train(args, rank, engine)
-
-        # All ranks save: each writes its own share of the optimizer.
-        output = str(rank.output_dir)
-        rank.save_checkpoint(partial(engine.save_checkpoint, output, tag=TAG))
-        before = rank.digest(state_of(engine))
-        engine.destroy()
-        del engine
-        gc.collect()  # two engines at once might not fit
-
-        def reload() -> dict[str, Any]:
-            new_engine = build(args.seed + 1)
-            path, _ = new_engine.load_checkpoint(output, tag=TAG)
-            # DeepSpeed raises nothing where there is no checkpoint: then nothing is equal.
-            return {} if path is None else state_of(new_engine)
-
-        rank.verify_reload(before, reload)
+        trained = train(args, config, rank)
+        gc.collect()
+        anew = args.seed + 1
+        rank.verify_reload(trained, lambda: load(rank.output_dir, build(args, config, anew)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 import pytest_clustersmoke.cli
 import pytest_clustersmoke.dryrun
 import pytest_clustersmoke.preflight
-import pytest_clustersmoke.report.finish
+import pytest_clustersmoke.report.publication
 import pytest_clustersmoke.report.terminal
 import pytest_clustersmoke.session
 import pytest_clustersmoke.submit.local

@@ -1,6 +1,7 @@
 """Records of runs, made by hand: what the renderers and the history are tested with.
 
-Each builder gives a sound record; a test changes what it is about.
+Each builder gives a sound record as plain data; a test changes what it is about. The views take it
+`parsed`.
 """
 
 from __future__ import annotations
@@ -9,19 +10,9 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from pytest_clustersmoke.report.model import (
-    FactsRecord,
-    FindingRecord,
-    GroupRecord,
-    LinkRecord,
-    MetricRecord,
-    NodeRecord,
-    PhaseRecord,
-    RankRecord,
-    RunRecord,
-    TopologyRecord,
-)
+from pytest_clustersmoke.report.run_record import RunRecord
 
+Record = dict[str, Any]  # a part of report.json, as plain data
 BEGUN = 1_795_000_000.0
 VERSIONS = {
     "python": "3.11.7",
@@ -32,7 +23,11 @@ VERSIONS = {
 }
 
 
-def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> MetricRecord:
+def parsed(record: Record) -> RunRecord:
+    return RunRecord.model_validate(record)
+
+
+def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -> Record:
     return {
         "value": value,
         "unit": unit,
@@ -44,7 +39,7 @@ def metric(value: float, unit: str = "steps/s", higher_is_better: bool = True) -
     }
 
 
-def finding(**changes: Any) -> FindingRecord:
+def finding(**changes: Any) -> Record:
     made: dict[str, Any] = {
         "id": "rank-killed",
         "cause": "rank 3 was killed by signal 9",
@@ -56,14 +51,14 @@ def finding(**changes: Any) -> FindingRecord:
         "detail": {},
         "severity": "failure",
     }
-    return {**made, **changes}  # type: ignore[typeddict-item]
+    return {**made, **changes}
 
 
-def node(number: int) -> NodeRecord:
+def node(number: int) -> Record:
     return {"node_rank": number, "node": f"node{number}", "host": f"node{number}"}
 
 
-def facts(number: int, *phases: str, **changes: Any) -> FactsRecord:
+def facts(number: int, *phases: str, **changes: Any) -> Record:
     """What a node said of itself in these phases; `changes` are facts of its own."""
     held = {
         "kernel": "6.1.0",
@@ -81,7 +76,7 @@ def facts(number: int, *phases: str, **changes: Any) -> FactsRecord:
     }
 
 
-def told(phases: Iterable[PhaseRecord]) -> list[FactsRecord]:
+def told(phases: Iterable[Record]) -> list[Record]:
     """The facts of all nodes of these phases, alike."""
     found: dict[int, list[str]] = {}
     for one in phases:
@@ -90,7 +85,7 @@ def told(phases: Iterable[PhaseRecord]) -> list[FactsRecord]:
     return [facts(number, *names) for number, names in found.items()]
 
 
-def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> RankRecord:
+def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> Record:
     place = number // ranks_per_node
     return {
         "rank": number,
@@ -108,16 +103,16 @@ def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> RankRecord:
                 (step_s * f for f in (0.9, 0.97, 1, 1.03, 1.1)),
                 strict=True,
             )
-        ),  # type: ignore[typeddict-item]
+        ),
         "own_s": None,
         "behind": False,
     }
 
 
-def topology(nodes: int, ranks_per_node: int) -> TopologyRecord:
+def topology(nodes: int, ranks_per_node: int) -> Record:
     """A ring over all ranks, by P2P inside nodes and InfiniBand between them."""
     world = nodes * ranks_per_node
-    links: list[LinkRecord] = []
+    links: list[Record] = []
     counts: dict[tuple[tuple[int, int], str], int] = {}
     for source in range(world if world > 1 else 0):
         destination = (source + 1) % world
@@ -138,7 +133,7 @@ def topology(nodes: int, ranks_per_node: int) -> TopologyRecord:
                 "where": f"nccl/0000/node0.{source}.log:42",
             }
         )
-    groups: list[GroupRecord] = [
+    groups: list[Record] = [
         {
             "nodes": pair,
             "kind": kind,
@@ -153,7 +148,7 @@ def topology(nodes: int, ranks_per_node: int) -> TopologyRecord:
 
 def phase(
     name: str = "zero1_4node", nodes: int = 4, ranks_per_node: int = 2, **changes: Any
-) -> PhaseRecord:
+) -> Record:
     world = nodes * ranks_per_node
     made: dict[str, Any] = {
         "phase": name,
@@ -204,13 +199,13 @@ def phase(
         "all_criteria": True,
         "not_measured": ["references"],
     }
-    return {**made, **changes}  # type: ignore[typeddict-item]
+    return {**made, **changes}
 
 
 _numbers = itertools.count(1)
 
 
-def run(*phases: PhaseRecord, **changes: Any) -> RunRecord:
+def run(*phases: Record, **changes: Any) -> Record:
     """A run of these phases, or of one; each has a run id of its own."""
     held = list(phases) or [phase()]
     number = next(_numbers)
@@ -246,4 +241,35 @@ def run(*phases: PhaseRecord, **changes: Any) -> RunRecord:
         "differences": [],
         "phases": held,
     }
-    return {**made, **changes}  # type: ignore[typeddict-item]
+    return {**made, **changes}
+
+
+def gate(fault: str = "rank-killed", **changes: Any) -> Record:
+    """A gate that is proven."""
+    made = {
+        "fault": fault,
+        "what": "a rank is killed",
+        "phase": "ddp_2gpu",
+        "status": "proven",
+        "reasons": [],
+        "expected": ["job"],
+        "red": ["job"],
+        "finding": "rank-killed",
+        "words": "rank 1 was killed",
+        "ranks": [1],
+        "hosts": ["node0"],
+        "seconds": 12.25,
+    }
+    return {**made, **changes}
+
+
+def proof(*gates: Record, **not_applicable: str) -> Record:
+    return {
+        "cluster": "gilbreth",
+        "date": "2026-11-01",
+        "planned": [one["fault"] for one in gates],
+        "proven": [one["fault"] for one in gates if one["status"] == "proven"],
+        "stayed_green": [one["fault"] for one in gates if one["status"] == "stayed green"],
+        "gates": list(gates),
+        "not_applicable": not_applicable,
+    }

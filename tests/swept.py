@@ -7,13 +7,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke import sweep
+from pytest_clustersmoke import bandwidth
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import write_json
 
 from .evidence import Evidence, make_profile
 
 ARGS = {"max_bytes": 2**30, "factor": 2}
+SIZES = [2**power for power in range(3, 31)]
 LATENCY_S = 20e-6
 BUS_BYTES_PER_S = 200e9
 PAIR_BYTES = 2**26
@@ -24,12 +25,20 @@ Record = dict[str, Any]
 Change = Callable[[int, Record], Record | None]
 
 
+def bus_bytes(name: str, size: int, ranks: int) -> float:
+    """What crosses the bus: 2(n-1)/n of all-reduce's bytes, (n-1)/n of the others'."""
+    return size * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def measured_bytes(name: str, asked: int, ranks: int) -> int:
+    """Rounded down to equal shares of 16 bytes, but for all-reduce; nothing may be left."""
+    return asked if name == "all_reduce" else asked // (16 * ranks) * 16 * ranks
+
+
 def collective(name: str, asked: int, ranks: int) -> Record:
     """One collective of a cluster on which nothing is wrong."""
-    count = sweep.elements(name, asked, ranks)
-    size = count * sweep.ELEMENT_BYTES
-    per_second = sweep.bandwidths(name, size, 1.0, ranks)[1] * 1e9
-    seconds = LATENCY_S + per_second / BUS_BYTES_PER_S
+    size = measured_bytes(name, asked, ranks)
+    seconds = LATENCY_S + bus_bytes(name, size, ranks) / BUS_BYTES_PER_S
     return {
         "what": "collective",
         "collective": name,
@@ -38,7 +47,7 @@ def collective(name: str, asked: int, ranks: int) -> Record:
         "seconds": seconds,
         "own_seconds": seconds,
         "iterations": 20,
-        "checked": sweep.received(name, count, ranks),
+        "checked": size // 4 // (ranks if name == "reduce_scatter" else 1),
         "wrong": 0,
         "first_wrong": None,
     }
@@ -51,7 +60,7 @@ def pair(peer: int) -> Record:
         "size_bytes": PAIR_BYTES,
         "own_seconds": PAIR_BYTES / PAIR_GB_PER_S / 1e9,
         "iterations": 20,
-        "checked": PAIR_BYTES // sweep.ELEMENT_BYTES,
+        "checked": PAIR_BYTES // 4,
         "wrong": 0,
         "first_wrong": None,
     }
@@ -90,9 +99,9 @@ class Swept:
 
     def _collectives(self, said: Mapping[str, Any]) -> Iterable[Record]:
         ranks = self.evidence.world
-        for size in sweep.ladder(2**30, 2):
-            for name in sweep.COLLECTIVES:
-                if name not in (said["left_out"] or ()) and sweep.elements(name, size, ranks):
+        for size in SIZES:
+            for name in bandwidth.PEAKS:
+                if name not in (said["left_out"] or ()) and measured_bytes(name, size, ranks):
                     yield collective(name, size, ranks)
 
     def _pairs(self, rank: int) -> Iterable[Record]:
@@ -105,18 +114,19 @@ class Swept:
     def metrics(self, **values: Any) -> Swept:
         """Every rank writes the metrics that follow, but for `values`."""
         ranks = self.evidence.world
+
+        def busbw(name: str, asked: int) -> float:
+            one = collective(name, asked, ranks)
+            seconds: float = one["seconds"]
+            return bus_bytes(name, one["size_bytes"], ranks) / seconds / 1e9
+
         best = {
-            metric: max(
-                sweep.bandwidths(name, one["size_bytes"], one["seconds"], ranks)[1]
-                for size in sweep.ladder(2**30, 2)
-                if sweep.elements(name, size, ranks)
-                for one in [collective(name, size, ranks)]
-            )
-            for name, metric in sweep.PEAKS.items()
+            metric: max(busbw(name, size) for size in SIZES)
+            for name, metric in bandwidth.PEAKS.items()
         }
-        for metric, size in sweep.NAMED_SIZES.items():
-            one = collective("all_reduce", size, ranks)
-            best[metric] = sweep.bandwidths("all_reduce", size, one["seconds"], ranks)[1]
+        best |= {
+            metric: busbw("all_reduce", size) for metric, size in bandwidth.NAMED_SIZES.items()
+        }
         best["latency_us"] = collective("all_reduce", 8, ranks)["seconds"] * 1e6
         if self.evidence.nodes > 1:
             best["pair_bandwidth_min_gb_per_s"] = PAIR_GB_PER_S

@@ -310,3 +310,31 @@ def test_a_ladder_without_large_sizes(tmp_path: Path, check: Check) -> None:
 def test_not_a_number_is_no_rounding() -> None:
     """The comparison of metrics cannot be met by NaN."""
     assert not math.isclose(math.nan, math.nan, rel_tol=bandwidth.ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(8, "8 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
+)
+def test_sizes_as_people_write_them(size: int, shown: str) -> None:
+    """In the largest binary unit that is not above the size."""
+    assert bandwidth.show_bytes(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "ranks", "measured"),
+    [
+        ("all_reduce", 8, 3, 8),
+        ("all_gather", 8, 2, 0),
+        ("all_gather", 32, 2, 32),
+        ("reduce_scatter", 2**20, 3, 262_140 * 4),
+        ("all_to_all", 127, 8, 0),
+    ],
+)
+def test_sizes_are_rounded_as_nccl_tests_does(
+    tmp_path: Path, name: str, asked: int, ranks: int, measured: int
+) -> None:
+    """Each rank's share is a whole number of 16 bytes; where none is left nothing is expected."""
+    swept = bandwidth.Sweep(Swept(tmp_path, 1, ranks).result())
+    assert swept.size_bytes(name, asked) == measured
+    assert ((name, asked) in swept.items) is (measured > 0 and asked in swept.asked)

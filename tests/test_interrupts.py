@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pytest_clustersmoke.interrupts import LET_PASS, Interrupts
-from pytest_clustersmoke.report.model import RunRecord
-from pytest_clustersmoke.report.record import Run, make_record
+from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
+from pytest_clustersmoke.report.run_record import RunRecord
 
 from .harness import BARE, Suite, properties
 
@@ -79,11 +79,11 @@ def test_a_signal_while_the_report_is_written_loses_nothing(
 ) -> None:
     """All was judged: report.json, JUnit and the exit status say the same verdict."""
 
-    def struck(run: Run) -> RunRecord:
+    def struck(run: FinishedRun) -> RunRecord:
         os.kill(os.getpid(), number)
         return make_record(run)
 
-    monkeypatch.setattr("pytest_clustersmoke.report.finish.make_record", struck)
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", struck)
     suite.phase()
     result = suite.run()
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"

@@ -19,11 +19,11 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.references import show
-from pytest_clustersmoke.report import json_schema
+from pytest_clustersmoke.report.run_record import SCHEMA_PATH
 from tests.needs import need_lab
 from tests.report.browsing import Opened, first_screen, started
-from tests.report.test_json_schema import wrong
 from tests.report.test_junit import Read, same
+from tests.report.test_run_record import wrong
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = {
@@ -108,7 +108,7 @@ class Ran:
 
 def check_files(ran: Ran) -> None:
     """report.json is by the schema that ships; junit.xml is by Jenkins' XSD, and says the same."""
-    assert wrong(ran.report, json.loads(json_schema.SCHEMA_PATH.read_text())) == []
+    assert wrong(ran.report, json.loads(SCHEMA_PATH.read_text())) == []
     same(ran.report, Read(ran.file("junit.xml")))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_clustersmoke.diagnose.stacks import of_rank
+from pytest_clustersmoke.diagnose.rank_positions import stack_of_rank
 from pytest_clustersmoke.launch import NodeJob, dumps, processes
 from pytest_clustersmoke.launch.progress import RankWatch
 from pytest_clustersmoke.rundir import write_json
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_answer_is_ended_for_its_stack(
     with hanging(job, before) as agent:
         taken = dumps.take(job, RankWatch(job), agent)
     assert (taken["ranks"], taken["aborted"], taken["py_spy"]) == ([0], [0], [])
-    stack = of_rank(job.dir, 0)
+    stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in one.name for one in stack.frames)
 
 
@@ -126,7 +126,7 @@ def test_py_spy_looks_from_outside(job: NodeJob, monkeypatch: pytest.MonkeyPatch
         taken = dumps.take(job, RankWatch(job), agent)
         assert processes.running(rank)
     assert (taken["py_spy"], taken["aborted"]) == ([0], [])
-    stack = of_rank(job.dir, 0)
+    stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in one.name for one in stack.frames)
     assert any(one.line == 0 for one in stack.frames)
 

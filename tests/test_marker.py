@@ -40,6 +40,16 @@ def test_every_name_can_be_set_on_the_command_line(name: str) -> None:
     assert parse_setting(f"{name}.nodes=2") == (name, "nodes", "", 2)
 
 
+def test_small_arguments_are_read_and_checked_as_the_others() -> None:
+    """They are options with plain values, too."""
+    marked, _ = read("one", args={"steps": 100}, small={"steps": 3})
+    assert marked is not None and (marked.args, marked.small) == ({"steps": 100}, {"steps": 3})
+    _, problems = read("one", small={"steps": {1: 2}})
+    assert problems[0].startswith(
+        "here.py:1: small['steps']={1: 2} of phase 'one'; expected a name"
+    )
+
+
 def test_all_mistakes_of_a_marker_at_once() -> None:
     """Name, script, counts, arguments and unknown keys: each is told."""
     _, problems = read(script=None, nodes=0, gpus_per_node=1.5, timeout_s="x", args=[1], gpu=2)

@@ -57,6 +57,20 @@ def test_a_dropped_time_limit_bounds_nothing(tmp_path: Path) -> None:
     assert make_phase(dropped, timeout_s=1000).timeout_s.value == 1000
 
 
+FULL, SMALL = {"layers": 8, "steps": 100, "seed": 1}, {"layers": 2, "steps": 3}
+
+
+@pytest.mark.parametrize("sizes", ["full", "small"])
+def test_small_sizes_are_for_profiles_that_ask_for_them(tmp_path: Path, sizes: str) -> None:
+    """Elsewhere the phase keeps them for staged faults; what the profile sets of the phase wins."""
+    profile = make_profile(tmp_path, sizes=sizes, phases={"small": {"args": {"steps": 7}}})
+    phase = make_phase(profile, args=FULL, small=SMALL)
+    layers = Sourced(2, "test_x.py:1: small") if sizes == "small" else Sourced(8, "test_x.py:1")
+    assert phase.args["layers"] == layers
+    assert (phase.args["steps"].value, phase.args["seed"].value) == (7, 1)
+    assert {name: one.value for name, one in phase.small.items()} == SMALL
+
+
 def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
     """The cluster replaces single arguments of the marker, and keeps the others."""
     profile = make_profile(tmp_path, phases={"small": {"args": {"steps": 2}}})

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.report.terminal import printable, write_summary
+from pytest_clustersmoke.clean import sanitize_lines
+from pytest_clustersmoke.report.terminal import write_summary
 
+from . import records
 from .harness import Suite, properties
 
 
@@ -70,11 +72,9 @@ def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> N
         def write_line(self, line: str, **_: object) -> None:
             lines.append(line)
 
-    measured = {metric: {"value": 0.52, "met": None}}
-    phase = {"phase": "p", "outcome": "passed", "nodes": [], "transport": "", "metrics": measured}
-    record = {"cluster": "c", "run_id": "r", "phases": [phase], "absent_phases": []}
-    write_summary(Reporter(), {**record, "verdict": "FIT", "sentence": "FIT"}, ["report: here"])
-    assert shown in lines[1]
+    record = records.run(records.phase(metrics={metric: records.metric(0.52)}))
+    write_summary(Reporter(), records.parsed(record), ["report: here"])
+    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases"]
 
 
 def test_the_verdict_is_told_where_no_report_can_be_made(
@@ -85,7 +85,7 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     def broken(run: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pytest_clustersmoke.report.finish.make_record", broken)
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", broken)
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
@@ -208,9 +208,9 @@ raise SystemExit(bad)
         ("\u202eevil", "\ufffdevil"),
     ],
 )
-def test_printable(text: str, shown: str) -> None:
+def test_control_characters_are_replaced(text: str, shown: str) -> None:
     """Control and direction characters become the replacement character."""
-    assert printable(text) == shown
+    assert sanitize_lines(text) == shown
 
 
 def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.report.properties import of_phase
+from pytest_clustersmoke.report.junit import phase_properties
 
 from .evidence import Evidence, make_profile
 
@@ -179,7 +179,7 @@ def test_nothing_at_all(tmp_path: Path) -> None:
     result = Evidence(tmp_path, 2, 2).result()
     assert (result.outcome, result.ranks_done, result.metrics()) == ("lost", 0, {})
     assert result.transport_summary() == "unknown"
-    assert dict(of_phase(result))["nodes"] == "node 0,node 1"
+    assert dict(phase_properties(result))["nodes"] == "node 0,node 1"
     for check in (result.check_gradients, result.check_reload):
         with pytest.raises(AssertionError):
             check()
@@ -244,7 +244,7 @@ def test_hostile_events_never_break_the_reading(
     result.stage_seconds()
     result.transport_summary()
     result.versions("torch")
-    of_phase(result)
+    phase_properties(result)
     for check in (
         result.check_gradients,
         result.check_reload,

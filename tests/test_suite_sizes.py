@@ -1,30 +1,53 @@
-"""The programs' own defaults are the full sizes, those of their documents where they have one."""
+"""The sizes of a phase stand with its marker, and its program has none of its own."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-SMOKE_TESTS = Path(__file__).resolve().parents[1] / "smoke_tests"
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+
+SUITES = ("mlp", "ddp", "zero", "lora_sft", "allreduce")
 
 
-@pytest.mark.parametrize(
-    ("program", "defaults"),
-    [
-        ("train_mlp", {"hidden_size": 1024, "batch_size": 32, "steps": 100}),
-        ("train_ddp", {"hidden_size": 2048, "batch_size": 64, "steps": 100}),
-        ("train_zero", {"hidden_size": 4096, "layers": 6, "micro_batch": 32, "steps": 100}),
-        ("train_allreduce", {"max_bytes": 2**30, "factor": 2, "iterations": 20, "repeats": 5}),
-    ],
-)
-def test_defaults_are_the_full_sizes(
-    program: str, defaults: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def markers() -> Iterator[pytest.Mark]:
+    """The phase markers of the suite that ships."""
+    for name in SUITES:
+        module = importlib.import_module(f"smoke_tests.test_{name}")
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            yield from (mark for mark in getattr(found, "pytestmark", ()) if mark.name == "phase")
+
+
+def parse(marker: pytest.Mark, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the phase's program makes of these arguments."""
+    program = importlib.import_module(marker.kwargs["script"].removesuffix(".py"))
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in args.items()]
+    monkeypatch.setattr("sys.argv", ["program", *words])
+    return vars(program.parse_args())
+
+
+@pytest.mark.parametrize("marker", list(markers()), ids=lambda marker: marker.args[0])
+def test_a_program_takes_the_sizes_of_its_phase(
+    marker: pytest.Mark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program run by hand without options has the sizes of its phase on a cluster."""
-    monkeypatch.syspath_prepend(str(SMOKE_TESTS))
-    module = importlib.import_module(program)
-    monkeypatch.setattr("sys.argv", [program])
-    given = vars(module.parse_args())
-    assert {name: given[name] for name in defaults} == defaults
+    """Its parser knows each argument of the marker, full and small, with its type."""
+    full = marker.kwargs["args"]
+    for args in (full, full | marker.kwargs["small"]):
+        assert args.items() <= parse(marker, args, monkeypatch).items()
+
+
+@pytest.mark.parametrize("marker", list(markers()), ids=lambda marker: marker.args[0])
+def test_a_program_has_no_sizes_of_its_own(
+    marker: pytest.Mark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one of the marker's arguments it ends, and names the one that is missing."""
+    full = marker.kwargs["args"]
+    for name in full:
+        with pytest.raises(SystemExit):
+            parse(marker, {key: full[key] for key in full if key != name}, monkeypatch)
+        assert f"required: --{name.replace('_', '-')}" in capsys.readouterr().err

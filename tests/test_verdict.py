@@ -9,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.evidence import BETWEEN, INSIDE
-from pytest_clustersmoke.items import TOLD
 from pytest_clustersmoke.result import OUTCOMES
-from pytest_clustersmoke.verdict import EXIT_INCONCLUSIVE, FIT, INCONCLUSIVE, UNFIT, Tally
+from pytest_clustersmoke.tally import MARKS, count_report
+from pytest_clustersmoke.verdict import (
+    EXIT_INCONCLUSIVE,
+    FIT,
+    INCONCLUSIVE,
+    UNFIT,
+    RunTally,
+    RunVerdict,
+    judge,
+)
 
 
 def report(
@@ -26,17 +34,21 @@ def report(
         when=when,
     )
     if properties:
-        setattr(made, TOLD, properties)
+        setattr(made, MARKS, properties)
     return made
 
 
-def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Tally:
-    made = Tally(require)
-    made.outcomes = outcomes
-    made.chosen = made.all_phases = list(outcomes) or ["a"]
+def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunTally:
+    made = RunTally(frozenset(require), phases_of_cluster=list(outcomes) or ["a"])
+    for name, outcome in outcomes.items():
+        made.phase(name).outcome = outcome
     for one in reports:
-        made.hear(one)
+        count_report(made, one)
     return made
+
+
+def verdict_of(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> RunVerdict:
+    return judge(tally(*reports, require=require, **outcomes))
 
 
 @pytest.mark.parametrize(
@@ -53,63 +65,62 @@ def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Ta
 )
 def test_the_verdict_of_each_outcome(outcome: str, verdict: str) -> None:
     """A job that failed is UNFIT; one that was not measured is INCONCLUSIVE, never FIT."""
-    assert tally(a=outcome).verdict() == verdict
+    assert verdict_of(a=outcome).name == verdict
 
 
 def test_every_outcome_has_a_verdict() -> None:
     """No outcome but `passed` alone can be FIT."""
-    assert [one for one in OUTCOMES if tally(a=one).verdict() == FIT] == ["passed"]
+    assert [one for one in OUTCOMES if verdict_of(a=one).name == FIT] == ["passed"]
 
 
 def test_a_failed_criterion_is_unfit() -> None:
     """One criterion that failed beside a job that passed is named."""
-    made = tally(report("test_b", "failed", phase="a"), a="passed")
-    assert made.verdict() == UNFIT and made.failed() == ["a: test_b"]
+    made = verdict_of(report("test_b", "failed", phase="a"), a="passed")
+    assert made.name == UNFIT and made.failed == ["a: test_b"]
 
 
 def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
     """Where the job failed, the job is the reason, and its criteria add nothing."""
-    made = tally(report("test_b", "failed", phase="a"), a="failed")
-    assert made.failed() == ["a: failed"]
+    made = verdict_of(report("test_b", "failed", phase="a"), a="failed")
+    assert made.failed == ["a: failed"]
 
 
 def test_an_error_in_teardown_is_a_failure() -> None:
     """A criterion that passed in its call and failed in teardown has failed."""
-    made = tally(
-        report(phase="a"), report(outcome="failed", when="teardown", phase="a"), a="passed"
-    )
-    assert made.verdict() == UNFIT
+    torn = report(outcome="failed", when="teardown", phase="a")
+    assert verdict_of(report(phase="a"), torn, a="passed").name == UNFIT
 
 
 def test_required_and_unmeasured_is_inconclusive() -> None:
     """A skipped criterion of a required kind makes FIT impossible; of another kind it may."""
     skipped = report(outcome="skipped", phase="a", unmeasured="transports")
     other = report("test_b", phase="a")
-    assert tally(skipped, other, a="passed").verdict() == FIT
-    made = tally(skipped, other, a="passed", require=["transports"])
-    assert made.verdict() == INCONCLUSIVE
-    assert made.sentence() == "INCONCLUSIVE: 1 of 1 phases (a: transports not measured)"
+    assert verdict_of(skipped, other, a="passed").name == FIT
+    made = verdict_of(skipped, other, a="passed", require=["transports"])
+    assert made.name == INCONCLUSIVE
+    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases (a: transports not measured)"
 
 
 def test_unfit_beats_inconclusive() -> None:
     """One failed phase is UNFIT, whatever else was not measured."""
-    assert tally(a="failed", b="lost").verdict() == UNFIT
+    assert verdict_of(a="failed", b="lost").name == UNFIT
 
 
 def test_no_result_is_inconclusive() -> None:
     """A chosen phase without any outcome, and a run without phases, are never FIT."""
-    made = tally(a="passed")
-    made.chosen = ["a", "b"]
-    assert made.verdict() == INCONCLUSIVE and "b: no result" in made.sentence()
-    assert Tally(()).verdict() == INCONCLUSIVE
+    made = verdict_of(a="passed", b="")
+    assert made.name == INCONCLUSIVE and "b: no result" in made.sentence
+    assert judge(RunTally()).name == INCONCLUSIVE
 
 
 def test_an_interrupted_run_is_inconclusive() -> None:
     """Ctrl-C: never FIT, and pytest's own status stays."""
     made = tally(a="passed")
     made.interrupted, made.exitstatus = True, 2
-    assert made.verdict() == INCONCLUSIVE and made.exit_code() == 2
-    assert made.sentence() == "INCONCLUSIVE: 1 of 1 phases (interrupted)"
+    verdict = judge(made)
+    assert verdict.name == INCONCLUSIVE and verdict.exit_status == 2
+    assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases (interrupted)"
+    assert verdict.partial == "it was interrupted"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,7 @@ def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
     """0 FIT, 1 UNFIT, 6 INCONCLUSIVE, whether pytest had failures or none."""
     made = tally(a=outcome)
     made.exitstatus = pytests
-    assert made.exit_code() == code
+    assert judge(made).exit_status == code
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5])
@@ -134,12 +145,12 @@ def test_what_ended_pytest_early_keeps_its_status(status: int) -> None:
     """Interrupted, internal error, usage, nothing collected: pytest's own status."""
     made = tally(a="passed")
     made.exitstatus = status
-    assert made.exit_code() == status and made.verdict() != FIT
+    assert judge(made).exit_status == status and judge(made).name != FIT
 
 
 def test_other_tests_count() -> None:
     """A failing test that is no phase's makes the run UNFIT."""
-    assert tally(report(outcome="failed"), a="passed").verdict() == UNFIT
+    assert verdict_of(report(outcome="failed"), a="passed").name == UNFIT
 
 
 @given(
@@ -155,8 +166,7 @@ def test_fit_is_never_said_of_anything_but_all_passed(
         for phase in outcomes
         for i, one in enumerate(criteria)
     ]
-    made = tally(*reports, **outcomes)
-    if made.verdict() == FIT:
+    if verdict_of(*reports, **outcomes).name == FIT:
         assert outcomes and set(outcomes.values()) == {"passed"} and "failed" not in criteria
 
 
@@ -164,20 +174,21 @@ def test_a_required_kind_that_no_criterion_judged() -> None:
     """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
     the phase has one rank and so no transports; of transports each side where there are ranks."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
-    assert made.verdict() == FIT  # one rank
-    made.sides = {"a": {INSIDE}}
-    assert made.verdict() == INCONCLUSIVE
-    assert made.missing() == ["a: no criterion judged transports inside nodes"]
-    made.collected, made.selected = {"a": {"test_a", "test_b"}}, {"a": {"test_a"}}
-    assert made.verdict() == FIT
-    made.collected = {"a": {"test_a"}}
-    assert made.verdict() == INCONCLUSIVE
-    made.hear(report("test_b", phase="a", judged=INSIDE))
-    assert made.verdict() == FIT
-    made.sides = {"a": {INSIDE, BETWEEN}}  # right inside nodes says nothing of the network
-    assert made.missing() == ["a: no criterion judged transports between nodes"]
-    made.hear(report("test_c", phase="a", judged=f"references,{BETWEEN}"))
-    assert made.verdict() == FIT
+    assert judge(made).name == FIT  # one rank
+    phase = made.phase("a")
+    phase.sides = frozenset({INSIDE})
+    assert judge(made).name == INCONCLUSIVE
+    assert judge(made).not_measured == ["a: no criterion judged transports inside nodes"]
+    phase.defined, phase.selected = frozenset({"test_a", "test_b"}), frozenset({"test_a"})
+    assert judge(made).name == FIT
+    phase.defined = frozenset({"test_a"})
+    assert judge(made).name == INCONCLUSIVE
+    count_report(made, report("test_b", phase="a", judged=INSIDE))
+    assert judge(made).name == FIT
+    phase.sides = frozenset({INSIDE, BETWEEN})  # right inside nodes says nothing of the network
+    assert judge(made).not_measured == ["a: no criterion judged transports between nodes"]
+    count_report(made, report("test_c", phase="a", judged=f"references,{BETWEEN}"))
+    assert judge(made).name == FIT
 
 
 def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
@@ -188,40 +199,50 @@ def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
 
 def test_an_xfail_without_an_owner_is_never_fit() -> None:
     """It is named, and counts as known in the record; an owner in cluster.yaml answers for it."""
-    made = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
-    assert made.verdict() == INCONCLUSIVE and made.exit_code() == EXIT_INCONCLUSIVE
-    assert made.sentence() == (
+    counted = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
+    made = judge(counted)
+    assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
+    assert made.sentence == (
         "INCONCLUSIVE: 1 of 1 phases (a: test_b is marked to fail (xfail), and no entry of `known` "
         "answers for it)"
     )
-    assert made.criteria["a"]["test_b"]["result"] == "known" and made.known == []
+    assert counted.phase("a").criteria["test_b"].result == "known" and made.known == []
     owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
-    made = tally(owned, a="passed")
-    assert made.verdict() == INCONCLUSIVE and made.missing() == []
-    assert tally(expected_to_fail("test_b"), a="failed").verdict() == UNFIT
+    made = verdict_of(owned, a="passed")
+    assert made.name == INCONCLUSIVE and made.not_measured == []
+    assert verdict_of(expected_to_fail("test_b"), a="failed").name == UNFIT
 
 
 def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
     """A job that passed is no criterion; a phase that has none is judged by its job alone."""
     job, skipped = report("job", phase="a"), report("test_a", "skipped", phase="a")
-    made = tally(job, skipped, a="passed")
-    assert made.verdict() == INCONCLUSIVE and made.missing() == ["a: no criterion was judged"]
-    assert tally(job, skipped, report("test_b", phase="a"), a="passed").verdict() == FIT
-    assert tally(job, a="passed").verdict() == FIT
+    made = verdict_of(job, skipped, a="passed")
+    assert made.name == INCONCLUSIVE and made.not_measured == ["a: no criterion was judged"]
+    assert verdict_of(job, skipped, report("test_b", phase="a"), a="passed").name == FIT
+    assert verdict_of(job, a="passed").name == FIT
 
 
-def test_criteria_that_were_not_heard_are_told() -> None:
-    """Those left out are counted; those that were to run and were not heard make FIT impossible."""
+def test_criteria_that_reported_nothing_are_named() -> None:
+    """Those left out are counted; those that were to run and reported nothing make FIT
+    impossible."""
     made = tally(report("job", phase="a"), report(phase="a"), a="passed")
-    assert not made.heard_all("a")  # nobody knows what there is
-    made.collected = {"a": {"test_a", "test_b", "test_c"}}
-    made.selected = {"a": {"test_a"}}
-    assert made.verdict() == FIT and not made.heard_all("a")
-    assert made.sentence() == "FIT: 1 of 1 phases, 1 of 3 criteria"
-    assert made.as_dict()["selection"] == "1 of 3 criteria"
-    made.selected = {"a": {"test_a", "test_b"}}
-    assert made.verdict() == INCONCLUSIVE and made.missing() == ["a: no result of test_b"]
+    phase = made.phase("a")
+    assert not phase.all_reported  # nobody knows what there is
+    phase.defined, phase.selected = frozenset({"test_a", "test_b", "test_c"}), frozenset({"test_a"})
+    assert judge(made).name == FIT and not phase.all_reported
+    assert judge(made).sentence == "FIT: 1 of 1 phases, 1 of 3 criteria"
+    assert judge(made).scope == "1 of 3 criteria"
+    phase.selected = frozenset({"test_a", "test_b"})
+    assert judge(made).name == INCONCLUSIVE
+    assert judge(made).not_measured == ["a: no result of test_b"]
     for name in ("test_b", "test_c"):
-        made.hear(report(name, phase="a"))
-    assert made.heard_all("a") and made.sentence() == "FIT: 1 of 1 phases"
-    assert made.as_dict()["selection"] == ""
+        count_report(made, report(name, phase="a"))
+    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases"
+    assert judge(made).scope == ""
+
+
+def test_a_phase_that_reported_nothing_makes_the_run_partial() -> None:
+    """It is named, also where pytest says that all went well."""
+    made = judge(tally(report(phase="a"), a="passed", b="passed"))
+    assert made.partial == "nothing was judged of b"
+    assert judge(tally(report(phase="a"), a="passed")).partial == ""

@@ -288,6 +288,10 @@ class Profile(f.Section):
     require: tuple[Annotated[str, f.key_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
         default=(), description="kinds of criteria without which a phase cannot be FIT"
     )
+    sizes: Literal["full", "small"] = Field(
+        default="full",
+        description="`small`: each phase runs with the arguments that its marker gives as `small`",
+    )
     phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
         min_length=1, description="the phases that run here, with what this cluster sets for each"
     )

@@ -4,60 +4,56 @@ By structured evidence: what the nodes' watch, the ranks and the scheduler recor
 died comes before a rank whose connection broke, for that one is its victim. What the texts around
 it say of the cause is added then.
 
-scheduler.py what the scheduler did to the job, or its nodes
-memory.py    ranks killed for want of host memory
-staged.py    a fault that was staged in a run that did not ask for it
-start.py     what kept the job from starting
-node_checks.py  what the nodes' checks before torchrun say of each host
-ranks.py     ranks that died, left early or raised; exits.py: how their processes ended
-timeline.py  what happened over all nodes and ranks, in one order of time; logged.py: what logs said
-             beside it
-hang.py      ranks that the others waited for; mismatch.py: ranks out of step with the others;
-             out_of_step.py: which these are by flight_recorder.py; suspects.py: by stacks.py and
-             marks; case.py: what is known of them
-nodes.py     what the nodes' own watch said
-explain.py   what the logs' own words add
+failure_evidence.py  all that the phase left behind, each file parsed once, by rank_positions.py
+                     (stacks and marks), flight_recorder.py, exits.py and timeline.py
+scheduler_findings.py  what the scheduler did to the job, or its nodes
+node_findings.py     what kept the job from starting, what the nodes' checks and their watch say
+rank_failures.py     ranks that died, left early or raised, or were killed for want of memory
+hangs.py             ranks that the others waited for, or out of step with them: call_order.py
+explain.py           what the logs' own words add
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..findings import MAX_TEXT, Evidence, Finding
-from .explain import explained
-from .hang import hang, waited_in_vain
-from .memory import out_of_memory
-from .mismatch import mismatch
-from .node_checks import node_checks
-from .nodes import flag, nodes
-from .ranks import rank_failures
-from .scheduler import by_scheduler
-from .staged import stray_fault
-from .start import foreign, launcher, log_tail, setup
-
-if TYPE_CHECKING:
-    from ..outcome import Judgement
-    from ..result import PhaseResult
+from ..outcome import Judgement
+from ..result import PhaseResult
+from .explain import explain_findings
+from .failure_evidence import FailureEvidence
+from .hangs import find_hang, find_library_timeout, find_mismatch
+from .node_findings import (
+    find_abort_flag,
+    find_failed_checks,
+    find_failed_setup,
+    find_foreign_events,
+    find_missing_program,
+    find_node_reasons,
+    find_stray_fault,
+    log_tail,
+)
+from .rank_failures import find_memory_kill, find_rank_failures
+from .scheduler_findings import find_scheduler_action
 
 # sbatch finds no controller to ask (slurm-client 22.05 where no slurm.conf is; slurm_errno.c).
 NO_CONTROLLER = re.compile(
     "could not establish a configuration source|unable to contact slurm controller", re.I
 )
 # In the order of how much each explains.
-LOOKS = (
-    stray_fault,
-    setup,
-    launcher,
-    node_checks,
-    mismatch,
-    waited_in_vain,
-    rank_failures,
-    hang,
-    nodes,
-    flag,
-    foreign,
+JUDGES = (
+    find_stray_fault,
+    find_failed_setup,
+    find_missing_program,
+    find_failed_checks,
+    find_mismatch,
+    find_library_timeout,
+    find_rank_failures,
+    find_hang,
+    find_node_reasons,
+    find_abort_flag,
+    find_foreign_events,
 )
 
 
@@ -78,18 +74,22 @@ def refused(words: str, script: Path) -> Finding:
 
 def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     """The findings of a phase that did not pass, the first cause first."""
-    by_slurm = by_scheduler(result, judgement)
-    if by_slurm:
-        return by_slurm
+    evidence = FailureEvidence(result)
+    by_scheduler = find_scheduler_action(evidence, judgement)
+    if by_scheduler:
+        return by_scheduler
     # What the scheduler or we did to a job is no fault of its ranks, whatever they say of it.
-    looks = LOOKS if judgement.outcome in ("failed", "lost") else ()
-    killed = out_of_memory(result, judgement) if looks else []
+    if judgement.outcome not in ("failed", "lost"):
+        return [_outcome_finding(evidence, judgement)]
+    killed = find_memory_kill(evidence, judgement)
     if killed:
         return killed
-    for look in looks:
-        findings = look(result)
-        if findings:
-            return explained(findings, result)
+    found = next((found for judge in JUDGES if (found := judge(evidence))), [])
+    return explain_findings(found or [_outcome_finding(evidence, judgement)], evidence)
+
+
+def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    """All that is known where no judge found more."""
     fixes = {
         "cluster_failed": "look at the nodes it ran on; the scheduler's log says more",
         "preempted": "run again, or in a partition or QOS that is not preempted",
@@ -99,5 +99,4 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     }
     name = judgement.outcome.replace("_", "-")
     fix = fixes.get(judgement.outcome, "read the job's logs in the run directory")
-    found = Finding(f"job-{name}", judgement.reason, fix, evidence=log_tail(result.directory))
-    return explained([found], result) if looks else [found]
+    return Finding(f"job-{name}", judgement.reason, fix, evidence=log_tail(evidence.directory))

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ..findings import Evidence, tail_lines
-from ..telemetry import read_events
+from ..result import PhaseResult
+from ..telemetry import Events
 from .timeline import node_of
-
-if TYPE_CHECKING:
-    from ..result import PhaseResult
 
 # torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 to 2.13.
 FAILED = re.compile(r"exitcode\s{0,9}: (-?\d{1,5})\)? .{0,60}?\(pid: (\d{1,9})\)")
@@ -52,7 +50,7 @@ LEFT = "find what leaves the program before its Rank is closed (sys.exit, os._ex
 
 
 @dataclass(frozen=True)
-class Exit:
+class RankExit:
     """`code` as torchrun and Python count: the exit status, or minus the number of the signal."""
 
     code: int
@@ -80,83 +78,69 @@ class Exit:
         return FIXES.get(self.signal, UNKNOWN).format(node=node)
 
 
-def exits(result: PhaseResult) -> dict[int, Exit]:
-    """Rank -> how its process ended, by the node's watch or else by torchrun; not those that
-    torchrun closed."""
-    return _by_torchrun(result) | _by_watch(result) | _all_well(result)
+@dataclass(frozen=True)
+class RankExits:
+    """Rank -> how its process ended, by the node's watch or else by torchrun; `closed` are those
+    that torchrun ended because another one had failed."""
+
+    by_rank: Mapping[int, RankExit]
+    closed: frozenset[int]
+
+    @classmethod
+    def of(cls, result: PhaseResult, events: Mapping[int, Events]) -> RankExits:
+        """By each node's events and its torchrun's log, which is read once."""
+        found: dict[int, RankExit] = {}
+        closed: set[int] = set()
+        for node in result.nodes:
+            log = result.directory.torchrun_log(node.node_rank)
+            mine = {
+                pid: rank.rank
+                for rank in result.ranks
+                if node_of(rank) == node.node_rank and type(pid := rank.start.get("pid")) is int
+            }
+            by_torchrun, closed_here = _by_torchrun(log, mine)
+            found = by_torchrun | found
+            closed |= closed_here
+        return cls(found | _by_watch(events.values()) | _all_well(result), frozenset(closed))
 
 
-def survivors(result: PhaseResult) -> frozenset[int]:
-    """The ranks that were done and whose process did not fail behind that: whatever they said on
-    the way they survived, such as an out of memory that the program caught and tried again."""
-    known = exits(result)
-    return frozenset(
-        rank.rank
-        for rank in result.ranks
-        if rank.done and (rank.rank not in known or known[rank.rank].code == 0)
-    )
+def _by_torchrun(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExit], set[int]]:
+    """What a node's torchrun says of its ranks (pid -> rank): how they failed, whom it ended."""
+    failed: dict[int, RankExit] = {}
+    closed: set[int] = set()
+    for number, line in tail_lines(log):
+        pids = (int(one[1]) for one in CLOSED.finditer(line))
+        closed |= {ranks[pid] for pid in pids if pid in ranks}
+        match = FAILED.search(line)
+        if match and (rank := ranks.get(int(match[2]))) is not None:
+            failed.setdefault(rank, RankExit(int(match[1]), Evidence(str(log), number, line)))
+    return {rank: one for rank, one in failed.items() if rank not in closed}, closed
 
 
-def _all_well(result: PhaseResult) -> dict[int, Exit]:
-    """Of the ranks of nodes whose torchrun ended with status 0: so did each of theirs."""
-    found: dict[int, Exit] = {}
-    for node in result.nodes:
-        code = node.result.get("returncode")
-        if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
-            path = str(result.directory.node_result(node.node_rank))
-            said = Exit(0, Evidence(path, 1, "torchrun ended with status 0"))
-            found |= {one.rank: said for one in result.ranks if node_of(one) == node.node_rank}
-    return found
-
-
-def _by_watch(result: PhaseResult) -> dict[int, Exit]:
+def _by_watch(events: Iterable[Events]) -> dict[int, RankExit]:
     """Of the ranks that had ended when the watch looked; those after them torchrun ended."""
-    found: dict[int, Exit] = {}
-    for node in result.nodes:
-        events = read_events(result.directory.node_events(node.node_rank))
-        for record in events.named("ranks"):
+    found: dict[int, RankExit] = {}
+    for of_node in events:
+        for record in of_node.named("ranks"):
             states = record.get("states")
             for state in states if isinstance(states, list) else ():
                 if not isinstance(state, dict) or state.get("alive") is not False:
                     continue
                 rank, code = state.get("rank"), state.get("exit_code")
                 if type(rank) is int and type(code) is int and abs(code) < 256:
-                    line = events.line_of(record)
+                    line = of_node.line_of(record)
                     said = f"rank {rank} ended with exit code {code}"
-                    found.setdefault(rank, Exit(code, Evidence(str(events.path), line, said)))
+                    found.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, said)))
     return found
 
 
-def closed(result: PhaseResult) -> frozenset[int]:
-    """The ranks that torchrun ended since another one had failed."""
-    ranks = _ranks(result)
-    return frozenset(
-        rank
-        for node in result.nodes
-        for _, line in tail_lines(result.directory.torchrun_log(node.node_rank))
-        for pid in _numbers(CLOSED, line)
-        if (rank := ranks.get((node.node_rank, int(pid)))) is not None
-    )
-
-
-def _ranks(result: PhaseResult) -> dict[tuple[object, object], int]:
-    return {(node_of(rank), rank.start.get("pid")): rank.rank for rank in result.ranks}
-
-
-def _by_torchrun(result: PhaseResult) -> dict[int, Exit]:
-    ranks, ended_by_it = _ranks(result), closed(result)
-    found: dict[int, Exit] = {}
+def _all_well(result: PhaseResult) -> dict[int, RankExit]:
+    """Of the ranks of nodes whose torchrun ended with status 0: so did each of theirs."""
+    found: dict[int, RankExit] = {}
     for node in result.nodes:
-        path = result.directory.torchrun_log(node.node_rank)
-        lines = list(tail_lines(path))
-        for number, line in lines:
-            match = FAILED.search(line)
-            rank = ranks.get((node.node_rank, int(match[2]))) if match else None
-            if match and rank is not None and rank not in ended_by_it:
-                evidence = Evidence(str(path), number, line)
-                found.setdefault(rank, Exit(int(match[1]), evidence))
+        code = node.result.get("returncode")
+        if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
+            path = str(result.directory.node_result(node.node_rank))
+            said = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
+            found |= {one.rank: said for one in result.ranks if node_of(one) == node.node_rank}
     return found
-
-
-def _numbers(words: re.Pattern[str], line: str) -> Iterator[str]:
-    return (match[1] for match in words.finditer(line))

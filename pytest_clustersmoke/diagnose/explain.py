@@ -13,16 +13,17 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from .. import clean
+from ..clean import sanitize_lines
+from ..evidence import RankResult
 from ..findings import Evidence, Finding, job_logs, last_line, lines_before
-from .exits import survivors
-
-if TYPE_CHECKING:
-    from ..evidence import RankResult
-    from ..result import PhaseResult
-    from ..signatures.search import Search
+from ..nccl.reader import Unreadable
+from ..signatures.signature_file import shipped_signatures
+from ..signatures.signature_findings import UNKNOWN as UNKNOWN_ID
+from ..signatures.signature_findings import UNKNOWN_CAUSE, order_findings
+from ..signatures.signature_search import SignatureSearch
+from .failure_evidence import FailureEvidence
 
 # Findings that say what happened and not why.
 EXPLAINED = {
@@ -53,14 +54,14 @@ MAX_EXPLAINED, MAX_FILES = 8, 64
 MAX_LOG_BYTES = 128 * 2**20
 
 
-def explained(found: list[Finding], result: PhaseResult) -> list[Finding]:
+def explain_findings(found: list[Finding], case: FailureEvidence) -> list[Finding]:
     """The findings, the primary ones with the known cause behind them, where there is one."""
     first = [one for one in found if one.primary and one.id in EXPLAINED][:MAX_EXPLAINED]
-    return [_explained(one, result) if one in first else one for one in found]
+    return [_explained(one, case) if one in first else one for one in found]
 
 
-def _explained(finding: Finding, result: PhaseResult) -> Finding:
-    cause, unknown = _cause(finding, result)
+def _explained(finding: Finding, case: FailureEvidence) -> Finding:
+    cause, unknown = _cause(finding, case)
     if cause is not None and unknown is not None and finding.id != "rank-error":
         return _with_both(finding, cause, unknown)
     if cause is not None:
@@ -69,7 +70,7 @@ def _explained(finding: Finding, result: PhaseResult) -> Finding:
     if finding.id not in UNKNOWN or (code is not None and code <= 0):
         return finding
     if code is not None and unknown is None:
-        return _with_last_words(finding, result)
+        return _with_last_words(finding, case)
     if unknown is None or finding.id == "rank-error":
         said = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{said}")
@@ -90,11 +91,11 @@ def _with(finding: Finding, cause: Finding) -> Finding:
     )
 
 
-def _with_last_words(finding: Finding, result: PhaseResult) -> Finding:
+def _with_last_words(finding: Finding, case: FailureEvidence) -> Finding:
     """A rank that left with a status of its own may have said why in words of any kind, as the last
     line of its stderr: `raise SystemExit("...")`."""
     said: list[Evidence] = []
-    for path in _stderr_of(finding, result):
+    for path in _stderr_of(finding, case):
         said += last_line(path)
     if not said:
         return finding
@@ -104,8 +105,6 @@ def _with_last_words(finding: Finding, result: PhaseResult) -> Finding:
 
 def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     """A known cause, and the exception before it that nobody knows and from which it may follow."""
-    from ..signatures.order import UNKNOWN_CAUSE
-
     told = _with(finding, cause)
     said = before.cause.removeprefix(UNKNOWN_CAUSE)
     return replace(
@@ -115,27 +114,24 @@ def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     )
 
 
-def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Finding | None]:
+def _cause(finding: Finding, case: FailureEvidence) -> tuple[Finding | None, Finding | None]:
     """The most exact of the known causes: of the first place that has one, with an error that is
     not known where it came before it. Without any, the first error that is not known."""
-    from ..signatures import order, schema
-    from ..signatures.search import Search
-
-    known = schema.known()
+    known = shipped_signatures()
     general = {one.id for one in known if one.general}
     rough: Finding | None = None
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
     ends = ends | WAITED if finding.id == "hang" else ends
     for tier in (_raised, _said, _node_logs):
-        search = Search(known)
-        tier(search, finding, result)
+        search = SignatureSearch(known)
+        tier(search, finding, case)
         before: Finding | None = None
-        for one in order.findings(search):
+        for one in order_findings(search):
             elsewhere = one.ranks and finding.ranks and not set(one.ranks) & set(finding.ranks)
             if not one.primary or elsewhere or one.id in ends:
                 continue
-            if one.id == order.UNKNOWN:
+            if one.id == UNKNOWN_ID:
                 unknown, before = unknown or one, one
             elif one.id not in general:
                 return one, before
@@ -144,19 +140,19 @@ def _cause(finding: Finding, result: PhaseResult) -> tuple[Finding | None, Findi
     return rough, unknown
 
 
-def _raised(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _raised(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
     """The exceptions that the finding's ranks wrote down."""
-    for rank in result.ranks:
+    for rank in case.result.ranks:
         error = rank.events.last("error")
         if rank.rank not in finding.ranks or error is None:
             continue
         raised = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
-        stream = io.BytesIO(clean.lines(raised).encode())
+        stream = io.BytesIO(sanitize_lines(raised).encode())
         search.stream(stream, str(rank.events.path), rank.node, rank.rank)
         _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
 
 
-def _put_on_line(search: Search, file: str, line: int) -> None:
+def _put_on_line(search: SignatureSearch, file: str, line: int) -> None:
     """An event is one line of its file, whatever lines its text has."""
     for match in search.matches.values():
         match.lines = [
@@ -164,29 +160,29 @@ def _put_on_line(search: Search, file: str, line: int) -> None:
         ]
 
 
-def _said(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _said(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
     """The standard error of the finding's ranks; of all ranks of its nodes, where it names none. A
     rank that ended well survived whatever it said: it may have caught it and tried again."""
     files: list[tuple[Path, str, int | None]] = []
-    well = {_place(result.ranks[rank]) for rank in survivors(result)}
+    well = {_place(case.result.ranks[rank]) for rank in case.survivors}
     if finding.ranks:
-        names = {rank.rank: rank.node for rank in result.ranks}
-        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, result).items()]
+        names = {rank.rank: rank.node for rank in case.result.ranks}
+        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, case).items()]
     else:
-        for number, name in _nodes(finding, result):
-            logs = result.directory.rank_logs(number).glob("**/stderr.log")
+        for number, name in _nodes(finding, case):
+            logs = case.directory.rank_logs(number).glob("**/stderr.log")
             said = [path for path in logs if (number, path.parent.name) not in well]
             files += [(path, name, None) for path in said]
     _search(search, files)
 
 
-def _stderr_of(finding: Finding, result: PhaseResult) -> dict[Path, int]:
+def _stderr_of(finding: Finding, case: FailureEvidence) -> dict[Path, int]:
     """The standard error of the finding's ranks, and whose each is."""
     found: dict[Path, int] = {}
-    for rank in result.ranks:
+    for rank in case.result.ranks:
         node = rank.start.get("node_rank")
         if rank.rank in finding.ranks and isinstance(node, int):
-            logs = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
+            logs = case.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
             found |= dict.fromkeys(sorted(logs), rank.rank)
     return found
 
@@ -196,25 +192,23 @@ def _place(rank: RankResult) -> tuple[object, str]:
     return rank.start.get("node_rank"), str(rank.local_rank)
 
 
-def _node_logs(search: Search, finding: Finding, result: PhaseResult) -> None:
+def _node_logs(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
     """What NCCL and torchrun say on the finding's nodes, and what the job's own shell printed."""
     files: list[tuple[Path, str, int | None]] = []
-    for number, name in _nodes(finding, result):
-        nccl = result.directory.nccl_logs(number).glob("*.log")
-        files += [(path, name, None) for path in (*nccl, result.directory.torchrun_log(number))]
-    files += [(path, "", None) for path in job_logs(result.directory)]
+    for number, name in _nodes(finding, case):
+        nccl = case.directory.nccl_logs(number).glob("*.log")
+        files += [(path, name, None) for path in (*nccl, case.directory.torchrun_log(number))]
+    files += [(path, "", None) for path in job_logs(case.directory)]
     _search(search, files)
 
 
-def _nodes(finding: Finding, result: PhaseResult) -> Iterator[tuple[int, str]]:
-    for node in result.nodes:
+def _nodes(finding: Finding, case: FailureEvidence) -> Iterator[tuple[int, str]]:
+    for node in case.result.nodes:
         if not finding.hosts or node.name in finding.hosts:
             yield node.node_rank, node.name
 
 
-def _search(search: Search, files: Iterable[tuple[Path, str, int | None]]) -> None:
-    from ..nccl.reader import Unreadable
-
+def _search(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
     for path, host, rank in sorted(files)[:MAX_FILES]:
         # What was never written, or is no text: the finding stands without it.
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..findings import MAX_TEXT, Evidence
 from ..rundir import PhaseDir
-from .stacks import LIBRARY
+from .rank_positions import LIBRARY
 
 # 2,000 calls with 20 frames each are 5 MB.
 MAX_BYTES = 32 * 2**20
@@ -36,7 +36,7 @@ P2P = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One collective as one rank called it."""
 
     number: int
@@ -62,13 +62,13 @@ class Call:
 
 
 @dataclass
-class Record:
+class FlightRecord:
     """What one rank's flight recorder holds, by group."""
 
     rank: int
     path: Path
-    calls: dict[str, dict[int, Call]] = field(default_factory=dict)
-    p2p: dict[str, list[Call]] = field(default_factory=dict)
+    calls: dict[str, dict[int, CollectiveCall]] = field(default_factory=dict)
+    p2p: dict[str, list[CollectiveCall]] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     descriptions: dict[str, str] = field(default_factory=dict)
     whole: bool = True  # nothing was overwritten
@@ -77,7 +77,7 @@ class Record:
         """The number of the last call; 0 where there is none."""
         return max(self.calls.get(group, {}), default=0)
 
-    def pending(self, group: str) -> Call | None:
+    def pending(self, group: str) -> CollectiveCall | None:
         """The first call that has not ended."""
         calls = self.calls.get(group, {})
         return next((calls[one] for one in sorted(calls) if not calls[one].ended), None)
@@ -90,13 +90,13 @@ class Record:
         return Evidence(str(self.path), 1, text[:MAX_TEXT])
 
 
-def read_all(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, Record]:
+def read_flight_records(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, FlightRecord]:
     """Rank -> its record, where it left one with at least one call."""
-    found = ((rank, read(directory, rank)) for rank in ranks)
+    found = ((rank, read_flight_record(directory, rank)) for rank in ranks)
     return {rank: one for rank, one in found if one is not None}
 
 
-def read(directory: PhaseDir, rank: int) -> Record | None:
+def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
     """One rank's record: the whole, else the one without source lines."""
     whole, brief = directory.rank_flight_recorder(rank), directory.rank_flight_recorder_brief(rank)
     for path in (whole, brief):
@@ -117,8 +117,8 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> Record | None:
-    record = Record(rank, path)
+def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> FlightRecord | None:
+    record = FlightRecord(rank, path)
     for entry in entries:
         if isinstance(entry, dict):
             _take(record, entry)
@@ -130,7 +130,7 @@ def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> R
     return record if record.calls or record.p2p else None
 
 
-def _take(record: Record, entry: dict[str, Any]) -> None:
+def _take(record: FlightRecord, entry: dict[str, Any]) -> None:
     group, description = _group(entry)
     number = entry.get("collective_seq_id", entry.get("seq_id"))
     if group is None or type(number) is not int or not 0 <= number < 2**63:
@@ -154,13 +154,13 @@ def _group(entry: dict[str, Any]) -> tuple[str | None, str]:
     return (DEFAULT_GROUP, "") if entry.get("pg_id") in (0, DEFAULT_GROUP) else (None, "")
 
 
-def _call(number: int, entry: dict[str, Any]) -> Call:
+def _call(number: int, entry: dict[str, Any]) -> CollectiveCall:
     kind = entry.get("profiling_name")
     name = str(kind)[:100].partition(":")[2] or str(kind)[:100] if isinstance(kind, str) else "?"
     sizes, state = entry.get("input_sizes"), entry.get("state")
     created = entry.get("time_created_ns")
     ended = entry.get("retired") is True or state == "completed"
-    return Call(
+    return CollectiveCall(
         number,
         name.lstrip("_"),
         _sizes(sizes),
@@ -217,7 +217,7 @@ def _line(frames: Any) -> str:
     return ", called at ".join(found[:2])
 
 
-def _take_members(record: Record, raw: dict[str, Any]) -> None:
+def _take_members(record: FlightRecord, raw: dict[str, Any]) -> None:
     """Who belongs to each group: by the rank's own word, else by torch's (gloo's tells none)."""
     groups, config = raw.get("groups"), raw.get("pg_config")
     for name, ranks in groups.items() if isinstance(groups, dict) else ():
@@ -231,6 +231,6 @@ def _take_members(record: Record, raw: dict[str, Any]) -> None:
                 continue
 
 
-def _member(record: Record, name: str, ranks: Any) -> None:
+def _member(record: FlightRecord, name: str, ranks: Any) -> None:
     if isinstance(ranks, list) and ranks and all(type(one) is int and one >= 0 for one in ranks):
         record.members[name[:100]] = tuple(sorted(set(ranks)))

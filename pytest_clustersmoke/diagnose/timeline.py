@@ -5,30 +5,60 @@ so these are set right: by how far each was ahead of node 0's when the nodes met
 where they could not tell, by what must have come first. Every node reads the facts of all nodes
 before it meets them, and the flag before it says that it was told to end. A clock that contradicts
 neither is left alone; another one is moved to the middle of what they allow.
+
+Lines of logs that carry a time stamp stand beside the events and decide nothing: causes are ordered
+by events alone. Most stamps have no zone, many no year, and the log may hold anything. So a stamp
+counts only at the beginning of a line, in the zone (the stamp's own, else this machine's or UTC) in
+which the file's last stamp comes closest before the file was last written, and not where the file
+goes back in time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
 
-from ..findings import Evidence
+from ..clean import sanitize_line
+from ..evidence import RankResult
+from ..findings import Evidence, job_logs, tail_lines
+from ..result import PhaseResult
 from ..rundir import read_json
-from ..telemetry import Events, number, read_events
-
-if TYPE_CHECKING:
-    from ..evidence import RankResult
-    from ..result import PhaseResult
+from ..signatures.log_lines import MONTHS
+from ..telemetry import Events, number
 
 # Around a cause so many moments are told before and behind it.
 BEFORE, BEHIND = 2, 4
 MAX_WHAT = 160
+# Around a cause so many lines are told, of those so many seconds from it.
+MAX_LINES, AROUND_S = 4, 60.0
+MAX_FILES = 8
+# A stamp behind these characters is one that the line talks of.
+PREFIX_CHARS = 64
+# A file is written a little behind its stamp's clock, and threads write a little out of order.
+AHEAD_S, BACK_S = 5.0, 1.0
+ISO = re.compile(
+    r"\b(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _](?P<hour>\d\d):(?P<minute>\d\d):"
+    r"(?P<second>\d\d(?:[.,]\d{1,9})?) ?(?P<zone>Z|[-+]\d\d:?\d\d)?"
+)
+GLOG = re.compile(
+    r"\b[IWEF](?P<month>\d\d?)(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):"
+    r"(?P<second>\d\d(?:\.\d{1,9})?)"
+)
+SYSLOG = re.compile(
+    r"\b(?P<month>" + "|".join(MONTHS) + r") (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):"
+    r"(?P<second>\d\d)"
+)
+# What is rather told than another line.
+SEVERE = re.compile(r"\b(?:[EF]\d{3,4} |WARN|ERROR|CRITICAL|FATAL|error|[Ff]ailed|NVRM)|Error\b")
 
 
 @dataclass(frozen=True)
-class Moment:
+class TimelineMoment:
     """Something that happened: when (Unix s, by the first node's clock), where and what."""
 
     time: float
@@ -40,19 +70,17 @@ class Moment:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All moments in order; `told` is when a node knew that the phase would end."""
+    """All moments in order; `ends_seen` is when a node knew that the phase would end."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[TimelineMoment, ...]
     moved: dict[int, float] = field(default_factory=dict)  # node -> seconds added to its clock
-    told: dict[int, float] = field(default_factory=dict)
+    ends_seen: dict[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, result: PhaseResult) -> Timeline:
-        events = {
-            node.node_rank: read_events(result.directory.node_events(node.node_rank))
-            for node in result.nodes
-        }
-        flag = read_json(result.directory.abort) or {}
+    def of(
+        cls, result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
+    ) -> Timeline:
+        """Of the events that each node wrote, and of the flag that ended the phase."""
         moved = _moved(result, events, flag)
         found = [
             *_of_nodes(result, events),
@@ -60,23 +88,21 @@ class Timeline:
             *_of_flag(result, flag),
         ]
         moments = [
-            Moment(one.time + moved.get(one.node, 0.0), *_rest(one))
-            if one.node is not None
-            else one
+            replace(one, time=one.time + moved.get(one.node, 0.0)) if one.node is not None else one
             for one in found
         ]
-        told = {
+        ends_seen = {
             node: record["time"] + moved.get(node, 0.0)
             for node, one in events.items()
             if (record := next(one.named("trouble"), None)) is not None
         }
-        return cls(tuple(sorted(moments, key=lambda one: one.time)), moved, told)
+        return cls(tuple(sorted(moments, key=lambda one: one.time)), moved, ends_seen)
 
     def at(self, node: int | None, record: dict[str, Any]) -> float:
         """When a node or one of its ranks wrote a record."""
         return float(record["time"]) + (self.moved.get(node, 0.0) if node is not None else 0.0)
 
-    def around(self, time: float, logged: Iterable[Moment] = ()) -> list[str]:
+    def around(self, time: float, logged: Iterable[TimelineMoment] = ()) -> list[str]:
         """A few lines about what happened then, in seconds from that moment on, and what logs said
         beside it."""
         before = [one for one in self.moments if one.time < time][-BEFORE:]
@@ -90,11 +116,7 @@ def node_of(rank: RankResult) -> int | None:
     return value if type(value) is int else None
 
 
-def _rest(one: Moment) -> tuple[int | None, int | None, str, Evidence]:
-    return one.node, one.rank, one.what, one.evidence
-
-
-def _of_nodes(result: PhaseResult, events: dict[int, Events]) -> Iterator[Moment]:
+def _of_nodes(result: PhaseResult, events: Mapping[int, Events]) -> Iterator[TimelineMoment]:
     for node in result.nodes:
         of_node = events[node.node_rank]
         for record, line in zip(of_node.records, of_node.lines, strict=True):
@@ -105,12 +127,12 @@ def _of_nodes(result: PhaseResult, events: dict[int, Events]) -> Iterator[Moment
                 what = f"sees: {record.get('why')}"
             if what:
                 evidence = Evidence(str(of_node.path), line, record["event"])
-                yield Moment(
+                yield TimelineMoment(
                     float(record["time"]), node.node_rank, None, f"{node.name}: {what}", evidence
                 )
 
 
-def _of_rank(rank: RankResult) -> Iterator[Moment]:
+def _of_rank(rank: RankResult) -> Iterator[TimelineMoment]:
     """Where its stages begin, its last step, its exception and its end."""
     events = rank.events
     last_step = events.last("step")
@@ -127,21 +149,21 @@ def _of_rank(rank: RankResult) -> Iterator[Moment]:
         if what:
             evidence = Evidence(str(events.path), line, event)
             what = f"{rank} {what}"[:MAX_WHAT]
-            yield Moment(float(record["time"]), node_of(rank), rank.rank, what, evidence)
+            yield TimelineMoment(float(record["time"]), node_of(rank), rank.rank, what, evidence)
 
 
-def _of_flag(result: PhaseResult, flag: dict[str, Any]) -> Iterator[Moment]:
+def _of_flag(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
     time, node = _finite(flag.get("time")), flag.get("node_rank")
     if time is not None:
         of_node = node if type(node) is int else None
         evidence = Evidence(str(result.directory.abort), 1, str(flag.get("reason")))
-        yield Moment(
+        yield TimelineMoment(
             time, of_node, None, f"{flag.get('node')}: ends the phase on all nodes", evidence
         )
 
 
 def _moved(
-    result: PhaseResult, events: dict[int, Events], flag: dict[str, Any]
+    result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
 ) -> dict[int, float]:
     """Node -> seconds to add to its clock, so that it agrees with the first node's."""
     facts = {one.node_rank: _finite(one.facts.get("time")) for one in result.nodes}
@@ -204,3 +226,109 @@ def _told_to_end(events: Events) -> float | None:
 def _time(events: Events, event: str) -> float | None:
     record = events.last(event)
     return None if record is None else float(record["time"])
+
+
+def read_log_moments(
+    result: PhaseResult, rank: RankResult, time: float, timeline: Timeline
+) -> list[TimelineMoment]:
+    """What the rank, its node's torchrun and the job's own logs said around a time (Unix seconds by
+    the first node's clock)."""
+    node = node_of(rank)
+    moved = timeline.moved.get(node, 0.0) if node is not None else 0.0
+    found = [
+        TimelineMoment(when + moved, node, rank.rank, f"{who}: {text}"[:MAX_WHAT], evidence)
+        for path, who in list(_files(result, rank, node))[:MAX_FILES]
+        for when, text, evidence in _read_stamped_lines(path, time - moved)
+    ]
+    near = sorted(found, key=lambda one: (not SEVERE.search(one.what), abs(one.time - time)))
+    return near[:MAX_LINES]
+
+
+def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[tuple[Path, str]]:
+    if node is not None:
+        own = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/std*.log")
+        yield from ((path, f"{rank} logs") for path in sorted(own))
+        yield result.directory.torchrun_log(node), f"{rank.node}: torchrun logs"
+    yield from ((path, "the job logs") for path in job_logs(result.directory))
+
+
+def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, Evidence]]:
+    """The lines of a log that were written around a time, by its own clock."""
+    lines = [
+        (line, text, stamp)
+        for line, text in tail_lines(path)
+        if (stamp := _find_stamp(text)) is not None
+    ]
+    reading = _choose_reading(path, lines[-1][2], time) if lines else None
+    if reading is None:
+        return
+    last = float("-inf")
+    for line, text, stamp in lines:
+        when = reading(stamp)
+        if when is None or when < last - BACK_S:
+            continue
+        last = max(last, when)
+        if abs(when - time) <= AROUND_S:
+            yield when, sanitize_line(text).strip(), Evidence(str(path), line, text)
+
+
+def _find_stamp(text: str) -> re.Match[str] | None:
+    """The stamp with which a line begins."""
+    found = [match for one in (ISO, GLOG, SYSLOG) if (match := one.search(text, 0, PREFIX_CHARS))]
+    return min(found, key=lambda match: match.start(), default=None)
+
+
+Reading = Callable[[re.Match[str]], float | None]
+
+
+def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | None:
+    """How the stamps of a file are read; None where its last one cannot be true in any zone."""
+    try:
+        written = path.stat().st_mtime
+    except OSError:
+        return None
+    readings: Iterable[Reading] = [
+        lambda stamp, zone=zone: _unix_time(stamp, zone, time)  # type: ignore[misc]
+        for zone in (None, timezone.utc)
+    ]
+    fitting = [
+        (when, reading)
+        for reading in readings
+        if (when := reading(last)) is not None and when <= written + AHEAD_S
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> float | None:
+    """A stamp in Unix seconds, in its own zone or this one (None is this machine's); without a year
+    the one that is nearest to a time. None where the calendar has no such moment."""
+    said = stamp.groupdict()
+    own = said.get("zone")
+    try:
+        zone = _parse_zone(own) if own else zone
+        now = datetime.fromtimestamp(time, timezone.utc).year
+    except (ValueError, OverflowError, OSError):  # an event's time, which a job wrote
+        return None
+    years = [int(said["year"])] if said.get("year") else [now - 1, now, now + 1]
+    month = said["month"]
+    number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
+    seconds = float(said["second"].replace(",", "."))
+    found = []
+    for year in years:
+        try:
+            minute = datetime(
+                year, number, int(said["day"]), int(said["hour"]), int(said["minute"]), tzinfo=zone
+            )
+            found.append(minute.timestamp() + seconds)
+        except (ValueError, OverflowError, OSError):
+            continue
+    return min(found, key=lambda when: abs(when - time), default=None)
+
+
+def _parse_zone(text: str) -> timezone:
+    """The zone of a stamp; raises ValueError where there is none such."""
+    if text == "Z":
+        return timezone.utc
+    digits = text[1:].replace(":", "")
+    ahead = timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+    return timezone(ahead if text[0] == "+" else -ahead)

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator
 
-from .. import clean
+from ..clean import sanitize_line
 from ..references import show
 from ..subcommand import add, print_lines
 from . import history_arguments as arguments
@@ -61,10 +61,10 @@ def _text_lines(found: RunComparison) -> Iterator[str]:
     yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "of", "partial"), rows)
     yield ""
     yield "differences:" if found.differences else "no differences"
-    yield from (f"  {clean.line(text)}" for text in found.differences)
+    yield from (f"  {sanitize_line(text)}" for text in found.differences)
     if found.surroundings:
         yield "also different:"
-        yield from (f"  {clean.line(text)}" for text in found.surroundings)
+        yield from (f"  {sanitize_line(text)}" for text in found.surroundings)
     metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
     if metrics:
         yield ""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from .. import clean
+from ..clean import sanitize_line
 from ..errors import Problem, UsageProblems, near
 from .history_database import NAME, HistoryUnusable, reading
 from .history_query import PastRun, PhaseCount, phase_counts, runs
@@ -37,10 +37,10 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
 def open_history(report_dir: Path) -> Iterator[Connection]:
     """The history there; runs that were killed and never reported are reported first, which stores
     them. Raises UsageProblems where there is none that can be read."""
-    from ..report.recover import recover
+    from ..report.recovery import recover
 
     for line in recover(report_dir, os.environ):
-        print(clean.line(line), file=sys.stderr)
+        print(sanitize_line(line), file=sys.stderr)
     try:
         with reading(report_dir) as connection:
             if connection is None:
@@ -55,7 +55,9 @@ def open_history(report_dir: Path) -> Iterator[Connection]:
 
 
 def refuse(what: str, where: str = "", expected: str = "", todo: str = "") -> NoReturn:
-    raise UsageProblems([Problem(clean.line(what), where, clean.line(expected), clean.line(todo))])
+    raise UsageProblems(
+        [Problem(sanitize_line(what), where, sanitize_line(expected), sanitize_line(todo))]
+    )
 
 
 def choose_phases(
@@ -85,7 +87,7 @@ def one_of(names: Sequence[str]) -> str:
 def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
     """The run that a word means: an id, the beginning of one, `latest`, or `previous`, which is
     the one before it on its cluster. Raises UsageProblems."""
-    word = clean.line(word)
+    word = sanitize_line(word)
     if word in (LATEST, PREVIOUS):
         found = runs(connection, cluster=cluster, limit=1)
         if found and word == PREVIOUS:

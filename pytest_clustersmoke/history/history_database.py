@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import clean
+from ..clean import sanitize_line
 from .history_schema import VERSION, migrate, version_of
 
 if TYPE_CHECKING:
@@ -160,11 +160,11 @@ def _holder(lock: Path) -> str:
         lines = []
     if len(lines) < 2:
         return "a process it does not name"
-    return f"process {clean.line(lines[0])} of {clean.line(lines[1])}"
+    return f"process {sanitize_line(lines[0])} of {sanitize_line(lines[1])}"
 
 
 def _explain(path: Path, done: str, why: str) -> str:
-    why = clean.line(why)  # it may quote what stands in the file
+    why = sanitize_line(why)  # it may quote what stands in the file
     if any(word in why for word in _DAMAGED):
         return (
             f"{path} is damaged, or no database ({why}); it was left as it is; move it away, "

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .. import clean
+from ..clean import sanitize_line
 from ..telemetry import plain
 from . import history_database
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from ..report.model import MetricRecord, PhaseRecord, RunRecord
+    from .comparison import MetricRecord, PhaseRecord, RunRecord
 
 # Most of it comes from jobs, and is as long as they like.
 MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
@@ -186,7 +186,7 @@ def insert(connection: Connection, table: str, row: Mapping[str, Any]) -> int:
 
 def text(said: object, longest: int = MAX_TEXT) -> str:
     """One clean line; two that are too long stay two, by a digest of what is cut off."""
-    line = clean.line(str(said))
+    line = sanitize_line(str(said))
     if len(line) <= longest:
         return line
     digest = hashlib.sha256(line.encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from .. import clean
+from ..clean import sanitize_line
 
 NO_WIDTH = 4096  # of what is no terminal: nothing there is cut or wrapped
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -54,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     from rich.console import Console
     from rich.table import Table
 
-    cells = [[clean.line(cell) for cell in row] for row in rows]
+    cells = [[sanitize_line(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in cells)]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i in kept:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from ..references import show
 
 if TYPE_CHECKING:
-    from ..report.model import PastRecord
+    from .comparison import PastRecord
 
 SCALE = 1.4826  # 1 / the normal distribution's quantile at 0.75
 MEAN_SCALE = math.sqrt(math.pi / 2)

@@ -20,7 +20,7 @@ from .outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-    from ..report.model import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
+    from .comparison import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
 
 MAX_TREND, MAX_CHANGES = 60, 12
 

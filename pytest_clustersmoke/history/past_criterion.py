@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .. import clean
+from ..clean import sanitize_line
 from ..evidence import Unmeasured, fail
 from ..identity import identity
 from ..rundir import read_json, write_json
@@ -22,9 +22,9 @@ from .outlier_judge import NOT_ENOUGH
 from .past_annotation import past_of
 
 if TYPE_CHECKING:
-    from ..report.model import PastRecord
     from ..result import PhaseResult
     from ..rundir import PhaseDir
+    from .comparison import PastRecord
 
 KIND = "history"
 MAX_TEXT = 8000
@@ -78,7 +78,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     there is not what it wrote."""
     from pydantic import TypeAdapter, ValidationError
 
-    from ..report.model import PastRecord
+    from .comparison import PastRecord
 
     said = (read_json(directory.past) or {}).get("past")
     try:
@@ -86,7 +86,7 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
     except ValidationError:
         return {}
     for one in found.values():
-        one["text"] = clean.line(one["text"][:MAX_TEXT])
+        one["text"] = sanitize_line(one["text"][:MAX_TEXT])
     return {name: one for name, one in found.items() if name in METRICS and _is_finite(one)}
 
 

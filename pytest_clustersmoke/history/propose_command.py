@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .. import clean
+from ..clean import sanitize_line
 from ..subcommand import add, print_lines
 from ..telemetry import METRICS
 from . import history_arguments as arguments
@@ -111,7 +111,7 @@ def _block(past: GoodRuns) -> tuple[list[str], str]:
             written += _reference(name, newest, here, source)
     if not written:
         return [], "no metric of which can have bounds"
-    title = f"{INDENT}  {_name(past.count.phase)}:  # on {clean.line(runs[0].setup.hardware)}"
+    title = f"{INDENT}  {_name(past.count.phase)}:  # on {sanitize_line(runs[0].setup.hardware)}"
     lines = [*_passed_over(past), *written, *left_out]
     return [title, *(f"{INDENT}    {line}" for line in lines)], ""
 
@@ -130,7 +130,9 @@ def _passed_over(past: GoodRuns) -> Iterator[str]:
         what = setup_changes(past.runs[0], new.setup.hardware, new.setup.shape, new.versions)
         why = f"; others since: {', '.join(what)}" if what else ""
         day = moment(new.begun)[:10]
-        yield clean.line(f"# not of the newest good run, {day}: fewer than {MIN_RUNS} like it{why}")
+        yield sanitize_line(
+            f"# not of the newest good run, {day}: fewer than {MIN_RUNS} like it{why}"
+        )
 
 
 def _source(runs: Sequence[PhaseRun]) -> str:
@@ -138,7 +140,9 @@ def _source(runs: Sequence[PhaseRun]) -> str:
     first, last = (moment(run.begun)[:10] for run in (runs[-1], runs[0]))
     setup = runs[0].setup._asdict()
     versions = [f"{name} {setup[name]}" for name in IN_SOURCE if setup[name]]
-    return clean.line(", ".join([f"median of {len(runs)} runs", f"{first} to {last}", *versions]))
+    return sanitize_line(
+        ", ".join([f"median of {len(runs)} runs", f"{first} to {last}", *versions])
+    )
 
 
 def _unfit(name: str, newest: StoredMetric, here: PastLevel | None) -> str:
@@ -181,7 +185,7 @@ def _spread(here: PastLevel) -> str:
 
 
 def _name(name: str) -> str:
-    return _yaml(clean.line(name))
+    return _yaml(sanitize_line(name))
 
 
 def _yaml(value: object) -> str:

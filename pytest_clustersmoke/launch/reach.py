@@ -24,7 +24,6 @@ RETRY_S = 0.5
 ANSWER_S = 10.0
 LOOK_S = 0.25
 MAX_BYTES = 256
-ATTEMPTS = 8
 GO = b"go\n"
 WORDS = {
     errno.ECONNREFUSED: "connection refused (a firewall rejects it, or the address is another's)",
@@ -67,24 +66,14 @@ class Door:
 
 
 def _bind(address: str, backlog: int) -> tuple[socket.socket, socket.socket]:
-    """A socket that holds a port, and another that listens there; another port where somebody
-    else has begun to listen between the two."""
-    for attempt in range(ATTEMPTS):
-        hold, listener = socket.socket(), socket.socket()
-        try:
-            for one in (hold, listener):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            hold.bind((address, 0))
-            listener.bind(hold.getsockname())
-            listener.listen(backlog)
-        except OSError as error:
-            hold.close()
-            listener.close()
-            if error.errno != errno.EADDRINUSE or attempt == ATTEMPTS - 1:
-                raise
-            continue
-        return hold, listener
-    raise AssertionError("the last attempt raises or returns")
+    """A socket that holds a port, and another that listens there."""
+    hold, listener = socket.socket(), socket.socket()
+    hold.bind((address, 0))  # not to be shared as yet: the port is nobody else's
+    for one in (hold, listener):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(hold.getsockname())
+    listener.listen(backlog)
+    return hold, listener
 
 
 class Visit:

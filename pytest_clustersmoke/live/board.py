@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .. import clean
+from ..clean import sanitize_line
 
 if TYPE_CHECKING:
     from ..outcome import Judgement
@@ -100,13 +100,13 @@ class Board:
         with self._changed:
             one = self._states[job.phase]
             if job.running:
-                nodes = clean.line(said.nodes) if said else ""
+                nodes = sanitize_line(said.nodes) if said else ""
                 started = (said.started if said else None) or one.started or time.time()
                 state = RUNNING if job.ended_at is None else ENDING
                 one = replace(one, state=state, detail=nodes, started=started)
                 self._tell(job.phase, f"running on {nodes}" if nodes else "")
             elif said:
-                reason = clean.line(said.reason)
+                reason = sanitize_line(said.reason)
                 estimated = said.expected_start or one.estimated_start
                 one = replace(one, detail=reason, estimated_start=estimated)
                 self._tell(job.phase, f"pending: {reason}" if reason else "")

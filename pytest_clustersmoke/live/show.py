@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .. import clean
+from ..clean import sanitize_line
 from .board import Progress, WatchFailed
 from .lines import StepLines
 from .tail import Tails
@@ -127,7 +127,7 @@ class Show:
         self._warn(what, error)
 
     def _warn(self, what: str, error: Exception) -> None:
-        words = f"  {what} not shown: {type(error).__name__}: {clean.line(str(error))}"
+        words = f"  {what} not shown: {type(error).__name__}: {sanitize_line(str(error))}"
         with contextlib.suppress(OSError):  # pytest meets the same, and tells it better
             say(self._config, words)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import clean
+from ..clean import sanitize_line
 from ..rundir import RunDir, job_of, listed
 from ..telemetry import SCHEMA, number, read_record
 from .board import RUNNING
@@ -114,7 +114,7 @@ class Tail:
             self._foreign = who != (SCHEMA, self._job, 0)
             self.mark = Mark(stage="init")
         elif event == "stage" and record.get("state") == "begin":
-            self.mark = Mark(stage=clean.line(str(record.get("name"))[:MAX_STAGE]))
+            self.mark = Mark(stage=sanitize_line(str(record.get("name"))[:MAX_STAGE]))
         elif event == "step":
             step, steps = record.get("step"), record.get("steps")
             if type(step) is int and type(steps) is int and 0 < step <= steps <= MAX_STEPS:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
-from .. import clean
+from ..clean import sanitize_line
 
 # So many unreadable files are named; a directory may hold thousands.
 MAX_NAMED = 20
@@ -80,7 +80,7 @@ def open_stream(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]
 def name_refused(refused: Sequence[tuple[str, str]]) -> None:
     """Name what could not be read, and why, on standard error."""
     for name, why in refused[:MAX_NAMED]:
-        print(f"clustersmoke: {clean.line(name)} {clean.line(why)}", file=sys.stderr)
+        print(f"clustersmoke: {sanitize_line(name)} {sanitize_line(why)}", file=sys.stderr)
     if len(refused) > MAX_NAMED:
         more = len(refused) - MAX_NAMED
         print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)

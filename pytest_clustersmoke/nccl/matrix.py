@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .. import clean
+from ..clean import sanitize_line
 from ..logs.text_output import TextOutput
 from ..text import plural
 from .job_transports import JobTransports
@@ -36,7 +36,7 @@ MAX_NAME = 20
 def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
     """What the letters mean, and the matrix of each communicator that has edges."""
     codes = assign_letters(sorted({kind for _, kind in job.pairs}))
-    key = [f"{letter} {clean.line(kind)}" for kind, letter in codes.items()]
+    key = [f"{letter} {sanitize_line(kind)}" for kind, letter in codes.items()]
     key += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]
     yield from out.wrap("; ".join(key), rest="  ")
     for one in job.log.communicators:
@@ -95,7 +95,7 @@ def _grid(
     gap = " " if len(ranks) <= ROOMY_RANKS else ""
     changes = {i for i in range(1, len(ranks)) if nodes[i] != nodes[i - 1]}
     strokes = changes if len(changes) < len(ranks) / 2 else set()
-    names = [clean.line(node.host)[:MAX_NAME] if node else "?" for node in nodes]
+    names = [sanitize_line(node.host)[:MAX_NAME] if node else "?" for node in nodes]
     left, digits = max(map(len, names)), len(str(ranks[-1]))
     margin = " " * (left + digits + 3)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from operator import attrgetter
 
-from .. import clean
+from ..clean import sanitize_line
 from ..history.history_tables import table
 from ..logs.text_output import TextOutput
 from ..text import plural, ranges
@@ -52,11 +52,11 @@ def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
         f"{plural(len(job.files), 'file')} read",
     ]
     version = " and ".join(log.versions) or "(version unknown)"
-    for line in out.wrap(clean.line(f"NCCL {version}: {', '.join(counts)}"), rest="  "):
+    for line in out.wrap(sanitize_line(f"NCCL {version}: {', '.join(counts)}"), rest="  "):
         yield out.bold(line)
     yield from _communicators(job, out, everything)
-    yield from out.wrap(clean.line(_networks(job)), rest="  ")
-    yield from out.wrap(clean.line(_in_network(job)), rest="  ")
+    yield from out.wrap(sanitize_line(_networks(job)), rest="  ")
+    yield from out.wrap(sanitize_line(_in_network(job)), rest="  ")
     found = remarks(job)
     if found:
         yield ""
@@ -81,7 +81,7 @@ def _some(
     more = 0
     for number, one in enumerate(texts):
         if most is None or number < most:
-            yield from out.wrap(clean.line(one), first, rest)
+            yield from out.wrap(sanitize_line(one), first, rest)
         else:
             more += 1
     if more:
@@ -100,7 +100,7 @@ def _communicators(job: JobTransports, out: TextOutput, everything: bool) -> Ite
         return
     for one in found:
         name = f"communicator {one.index}" + (f" (id {one.id})" if one.id else "")
-        yield from out.wrap(clean.line(f"{name}: {_size(job, one)}"), rest="  ")
+        yield from out.wrap(sanitize_line(f"{name}: {_size(job, one)}"), rest="  ")
         yield from _nodes(job, one, out, everything)
 
 
@@ -156,7 +156,7 @@ def _in_network(job: JobTransports) -> str:
 
 
 def _remark(remark: TransportRemark, out: TextOutput, everything: bool) -> Iterator[str]:
-    yield from map(out.yellow, out.wrap(clean.line(remark.text), "! ", "  "))
+    yield from map(out.yellow, out.wrap(sanitize_line(remark.text), "! ", "  "))
     most = None if everything else MAX_EXAMPLES
     yield from _some(remark.examples, most, "    ", "      ", out)
 
@@ -205,7 +205,7 @@ def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[st
     first = 0 if len(job.log.communicators) > 1 else 1
     rows = chain([titles[first:]], (_row(link)[first:] for link in shown))
     if len(shown) > MAX_TABLE:
-        yield from (clean.line("  ".join(cell or "-" for cell in row)) for row in rows)
+        yield from (sanitize_line("  ".join(cell or "-" for cell in row)) for row in rows)
     elif shown:
         yield from table(next(rows), rows)
     if len(shown) < len(links):

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import environment
+from ..environment import remarks as variable_remarks
 from ..errors import Problem
 from ..phase import misfits
 from . import disk, launchers, precision, shared
@@ -47,8 +47,8 @@ __all__ = [
 
 def remarks(profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]) -> list[str]:
     """What is to be said of the variables that the nodes will see, each once for all phases."""
-    told = {one.name: environment.planned(one, profile, environ) for one in phases}
-    return environment.lines(environment.grouped(told))
+    told = {one.name: variable_remarks.planned(one, profile, environ) for one in phases}
+    return variable_remarks.lines(variable_remarks.grouped(told))
 
 
 def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
@@ -56,7 +56,7 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
     phases = list(phases)
     return [
         *(problem for phase in phases for problem in misfits(phase, profile)),
-        *(problem for phase in phases for problem in environment.problems(phase, profile)),
+        *(problem for phase in phases for problem in variable_remarks.problems(phase, profile)),
         *launchers.launchers(profile, phases),
         *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),
     ]

@@ -3,7 +3,6 @@
 items.py    a gate as pytest collects it: a fault, and the criterion that must go red
 choose.py   which phase a fault is staged in, made small; or why this cluster cannot have it
 judge.py    what came of a fault, against what must
-verdict.py  N of N gates, and the exit status
 suite.py    the suite of a session that proves: jobs, criteria, gates
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..items import PhaseClass
 
 STEPS = "test_all_steps_are_done"
-# What a phase's class may say of arguments that keep it small, for programs that know such.
+# What a class may have in place of its marker's `small`.
 SMALL_ARGS = "proof_args"
 
 
@@ -140,7 +140,7 @@ def alone(one: Candidate) -> Phase:
 def _small(one: Candidate, name: str) -> Phase:
     phase = one.phase
     given = getattr(one.cls.obj, SMALL_ARGS, {})
-    small = _sourced(given, f"{phase.where}: {SMALL_ARGS}")
+    small = {**phase.small, **_sourced(given, f"{phase.where}: {SMALL_ARGS}")}
     said = {name: value for name, value in phase.args.items() if value.source == "--cluster-set"}
     staged = Staged(NOTHING, phase.name, phase.world_size - 1, HOOK)
     return replace(phase, name=name, args={**phase.args, **small, **said}, staged=staged)

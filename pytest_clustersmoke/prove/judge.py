@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..evidence import NOT_MEASURED
 from ..faults import JOB, Fault
 from ..faults.model import AMONG
 from ..staged_marks import staged
 from ..telemetry import read_events
-from ..verdict import NOT_MEASURED
 
 if TYPE_CHECKING:
     from ..result import PhaseResult

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,17 +20,18 @@ from _pytest.runner import runtestprotocol
 from ..faults import FAULTS
 from ..items import JobFailed, PhaseClass, phase_class
 from ..phase import Phase
+from ..selection import scope_words
 from ..suite import Suite
-from ..verdict import words_of
+from ..tally import words_of
+from ..verdict import CriterionResult, ProofTally, RunVerdict, judge_proof
 from .choose import Candidate, alone, best, with_fault
 from .items import GateItem
-from .judge import PROVEN, Alone, Gate, Seen, judge
-from .verdict import Proof
+from .judge import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
 
 if TYPE_CHECKING:
     from ..cluster import Profile
     from ..phase_view import PhaseView
-    from ..report.model import CriterionRecord
+    from ..report.record_builder import FinishedRun
     from ..result import PhaseResult
 
 # A phase on which every rank sleeps as long as it works is at half its speed.
@@ -50,7 +52,9 @@ class ProveSuite(Suite):
             raise pytest.UsageError(WITH_XDIST)
         # What is staged must turn red, whoever answers for the same failure of the cluster.
         super().__init__(config, profile.model_copy(update={"known": ()}))
-        self.tally: Proof = Proof(profile.name)
+        self.proof = ProofTally(profile.name, time.strftime("%Y-%m-%d"))
+        self._gates: dict[str, Gate] = {}
+        self._not_applicable: dict[str, str] = {}
         self._chosen: dict[str, Candidate] = {}
         self._alone: dict[PhaseClass, Alone] = {}
         self._current = ""  # the staged phase whose criteria run now
@@ -71,14 +75,14 @@ class ProveSuite(Suite):
         for name, found in candidates.items():
             chosen = best(FAULTS[name], found, self.profile)
             if isinstance(chosen, str):
-                self.tally.not_applicable[name] = chosen
+                self._not_applicable[name] = chosen
             else:
                 self._chosen[name] = chosen
         kept = {id(one.item) for one in self._chosen.values()}
         gone = [item for item in items if id(item) not in kept]
         self.config.hook.pytest_deselected(items=gone)
         items[:] = [item for item in items if id(item) in kept]
-        self.tally.planned = [item.fault.name for item in items if isinstance(item, GateItem)]
+        self.proof.planned = [item.fault.name for item in items if isinstance(item, GateItem)]
 
     def _candidate(self, item: GateItem) -> Candidate:
         cls = phase_class(item)
@@ -92,7 +96,7 @@ class ProveSuite(Suite):
         )
 
     def pytest_report_collectionfinish(self) -> list[str]:
-        absent = [f"{name} is not staged: {why}" for name, why in self.tally.not_applicable.items()]
+        absent = [f"{name} is not staged: {why}" for name, why in self._not_applicable.items()]
         return [f"{len(self._chosen)} gates to prove, each by a staged fault", *absent]
 
     # The run
@@ -101,7 +105,11 @@ class ProveSuite(Suite):
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         chosen = [self._chosen[i.fault.name] for i in session.items if isinstance(i, GateItem)]
         phases = self._staged_phases(chosen)
-        self.tally.scope(self.config, phases, self.profile)
+        for phase in phases:
+            self.tally.phase(phase.name)
+        self.tally.phases_of_cluster = list(self.profile.phases)
+        # Which phases the faults are staged in selects nothing.
+        self.tally.selection = scope_words(self.config, is_cut=False)
         if self.config.getoption("--cluster-dry-run"):
             self._print_plan(chosen)
             session.items.clear()
@@ -131,7 +139,7 @@ class ProveSuite(Suite):
             size = f"{phase.nodes.value} x {phase.gpus_per_node.value}"
             red = ", ".join([*sorted(fault.red), *fault.findings])
             out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.what} -> {red}\n")
-        for name, why in self.tally.not_applicable.items():
+        for name, why in self._not_applicable.items():
             out.write(f"{name}: not here: {why}\n")
         out.flush()
 
@@ -178,18 +186,17 @@ class ProveSuite(Suite):
     def _judge(self, gate: GateItem, one: Candidate, name: str) -> dict[str, Seen]:
         """Every criterion of the phase, over the job of this name."""
         self._current = name
-        results: dict[str, CriterionRecord] = {}
+        results = self.tally.phase(name).criteria
         for item in one.criteria:
             item.user_properties.clear()
             reports = runtestprotocol(item, log=False, nextitem=gate)
             failed = next((report for report in reports if report.failed), None)
             if failed is not None:
-                results[item.name] = {"result": "failed", "text": words_of(failed)}
+                results[item.name] = CriterionResult("failed", words_of(failed))
             else:
                 skipped = any(report.skipped for report in reports)
-                results[item.name] = {"result": "skipped" if skipped else "passed", "text": ""}
-        self.tally.criteria[name] = results
-        return {key: Seen(told["result"], told["text"]) for key, told in results.items()}
+                results[item.name] = CriterionResult("skipped" if skipped else "passed")
+        return {key: Seen(result.result, result.text) for key, result in results.items()}
 
     def _compare_with_alone(self, item: GateItem, one: Candidate) -> None:
         """Give the staged phase what the same phase reached alone as its reference."""
@@ -217,12 +224,37 @@ class ProveSuite(Suite):
         seen = self._seen.get(fault.name, {})
         before = self._alone.get(one.cls) if seen else None
         gate = judge(fault, one.phase.name, result, seen, before, self.run)
-        self.tally.gates[fault.name] = gate
-        item.user_properties += _properties(gate, result, self.tally.date)
+        self._gates[fault.name] = gate
+        proof = self.proof
+        {
+            PROVEN: proof.proven,
+            GREEN: proof.stayed_green,
+            OTHER: proof.wrong,
+            NOT_STAGED: proof.not_staged,
+        }[gate.status].append(fault.name)
+        item.user_properties += _properties(gate, result, self.proof.date)
         if gate.status != PROVEN:
             raise JobFailed("\n".join([f"gate {gate.fault}: {gate.status}", *gate.reasons]))
 
     # The end
+
+    def _count(self, report: pytest.TestReport) -> None:
+        """A gate is counted where it is judged; what pytest reports of it says no more."""
+
+    def _give_verdict(self) -> RunVerdict:
+        return judge_proof(self.proof, self.tally)
+
+    def _finished(self) -> FinishedRun:
+        proof = {
+            "cluster": self.proof.cluster,
+            "date": self.proof.date,
+            "planned": self.proof.planned,
+            "proven": self.proof.proven,
+            "stayed_green": self.proof.stayed_green,
+            "gates": [gate.as_dict() for gate in self._gates.values()],
+            "not_applicable": self._not_applicable,
+        }
+        return replace(super()._finished(), proof=proof)
 
     def _publish(self, session: pytest.Session) -> None:
         super()._publish(session)
@@ -232,7 +264,7 @@ class ProveSuite(Suite):
 
 
 def _properties(gate: Gate, result: PhaseResult, date: str) -> list[tuple[str, object]]:
-    from ..report.properties import of_phase
+    from ..report.junit import phase_properties
 
     mine = [("fault", gate.fault), ("base_phase", gate.phase), ("gate", gate.status)]
-    return [*mine, ("date", date), ("red", ",".join(gate.red)), *of_phase(result)]
+    return [*mine, ("date", date), ("red", ",".join(gate.red)), *phase_properties(result)]

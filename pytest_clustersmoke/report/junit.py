@@ -1,60 +1,63 @@
 """junit.xml: what pytest's own writer leaves to be done, before it writes the file.
 
-The suite gets the run's properties. A case's text is cut to what is worth reading, with the place
-of the rest; a case that the end of the run cut off gets its name and an error, since pytest writes
-it without either. It is done to what pytest holds, not to the file, which may be any (a pipe, too).
+A case's properties travel as pytest's `user_properties`; a metric's name ends in its unit
+(`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its figure is that of report.json,
+digit by digit. The suite gets the run's properties. A case's text is cut to what is worth reading,
+with the place of the rest; a case that the end of the run cut off gets its name and an error, since
+pytest writes it without either. It is done to what pytest holds, not to the file, which may be any
+(a pipe, too).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
-from _pytest.junitxml import bin_xml_escape, mangle_test_address, xml_key
+from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
 from .. import __version__
-from ..identity import VERSIONS
+from ..clean import sanitize_line
+from ..identity import VERSIONS, identity
+from ..result import PhaseResult
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from ..suite import Suite
+    from .record_builder import FinishedRun
 
 MAX_TEXT_BYTES = 16 * 2**10  # of all texts of one case
 MAX_MESSAGE = 1000  # characters of an attribute; pytest from 9 on writes fewer
 HEAD = 0.75  # of a text that is cut: a finding stands first, an assertion's words last
 CUT_OFF = "the run ended before this was judged"
-TOLD = ("failure", "error")
+FAILURES = ("failure", "error")
 OUTPUT = ("system-out", "system-err")
 
-
-class OwnFile:
-    """junit.xml in the run's own directory, unless the user asked for one elsewhere."""
-
-    def __init__(self, config: pytest.Config, path: Path, plans_only: bool) -> None:
-        self._config = config
-        self._ours = not getattr(config.option, "xmlpath", None) and not plans_only
-        if self._ours and not hasattr(config, "workerinput"):
-            config.option.xmlpath = str(path)
-
-    def drop(self) -> None:
-        """No file is written, and none is told of."""
-        xml = self._config.stash.get(xml_key, None)
-        if self._ours and xml is not None:
-            xml.logfile = os.devnull  # its own end of the session is under way already
-            del self._config.stash[xml_key]
-            self._config.pluginmanager.unregister(xml)
+Property = tuple[str, object]
 
 
-def complete(suite: Suite) -> None:
-    """Complete what pytest is about to write of this run, once its verdict is known."""
-    xml = suite.config.stash.get(xml_key, None)
-    if xml is None:  # `-p no:junitxml`, say
-        return
+def phase_properties(result: PhaseResult) -> list[Property]:
+    """phase, job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions, transport.
+
+    A time that is not known is empty; a metric or version that is not known is left out.
+    """
+    job = result.job
+    properties: list[Property] = [
+        ("phase", result.name),
+        ("job_id", sanitize_line(str(job.get("job_id", "")))),
+        ("nodes", sanitize_line(",".join(node.name for node in result.nodes))),
+        ("outcome", result.outcome),
+    ]
+    for name in ("queue_s", "run_s"):
+        value = job.get(name)
+        properties.append((name, "" if value is None else value))
+    properties += sorted(result.metrics().items())
+    properties += identity(result).versions.items()
+    properties.append(("transport", sanitize_line(result.transport_summary())))
+    return properties
+
+
+def complete(xml: Any, run: FinishedRun) -> None:
+    """Complete what pytest's writer is about to write of a run, once its verdict is known."""
     versions: dict[str, dict[str, None]] = {}  # in order, each once
     for case in _cases(xml):
         properties = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
@@ -62,26 +65,25 @@ def complete(suite: Suite) -> None:
             if properties.get(name):
                 versions.setdefault(name, {})[properties[name]] = None
         phase = properties.get("phase")
-        _shorten(case, suite.report_path / "phases" / phase if phase else suite.report_path)
-    for name, value in _of_run(suite).items():
+        _shorten(case, run.target / "phases" / phase if phase else run.target)
+    for name, value in _run_properties(run):
         xml.add_global_property(name, value)
     for name, values in versions.items():
         xml.add_global_property(name, ", ".join(values))
 
 
-def _of_run(suite: Suite) -> Mapping[str, object]:
-    told = suite.tally.as_dict()
-    return {
-        "cluster": suite.profile.name,
-        "backend": suite.profile.backend,
-        "run_id": suite.run_id,
-        "verdict": told["verdict"],
-        "sentence": told["sentence"],
-        "selection": told["selection"],
-        "interrupted": str(bool(told["interrupted"])).lower(),
-        "report": str(suite.report_path),
-        "package_version": __version__,
-    }
+def _run_properties(run: FinishedRun) -> list[Property]:
+    return [
+        ("cluster", run.about["cluster"]),
+        ("backend", run.about["backend"]),
+        ("run_id", run.about["run_id"]),
+        ("verdict", run.verdict.name),
+        ("sentence", run.verdict.sentence),
+        ("selection", run.verdict.scope),
+        ("interrupted", str(run.tally.interrupted).lower()),
+        ("report", str(run.target)),
+        ("package_version", __version__),
+    ]
 
 
 def _cases(xml: Any) -> Iterator[Element]:
@@ -112,8 +114,8 @@ def _shorten(case: Element, rest: Path) -> None:
         seen.add((one.tag, one.text))
         if one.tag == "properties":
             continue
-        told = one.tag in TOLD or one.get("type") == "pytest.xfail"
-        place = f"\nreport: {bin_xml_escape(rest)}" if told else ""
+        failure = one.tag in FAILURES or one.get("type") == "pytest.xfail"
+        place = f"\nreport: {bin_xml_escape(rest)}" if failure else ""
         one.text = cut(one.text or "", left - len(place.encode())) + place
         left = max(0, left - len(one.text.encode()))
     for one in case.iter():
@@ -127,8 +129,8 @@ def cut(text: str, size: int) -> str:
     raw = text.encode(errors="replace")
     if len(raw) <= size:
         return text
-    told = f"\n[... {len(raw)} bytes in all, the middle is left out ...]\n"
-    room = max(0, size - len(told))
+    gap = f"\n[... {len(raw)} bytes in all, the middle is left out ...]\n"
+    room = max(0, size - len(gap))
     head = int(room * HEAD)
     tail = raw[len(raw) - (room - head) :]
-    return raw[:head].decode(errors="ignore") + told + tail.decode(errors="ignore")
+    return raw[:head].decode(errors="ignore") + gap + tail.decode(errors="ignore")

@@ -2,23 +2,18 @@
 
 A node exporter's textfile collector reads the older format and wants no timestamps, so everything
 is a gauge: a verdict and an outcome are one series for each value they can have, 1 for the one that
-holds. Units are those of OpenMetrics (seconds, bytes), told in the name.
+holds. Units are those of OpenMetrics (seconds, bytes), and end the name.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, get_args
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, get_args
 
-from .. import clean
-from ..telemetry import METRICS, number
+from ..clean import sanitize_line
+from ..telemetry import METRICS
 from ..verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
-from .model import Outcome, Result
-
-if TYPE_CHECKING:
-    from .model import PhaseRecord, RunRecord
+from .run_record import Outcome, PhaseRecord, Result, RunRecord
 
 PREFIX = "clustersmoke_"
 # How a name of telemetry.METRICS ends, how OpenMetrics has it, and the factor between their units.
@@ -32,10 +27,15 @@ UNITS: tuple[tuple[str, str, float], ...] = (
     ("_us", "seconds", 1e-6),
     ("_s", "seconds", 1),
 )
-# A gauge: its name, what it says, its unit where it has one, its labels beside `cluster`, and its
-# samples: the values of those labels, and the value.
-Samples = Iterable[tuple[tuple[str, ...], float | None]]
-Gauge = tuple[str, str, str, tuple[str, ...], Samples]
+
+
+class Gauge(NamedTuple):
+    """A gauge: its samples have the values of its labels (beside `cluster`), and their value."""
+
+    name: str
+    meaning: str
+    labels: tuple[str, ...]
+    samples: Iterable[tuple[tuple[str, ...], float | None]]
 
 
 def exposition(record: RunRecord) -> str:
@@ -45,12 +45,14 @@ def exposition(record: RunRecord) -> str:
     from prometheus_client.registry import CollectorRegistry
 
     families = []
-    for name, told, unit, labels, samples in (*_of_run(record), *_of_phases(record["phases"])):
-        family = GaugeMetricFamily(PREFIX + name, told, labels=("cluster", *labels), unit=unit)
-        for values, value in samples:
+    for gauge in (*_run_gauges(record), *_phase_gauges(record.phases)):
+        units = (unit for _, unit, _ in UNITS if gauge.name.endswith(f"_{unit}"))
+        labels, unit = ("cluster", *gauge.labels), next(units, "")
+        family = GaugeMetricFamily(PREFIX + gauge.name, gauge.meaning, labels=labels, unit=unit)
+        for values, value in gauge.samples:
             if value is not None:
-                where = (record["cluster"], *values)
-                family.add_metric([clean.line(str(word)) for word in where], value)
+                where = (record.cluster, *values)
+                family.add_metric([sanitize_line(str(word)) for word in where], value)
         if family.samples:
             families.append(family)
 
@@ -76,104 +78,79 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
     return f"phase_{metric}", "", 1
 
 
-def _of_run(record: RunRecord) -> Iterator[Gauge]:
-    states = (PROVEN, NOT_PROVEN, INCONCLUSIVE) if "proof" in record else (FIT, UNFIT, INCONCLUSIVE)
-    verdict, phases = record["verdict"], record["phases"]
-    if "proof" not in record:
+def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
+    figures: dict[str, tuple[str, float]] = {
+        "run_begun_timestamp_seconds": ("When the run began", record.begun),
+        "run_timestamp_seconds": ("When the run was reported", record.written),
+        "run_partial": (
+            "1 where the run did not come to its end",
+            bool(record.interrupted or record.partial),
+        ),
+        "run_phases": ("Phases that were chosen", len(record.phases_chosen)),
+        "cluster_phases": ("Phases that the cluster runs", len(record.phases_of_cluster)),
+        "run_failures": ("Phases, or other tests, that failed", len(record.failed)),
+        "run_not_measured": ("What was required and not measured", len(record.not_measured)),
+        "run_known_failures": ("Failures that are acknowledged until a day", len(record.known)),
+        "run_node_differences": ("Facts in which nodes differ", len(record.differences)),
+    }
+    if record.proof is None:
         fit = "1 where the chosen phases found the cluster fit to train on, else 0"
-        yield "run_fit", fit, "", (), [((), verdict == FIT)]
-    held = [((state,), state == verdict) for state in states]
-    yield "run_verdict", "1 for the verdict that holds", "", ("verdict",), held
-    began, written = record["begun"], record["written"]
-    yield "run_begun_timestamp_seconds", "When the run began", "seconds", (), [((), began)]
-    yield "run_timestamp_seconds", "When the run was reported", "seconds", (), [((), written)]
-    cut = bool(record["interrupted"] or record["partial"])
-    yield "run_partial", "1 where the run did not come to its end", "", (), [((), cut)]
-    about = (record["run_id"], record["backend"], record["package_version"])
+        figures["run_fit"] = fit, record.verdict == FIT
+    for name, (meaning, value) in figures.items():
+        yield Gauge(name, meaning, (), [((), value)])
+    states = (FIT, UNFIT) if record.proof is None else (PROVEN, NOT_PROVEN)
+    held = [((state,), float(state == record.verdict)) for state in (*states, INCONCLUSIVE)]
+    yield Gauge("run_verdict", "1 for the verdict that holds", ("verdict",), held)
     labels = ("run_id", "backend", "version")
-    yield "run_about", "What ran; the value is always 1", "", labels, [(about, 1)]
-    yield "run_phases", "Phases that were chosen", "", (), [((), len(record["phases_chosen"]))]
-    every = [((), len(record["phases_of_cluster"]))]
-    yield "cluster_phases", "Phases that the cluster runs", "", (), every
-    failed = [((), len(record["failed"]))]
-    yield "run_failures", "Phases, or other tests, that failed", "", (), failed
-    told = "What was required and not measured"
-    yield "run_not_measured", told, "", (), [((), len(record["not_measured"]))]
-    known = [((), len(record["known"]))]
-    yield "run_known_failures", "Failures that are acknowledged until a day", "", (), known
-    differing = [((), len(record["differences"]))]
-    yield "run_node_differences", "Facts in which nodes differ", "", (), differing
-    yield (
-        "phase_outcome",
-        "1 for the outcome that the phase's job had",
-        "",
-        ("phase", "outcome"),
-        [((p["phase"], one), p["outcome"] == one) for p in phases for one in get_args(Outcome)],
-    )
+    about = (record.run_id, record.backend, record.package_version)
+    yield Gauge("run_about", "What ran; the value is always 1", labels, [(about, 1)])
 
 
-def _of_phases(phases: list[PhaseRecord]) -> Iterator[Gauge]:
-    def each(key: str) -> Samples:
-        return [((one["phase"],), _number(one.get(key))) for one in phases]
+# A figure of each phase, by the gauge's name: what it says, and how it is got.
+PHASE_FIGURES: dict[str, tuple[str, Callable[[PhaseRecord], float | None]]] = {
+    "phase_queue_seconds": ("From submission to start of the phase's job", lambda p: p.queue_s),
+    "phase_run_seconds": ("Run time of the phase's job", lambda p: p.run_s),
+    "phase_ranks": ("Ranks of the phase", lambda p: p.world_size),
+    "phase_ranks_done": (
+        "Ranks that came to their end",
+        lambda p: sum(rank.done for rank in p.ranks),
+    ),
+    "phase_nodes": ("Nodes of the phase", lambda p: len(p.nodes)),
+    "phase_links_unexpected": (
+        "Links between ranks over a transport that is not expected",
+        lambda p: _unexpected_links(p),
+    ),
+}
 
-    waited = "From submission to start of the phase's job"
-    yield "phase_queue_seconds", waited, "seconds", ("phase",), each("queue_s")
-    yield "phase_run_seconds", "Run time of the phase's job", "seconds", ("phase",), each("run_s")
-    yield "phase_ranks", "Ranks of the phase", "", ("phase",), each("world_size")
-    done = [((p["phase"],), sum(rank["done"] for rank in p["ranks"])) for p in phases]
-    yield "phase_ranks_done", "Ranks that came to their end", "", ("phase",), done
-    nodes = [((p["phase"],), len(p["nodes"])) for p in phases]
-    yield "phase_nodes", "Nodes of the phase", "", ("phase",), nodes
-    yield (
-        "phase_criteria",
-        "Criteria of the phase by their result",
-        "",
-        ("phase", "result"),
-        [((p["phase"], result), count) for p in phases for result, count in _results(p)],
-    )
-    unexpected = [
-        ((p["phase"],), sum(group["unexpected"] for group in topology["groups"]))
+
+def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
+    for name, (meaning, figure) in PHASE_FIGURES.items():
+        yield Gauge(name, meaning, ("phase",), [((p.phase,), figure(p)) for p in phases])
+    outcomes = [
+        ((p.phase, outcome), float(p.outcome == outcome))
         for p in phases
-        if (topology := p["topology"]) is not None and topology["groups"]
+        for outcome in get_args(Outcome)
     ]
-    told = "Links between ranks over a transport that is not expected"
-    yield "phase_links_unexpected", told, "", ("phase",), unexpected
-    yield from _measured(phases)
-
-
-def _results(phase: PhaseRecord) -> list[tuple[str, int]]:
-    counts = Counter(one["result"] for one in phase["criteria"].values())
-    return [(result, counts[result]) for result in get_args(Result)]
-
-
-def _measured(phases: list[PhaseRecord]) -> Iterator[Gauge]:
-    """Each metric as a gauge of its own, and how it compares with its reference."""
-    names = dict.fromkeys(name for phase in phases for name in phase["metrics"])
-    for name in names:
-        gauge, unit, factor = gauge_of(name)
-        having = [phase for phase in phases if name in phase["metrics"]]
+    meaning = "1 for the outcome that the phase's job had"
+    yield Gauge("phase_outcome", meaning, ("phase", "outcome"), outcomes)
+    results = [
+        ((p.phase, result), sum(one.result == result for one in p.criteria.values()))
+        for p in phases
+        for result in get_args(Result)
+    ]
+    meaning = "Criteria of the phase by their result"
+    yield Gauge("phase_criteria", meaning, ("phase", "result"), results)
+    met = [((p.phase, name), metric.met) for p in phases for name, metric in p.metrics.items()]
+    meaning = "1 where the metric is within its reference's bounds, 0 where it is not"
+    yield Gauge("phase_reference_met", meaning, ("phase", "metric"), met)
+    for name in dict.fromkeys(name for p in phases for name in p.metrics):
+        gauge, _, factor = gauge_of(name)
         meaning = METRICS[name].meaning if name in METRICS else name
-        values = [((p["phase"],), _scaled(p["metrics"][name]["value"], factor)) for p in having]
-        yield gauge, f"Measured: {meaning}", unit, ("phase",), values
-    yield (
-        "phase_reference_met",
-        "1 where the metric is within its reference's bounds, 0 where it is not",
-        "",
-        ("phase", "metric"),
-        [
-            ((phase["phase"], name), met)
-            for phase in phases
-            for name, one in phase["metrics"].items()
-            if (met := one["met"]) is not None
-        ],
-    )
+        having = [p for p in phases if name in p.metrics]
+        values = [((p.phase,), float(p.metrics[name].value) * factor) for p in having]
+        yield Gauge(gauge, f"Measured: {meaning}", ("phase",), values)
 
 
-def _scaled(value: Any, factor: float) -> float | None:
-    known = number(value)
-    return None if known is None else known * factor
-
-
-def _number(value: Any) -> float | None:
-    known = number(value)
-    return known if known is not None and math.isfinite(known) else None
+def _unexpected_links(phase: PhaseRecord) -> int | None:
+    groups = phase.topology.groups if phase.topology else []
+    return sum(group.unexpected for group in groups) if groups else None

@@ -15,12 +15,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import clean
-from .page_facts import all_facts, fact_words, node_table
+from ..clean import sanitize_lines
+from .highlights import show_number, unit_words, words
 from .page_view import (
     PERCENTILES,
     allowed,
     evidence_link,
+    fact_words,
     hardware_words,
     soft,
     spread_cells,
@@ -28,12 +29,10 @@ from .page_view import (
     utc,
     view,
 )
-from .standout import show_number, unit_words, words
+from .run_record import RunRecord
 
 if TYPE_CHECKING:
     import jinja2
-
-    from .model import RunRecord
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
@@ -48,19 +47,14 @@ def page(record: RunRecord, there: Callable[[str], bool] = lambda name: True) ->
     `there` tells whether a file lies beside the page under this name, or will: others are named
     without a link.
     """
-    cleaned = _clean(record)
-    held = view(cleaned)
-    facts, facts_left = all_facts(held.nodes, cleaned["differences"])
+    cleaned = RunRecord.model_validate(_clean(record.as_json()))
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
             run=cleaned,
-            view=held,
-            nodes=node_table(held.nodes, cleaned["differences"]),
-            facts=facts,
-            facts_left=facts_left,
+            view=view(cleaned),
             max_differences=MAX_DIFFERENCES,
             scripts=scripts,
             styles=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -132,9 +126,9 @@ def _clean(value: Any) -> Any:
     """The same data with every text harmless, names of fields and entries included."""
     if isinstance(value, str):
         cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + " …"
-        return clean.lines(cut)
+        return sanitize_lines(cut)
     if isinstance(value, Mapping):
-        return {clean.lines(str(key)): _clean(inner) for key, inner in value.items()}
+        return {sanitize_lines(str(key)): _clean(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_clean(inner) for inner in value]
     return value

@@ -10,12 +10,10 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ..history.comparison import Number
 from ..text import ranges
-
-if TYPE_CHECKING:
-    from .model import GroupRecord, LinkRecord, Number, PhaseRecord, RankRecord, Spread
+from .run_record import GroupRecord, LinkRecord, PhaseRecord, RankRecord, SpreadRecord
 
 # Above so many ranks, nodes have rows, and ranks only where they stand out.
 MANY_RANKS = 128
@@ -37,8 +35,8 @@ class NodeRanks:
     behind: str
     steps: int  # the fewest
     memory: Number | None  # the most
-    step_s: Spread | None
-    own_s: Spread | None
+    step_s: SpreadRecord | None
+    own_s: SpreadRecord | None
 
 
 @dataclass(frozen=True)
@@ -85,31 +83,31 @@ class LinksView:
 
 def ranks_view(record: PhaseRecord) -> RanksView:
     """The ranks of a phase, as the page shows them."""
-    ranks = record["ranks"]
-    undone = ranges(one["rank"] for one in ranks if not one["done"])
-    behind = ranges(one["rank"] for one in ranks if one["behind"])
+    ranks = record.ranks
+    undone = ranges(one.rank for one in ranks if not one.done)
+    behind = ranges(one.rank for one in ranks if one.behind)
     if len(ranks) <= MANY_RANKS:
         return RanksView(ranks, [], undone, behind, 0)
     standing = _standing(ranks)
-    rows = sorted(standing[:MAX_ROWS], key=lambda one: one["rank"])
+    rows = sorted(standing[:MAX_ROWS], key=lambda one: one.rank)
     return RanksView(rows, _by_node(ranks), undone, behind, len(standing))
 
 
 def links_view(record: PhaseRecord) -> LinksView:
     """The links of a phase, as the page shows them."""
-    topology = record["topology"]
+    topology = record.topology
     if topology is None:
         return LinksView([], [], 0, [], [], 0)
-    groups = sorted(topology["groups"], key=_worst_first)[:MAX_GROUPS]
-    groups_left = len(topology["groups"]) - len(groups)
-    if len(record["ranks"]) <= MANY_RANKS:
-        shown = groups if groups_left else topology["groups"]
-        return LinksView(topology["links"], [], 0, shown, [], groups_left)
-    links = [one for one in topology["links"] if one["unexpected"]]
+    groups = sorted(topology.groups, key=_worst_first)[:MAX_GROUPS]
+    groups_left = len(topology.groups) - len(groups)
+    if len(record.ranks) <= MANY_RANKS:
+        shown = groups if groups_left else topology.groups
+        return LinksView(topology.links, [], 0, shown, [], groups_left)
+    links = [one for one in topology.links if one.unexpected]
     return LinksView(
         links=links[:MAX_LINKS],
         bundles=_bundles(links[MAX_LINKS:]),
-        links_left=len(topology["links"]) - len(links),
+        links_left=len(topology.links) - len(links),
         groups=[],
         group_bundles=_group_bundles(groups),
         groups_left=groups_left,
@@ -119,14 +117,14 @@ def links_view(record: PhaseRecord) -> LinksView:
 def _bundles(links: list[LinkRecord]) -> list[Bundle]:
     alike: dict[tuple[str, str, str], list[LinkRecord]] = {}
     for one in links:
-        key = (one["transport"], ", ".join(one["nics"]), one["unexpected"])
+        key = (one.transport, ", ".join(one.nics), one.unexpected)
         alike.setdefault(key, []).append(one)
     return [
         Bundle(
             *key,
-            ends=", ".join(f"{one['source']}→{one['destination']}" for one in held),
+            ends=", ".join(f"{one.source}→{one.destination}" for one in held),
             count=len(held),
-            where=held[0]["where"],
+            where=held[0].where,
         )
         for key, held in alike.items()
     ]
@@ -134,46 +132,46 @@ def _bundles(links: list[LinkRecord]) -> list[Bundle]:
 
 def _group_bundles(groups: list[GroupRecord]) -> list[GroupBundle]:
     alike: dict[tuple[int, str, int, int], list[GroupRecord]] = {}
-    for one in sorted(groups, key=lambda group: (not group["unexpected"], *group["nodes"])):
-        key = (one["nodes"][0], one["kind"], one["links"], one["unexpected"])
+    for one in sorted(groups, key=lambda group: (not group.unexpected, *group.nodes)):
+        key = (one.nodes[0], one.kind, one.links, one.unexpected)
         alike.setdefault(key, []).append(one)
     return [GroupBundle(*key, pairs=held) for key, held in alike.items()]
 
 
 def _worst_first(group: GroupRecord) -> tuple[bool, float]:
-    speed = group["bandwidth_gb_per_s"]
-    return not group["unexpected"], math.inf if speed is None else speed
+    speed = group.bandwidth_gb_per_s
+    return not group.unexpected, math.inf if speed is None else speed
 
 
 def _standing(ranks: list[RankRecord]) -> list[RankRecord]:
     """Ranks to look at, the worst first: behind, not done, nowhere, without a figure that is a
     number; and those of the longest own part, the longest step and the most memory."""
-    found = [one for one in ranks if one["behind"]]
-    found += [one for one in ranks if not one["done"]]
-    found += [one for one in ranks if one["node_rank"] is None]
-    found += [one for one in ranks if isinstance(one["peak_memory_gib"], str)]
+    found = [one for one in ranks if one.behind]
+    found += [one for one in ranks if not one.done]
+    found += [one for one in ranks if one.node_rank is None]
+    found += [one for one in ranks if isinstance(one.peak_memory_gib, str)]
     for figure in (_own, _step, _memory):
         found.append(max(ranks, key=figure))
-    return list({one["rank"]: one for one in found}.values())
+    return list({one.rank: one for one in found}.values())
 
 
 def _own(rank: RankRecord) -> float:
-    return rank["own_s"]["p50"] if rank["own_s"] else -1.0
+    return rank.own_s.p50 if rank.own_s else -1.0
 
 
 def _step(rank: RankRecord) -> float:
-    return rank["step_s"]["p50"] if rank["step_s"] else -1.0
+    return rank.step_s.p50 if rank.step_s else -1.0
 
 
 def _memory(rank: RankRecord) -> float:
-    told = rank["peak_memory_gib"]
+    told = rank.peak_memory_gib
     return -1.0 if told is None or isinstance(told, str) else told
 
 
 def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
     found: dict[int | None, list[RankRecord]] = {}
     for one in ranks:
-        found.setdefault(one["node_rank"], []).append(one)
+        found.setdefault(one.node_rank, []).append(one)
     return [
         _node(place, found[place]) for place in sorted(found, key=lambda at: (at is None, at or 0))
     ]
@@ -182,14 +180,14 @@ def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
 def _node(place: int | None, ranks: list[RankRecord]) -> NodeRanks:
     return NodeRanks(
         place=place,
-        node=ranks[0]["node"] if place is not None else "not known",
-        ranks=ranges(one["rank"] for one in ranks),
-        undone=ranges(one["rank"] for one in ranks if not one["done"]),
-        behind=ranges(one["rank"] for one in ranks if one["behind"]),
-        steps=min(one["steps"] for one in ranks),
-        memory=_most([one["peak_memory_gib"] for one in ranks]),
-        step_s=_range([one["step_s"] for one in ranks]),
-        own_s=_range([one["own_s"] for one in ranks]),
+        node=ranks[0].node if place is not None else "not known",
+        ranks=ranges(one.rank for one in ranks),
+        undone=ranges(one.rank for one in ranks if not one.done),
+        behind=ranges(one.rank for one in ranks if one.behind),
+        steps=min(one.steps for one in ranks),
+        memory=_most([one.peak_memory_gib for one in ranks]),
+        step_s=_range([one.step_s for one in ranks]),
+        own_s=_range([one.own_s for one in ranks]),
     )
 
 
@@ -200,16 +198,16 @@ def _most(values: Iterable[Number | None]) -> Number | None:
     return odd[0] if odd else max(told, default=None)
 
 
-def _range(spreads: Iterable[Spread | None]) -> Spread | None:
+def _range(spreads: Iterable[SpreadRecord | None]) -> SpreadRecord | None:
     """Of all ranks of a node, so that none is hidden: the lowest p5, the highest p95, and between
     them the medians."""
-    told = [one for one in spreads if one]
-    if not told:
+    held = [one for one in spreads if one]
+    if not held:
         return None
-    return {
-        "p5": min(one["p5"] for one in told),
-        "p25": statistics.median(one["p25"] for one in told),
-        "p50": statistics.median(one["p50"] for one in told),
-        "p75": statistics.median(one["p75"] for one in told),
-        "p95": max(one["p95"] for one in told),
-    }
+    return SpreadRecord(
+        p5=min(one.p5 for one in held),
+        p25=statistics.median(one.p25 for one in held),
+        p50=statistics.median(one.p50 for one in held),
+        p75=statistics.median(one.p75 for one in held),
+        p95=max(one.p95 for one in held),
+    )

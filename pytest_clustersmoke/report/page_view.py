@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from ..gpu_model import ANY_GPU
-from .page_ranks import links_view, ranks_view
-from .standout import changed_since, stands_out, words
+from ..references import show
+from .highlights import HighlightGroup, changed_since, stands_out, words
+from .node_facts import UNKNOWN, common_facts
+from .page_ranks import LinksView, RanksView, links_view, ranks_view
+from .run_record import (
+    FactsRecord,
+    HardwareRecord,
+    PhaseRecord,
+    Result,
+    RunRecord,
+    SpreadRecord,
+)
+from .terminal import RATES
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-    from .model import FactsRecord, PhaseRecord, Result, RunRecord
-    from .page_ranks import LinksView, RanksView
-    from .standout import Group
 
 TONES = {
     "FIT": "good",
@@ -32,15 +39,15 @@ TONES = {
     "known": "warn",
     "skipped": "none",
 }
-# Metrics of the table of phases. As in the terminal, the rate is the last of these that was told.
-RATES = ("samples_per_s", "tokens_per_s_per_rank", "busbw_gb_per_s")
+# Columns of the table of nodes, by the names of node_facts.py.
+NODE_FACTS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
 LONG_NAME = re.compile(r"\w{30,}")
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 
 @dataclass(frozen=True)
-class PhaseView:
+class PhaseSection:
     """A phase, and what the page says around it."""
 
     record: PhaseRecord
@@ -54,61 +61,89 @@ class PhaseView:
     rate: str  # the metric that is its rate; empty where it has none
     ranks: RanksView
     links: LinksView
-    node_ranks: list[tuple[int, str, str]]  # number, name and host of each node
-    shows_steps: bool
-    shows_own: bool
-    memory: bool
-    fault: str
 
 
 @dataclass(frozen=True)
-class View:
+class FactCell:
+    """A node's fact; `differs`: most nodes have another, though they should be alike in it."""
+
+    text: str
+    differs: bool
+
+
+@dataclass(frozen=True)
+class PageContent:
     """Everything that the template is given beside the record."""
 
-    stands_out: list[Group]
-    phases: list[PhaseView]
+    stands_out: list[HighlightGroup]
+    phases: list[PhaseSection]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
-    nodes: list[FactsRecord]
+    node_columns: list[str]
+    node_rows: list[tuple[FactsRecord, list[FactCell]]]
     scope: str  # what was chosen, where the sentence does not say it
     optional: list[str]  # kinds that are not required, and were not measured
     had_past: bool  # a run of one of these phases came before
 
 
-def view(record: RunRecord) -> View:
+def view(record: RunRecord) -> PageContent:
     """The view of a record whose texts are clean."""
-    anchors = _anchors([phase["phase"] for phase in record["phases"]])
+    anchors = _anchors([phase.phase for phase in record.phases])
     standing = stands_out(record, anchors)
     places = {item.where for group in standing for item in group.items}
-    phases = [_phase(one, anchors, places) for one in record["phases"]]
-    nodes = sorted(record["nodes"], key=lambda node: _natural(node["node"]))
-    return View(
+    phases = [_phase(one, anchors, places) for one in record.phases]
+    columns, rows = _node_table(record)
+    return PageContent(
         stands_out=standing,
         phases=phases,
-        versions=_versions(record["phases"]),
-        nodes=nodes,
+        versions=_versions(record.phases),
+        node_columns=columns,
+        node_rows=rows,
         scope=_scope(record),
         optional=_optional(record),
-        had_past=any(one["trend"] and one["trend"]["run_ids"] for one in record["phases"]),
+        had_past=any(one.trend and one.trend["run_ids"] for one in record.phases),
     )
+
+
+def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, list[FactCell]]]]:
+    """The columns of the table of nodes, and each node with its cells."""
+    by_node = {node.node: dict(common_facts(node.facts)) for node in record.nodes}
+    columns = [name for name in NODE_FACTS if any(name in facts for facts in by_node.values())]
+    usual = {one.fact: next(iter(one.values)) for one in record.differences}
+    rows = []
+    for node in sorted(record.nodes, key=lambda node: _natural(node.node)):
+        cells = []
+        for name in columns:
+            value = by_node[node.node].get(name, UNKNOWN)
+            differs = bool(node.facts) and value != usual.get(name, value)
+            cells.append(FactCell(fact_words(value, name), differs))
+        rows.append((node, cells))
+    return columns, rows
+
+
+def fact_words(value: str, fact: str) -> str:
+    """A fact's value as people read it: bytes as GiB."""
+    if fact.endswith("_bytes") and value.isdecimal():
+        return f"{show(int(value) / 2**30)} GiB"
+    return value
 
 
 def _scope(record: RunRecord) -> str:
     """How many phases ran and what was selected, as far as the sentence does not say it."""
-    count = f"{len(record['phases_chosen'])} of {len(record['phases_of_cluster'])} phases"
-    told = [one for one in (count, record["selection"]) if one and one not in record["sentence"]]
+    count = f"{len(record.phases_chosen)} of {len(record.phases_of_cluster)} phases"
+    told = [one for one in (count, record.selection) if one and one not in record.sentence]
     return ": ".join(told)
 
 
 def _optional(record: RunRecord) -> list[str]:
     """Kinds that are not required and could not be judged, with how many phases lack each."""
-    if "proof" in record:
+    if record.proof is not None:
         return []
-    phases, required = record["phases"], set(record["not_measured"])
+    phases, required = record.phases, set(record.not_measured)
     counted = Counter(
         kind
         for one in phases
-        for kind in one["not_measured"]
-        if f"{one['phase']}: {kind} not measured" not in required
+        for kind in one.not_measured
+        if f"{one.phase}: {kind} not measured" not in required
     )
     return [
         kind if count == len(phases) else f"{kind} ({count} of {len(phases)} phases)"
@@ -125,37 +160,31 @@ def _anchors(names: Iterable[str]) -> dict[str, str]:
     return made
 
 
-def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> PhaseView:
-    counted = Counter(one["result"] for one in record["criteria"].values())
-    held = [name for name in RATES if name in record["metrics"]]
-    ranks = record["ranks"]
+def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> PhaseSection:
+    counted = Counter(one.result for one in record.criteria.values())
+    held = [name for name in RATES if name in record.metrics]
     state, tone = _state(record, counted)
-    changed, last_good = changed_since(record["changed"])
-    return PhaseView(
+    changed, last_good = changed_since(record.changed)
+    return PhaseSection(
         record=record,
-        anchor=anchors[record["phase"]],
-        folder=f"phases/{quote(record['phase'], safe='')}/",
+        anchor=anchors[record.phase],
+        folder=f"phases/{quote(record.phase, safe='')}/",
         state=state,
         tone=tone,
         changed=f"{' ' * bool(last_good)}{last_good}: {'; '.join(changed)}",
-        open=record["phase"] in places or record["outcome"] != "passed",
+        open=record.phase in places or record.outcome != "passed",
         counts=[(result, counted[result]) for result in RESULTS if counted[result]],
         rate=held[-1] if held else "",
         ranks=ranks_view(record),
         links=links_view(record),
-        node_ranks=[(one["node_rank"], one["node"], one["host"]) for one in record["nodes"]],
-        shows_steps=any(one["step_s"] for one in ranks),
-        shows_own=any(one["own_s"] for one in ranks),
-        memory=any(isinstance(one["peak_memory_gib"], int | float) for one in ranks),
-        fault=record.get("fault", ""),
     )
 
 
 def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
     """Words and tone of a phase: a job that passed is not green where a criterion is red."""
-    outcome = record["outcome"]
+    outcome = record.outcome
     if outcome != "passed":
-        return words(outcome), "warn" if record["known"] else TONES.get(outcome, "warn")
+        return words(outcome), "warn" if record.known else TONES.get(outcome, "warn")
     if counted["failed"]:
         return f"{words(outcome)}, {counted['failed']} red", "bad"
     if counted["known"]:
@@ -167,8 +196,8 @@ def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, 
     """Each version with the phases that ran on it: one value, where all ran on the same."""
     found: dict[str, dict[str, list[str]]] = {}
     for phase in phases:
-        for name, value in phase["versions"].items():
-            found.setdefault(name, {}).setdefault(value, []).append(phase["phase"])
+        for name, value in phase.versions.items():
+            found.setdefault(name, {}).setdefault(value, []).append(phase.phase)
     return [(name, list(values.items())) for name, values in found.items()]
 
 
@@ -208,14 +237,14 @@ def allowed(low: float | str | None, high: float | str | None) -> list[tuple[str
     return [("at most ", high)] if low is None else [("", low), (" to ", high)]
 
 
-def hardware_words(hardware: Mapping[str, Any]) -> str:
+def hardware_words(hardware: HardwareRecord) -> str:
     """What the profile says a node has."""
-    count, gpu = hardware["gpus_per_node"], hardware["gpu"]
+    count, gpu = hardware.gpus_per_node, hardware.gpu
     if gpu in ANY_GPU:
         held = f"{count} device{'s' * (count != 1)} a node"
     else:
         held = f"{count} \N{MULTIPLICATION SIGN} {gpu} a node"
-    return ", ".join(one for one in (held, hardware["interconnect"]) if one)
+    return ", ".join(one for one in (held, hardware.interconnect) if one)
 
 
 def soft(text: str) -> Markup:
@@ -226,6 +255,6 @@ def soft(text: str) -> Markup:
     return Markup(LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), escaped))
 
 
-def spread_cells(spread: Any) -> list[float | None]:
+def spread_cells(spread: SpreadRecord | None) -> list[float | None]:
     """The percentiles of a spread, in the order of PERCENTILES."""
-    return [spread[name] if spread else None for name in PERCENTILES]
+    return [getattr(spread, name) if spread else None for name in PERCENTILES]

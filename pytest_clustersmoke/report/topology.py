@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from ..evidence import Unmeasured
 from ..pairs import Pairs
-from ..transport_checks import TransportSides
+from ..result import PhaseResult
+from ..transport_checks import Connection, TransportSides
 from ..transports import Transports
-
-if TYPE_CHECKING:
-    from ..result import PhaseResult
-    from ..transport_checks import Connection
-    from .model import GroupRecord, LinkRecord, TopologyRecord
+from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
 # A job in which all ranks talk to all has as many links as ranks squared.
 MAX_LINKS = 2000
@@ -22,78 +18,72 @@ MAX_NICS = 4
 Nodes = tuple[int, int]
 
 
-def topology(result: PhaseResult) -> TopologyRecord | None:
-    """The links of a phase; None where its ranks never told what they talk over."""
+def build_topology(result: PhaseResult) -> TopologyRecord | None:
+    """The links of a phase; None where its ranks never said what they talk over."""
     backends = {str(record.get("backend")) for record in result.events("group").values()}
     if not backends:
         return None
     backend = ", ".join(sorted(backends))
     speeds = _speeds(result)
-    if backend != "nccl":
-        measured = [_group(nodes, backend, 0, 0, speed) for nodes, speed in sorted(speeds.items())]
-        note = f"the ranks talked over {backend}, which does not log who talks to whom"
-        return {"backend": backend, "note": note, "links": [], "groups": measured}
-    return _of_nccl(result, speeds)
+    if backend == "nccl":
+        return _of_nccl(result, speeds)
+    measured = [_group(nodes, backend, 0, 0, speed) for nodes, speed in sorted(speeds.items())]
+    note = f"the ranks talked over {backend}, which does not log who talks to whom"
+    return TopologyRecord(backend=backend, note=note, links=[], groups=measured)
 
 
 def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
     transports = Transports(result)
     sides = TransportSides(transports)
-    links: list[LinkRecord] = []
+    judged = [
+        (pair, reason, side.inside)
+        for side in (sides.intra_node, sides.inter_node)
+        for pair, reason in side.judged()
+    ]
     counts: Counter[tuple[Nodes, str]] = Counter()
     unexpected: Counter[tuple[Nodes, str]] = Counter()
-    for side in (sides.intra_node, sides.inter_node):
-        for pair, reason in side.judged():
-            link = _link(pair, reason, side.inside)
-            one, other = sorted(transports.nodes[rank] for rank in (pair.source, pair.destination))
-            counts[(one, other), link["kind"]] += 1
-            unexpected[(one, other), link["kind"]] += bool(reason)
-            links.append(link)
+    for pair, reason, _ in judged:
+        lower, upper = sorted(transports.nodes[rank] for rank in (pair.source, pair.destination))
+        group = (lower, upper), pair.links[0].transport.kind
+        counts[group] += 1
+        unexpected[group] += bool(reason)
+    judged.sort(key=lambda one: (not one[1], one[0].source, one[0].destination))
     notes = list(result.nccl.unreadable)
     if lost := len(transports.placed.unplaced):
         notes.append(f"{lost} connections are between ranks that are not known")
-    if not links:
+    if not judged:
         notes.append("NCCL's logs tell of no connection")
-    if len(links) > MAX_LINKS:
-        notes.append(f"of {len(links)} connections {MAX_LINKS} are listed one by one")
-    links.sort(key=lambda link: (not link["unexpected"], link["source"], link["destination"]))
+    if len(judged) > MAX_LINKS:
+        notes.append(f"of {len(judged)} connections {MAX_LINKS} are listed one by one")
     groups = [
         _group(nodes, kind, count, unexpected[nodes, kind], speeds.get(nodes))
         for (nodes, kind), count in sorted(counts.items())
     ]
-    return {
-        "backend": "nccl",
-        "note": "; ".join(notes),
-        "links": links[:MAX_LINKS],
-        "groups": groups,
-    }
+    links = [_link(pair, reason, inside) for pair, reason, inside in judged[:MAX_LINKS]]
+    return TopologyRecord(backend="nccl", note="; ".join(notes), links=links, groups=groups)
 
 
 def _link(pair: Connection, reason: str, inside: bool) -> LinkRecord:
     first = pair.links[0]
-    return {
-        "source": pair.source,
-        "destination": pair.destination,
-        "inside": inside,
-        "transport": pair.wording,
-        "kind": first.transport.kind,
-        "nics": sorted({link.edge.nic for link in pair.links if link.edge.nic})[:MAX_NICS],
-        "channels": len(first.edge.channels),
-        "unexpected": reason,
-        "where": str(first.where),
-    }
+    return LinkRecord(
+        source=pair.source,
+        destination=pair.destination,
+        inside=inside,
+        transport=pair.wording,
+        kind=first.transport.kind,
+        nics=sorted({link.edge.nic for link in pair.links if link.edge.nic})[:MAX_NICS],
+        channels=len(first.edge.channels),
+        unexpected=reason,
+        where=str(first.where),
+    )
 
 
 def _group(
     nodes: Nodes, kind: str, links: int, unexpected: int, speed: float | None
 ) -> GroupRecord:
-    return {
-        "nodes": nodes,
-        "kind": kind,
-        "links": links,
-        "unexpected": unexpected,
-        "bandwidth_gb_per_s": speed,
-    }
+    return GroupRecord(
+        nodes=nodes, kind=kind, links=links, unexpected=unexpected, bandwidth_gb_per_s=speed
+    )
 
 
 def _speeds(result: PhaseResult) -> dict[Nodes, float]:

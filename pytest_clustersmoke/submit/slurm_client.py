@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..clean import line as clean
+from ..clean import sanitize_line
 from ..scheduler_record import AccountingEntry, JobState, SchedulerRecord
 from . import Refused, slurm_jobs, slurm_records
 from .slurm_jobs import TrialSubmission
@@ -113,7 +113,9 @@ class SlurmClient:
             raise SlurmSilent(f"`{words}` cannot be run: {error.strerror or error}") from error
         if answer.returncode != 0:
             # What went wrong first is said on the way; the last line says what came of it.
-            last = clean((answer.stderr.strip().splitlines() or ["no words"])[-1])[:MAX_WORDS]
+            last = sanitize_line((answer.stderr.strip().splitlines() or ["no words"])[-1])[
+                :MAX_WORDS
+            ]
             raise SlurmSilent(f"`{words}` ended with status {answer.returncode}: {last}")
         return answer.stdout
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from ..clean import line as clean
+from ..clean import sanitize_line
 from ..scheduler_record import AccountingEntry, JobState, NodeStatus, OtherJob, ScheduledJob
 from .slurm_records import fields_of, given, rows
 
@@ -116,7 +116,7 @@ def parse_scontrol_job(text: str) -> JobState:
 
 def parse_scheduled_job(text: str) -> ScheduledJob:
     """The same, with what tells how it ended."""
-    shown = clean(next(iter(text.splitlines()), ""))
+    shown = sanitize_line(next(iter(text.splitlines()), ""))
     values = dict(zip(SHOWN_OF_JOBS, map(given, _first_words(shown, SHOWN_OF_JOBS)), strict=True))
     return ScheduledJob(
         state=values["JobState"],
@@ -173,7 +173,9 @@ def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
 
 def parse_test_only(status: int, output: str) -> TrialSubmission:
     """What the words and the exit status of `sbatch --test-only` mean."""
-    lines = [_PREFIX.sub("", clean(line.strip())) for line in output.splitlines() if line.strip()]
+    lines = [
+        _PREFIX.sub("", sanitize_line(line.strip())) for line in output.splitlines() if line.strip()
+    ]
     words = "; ".join(dict.fromkeys(lines))
     if status == 0:
         found = _STARTS.search(words)

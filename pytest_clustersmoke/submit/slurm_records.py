@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from ..clean import line as clean
+from ..clean import sanitize_line
 from ..cluster.sbatch import seconds
 
 # States and flags (man sinfo, NODE STATE CODES) that keep jobs from a node until somebody acts.
@@ -150,7 +150,7 @@ class Association:
 def parse_config(text: str) -> SlurmConfig:
     """`scontrol show config`: a `Key = value` a line."""
     pairs = (line.partition(" = ") for line in text.splitlines())
-    told = {key.strip(): clean(value.strip()) for key, found, value in pairs if found}
+    told = {key.strip(): sanitize_line(value.strip()) for key, found, value in pairs if found}
     return SlurmConfig(
         cluster=told.get("ClusterName", ""),
         version=told.get("SLURM_VERSION", ""),
@@ -245,7 +245,7 @@ def parse_associations(text: str, cluster: str) -> tuple[Association, ...]:
 
 def parse_default_account(text: str) -> str:
     """`sacctmgr -n -P show user NAME format=DefaultAccount`."""
-    return clean(next(iter(text.splitlines()), "")).strip("| ")
+    return sanitize_line(next(iter(text.splitlines()), "")).strip("| ")
 
 
 def parse_node_states(text: str) -> Iterator[tuple[str, str]]:

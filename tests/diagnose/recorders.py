@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.result import PhaseResult, collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from pytest_clustersmoke.telemetry import EventWriter
@@ -93,6 +94,9 @@ class Left:
         asked = f"== asked: rank {rank}, pid {1000 + rank} =="
         self.dir.rank_stack(rank).write_text("\n".join([asked, *text]) + "\n")
         return self
+
+    def evidence(self) -> FailureEvidence:
+        return FailureEvidence(self.result())
 
     def result(self) -> PhaseResult:
         return collect(self.dir)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.diagnose.exits import exits
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.findings import Finding
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.telemetry import EventWriter
@@ -20,6 +20,11 @@ FAILED = (
 )
 SUMMARY = "  exitcode  : {code} (pid: {pid})\n"
 CLOSED = "W1121 20:20:27.6 2606 api.py:1028] Sending process {pid} closing signal SIGTERM\n"
+
+
+def exit_codes(evidence: Evidence) -> dict[int, int]:
+    exits = FailureEvidence(evidence.result()).exits.by_rank
+    return {rank: one.code for rank, one in exits.items()}
 
 
 def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
@@ -102,7 +107,7 @@ def test_a_torn_log_tells_nothing(tmp_path: Path, line: str) -> None:
     """It is hostile text."""
     evidence = Evidence(tmp_path).started().node(0)
     evidence.dir.torchrun_log(0).write_text(line)
-    assert exits(evidence.result()) == {}
+    assert exit_codes(evidence) == {}
 
 
 def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
     closed = {"rank": 1, "alive": True, "exit_code": -15}
     writer.write("ranks", states=[dead, closed, {"rank": [], "alive": False, "exit_code": "x"}])
     writer.close()
-    assert {rank: one.code for rank, one in exits(evidence.result()).items()} == {0: -9}
+    assert exit_codes(evidence) == {0: -9}
     (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
     assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
 
@@ -123,6 +128,6 @@ def test_where_torchrun_ended_well_so_did_its_ranks(tmp_path: Path) -> None:
     """It may have reaped them before the watch looked, and its log says nothing then."""
     ended = {"ok": False, "reason": "rank_ended_early", "why": "never done"}
     evidence = Evidence(tmp_path, 1, 2).started().node(0, **ended, returncode=0)
-    assert {rank: one.code for rank, one in exits(evidence.result()).items()} == {0: 0, 1: 0}
+    assert exit_codes(evidence) == {0: 0, 1: 0}
     evidence.node(0, **ended, returncode=False)
-    assert exits(evidence.result()) == {}
+    assert exit_codes(evidence) == {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, refused
-from pytest_clustersmoke.diagnose.exits import survivors
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.findings import Finding, last_line
 from pytest_clustersmoke.outcome import Judgement
 from pytest_clustersmoke.rundir import write_json
@@ -286,11 +286,11 @@ def test_a_rank_that_failed_behind_its_end_did_not_survive(tmp_path: Path) -> No
     evidence = Evidence(tmp_path, 1, 1).node(0, ok=False, reason="torchrun", why="x")
     start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0, "pid": 7}
     evidence.rank(0, ("start", start), ("done", {"seconds": 1.0}))
-    assert survivors(evidence.result()) == {0}
+    assert FailureEvidence(evidence.result()).survivors == {0}
     evidence.dir.torchrun_log(0).write_text(
         "failed (exitcode: -6) local_rank: 0 (pid: 7) of binary"
     )
-    assert survivors(evidence.result()) == frozenset()
+    assert FailureEvidence(evidence.result()).survivors == frozenset()
 
 
 @pytest.mark.parametrize("recorded", [False, True])

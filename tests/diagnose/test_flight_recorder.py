@@ -8,8 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.flight_recorder import KEPT, Record, read, read_all
-from pytest_clustersmoke.diagnose.out_of_step import absences
+from pytest_clustersmoke.diagnose.call_order import absences
+from pytest_clustersmoke.diagnose.flight_recorder import (
+    KEPT,
+    FlightRecord,
+    read_flight_record,
+    read_flight_records,
+)
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 
 from .recorders import call, calls
@@ -44,13 +49,13 @@ VERSIONS = {
 }
 
 
-def written(folder: Path, value: Any) -> Record | None:
+def written(folder: Path, value: Any) -> FlightRecord | None:
     directory = PhaseDir(folder)
     directory.dumps.mkdir(parents=True)
     directory.rank_flight_recorder(0).write_text(
         value if isinstance(value, str) else json.dumps(value)
     )
-    return read(directory, 0)
+    return read_flight_record(directory, 0)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -82,7 +87,7 @@ def test_the_brief_one_stands_in(tmp_path: Path) -> None:
     """The rank was ended before the source lines were there."""
     directory = PhaseDir(tmp_path)
     write_json(directory.rank_flight_recorder_brief(0), {"entries": calls(3, ended=False)})
-    record = read(directory, 0)
+    record = read_flight_record(directory, 0)
     assert record is not None and record.path == directory.rank_flight_recorder_brief(0)
     pending = record.pending("0")
     assert pending is not None and pending.number == 3
@@ -159,5 +164,5 @@ def test_a_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path
         for one in entries:
             one["record_id"] = 0
         write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
-    found = absences(read_all(directory, range(2)), 2)
+    found = absences(read_flight_records(directory, range(2)), 2)
     assert [rank for one in found for rank in one.absent] == absent

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke import environment
 from pytest_clustersmoke.cluster import Profile
 from pytest_clustersmoke.environment import Remark
+from pytest_clustersmoke.environment import remarks as environment
 
 from ..evidence import make_phase, make_profile
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import environment
+from pytest_clustersmoke.environment import after as environment
 from pytest_clustersmoke.environment import unmatched_interfaces
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import read_json, write_json

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import environment
+from pytest_clustersmoke.environment import remarks as environment
 from pytest_clustersmoke.phase import parse_setting
 
 from ..evidence import make_phase

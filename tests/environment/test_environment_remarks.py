@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import environment
 from pytest_clustersmoke.cluster import load
 from pytest_clustersmoke.environment import names
+from pytest_clustersmoke.environment import remarks as environment
 from pytest_clustersmoke.environment.remarks import (
     LAUNCHER_SETS,
     LAUNCHER_SETS_LOCALLY,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_clustersmoke.signatures import schema
+from pytest_clustersmoke.signatures.signature_file import shipped_signatures
 
 from .table import CRITERIA, FAULTS, UNMEASURED, Fault
 
@@ -24,7 +24,7 @@ def test_a_row_says_what_must_come_of_its_fault(fault: Fault) -> None:
     assert fault.failed <= CRITERIA - UNMEASURED
     assert not fault.failed or fault.rank is not None
     assert bool(fault.finding) or not (fault.signature or fault.maybe or fault.host)
-    assert {fault.signature, fault.maybe} <= {"", *(one.id for one in schema.known())}
+    assert {fault.signature, fault.maybe} <= {"", *(one.id for one in shipped_signatures())}
     assert not (fault.unknown and fault.signature)
     # Only what never ran has no moment; and only a job that is recorded can be replayed.
     assert fault.timed or fault.outcome in ("never_ran", "cluster_failed")

@@ -12,21 +12,20 @@ from typing import Any
 from pytest_clustersmoke.history import add
 from pytest_clustersmoke.history import history_database as database
 from pytest_clustersmoke.history.history_query import runs
-from pytest_clustersmoke.report.model import RunRecord
 
-from ..records import BEGUN, VERSIONS, metric, phase, run
+from ..records import BEGUN, VERSIONS, Record, metric, phase, run
 
 DAY_S = 86_400.0
 FORK = multiprocessing.get_context("fork")
 
 
-def night(number: int, steps_per_s: float = 9.5, **changes: Any) -> RunRecord:
+def night(number: int, steps_per_s: float = 9.5, **changes: Any) -> Record:
     """The run of one night, with one phase and one metric; `changes` are of the phase."""
     metrics = {"steps_per_s": metric(steps_per_s)}
     return of_night(number, phase(**{"metrics": metrics, **changes}))
 
 
-def of_night(number: int, *phases: Any, **changes: Any) -> RunRecord:
+def of_night(number: int, *phases: Any, **changes: Any) -> Record:
     """A run of one night with these phases; `changes` are of the run."""
     return run(*phases, begun=BEGUN + number * DAY_S, **changes)
 

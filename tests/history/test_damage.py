@@ -12,10 +12,12 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
 from pytest_clustersmoke.history import history_database as database
 from pytest_clustersmoke.history.history_query import phase_counts, phase_runs
-from pytest_clustersmoke.report.publish import _of_history
+from pytest_clustersmoke.report import publication
+from pytest_clustersmoke.report.publication import publish
+from pytest_clustersmoke.rundir import RunDir
 
 from ..harness import Suite
-from ..records import phase
+from ..records import parsed, phase
 from .made import night, nights, of_night, stored
 
 TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
@@ -97,13 +99,19 @@ def test_a_run_beside_a_damaged_history_has_its_verdict(suite: Suite) -> None:
     assert held["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
 
 
-def test_what_nobody_foresaw_of_a_history_costs_no_report(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["annotate", "add"])
+def test_what_nobody_foresaw_of_a_history_costs_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Any error of the history is a line beside the report, clean and short."""
 
     def broken(*_: object) -> None:
         raise TypeError("\x1b[2J" + "x" * 10_000)
 
-    (line,) = _of_history(broken, night(0), tmp_path)
+    monkeypatch.setattr(publication, name, broken)
+    record = parsed(night(0))
+    _, (line,) = publish(record, RunDir(tmp_path / "runs" / record.run_id), tmp_path, {})
+    assert (tmp_path / record.run_id / "report.json").is_file()
     assert line.startswith("history: TypeError: ") and len(line) <= 500
     assert line.isprintable()
 

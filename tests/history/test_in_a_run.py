@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import html
-import importlib
 import json
 import sqlite3
 import xml.etree.ElementTree as ElementTree
@@ -20,13 +19,12 @@ import pytest
 from pytest_clustersmoke.history import add
 from pytest_clustersmoke.history import history_database as database
 from pytest_clustersmoke.history.past_criterion import read_judgement
-from pytest_clustersmoke.report.files import write_all
+from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 
 from ..harness import Suite
 from .made import DAY_S
 
-publish = importlib.import_module("pytest_clustersmoke.report.publish")
 ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
 CRITERION = "test_metrics_are_as_in_the_past"
 PAST = {
@@ -124,11 +122,13 @@ def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
     with closing(sqlite3.connect(suite.reports / "history.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
 
+        write_views = publication._write_views
+
         def then_free(*words: Any) -> list[str]:
             other.execute("ROLLBACK")
-            return write_all(*words)
+            return write_views(*words)
 
-        monkeypatch.setattr(publish, "write_all", then_free)
+        monkeypatch.setattr(publication, "_write_views", then_free)
         result = suite.run()
     (phase,) = suite.record()["phases"]
     assert phase["metrics"]["steps_per_s"]["past"] is None

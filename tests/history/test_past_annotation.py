@@ -10,14 +10,14 @@ from unittest.mock import Mock
 import pytest
 
 from pytest_clustersmoke.history import HistoryUnusable, add, annotate
+from pytest_clustersmoke.history.comparison import PastRecord
 from pytest_clustersmoke.history.history_store import Setup
 from pytest_clustersmoke.identity import COMPARED
-from pytest_clustersmoke.report.markdown import summary
-from pytest_clustersmoke.report.model import PastRecord, RunRecord
-from pytest_clustersmoke.report.standout import stands_out
+from pytest_clustersmoke.report.highlights import stands_out
+from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import write_summary
 
-from ..records import BEGUN, finding, metric, phase
+from ..records import BEGUN, Record, finding, metric, parsed, phase
 from .made import DAY_S, night, nights, of_night, with_versions
 
 FAILED = {"test_x": {"result": "failed", "text": ""}}
@@ -25,9 +25,9 @@ FAILED_PAST = {"status": "fail"}  # of which nothing else counts
 WARNED_PAST = {"status": "warn", "fail": 6.6}
 
 
-def judged(record: RunRecord, directory: Path, name: str = "steps_per_s") -> PastRecord:
+def judged(record: Record, directory: Path, name: str = "steps_per_s") -> PastRecord:
     annotate(record, directory)
-    past = record["phases"][0]["metrics"][name]["past"]
+    past: PastRecord | None = record["phases"][0]["metrics"][name]["past"]
     assert past is not None
     return past
 
@@ -105,7 +105,7 @@ def test_only_whole_runs_of_the_cluster_are_the_past(
     count."""
     nights(tmp_path, 7)
     for number in range(7, 17):
-        add({**night(number), **changes}, tmp_path)  # type: ignore[typeddict-item]
+        add({**night(number), **changes}, tmp_path)
     assert judged(night(20), tmp_path)["runs"] == 7
 
 
@@ -175,14 +175,14 @@ def test_what_an_upgrade_costs_is_shown(tmp_path: Path) -> None:
     record = night(30, 6.65, versions=with_versions(driver="560.1"))
     text = judged(record, tmp_path)["text"]
     reporter = Mock()
-    write_summary(reporter, record, [])
+    write_summary(reporter, parsed(record), [])
     told = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
     assert told[f"zero1_4node: {text}"] == {"yellow": True}
-    (group,) = stands_out(record, {"zero1_4node": "a"})
+    (group,) = stands_out(parsed(record), {"zero1_4node": "a"})
     assert (group.id, group.tone) == ("metrics", "warn")
     assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].what
     assert "driver 550.54.15 -> 560.1" in group.items[0].text
-    shown = summary(record).replace("\\", "")
+    shown = summary(parsed(record)).replace("\\", "")
     assert "30.0 % below the median 9.500 of 30 good runs on other versions" in shown
 
 
@@ -264,7 +264,7 @@ def test_changes_since_the_run_before(tmp_path: Path) -> None:
     now[0]["outcome"] = "lost"
     now[2]["criteria"] = {"test_y": {"result": "failed", "text": ""}}
     now[2]["nodes"] = now[2]["nodes"][:3]
-    now[3]["criteria"] = dict(FAILED)  # type: ignore[arg-type]
+    now[3]["criteria"] = dict(FAILED)
     now[1]["nodes"][0]["node"] = "node9"
     now[3]["versions"]["torch"] = "2.6"
     record = of_night(1, *now, verdict="INCONCLUSIVE")
@@ -338,7 +338,7 @@ def test_times_and_losses_warn_at_most(tmp_path: Path) -> None:
     nights(tmp_path, 8, metrics={"final_loss": metric(0.25, "1", False)})
     record = night(8, metrics={"final_loss": metric(2.5, "1", False)})
     assert judged(record, tmp_path, "final_loss")["status"] == "warn"
-    assert record["phases"][0]["metrics"]["final_loss"]["past"]["fail"] is None  # type: ignore[index]
+    assert record["phases"][0]["metrics"]["final_loss"]["past"]["fail"] is None
 
 
 def test_what_the_criterion_judged_is_taken_over(tmp_path: Path) -> None:
@@ -366,8 +366,8 @@ def test_what_was_staged_is_left_alone(tmp_path: Path) -> None:
     nights(tmp_path, 8)
     proof = {**night(8), "proof": {}}
     before = copy.deepcopy(proof)
-    annotate(proof, tmp_path)  # type: ignore[arg-type]
-    add(proof, tmp_path)  # type: ignore[arg-type]
+    annotate(proof, tmp_path)
+    add(proof, tmp_path)
     assert proof == before
     staged = of_night(9, phase(fault="rank_slow"), phase("b"))
     annotate(staged, tmp_path)

@@ -9,16 +9,16 @@ import pytest
 
 from pytest_clustersmoke.evidence import Unmeasured
 from pytest_clustersmoke.history import annotate, past_of
+from pytest_clustersmoke.history.comparison import PastRecord
 from pytest_clustersmoke.history.past_criterion import check_past
-from pytest_clustersmoke.report.model import PastRecord, RunRecord
 
-from ..records import VERSIONS, metric, phase
+from ..records import VERSIONS, Record, metric, phase
 from .made import night, nights
 
 
-def judged(record: RunRecord, directory: Path) -> PastRecord:
+def judged(record: Record, directory: Path) -> PastRecord:
     annotate(record, directory)
-    past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    past: PastRecord | None = record["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert past is not None
     return past
 

@@ -13,9 +13,8 @@ from pytest_clustersmoke.cluster.schema import Reference
 from pytest_clustersmoke.history import add
 from pytest_clustersmoke.history.history_tables import moment
 from pytest_clustersmoke.history.outlier_judge import FAIL_SPREADS, level
-from pytest_clustersmoke.report.model import MetricRecord
 
-from ..records import BEGUN, metric, phase
+from ..records import BEGUN, Record, metric, phase
 from .made import DAY_S, night, nights, of_night, with_versions
 
 PROFILE = """\
@@ -161,7 +160,7 @@ def test_metrics_that_can_have_no_bound_are_named(
 ) -> None:
     """Too noisy, not positive, too rare or unknown: named in a comment, and the rest stays."""
     for number in range(9):
-        metrics: dict[str, MetricRecord] = {
+        metrics: dict[str, Record] = {
             "steps_per_s": metric(1.0 + 2 * number),
             "peak_memory_reserved_gib": metric(0.0, "GiB", False),
             "final_loss": metric(1.0, "1", False),

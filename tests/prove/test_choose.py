@@ -26,12 +26,11 @@ TRAINED = {
 CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 
 
-def candidate(
-    profile: Profile, marks: tuple[str, ...] = (), small: Any = None, **marker: Any
-) -> Candidate:
+def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> Candidate:
     """A phase of the profile as one that a fault could be staged in."""
     settings = [parse_setting(text) for text in marker.pop("settings", ())]
-    cls: Any = SimpleNamespace(obj=SimpleNamespace(proof_args=small or {}))
+    of_class = {key: marker.pop(key) for key in ("proof_args",) if key in marker}
+    cls: Any = SimpleNamespace(obj=SimpleNamespace(**of_class))
     item: Any = None
     phase = make_phase(profile, settings=settings, **marker)
     criteria: Any = tuple(SimpleNamespace(name=name) for name in TRAINED)
@@ -106,8 +105,8 @@ def test_gloo_has_no_transports_of_nccl(tmp_path: Path) -> None:
 
 
 def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
-    """Its size is the class's own for proofs, but what the command line sets stays; limits only
-    shrink; the fault's settings are there; the spec names fault, phase and last rank."""
+    """It has the marker's small sizes, but what the command line sets stays; limits only shrink;
+    the fault's settings are there; the spec names fault, phase and last rank."""
     profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
     fault = Fault(
         "rank-hung",
@@ -136,6 +135,18 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1}
     assert script.setup(phase, profile) == ("true", "false")
     assert script.interpreter(phase, profile).endswith(" -S")
+
+
+def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
+    """They go over the marker's small ones, also where the profile runs those."""
+    profile = make_profile(tmp_path, sizes="small")
+    args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
+    one = candidate(profile, args=args, small=small, proof_args={"layers": 2})
+    assert {name: value.value for name, value in one.phase.args.items()} == small
+    assert {name: value.value for name, value in alone(one).args.items()} == {
+        "steps": 30,
+        "layers": 2,
+    }
 
 
 def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from pytest_clustersmoke.prove.judge import (
     Seen,
     judge,
 )
-from pytest_clustersmoke.prove.verdict import Proof
 from pytest_clustersmoke.result import PhaseResult
 from pytest_clustersmoke.rundir import RunDir, read_json, write_json
 from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.verdict import ProofTally, RunTally, judge_proof
 
 from ..evidence import Evidence
 
@@ -190,13 +190,24 @@ def test_a_refused_submission_is_what_it_must_be(tmp_path: Path) -> None:
 )
 def test_the_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
     """All proven is 0; one that is not is 1; else one that could not be staged, or judged, is 6."""
-    proof = Proof("here")
-    for index, one in enumerate(statuses):
-        proof.planned.append(f"fault-{index}")
-        if one is not None:
-            proof.gates[f"fault-{index}"] = Gate(f"fault-{index}", "", "small", one)
-    assert (proof.verdict(), proof.exit_code()) == (verdict, status)
+    names = ["fault-0", "fault-1"]
+    by_status = {
+        status: [name for name, one in zip(names, statuses, strict=True) if one == status]
+        for status in (PROVEN, GREEN, OTHER, NOT_STAGED)
+    }
+    proof = ProofTally(
+        "here",
+        "2026-11-22",
+        names,
+        by_status[PROVEN],
+        by_status[GREEN],
+        by_status[OTHER],
+        by_status[NOT_STAGED],
+    )
+    made = judge_proof(proof, RunTally())
+    assert (made.name, made.exit_status) == (verdict, status)
     proven = statuses.count(PROVEN)
-    assert proof.sentence().startswith(f"{verdict}: {proven} of 2 gates proven on here, 2")
+    assert made.sentence.startswith(f"{verdict}: {proven} of 2 gates proven on here, 2026-11-22")
     if verdict != "PROVEN":
-        assert "fault-1" in proof.sentence()
+        assert "fault-1" in made.sentence
+    assert made.partial == ("nothing was judged of fault-1" if None in statuses else "")

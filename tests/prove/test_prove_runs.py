@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import pytest_clustersmoke.prove
-import pytest_clustersmoke.report.proof  # noqa: F401 (as in tests/harness.py)
 from pytest_clustersmoke.rundir import read_json
 from pytest_clustersmoke.telemetry import read_events
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_clustersmoke.faults import FAULTS, HOOK, JOB, NOTHING, staged
 from pytest_clustersmoke.rank.hook import RankHook, load_hook
-from pytest_clustersmoke.signatures import schema
+from pytest_clustersmoke.signatures.signature_file import shipped_signatures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def test_a_fault_says_what_must_come_of_it(name: str) -> None:
         assert (fault.red | fault.follows) <= criteria() and not fault.findings
     if fault.by == "rank":
         assert fault.ranks > 1 and fault.blames, "one of several ranks must be told from the others"
-    assert set(fault.signatures) <= {one.id for one in schema.known()}
+    assert set(fault.signatures) <= {one.id for one in shipped_signatures()}
 
 
 def test_every_gate_of_the_documents_is_there() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType
 
 import pytest
 
@@ -18,35 +17,27 @@ from pytest_clustersmoke.telemetry import METRICS
 from .conftest import SMOKE_TESTS, Run, rank_environment
 
 SMALL = ("--hidden-size", "64", "--steps", "30", "--learning-rate", "3e-3")
-
-
-def program(name: str) -> ModuleType:
-    """A program as a module; its siblings are found as torchrun finds them, by its folder."""
-    spec = importlib.util.spec_from_file_location(f"program_{name}", SMOKE_TESTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+MLP = (*SMALL, "--batch-size", "16")
+ZERO = ("--layers", "2", "--micro-batch", "32", "--stage", "1", "--bucket-size", "10000")
 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "parameters"),
     [
         ("train_mlp", (1024,), 25_175_040),
-        ("train_ddp", (2048,), 100_681_728),
+        ("train_mlp", (2048,), 100_681_728),
         ("train_zero", (4096, 6), 805_429_248),
         ("train_zero", (4096, 8), 1_073_905_664),
     ],
 )
 def test_full_sizes_have_the_documented_parameters(
-    name: str, sizes: tuple[int, ...], parameters: int, monkeypatch: pytest.MonkeyPatch
+    name: str, sizes: tuple[int, ...], parameters: int
 ) -> None:
     """At full size each model has as many parameters as its document says; none is allocated."""
     import torch
 
-    monkeypatch.syspath_prepend(str(SMOKE_TESTS))
     with torch.device("meta"):
-        model = program(name).build_model(*sizes)
+        model = importlib.import_module(name).build_model(*sizes)
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
@@ -79,23 +70,25 @@ def check_a_healthy_run(run: Run, ranks: int) -> None:
 
 def test_train_mlp_trains_and_reloads(torchrun: Callable[..., Run]) -> None:
     """One rank trains, its loss falls, its checkpoint comes back equal."""
-    run = torchrun("train_mlp.py", *SMALL, ranks=1)
+    run = torchrun("train_mlp.py", *MLP, ranks=1)
     check_a_healthy_run(run, ranks=1)
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["mlp.pt"]
 
 
-def test_train_ddp_trains_in_sync(torchrun: Callable[..., Run]) -> None:
+def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> None:
     """Two ranks under DDP train in sync, rank 0 saves, both reload what it saved."""
-    run = torchrun("train_ddp.py", *SMALL, "--batch-size", "16", ranks=2)
+    run = torchrun("train_mlp.py", *MLP, ranks=2)
     check_a_healthy_run(run, ranks=2)
     values = run.only("metrics")["values"]
     assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 16 * 2)
     assert run.only("gradients")["sensitive"]
+    assert run.only("fact", 1)["values"]["engine"] == "DistributedDataParallel"
+    assert [file["name"] for file in run.only("checkpoint")["files"]] == ["ddp.pt"]
 
 
 def test_train_zero_trains_and_writes_a_share_for_each_rank(torchrun: Callable[..., Run]) -> None:
     """Two ranks under ZeRO-1 train in bf16; the checkpoint has one optimizer file for each."""
-    run = torchrun("train_zero.py", *SMALL, "--layers", "2", "--bucket-size", "10000", ranks=2)
+    run = torchrun("train_zero.py", *SMALL, *ZERO, ranks=2)
     check_a_healthy_run(run, ranks=2)
     assert "deepspeed_shm_comm" not in run.output  # it would have been compiled
     names = {file["name"] for file in run.only("checkpoint")["files"]}
@@ -113,7 +106,7 @@ def test_train_zero_trains_and_writes_a_share_for_each_rank(torchrun: Callable[.
 def test_a_program_runs_by_hand(tmp_path: Path) -> None:
     """Plain python, no launcher: it prints what matters and leaves no file behind."""
     done = subprocess.run(
-        [sys.executable, str(SMOKE_TESTS / "train_mlp.py"), *SMALL],
+        [sys.executable, str(SMOKE_TESTS / "train_mlp.py"), *MLP],
         env=rank_environment(None) | {"TMPDIR": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_clustersmoke.report.model import RunRecord
 from pytest_clustersmoke.report.page import page
 
+from .. import records
 from ..needs import need_browser
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def first_screen(chromium: Browser, file: Path) -> Iterator[Opened]:
     made.close()
 
 
-def written(record: RunRecord, folder: Path) -> Path:
+def written(record: records.Record, folder: Path) -> Path:
     path = folder / "index.html"
-    path.write_text(page(record), encoding="utf-8")
+    path.write_text(page(records.parsed(record)), encoding="utf-8")
     return path

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from pytest_clustersmoke.report.model import RunRecord
-
+from .. import records
 from .browsing import LAPTOP, Browse, Opened, started, written
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def browse(chromium: Browser, tmp_path: Path) -> Iterator[Browse]:
     opened: list[Opened] = []
 
     def open_page(
-        record: RunRecord,
+        record: records.Record,
         size: tuple[int, int] = LAPTOP,
         scheme: Literal["light", "dark"] = "light",
         scripts: bool = True,

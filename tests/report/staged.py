@@ -8,14 +8,6 @@ import math
 from typing import Any
 
 from pytest_clustersmoke.references import show
-from pytest_clustersmoke.report.model import (
-    GroupRecord,
-    MetricRecord,
-    PhaseRecord,
-    RunRecord,
-    Spread,
-    TrendRecord,
-)
 from pytest_clustersmoke.report.topology import MAX_LINKS
 
 from .. import records
@@ -23,7 +15,7 @@ from .. import records
 DAY_S = 86400.0
 
 
-def spread(median: float, share: float = 0.04) -> Spread:
+def spread(median: float, share: float = 0.04) -> records.Record:
     return {
         "p5": median * (1 - 2 * share),
         "p25": median * (1 - share),
@@ -33,7 +25,7 @@ def spread(median: float, share: float = 0.04) -> Spread:
     }
 
 
-def with_own_times(phase: PhaseRecord, slow: int | None = None) -> PhaseRecord:
+def with_own_times(phase: records.Record, slow: int | None = None) -> records.Record:
     """Each rank with its own part of a step; the rank `slow` keeps all others waiting."""
     for one in phase["ranks"]:
         wobble = 1 + 0.02 * math.sin(one["rank"] * 1.7)
@@ -44,7 +36,7 @@ def with_own_times(phase: PhaseRecord, slow: int | None = None) -> PhaseRecord:
     return phase
 
 
-def with_wrong_link(phase: PhaseRecord, source: int) -> PhaseRecord:
+def with_wrong_link(phase: records.Record, source: int) -> records.Record:
     """The link from this rank to the next goes over sockets."""
     topology = phase["topology"]
     assert topology is not None
@@ -55,7 +47,7 @@ def with_wrong_link(phase: PhaseRecord, source: int) -> PhaseRecord:
     place = {one["rank"]: one["node_rank"] or 0 for one in phase["ranks"]}
     ends = sorted((place[source], place[link["destination"]]))
     topology["groups"] = [one for one in topology["groups"] if list(one["nodes"]) != ends]
-    made: GroupRecord = {
+    made: records.Record = {
         "nodes": (ends[0], ends[1]),
         "kind": "NET/Socket",
         "links": 1,
@@ -66,7 +58,7 @@ def with_wrong_link(phase: PhaseRecord, source: int) -> PhaseRecord:
     return phase
 
 
-def against(value: float, reference: float, unit: str = "samples/s") -> MetricRecord:
+def against(value: float, reference: float, unit: str = "samples/s") -> records.Record:
     """A metric beside its reference, 10 % below which is allowed, and its past."""
     made = records.metric(value, unit)
     low = reference * 0.9
@@ -87,7 +79,7 @@ def against(value: float, reference: float, unit: str = "samples/s") -> MetricRe
     return made
 
 
-def trend(phase: PhaseRecord, runs: int = 30) -> TrendRecord:
+def trend(phase: records.Record, runs: int = 30) -> records.Record:
     """So many past nights; the first six on another driver, one of them not good."""
     bases = {
         name: one["reference"]["value"] if one["reference"] else one["value"]
@@ -109,7 +101,7 @@ def trend(phase: PhaseRecord, runs: int = 30) -> TrendRecord:
     }
 
 
-def slow_phase() -> PhaseRecord:
+def slow_phase() -> records.Record:
     """A slow rank, a link over sockets, and 30 % of the throughput lost."""
     phase = records.phase("zero1_4node")
     with_wrong_link(with_own_times(phase, slow=5), 3)
@@ -135,7 +127,9 @@ def slow_phase() -> PhaseRecord:
     return phase
 
 
-def later(phase: PhaseRecord, after_s: float, run_s: float, queue_s: float = 4.0) -> PhaseRecord:
+def later(
+    phase: records.Record, after_s: float, run_s: float, queue_s: float = 4.0
+) -> records.Record:
     """The phase, submitted with the others and run so much later."""
     begun = records.BEGUN + after_s
     phase |= {"submitted": begun, "started": begun + queue_s, "ended": begun + queue_s + run_s}
@@ -143,7 +137,7 @@ def later(phase: PhaseRecord, after_s: float, run_s: float, queue_s: float = 4.0
     return phase
 
 
-def gloo_phase(nodes: int = 4) -> PhaseRecord:
+def gloo_phase(nodes: int = 4) -> records.Record:
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=1)
     pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
     phase["topology"] = {
@@ -166,7 +160,7 @@ def gloo_phase(nodes: int = 4) -> PhaseRecord:
     return phase
 
 
-def failed_phase() -> PhaseRecord:
+def failed_phase() -> records.Record:
     """A rank was killed: a finding, no metrics, a loss that ended in NaN."""
     phase = records.phase(
         "zero1_2gpu",
@@ -186,7 +180,7 @@ def failed_phase() -> PhaseRecord:
     return phase
 
 
-def run(**changes: Any) -> RunRecord:
+def run(**changes: Any) -> records.Record:
     """A morning on which three things went wrong in one phase, and a rank died in another."""
     one_gpu = records.phase("mlp_1gpu", nodes=1, ranks_per_node=1)
     one_gpu["metrics"]["steps_per_s"] = against(307.7, 305.0, "steps/s")
@@ -235,7 +229,7 @@ def run(**changes: Any) -> RunRecord:
     )
 
 
-def large(nodes: int = 64, ranks_per_node: int = 8) -> RunRecord:
+def large(nodes: int = 64, ranks_per_node: int = 8) -> records.Record:
     """Every rank in a ring, every pair of nodes measured: 64 and 2,016 groups of links."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     slow = nodes * ranks_per_node * 2 // 3
@@ -248,7 +242,7 @@ def large(nodes: int = 64, ranks_per_node: int = 8) -> RunRecord:
     return records.run(phase, verdict="UNFIT", sentence="UNFIT: 1 of 1 phases", failed=["x"])
 
 
-def measured_pairs(held: list[GroupRecord], nodes: int) -> list[GroupRecord]:
+def measured_pairs(held: list[records.Record], nodes: int) -> list[records.Record]:
     """What was measured between all other nodes."""
     known = {tuple(one["nodes"]) for one in held}
     return [
@@ -264,7 +258,7 @@ def measured_pairs(held: list[GroupRecord], nodes: int) -> list[GroupRecord]:
     ]
 
 
-def ladder(phases: int = 8, all_wrong: bool = False) -> RunRecord:
+def ladder(phases: int = 8, all_wrong: bool = False) -> records.Record:
     """Phases of 512 ranks in which something stands out, and nodes with all their facts.
 
     `all_wrong`: every link that a record holds is unexpected, and no rank is done.
@@ -283,7 +277,7 @@ def ladder(phases: int = 8, all_wrong: bool = False) -> RunRecord:
     return records.run(*made, verdict="UNFIT", sentence="UNFIT", failed=["x"], nodes=nodes)
 
 
-def _spoil(phase: PhaseRecord) -> None:
+def _spoil(phase: records.Record) -> None:
     topology = phase["topology"]
     assert topology is not None
     for link in topology["links"]:

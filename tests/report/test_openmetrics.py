@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import parser as classic
 from prometheus_client.openmetrics import parser as openmetrics
 
-from pytest_clustersmoke.report.model import RunRecord
 from pytest_clustersmoke.report.openmetrics import PREFIX, exposition, gauge_of
 from pytest_clustersmoke.telemetry import METRICS
 from tests import records
@@ -28,9 +27,9 @@ BASE_UNITS = {
 }
 
 
-def samples(record: RunRecord) -> dict[tuple[str, ...], float]:
+def samples(record: records.Record) -> dict[tuple[str, ...], float]:
     """(name, values of its labels but the cluster, by the labels' names) -> value."""
-    text = exposition(record)
+    text = exposition(records.parsed(record))
     read = []
     for families in (
         openmetrics.text_string_to_metric_families(text),
@@ -114,7 +113,7 @@ def test_links_that_are_not_expected_are_counted() -> None:
 
 def test_a_proof_is_no_verdict_on_the_cluster() -> None:
     """What was staged on purpose makes a cluster neither fit nor unfit."""
-    found = samples(records.run(verdict="PROVEN", proof={"gates": [], "not_applicable": {}}))
+    found = samples(records.run(verdict="PROVEN", proof=records.proof()))
     assert found["run_verdict", "PROVEN"] == 1 and found["run_verdict", "NOT PROVEN"] == 0
     assert ("run_fit",) not in found and ("run_verdict", "FIT") not in found
 
@@ -138,7 +137,7 @@ def test_hostile_words_stay_in_their_label() -> None:
     found = samples(record)
     assert len([key for key in found if key[0] == "run_about"]) == 1
     assert len([key for key in found if key[0] == "phase_ranks"]) == 1
-    exposition(record).encode()
+    exposition(records.parsed(record)).encode()
 
 
 def test_every_run_has_the_same_names_and_help() -> None:
@@ -148,7 +147,7 @@ def test_every_run_has_the_same_names_and_help() -> None:
         records.run(),
         records.run(records.phase(outcome="lost"), cluster="other", interrupted=True),
     ):
-        for line in exposition(record).splitlines():
+        for line in exposition(records.parsed(record)).splitlines():
             if line.startswith("# ") and line != "# EOF":
                 _, kind, name, words = line.split(" ", 3)
                 told.setdefault(f"{kind} {name}", set()).add(words)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.references import show
-from pytest_clustersmoke.report.model import PhaseRecord, RunRecord
 
 from .. import records
 from . import staged
@@ -80,7 +79,7 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def times(phase: PhaseRecord) -> Cells:
+def times(phase: records.Record) -> Cells:
     """The phase's row of the time line."""
     moments = [phase["submitted"], phase["started"], phase["ended"]]
     seconds = [phase["queue_s"], phase["run_s"], phase["torchrun_s"], phase["overhead_s"]]
@@ -90,7 +89,7 @@ def times(phase: PhaseRecord) -> Cells:
     ]
 
 
-def past(record: RunRecord, phase: PhaseRecord) -> Cells:
+def past(record: records.Record, phase: records.Record) -> Cells:
     """The rows of the phase's past runs, and that of this one below them."""
     trend, metrics = phase["trend"], phase["metrics"]
     if trend is None:

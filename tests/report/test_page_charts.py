@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_clustersmoke.report.model import RunRecord
-
 from .. import records
 from . import staged
 from .browsing import PATIENCE_MS, PHONE, Browse, Opened
@@ -192,7 +190,7 @@ def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
     assert opened.ask("document.documentElement.scrollWidth") == 800
 
 
-def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> RunRecord:
+def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> records.Record:
     """Every pair of so many nodes measured, one link over sockets unless told otherwise."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     if wrong:

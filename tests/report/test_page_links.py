@@ -7,14 +7,14 @@ from urllib.parse import unquote
 
 import pytest
 
-from pytest_clustersmoke.report import publish as publishing
-from pytest_clustersmoke.report.publish import publish
+from pytest_clustersmoke.report import run_archive
+from pytest_clustersmoke.report.publication import publish
 from pytest_clustersmoke.rundir import RunDir
 
 from .. import records
 from ..harness import Suite
 from .test_page import Elements
-from .test_recover import killed
+from .test_recovery import killed
 
 WRITTEN = {"report.json", "metrics.prom"}  # with every page
 
@@ -31,14 +31,14 @@ def dead(report: Path) -> list[str]:
 
 def published(tmp_path: Path, *names: str) -> Path:
     """The report of a run of one phase of two nodes, which left these files."""
-    record = records.run(records.phase("wide", nodes=2))
-    run = RunDir(tmp_path / "runs" / record["run_id"])
+    record = records.parsed(records.run(records.phase("wide", nodes=2)))
+    run = RunDir(tmp_path / "runs" / record.run_id)
     for name in names:
         path = run.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}\n")
     publish(record, run, tmp_path / "reports", {})
-    return tmp_path / "reports" / record["run_id"]
+    return tmp_path / "reports" / record.run_id
 
 
 def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_phase_that_left_nothing_has_no_link(tmp_path: Path) -> None:
 def test_what_is_too_large_to_copy_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Of one file, or of all: who copies and who links judge alike."""
-    monkeypatch.setattr(publishing, "MAX_FILE_BYTES", 2 if limit == "MAX_FILE_BYTES" else 4)
-    monkeypatch.setattr(publishing, "MAX_BYTES", 4)
+    """Of one file, or of all."""
+    monkeypatch.setattr(run_archive, "MAX_FILE_BYTES", 2 if limit == "MAX_FILE_BYTES" else 4)
+    monkeypatch.setattr(run_archive, "MAX_BYTES", 4)
     names = [f"phases/wide/ranks/0000{rank}.jsonl" for rank in range(4)]
     report = published(tmp_path, "journal.jsonl", *names)
     copied = {str(one.relative_to(report)) for one in report.rglob("*.jsonl")}

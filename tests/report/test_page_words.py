@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.model import PhaseRecord
-from pytest_clustersmoke.report.page import page
 from pytest_clustersmoke.report.page_view import allowed, hardware_words
+from pytest_clustersmoke.report.run_record import HardwareRecord
 
 from .. import records
 from . import staged
 from .browsing import PHONE, Browse
+from .test_page import page
 
 
 def section(html: str, name: str) -> str:
@@ -22,7 +22,7 @@ def section(html: str, name: str) -> str:
     return re.sub(r"<[^>]*>", "", part[: part.index("</section>")])
 
 
-def red(result: Any, **changes: Any) -> PhaseRecord:
+def red(result: Any, **changes: Any) -> records.Record:
     """A job that passed, with a criterion of this result."""
     phase = records.phase(reason="every node ended well", **changes)
     phase["criteria"]["test_loss"] = {"result": result, "text": "it rose"}
@@ -58,7 +58,7 @@ def test_what_was_not_chosen_is_not_said_to_be_measured(selection: str, words: s
         (records.phase(outcome="never_ran"), "never ran", "warn"),
     ],
 )
-def test_a_phase_is_as_green_as_its_criteria(phase: PhaseRecord, words: str, tone: str) -> None:
+def test_a_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, tone: str) -> None:
     """Both pills and the bar of the time line show the worst of the job and what was judged."""
     html = page(records.run(phase))
     pill = re.escape(f'<span class="badge {tone}">{words}</span>')
@@ -135,9 +135,10 @@ def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> 
 )
 def test_hardware_without_a_model_is_devices(gpu: str, words: str) -> None:
     """Nobody has a GPU named "any"."""
-    told = {"gpu": gpu, "device": "auto", "gpus_per_node": 2, "interconnect": ""}
-    assert hardware_words(told) == words
-    assert hardware_words({**told, "interconnect": "InfiniBand"}) == f"{words}, InfiniBand"
+    held = HardwareRecord(gpu=gpu, device="auto", gpus_per_node=2, interconnect="")
+    assert hardware_words(held) == words
+    joined = held.model_copy(update={"interconnect": "InfiniBand"})
+    assert hardware_words(joined) == f"{words}, InfiniBand"
 
 
 def test_a_plain_number_has_no_unit() -> None:

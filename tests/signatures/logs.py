@@ -6,8 +6,9 @@ import io
 from collections.abc import Mapping
 
 from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.signatures import order, schema
-from pytest_clustersmoke.signatures.search import Search
+from pytest_clustersmoke.signatures.signature_file import shipped_signatures
+from pytest_clustersmoke.signatures.signature_findings import order_findings
+from pytest_clustersmoke.signatures.signature_search import SignatureSearch
 
 
 def diagnosed(*texts: str | bytes, **named: str) -> list[Finding]:
@@ -16,11 +17,11 @@ def diagnosed(*texts: str | bytes, **named: str) -> list[Finding]:
         **{f"{index}.log": text for index, text in enumerate(texts)},
         **{f"{name}.log": text for name, text in named.items()},
     }
-    search = Search(schema.known())
+    search = SignatureSearch(shipped_signatures())
     for name, text in logs.items():
         raw = text if isinstance(text, bytes) else text.encode()
         search.stream(io.BytesIO(raw), name)
-    return order.findings(search)
+    return order_findings(search)
 
 
 def ids(found: list[Finding]) -> list[str]:

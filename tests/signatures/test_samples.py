@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.signatures.model import Pattern, Sample, Signature
-from pytest_clustersmoke.signatures.schema import known
+from pytest_clustersmoke.signatures.signature_file import (
+    Pattern,
+    Sample,
+    Signature,
+    shipped_signatures,
+)
 from tests.signatures.alternatives import narrowed
 from tests.signatures.logs import diagnosed
 
 EACH = [
     pytest.param(one, sample, id=f"{one.id}-{index}")
-    for one in known()
+    for one in shipped_signatures()
     for index, sample in enumerate(one.samples)
 ]
 
@@ -46,7 +50,7 @@ def shows(signature: Signature, pattern: Pattern, sample: Sample, regex: str | N
     return any(re.search(regex, text, re.MULTILINE) for text in texts)
 
 
-@pytest.mark.parametrize("signature", known(), ids=lambda one: one.id)
+@pytest.mark.parametrize("signature", shipped_signatures(), ids=lambda one: one.id)
 def test_every_wording_has_a_sample(signature: Signature) -> None:
     """Each pattern, and each wording that a regex lets it choose from, was seen somewhere."""
     wordings = [
@@ -79,7 +83,7 @@ def test_a_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]
 
 
 @pytest.mark.parametrize(
-    "signature", [one for one in known() if not one.harmless], ids=lambda s: s.id
+    "signature", [one for one in shipped_signatures() if not one.harmless], ids=lambda s: s.id
 )
 def test_a_signature_says_why_and_what_to_do(signature: Signature) -> None:
     """One line each, in sentences' words, with a source for every text."""

@@ -1,26 +1,20 @@
-"""train_allreduce.py under real torchrun, and the data by which it tells right from wrong."""
+"""train_allreduce.py under real torchrun: what it measures when all is well, and when it is not."""
 
 from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from pytest_clustersmoke import bandwidth, pairs, sweep
+from pytest_clustersmoke import bandwidth, pairs
 from pytest_clustersmoke.evidence import Unmeasured
 from pytest_clustersmoke.result import PhaseResult, collect
 from pytest_clustersmoke.rundir import PhaseDir, write_json
 from pytest_clustersmoke.telemetry import METRICS
-from smoke_tests import collectives
-from smoke_tests.collectives import Collectives
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
 
 PROGRAM = SMOKE_TESTS / "train_allreduce.py"
@@ -84,7 +78,7 @@ def check_measured(phase: PhaseResult) -> set[str]:
             bandwidth.check_sizes(phase)
     else:
         bandwidth.check_sizes(phase)
-    return set(sweep.COLLECTIVES) - left_out
+    return set(bandwidth.PEAKS) - left_out
 
 
 def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> None:
@@ -99,7 +93,7 @@ def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> Non
     assert phase.backend == "gloo" and "4 ranks on 2 nodes talk over gloo" in outcome.output
     with pytest.raises(Unmeasured, match="talked over gloo"):
         bandwidth.check_dips(phase)
-    wanted = {sweep.PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}
+    wanted = {bandwidth.PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}
     wanted |= {"pair_bandwidth_min_gb_per_s"}
     assert set(phase.metrics()) == wanted <= set(METRICS)
     assert len({str(rank.metrics()) for rank in phase.ranks}) == 1
@@ -157,134 +151,12 @@ def test_a_collective_that_breaks_is_an_error(tmp_path: Path) -> None:
 
 
 def test_detail_is_taken_back(tmp_path: Path) -> None:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL would time a second collective with each; pairs can be left
-    out, and the sizes end where it is said."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL would time a second collective with each; the sizes end where
+    it is said, and those of pairs, too."""
     args = {**SMALL, "max_bytes": 256}
-    outcome = run(
-        tmp_path, "--no-pairwise", nodes=2, per_node=1, args=args, TORCH_DISTRIBUTED_DEBUG="DETAIL"
-    )
+    outcome = run(tmp_path, nodes=2, per_node=1, args=args, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert outcome.statuses == [0, 0], outcome.output
     assert outcome.phase.fact("debug_level") == "INFO"
     check_measured(outcome.phase)
-    with pytest.raises(AssertionError, match="measured nothing with n1"):
-        pairs.check_all_measured(outcome.phase)
-
-
-# -- Data and what must come out of them, without a process group ----------------------------------
-
-
-class Ranks:
-    """All ranks of a world in one process, and what each collective does to their buffers."""
-
-    def __init__(self, ranks: int, count: int) -> None:
-        cpu = torch.device("cpu")
-        self.count, self.share = count, count // ranks
-        self.all = [Collectives(rank, ranks, count * 4, cpu) for rank in range(ranks)]
-
-    def run(self, name: str, absent: int | None = None) -> Iterator[Collectives]:
-        """Fill, do what the collective is defined to do, and give each rank; of the absent one
-        nothing arrives."""
-        for one in self.all:
-            one.fill(name, self.count)
-            if one.rank == absent:
-                one.source.zero_()
-                one.result.zero_()
-        sent = [one.source[: self.count].clone() for one in self.all]
-        kept = [one.result[: self.count].clone() for one in self.all]
-        part = self.share
-        for rank, one in enumerate(self.all):
-            mine = slice(rank * part, (rank + 1) * part)
-            if name == "all_reduce":
-                one.result[: self.count] = torch.stack(kept).sum(0)
-            elif name == "all_gather":
-                one.result[: self.count] = torch.cat([each[:part] for each in sent])
-            elif name == "reduce_scatter":
-                one.result[:part] = torch.stack(sent).sum(0)[mine]
-            else:
-                one.result[: self.count] = torch.cat([each[mine] for each in sent])
-            yield one
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 62])
-@pytest.mark.parametrize("name", sweep.COLLECTIVES)
-def test_what_a_collective_is_defined_to_do_is_right(name: str, ranks: int) -> None:
-    """The expected values are those of the definitions, for any number of ranks."""
-    world = Ranks(ranks, 248 * ranks)
-    for one in world.run(name):
-        checked = sweep.received(name, world.count, ranks)
-        assert one.check(name, world.count) == {"checked": checked, "wrong": 0, "first_wrong": None}
-
-
-@pytest.mark.parametrize("name", sweep.COLLECTIVES)
-@pytest.mark.parametrize("spoil", ["bit", "nan", "shift", "swap", "stale", "missing"])
-def test_what_is_wrong_is_found(name: str, spoil: str) -> None:
-    """One bit, a NaN, data that moved, a result never written, or a rank whose data are missing."""
-    world = Ranks(4, 1024)
-    one = list(world.run(name, absent=1 if spoil == "missing" else None))[2]
-    size = sweep.received(name, world.count, 4)
-    result = one.result[:size]
-    if spoil == "bit":
-        result.view(torch.int32)[9] ^= 1
-    elif spoil == "nan":
-        result[9] = float("nan")
-    elif spoil == "shift":
-        result.copy_(result.roll(1))
-    elif spoil == "swap":
-        result.copy_(result.roll(size // 2))
-    elif spoil == "stale":
-        one.fill(name, world.count)
-    found = one.check(name, world.count)
-    assert found["wrong"] > 0 and found["checked"] == size
-    first = found["first_wrong"]
-    assert first["found"] != first["expected"]
-    if spoil in ("bit", "nan"):
-        assert found["wrong"] == 1 and first["index"] == 9
-
-
-def test_a_wrong_element_far_in_is_numbered_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of the check do not show: the number is that of the whole result."""
-    monkeypatch.setattr(collectives, "CHUNK", 100)
-    one = next(Ranks(1, 1000).run("all_reduce"))
-    one.result[742] += 1
-    one.result[999] += 1
-    found = one.check("all_reduce", 1000)
-    assert (found["wrong"], found["first_wrong"]["index"]) == (2, 742)
-
-
-@pytest.mark.parametrize("ranks", [2, 64, 512, 4096, 100_000])
-def test_sums_are_exact_for_any_number_of_ranks(ranks: int) -> None:
-    """No sum over ranks is above what float32 holds exactly, and neighbours differ."""
-    everyone = sum(map(collectives.weight, range(ranks)))
-    sums = collectives.term(everyone, ranks, torch.arange(256))
-    assert sums.max() <= collectives.EXACT and sums[0] != sums[1]
-    assert sums.double().div(everyone).frac().eq(0).all()
-
-
-@pytest.mark.parametrize(
-    ("backend", "words", "left_out"),
-    [
-        ("gloo", "no support for _allgather_base in Gloo process group", True),
-        ("gloo", "Backend gloo does not support alltoall_base", True),
-        ("gloo", "ProcessGroup gloo does not support alltoall", True),
-        ("gloo", "Connection reset by peer", False),
-        ("gloo", "[enforce fail at alltoall.cc:29] in->size % context->size == 0", False),
-        ("nccl", "Backend nccl does not support alltoall_base", False),
-    ],
-)
-def test_only_a_collective_that_gloo_has_not_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, backend: str, words: str, left_out: bool
-) -> None:
-    """torch's words for it, of old and new versions, under gloo alone; other errors rise."""
-
-    def raises(*_: Any) -> None:
-        raise RuntimeError(words)
-
-    monkeypatch.setattr(dist, "all_to_all_single", raises)
-    monkeypatch.setattr(dist, "get_backend", lambda: backend)
-    one = Collectives(0, 2, 64, torch.device("cpu"))
-    if left_out:
-        assert one.why_absent("all_to_all") == words
-    else:
-        with pytest.raises(RuntimeError) as error:
-            one.why_absent("all_to_all")
-        assert str(error.value) == words
+    pairs.check_all_measured(outcome.phase)
+    assert pairs.Pairs(outcome.phase).size_bytes == 256

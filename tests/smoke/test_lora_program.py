@@ -22,14 +22,16 @@ pytest.importorskip("peft")
 pytest.importorskip("transformers")
 
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
-from smoke_tests import sft_data, sft_model
+import sft_data
+import sft_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "smoke_tests" / "train_lora_sft.py"
 TINY = ["--model", "tiny", "--dataset", "shipped", "--subset-size", "256"]
-QUICK = ["--seq-len", "48", "--learning-rate", "5e-3"]
+QUICK = ["--seq-len", "48", "--max-steps", "10", "--micro-batch", "1", "--learning-rate", "5e-3"]
 LIMIT_S = 120.0
 
 
@@ -134,7 +136,6 @@ def check_training(outcome: Outcome) -> None:
     for fact in facts:
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"] - 0.1
         assert fact["base_unchanged"] and fact["adapters_changed"]
-        assert fact["adapter_tensors"] == fact["adapter_tensors_changed"] == 28
         assert fact["wrapper"] == "DistributedDataParallel"
     for same in ("fixed_loss_before", "fixed_loss_after", "base_digest", "adapter_digest"):
         assert len({fact[same] for fact in facts}) == 1, same
@@ -166,8 +167,8 @@ def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> 
     written_by = [outcome.facts(rank).get("metrics_written_by") for rank in range(2)]
     assert written_by == [0, None]
     written = json.loads((outcome.phase.output / "metrics.json").read_text())
-    assert written["approx_tokens_per_rank"] == 10 * 1 * 48
-    tokens_per_s = written["approx_tokens_per_rank"] / written["wall_time_s"]
+    assert (written["model"], written["dataset"]) == ("tiny", "shipped")
+    tokens_per_s = 10 * 1 * 48 / written["wall_time_s"]
     assert written["tokens_per_s_per_rank"] == pytest.approx(tokens_per_s)
     assert tokens_per_s == pytest.approx(metrics[0]["tokens_per_s_per_rank"], rel=0.1)
 
@@ -178,11 +179,24 @@ def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> 
     assert entries == {"phase", "home", "agent.0.log"}
 
 
+def byte_pairs(texts: list[str]) -> Any:
+    """A small tokenizer of byte pairs, as Mistral's is one: it has no padding of its own."""
+    special = ["<unk>", "<s>", "</s>"]
+    bpe = Tokenizer(models.BPE(unk_token=special[0]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer: Any = trainers.BpeTrainer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        texts, trainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    )
+    wrap: Any = PreTrainedTokenizerFast
+    return wrap(tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
 def hub_cache(directory: Path, name: str) -> None:
     """A small model with its tokenizer, as the hub's cache holds what was downloaded by name."""
     snapshot = directory / f"models--{name.replace('/', '--')}" / "snapshots" / "0123abcd"
-    texts = [json.loads(line)["output"] for line in sft_data.SHIPPED.read_text().splitlines()]
-    tokenizer = sft_data.train_tokenizer(texts, size=400)
+    tokenizer = byte_pairs([json.loads(one)["output"] for one in sft_data.SHIPPED.open()])
     tokenizer.save_pretrained(str(snapshot))
     torch.manual_seed(1)
     MistralForCausalLM(
@@ -200,14 +214,17 @@ def hub_cache(directory: Path, name: str) -> None:
     (refs / "main").write_text(snapshot.name)
 
 
-def test_two_nodes_train_a_model_by_name_with_checkpointing_in_bf16(tmp_path: Path) -> None:
+def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     """A named model and a data set by its path train over 2 nodes, as they would on a cluster."""
     hub_cache(tmp_path / "hub", "someone/small")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "instructions.jsonl").write_bytes(sft_data.SHIPPED.read_bytes())
     outcome = run(
         tmp_path,
         [
-            *("--model", "someone/small", "--dataset", str(sft_data.SHIPPED)),
-            *("--subset-size", "100", "--precision", "bf16", "--gradient-checkpointing"),
+            *("--model", "someone/small", "--dataset", str(data)),
+            *("--subset-size", "100", "--precision", "bf16"),
             *QUICK,
         ],
         nodes=2,
@@ -219,7 +236,6 @@ def test_two_nodes_train_a_model_by_name_with_checkpointing_in_bf16(tmp_path: Pa
     check_training(outcome)
     assert [event["equal"] for event in outcome.events("reload")] == [True, True]
     assert [event["precision"] for event in outcome.events("gradients")] == ["bf16", "bf16"]
-    assert outcome.facts(1)["gradient_checkpointing"] is True
 
 
 def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> None:
@@ -233,7 +249,7 @@ def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> N
         f"sys.path.insert(0, {str(PROGRAM.parent)!r})\n"
         "import accelerate, train_lora_sft\n"
         "accelerate.Accelerator.prepare_model = lambda self, model, *_, **__: model\n"
-        "train_lora_sft.main(train_lora_sft.settings())\n"
+        "train_lora_sft.main()\n"
     )
     outcome = run(tmp_path, [*TINY, *QUICK], program=broken)
     assert outcome.statuses == [0], outcome.output
@@ -247,16 +263,13 @@ def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> N
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
 
 
-def test_data_that_rank_0_cannot_prepare_ends_every_rank_with_the_cause(tmp_path: Path) -> None:
-    """Nobody waits for data that will not come: all ranks end, and name rank 0's error."""
+def test_data_that_rank_0_cannot_prepare_end_the_run_with_the_cause(tmp_path: Path) -> None:
+    """Nobody waits for data that will not come: rank 0 says why, and torchrun ends the others."""
     outcome = run(tmp_path, [*TINY, *QUICK, "--subset-size", "9999"])
     assert outcome.statuses == [1]
-    errors = outcome.events("error")
-    assert "expected at least the 9999 of --subset-size" in errors[0]["message"]
-    for error in errors[1:]:  # torchrun may end the other rank before it has said so
-        assert (
-            "rank 0 could not prepare the data: ValueError: --dataset shipped" in error["message"]
-        )
+    error = next(record for record in outcome.ranks[0] if record["event"] == "error")
+    assert "out of range for dataset of size 2400" in error["message"]
+    assert not outcome.events("done")
 
 
 def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
@@ -268,14 +281,18 @@ def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_checksum_tells_any_change_of_one_element() -> None:
-    """Equal bits give equal sums, whatever the chunks; one changed bit gives another."""
-    cpu = torch.device("cpu")
-    for dtype in (torch.float32, torch.bfloat16):
-        tensor = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
-        whole = sft_model.checksum(tensor, cpu)
-        assert sft_model.checksum(tensor.clone(), cpu, chunk=7) == whole
-        for index in (0, 77, 149):
-            changed = tensor.clone()
-            changed.view(-1)[index] = -changed.view(-1)[index]
-            assert sft_model.checksum(changed, cpu) != whole
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_checksums_tell_any_change_of_one_element(dtype: torch.dtype) -> None:
+    """Equal bits give equal sums; one changed bit, or two elements exchanged, give another."""
+    weights = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def checksum(tensor: torch.Tensor) -> int:
+        model = torch.nn.ParameterDict({"weight": tensor})
+        return sft_model.checksums(model, torch.device("cpu"))["weight"]
+
+    assert checksum(weights.clone()) == checksum(weights)
+    for index in (0, 77, 149):
+        changed = weights.clone()
+        changed.view(-1)[index] = -changed.view(-1)[index]
+        assert checksum(changed) != checksum(weights)
+    assert checksum(weights.flip(0)) != checksum(weights)

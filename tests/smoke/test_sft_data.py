@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 
-from datasets import Dataset, disable_progress_bars
+from datasets import disable_progress_bars
 
-from smoke_tests import sft_data
-from smoke_tests.data import make_instructions
+import sft_data
+from data import make_instructions
 
 Examples = list[dict[str, str]]
 disable_progress_bars()
@@ -125,63 +125,47 @@ def test_prompt_has_a_section_for_an_input_only_where_there_is_one() -> None:
 
 
 def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples) -> None:
-    """Each row is seq_len tokens; what was not cut decodes to its prompt, an end mark, padding."""
-    tokenizer = sft_data.train_tokenizer([sft_data.prompt(e) for e in shipped[:200]], size=512)
-    rows = sft_data.tokenise(Dataset.from_list(shipped[:200]), tokenizer, seq_len=96)
-    lengths = [sum(mask) for mask in rows["attention_mask"]]
-    assert {len(row) for row in rows["input_ids"]} == {96}
-    assert list(rows["row"]) == list(range(200))
+    """Each row is seq_len tokens; what was not cut decodes to its prompt, an end mark, padding; the
+    labels are the tokens."""
+    tokenizer = sft_data.load_tokenizer("tiny")
+    texts = [sft_data.prompt(example) for example in shipped[:50]]
+    batch = sft_data.tokenise(texts, tokenizer, seq_len=96)
+    assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
+        ("input_ids", "attention_mask", "labels"), (50, 96)
+    )
+    assert batch["labels"].equal(batch["input_ids"])
+    lengths = batch["attention_mask"].sum(dim=1).tolist()
     uncut = next(i for i, length in enumerate(lengths) if length < 96)
-    text = tokenizer.decode(rows[uncut]["input_ids"])
-    end = tokenizer.eos_token
-    assert text == sft_data.prompt(shipped[uncut]) + end * (1 + 96 - lengths[uncut])
-    cut = sft_data.tokenise(Dataset.from_list(shipped[:200]), tokenizer, seq_len=8)
-    assert {sum(mask) for mask in cut["attention_mask"]} == {8}
+    text = tokenizer.decode(batch["input_ids"][uncut])
+    padding = tokenizer.pad_token * (96 - lengths[uncut])
+    assert text == texts[uncut] + tokenizer.eos_token + padding
+    cut = sft_data.tokenise(texts, tokenizer, seq_len=8)
+    assert cut["attention_mask"].sum(dim=1).tolist() == [8] * 50
 
 
-def test_tokenizer_is_the_same_for_the_same_texts(shipped: Examples) -> None:
-    """Training twice on the same texts gives the same vocabulary, of the size asked for."""
-    texts = [sft_data.prompt(example) for example in shipped[:300]]
-    first, second = (sft_data.train_tokenizer(texts, size=600) for _ in range(2))
-    assert len(first) == 600
-    assert sft_data.vocabulary_digest(first) == sft_data.vocabulary_digest(second)
+def test_a_batch_begins_anew_where_there_are_no_more_examples(shipped: Examples) -> None:
+    """Rows beyond the last are the first ones again."""
+    texts = [sft_data.prompt(example) for example in shipped[:3]]
+    examples = sft_data.tokenise(texts, sft_data.load_tokenizer("tiny"), seq_len=48)
+    batch = sft_data.batch_of(examples, range(2, 5), torch.device("cpu"))
+    assert batch["input_ids"].equal(examples["input_ids"][[2, 0, 1]])
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    """Data set and tokenizer come back from disk, and their digest tells a changed row."""
-    sft_data.write(tmp_path, "tiny", "shipped", 64, 48)
-    rows, tokenizer = sft_data.read(tmp_path, wait_s=0)
-    assert len(rows) == 64
-    assert tokenizer.pad_token == tokenizer.eos_token
-    assert sft_data.digest(rows) == sft_data.digest(rows.select(range(64)))
-    assert sft_data.digest(rows) != sft_data.digest(rows.select([*range(1, 64), 0]))
+def test_a_changed_token_changes_the_digest(shipped: Examples) -> None:
+    """Ranks that hold other data say another digest; the order of columns does not matter."""
+    same = {"a": [1, 2], "b": [3]}
+    assert sft_data.digest(same) == sft_data.digest({"b": [3], "a": [1, 2]})
+    assert sft_data.digest(same) != sft_data.digest({"a": [1, 4], "b": [3]})
 
 
-def test_data_that_never_appears_is_told_with_its_place(tmp_path: Path) -> None:
-    """Reading ends with the directory and what was expected of it, and does not wait for ever."""
-    with pytest.raises(RuntimeError, match=r"nowhere could not be read.*all nodes share"):
-        sft_data.read(tmp_path / "nowhere", wait_s=0)
-
-
-def json_file(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def test_examples_load_from_a_json_file_and_from_a_saved_data_set(tmp_path: Path) -> None:
-    """--dataset takes paths of both kinds, and gives the first rows of each."""
+def test_examples_load_from_a_directory_of_data_files(tmp_path: Path) -> None:
+    """--dataset takes a directory as `datasets` does, and gives the first rows of its files."""
     rows = [{"instruction": f"Say {n}.", "output": str(n)} for n in range(5)]
-    Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    for source in (json_file(tmp_path / "rows.jsonl", rows), str(tmp_path / "saved")):
-        loaded = sft_data.load_examples(source, 3, tmp_path / "cache")
-        assert list(loaded["output"]) == ["0", "1", "2"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sft_data.load_examples(str(tmp_path), 3) == rows[:3]
 
 
-def test_data_that_does_not_serve_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """A missing column and too few rows are named, with what was expected."""
-    wrong = json_file(tmp_path / "wrong.jsonl", [{"question": "?", "output": "!"}])
-    with pytest.raises(ValueError, match="no column instruction among question, output; expected"):
-        sft_data.load_examples(wrong, 1, tmp_path / "cache")
-    few = json_file(tmp_path / "few.jsonl", [{"instruction": "?", "output": "!"}])
-    with pytest.raises(ValueError, match="it has 1 examples, expected at least the 2 of --subset"):
-        sft_data.load_examples(few, 2, tmp_path / "cache")
+def test_too_few_examples_are_refused_with_their_number() -> None:
+    """No subset is quietly smaller than what was asked for."""
+    with pytest.raises(IndexError, match="out of range for dataset of size 2400"):
+        sft_data.load_examples("shipped", 2401)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from smoke_tests.stopwatch import BATCH_S, Stopwatch
+from stopwatch import BATCH_S, Stopwatch
 
 
 class FakeRank:
@@ -90,34 +89,11 @@ def test_a_batch_on_cpu_is_the_mean_of_its_calls() -> None:
     assert watch.batch(lambda: calls.append(1), 0) == 0.0 and len(calls) == 4
 
 
-def test_a_batch_on_a_gpu_is_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is synchronised before the first event and after the last; no call in between
-    waits for it."""
+def test_a_batch_on_a_gpu_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is synchronised before the first call and after the last; none waits for it in
+    between."""
     said: list[str] = []
-
-    class Event:
-        made = 0
-
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-            Event.made += 1
-            self.name = f"event {Event.made}"
-
-        def record(self) -> None:
-            said.append(f"record {self.name}")
-
-        def synchronize(self) -> None:
-            said.append(f"wait for {self.name}")
-
-        def elapsed_time(self, other: Any) -> float:
-            assert (self.name, other.name) == ("event 1", "event 2")
-            return 6.0  # ms
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(f"wait {device}"))
     watch = stopwatch(FakeRank("cuda:1"))
-    assert watch.batch(lambda: said.append("call"), 3) == pytest.approx(0.002)
-    assert said == [
-        "wait cuda:1", "record event 1", "call", "call", "call",
-        "record event 2", "wait for event 2",
-    ]  # fmt: skip
+    assert watch.batch(lambda: said.append("call"), 3) > 0
+    assert said == ["wait cuda:1", "call", "call", "call", "wait cuda:1"]

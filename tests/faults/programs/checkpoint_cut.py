@@ -1,4 +1,4 @@
-"""train_ddp.py whose checkpoint is cut to half once it is written."""
+"""train_mlp.py whose checkpoint is cut to half once it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_clustersmoke.rank import Rank
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 
 
@@ -25,4 +25,4 @@ def save_and_cut(rank: Rank, save: Callable[[], object]) -> None:
 if __name__ == "__main__":
     whole_save = Rank.save_checkpoint
     Rank.save_checkpoint = save_and_cut  # type: ignore[method-assign, assignment]
-    train_ddp.main()
+    train_mlp.main()

@@ -1,4 +1,4 @@
-"""train_ddp.py whose loop trains the bare module: only the first pass, the probe's, goes through
+"""train_mlp.py whose loop trains the bare module: only the first pass, the probe's, goes through
 DDP, so that the probe itself finds nothing wrong."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 
 
 class OnceWrapped(DistributedDataParallel):
@@ -23,5 +23,5 @@ class OnceWrapped(DistributedDataParallel):
 
 
 if __name__ == "__main__":
-    train_ddp.DistributedDataParallel = OnceWrapped
-    train_ddp.main()
+    train_mlp.DistributedDataParallel = OnceWrapped
+    train_mlp.main()

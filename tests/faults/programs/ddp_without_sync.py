@@ -1,4 +1,4 @@
-"""train_ddp.py with DDP's reduction left out: every rank trains on its own gradients."""
+"""train_mlp.py with DDP's reduction left out: every rank trains on its own gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 
 
 class Unsynced(DistributedDataParallel):
@@ -18,5 +18,5 @@ class Unsynced(DistributedDataParallel):
 
 
 if __name__ == "__main__":
-    train_ddp.DistributedDataParallel = Unsynced
-    train_ddp.main()
+    train_mlp.DistributedDataParallel = Unsynced
+    train_mlp.main()

@@ -1,4 +1,4 @@
-"""train_ddp.py where rank 0 writes its checkpoint to a file system of 64 KiB.
+"""train_mlp.py where rank 0 writes its checkpoint to a file system of 64 KiB.
 
 The file system is a tmpfs in a mount namespace of this process alone, which ends with it. Where no
 namespace may be made, the checkpoint's file is a link to /dev/full, to which every write fails with
@@ -37,7 +37,7 @@ def onto_a_small_disk(output: str) -> None:
 def main() -> None:
     from pytest_clustersmoke.rank import Rank
 
-    train_ddp: Any = importlib.import_module("train_ddp")
+    train_mlp: Any = importlib.import_module("train_mlp")
     staging: Any = importlib.import_module("staging")
     whole_save = Rank.save_checkpoint
 
@@ -50,7 +50,7 @@ def main() -> None:
         whole_save(rank, save)
 
     Rank.save_checkpoint = save_checkpoint  # type: ignore[method-assign, assignment]
-    train_ddp.main()
+    train_mlp.main()
 
 
 if __name__ == "__main__":

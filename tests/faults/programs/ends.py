@@ -1,4 +1,4 @@
-"""train_ddp.py in which one rank ends, or stops.
+"""train_mlp.py in which one rank ends, or stops.
 
 --how exits-0 | exits-3 | killed | raises | hangs    --at-rank R
 --when init        its process group is not yet open
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from pytest_clustersmoke.rank import Rank, Step
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 LOOK_EVERY_S = 0.02
 INSIDE_S = 0.5
@@ -104,7 +104,7 @@ def main() -> None:
     ending = Ending(given)
     whole_steps, whole_model, whole_init = (
         Rank.steps,
-        train_ddp.build_model,
+        train_mlp.build_model,
         dist.init_process_group,
     )
 
@@ -123,10 +123,10 @@ def main() -> None:
         whole_init(*words, **named)
 
     Rank.steps = steps  # type: ignore[method-assign, assignment]
-    train_ddp.build_model = build_model
+    train_mlp.build_model = build_model
     dist.init_process_group = init_process_group
     sys.argv[1:] = rest
-    train_ddp.main()
+    train_mlp.main()
 
 
 if __name__ == "__main__":

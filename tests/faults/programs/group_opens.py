@@ -1,4 +1,4 @@
-"""train_ddp.py that marks the moment before its process group is opened: what is wrong with the
+"""train_mlp.py that marks the moment before its process group is opened: what is wrong with the
 network itself shows from then on."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import distributed as dist
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 
 
@@ -20,4 +20,4 @@ def init_process_group(*words: Any, **named: Any) -> None:
 if __name__ == "__main__":
     whole_init = dist.init_process_group
     dist.init_process_group = init_process_group
-    train_ddp.main()
+    train_mlp.main()

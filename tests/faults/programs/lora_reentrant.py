@@ -14,15 +14,13 @@ import sys
 from typing import Any
 
 train_lora_sft: Any = importlib.import_module("train_lora_sft")
-sft_trainer: Any = importlib.import_module("sft_trainer")
 transformers: Any = importlib.import_module("transformers")
 staging: Any = importlib.import_module("staging")
 
 
 def arguments(**values: Any) -> Any:
-    for name in values:
-        if name.endswith("checkpointing_kwargs"):
-            values[name] = {"use_reentrant": True}
+    values["gradient_checkpointing"] = True
+    values["gradient_checkpointing_kwargs"] = {"use_reentrant": True}
     values["ddp_find_unused_parameters"] = fault == "twice"
     return whole(**values)
 
@@ -39,8 +37,8 @@ if __name__ == "__main__":
     fault = given.fault
     if fault == "no-grad":
         transformers.PreTrainedModel.enable_input_require_grads = lambda _: None
-    whole = sft_trainer.TrainingArguments
-    sft_trainer.TrainingArguments = arguments
-    whole_loss = sft_trainer.SftTrainer.compute_loss
-    sft_trainer.SftTrainer.compute_loss = compute_loss
-    train_lora_sft.main(train_lora_sft.settings())
+    whole = transformers.TrainingArguments
+    transformers.TrainingArguments = arguments
+    whole_loss = train_lora_sft.SftTrainer.compute_loss
+    train_lora_sft.SftTrainer.compute_loss = compute_loss
+    train_lora_sft.main()

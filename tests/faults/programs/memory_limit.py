@@ -1,4 +1,4 @@
-"""train_ddp.py on a rank whose address space has no room for the optimizer's state.
+"""train_mlp.py on a rank whose address space has no room for the optimizer's state.
 
 As with a full fine-tune: the weights fit, and the first step, which makes Adam's two moments of
 each, does not.
@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_clustersmoke.rank import Rank, Step
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 AT_RANK = 1
 SPARE_BYTES = 4 * 2**20
@@ -38,4 +38,4 @@ def steps(rank: Rank, count: int, **sizes: Any) -> Iterator[Step]:
 if __name__ == "__main__":
     whole_steps = Rank.steps
     Rank.steps = steps  # type: ignore[method-assign, assignment]
-    train_ddp.main()
+    train_mlp.main()

@@ -56,7 +56,7 @@ def spoilt_model(*sizes: int) -> Any:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--where", choices=("data", "gradient", "parameter"), default="data")
-    parser.add_argument("--program", choices=("train_ddp", "train_zero"), default="train_ddp")
+    parser.add_argument("--program", choices=("train_mlp", "train_zero"), default="train_mlp")
     given, sys.argv[1:] = parser.parse_known_args()
     Spoilt.where = given.where
     program: Any = importlib.import_module(given.program)

@@ -1,4 +1,4 @@
-"""train_ddp.py whose ranks take RANK for LOCAL_RANK: right on the first node alone."""
+"""train_mlp.py whose ranks take RANK for LOCAL_RANK: right on the first node alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib
 import os
 from typing import Any
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 
 if __name__ == "__main__":
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
-    train_ddp.main()
+    train_mlp.main()

@@ -1,4 +1,4 @@
-"""train_ddp.py where rank 1 takes long over its own part of each step, so that all are slow."""
+"""train_mlp.py where rank 1 takes long over its own part of each step, so that all are slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import time
 from typing import Any
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 teacher: Any = importlib.import_module("teacher")
 SLOW_RANK, LATE_S = 1, 0.15
 
@@ -22,5 +22,5 @@ class Slow(teacher.Teacher):  # type: ignore[misc]  # programs import each other
 
 
 if __name__ == "__main__":
-    train_ddp.Teacher = Slow
-    train_ddp.main()
+    train_mlp.Teacher = Slow
+    train_mlp.main()

@@ -1,4 +1,4 @@
-"""train_ddp.py where rank 1 has three batches fewer than the others, and goes on without them."""
+"""train_mlp.py where rank 1 has three batches fewer than the others, and goes on without them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_clustersmoke.rank import Rank, Step
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 SHORT_RANK, SHORT_BY = 1, 3
 
@@ -26,4 +26,4 @@ def steps(rank: Rank, count: int, **sizes: Any) -> Iterator[Step]:
 if __name__ == "__main__":
     whole_steps = Rank.steps
     Rank.steps = steps  # type: ignore[method-assign, assignment]
-    train_ddp.main()
+    train_mlp.main()

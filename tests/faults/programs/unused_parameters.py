@@ -1,4 +1,4 @@
-"""train_ddp.py whose model has a layer that takes no part in the loss."""
+"""train_mlp.py whose model has a layer that takes no part in the loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-train_ddp: Any = importlib.import_module("train_ddp")
+train_mlp: Any = importlib.import_module("train_mlp")
 staging: Any = importlib.import_module("staging")
 
 
@@ -30,6 +30,6 @@ def build_model(hidden_size: int) -> nn.Module:
 
 
 if __name__ == "__main__":
-    whole_model = train_ddp.build_model
-    train_ddp.build_model = build_model
-    train_ddp.main()
+    whole_model = train_mlp.build_model
+    train_mlp.build_model = build_model
+    train_mlp.main()

@@ -7,7 +7,15 @@ from .model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
 
 # Of a rank that stands still; a step of these sizes takes milliseconds.
 STEP_LIMIT_S = 4
-SMALL_ZERO = {"hidden_size": 32, "layers": 1, "micro_batch": 8, "steps": 8, "learning_rate": 0.01}
+SMALL_ZERO = {
+    "hidden_size": 32,
+    "layers": 1,
+    "micro_batch": 8,
+    "steps": 8,
+    "stage": 1,
+    "bucket_size": 1_000_000,
+    "learning_rate": 0.01,
+}
 
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:

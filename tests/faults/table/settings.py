@@ -6,7 +6,7 @@ from ..harness import SMALL, SMOKE_TESTS
 from .model import RELOAD, Fault
 from .programs import SMALL_ZERO
 
-HEALTHY = str(SMOKE_TESTS / "train_ddp.py")
+HEALTHY = str(SMOKE_TESTS / "train_mlp.py")
 SMALL_LORA = {
     "model": "tiny",
     "dataset": "shipped",
@@ -14,7 +14,7 @@ SMALL_LORA = {
     "seq_len": 64,
     "learning_rate": 0.005,
     "max_steps": 4,
-    "gradient_checkpointing": True,
+    "micro_batch": 1,
 }
 
 

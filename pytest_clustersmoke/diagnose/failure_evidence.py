@@ -1,0 +1,175 @@
+"""All that a failed phase left behind, each file parsed once, for every judge of its failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from ..clean import sanitize_line
+from ..findings import MAX_TEXT, Evidence, job_logs, numbered_lines
+from ..result import PhaseResult
+from ..rundir import read_json
+from ..scheduler_record import SchedulerRecord, read_scheduler_record
+from ..telemetry import Events, read_events
+from ..text import ranges
+from .exits import RankExits
+from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
+from .rank_positions import Stack, ranks_by_position, read_stacks, stacks_of_children
+from .timeline import Timeline
+
+# What a rank says when another rank went away: an echo, not a cause.
+ECHO = re.compile(
+    r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
+    r"to recv, got 0 bytes|ving ncclUniqueId|remote process exited|DistBackendError|"
+    r"ncclRemoteError|NCCL communicator was aborted",
+    re.I,
+)
+# What a rank says where sizes or kinds of a collective differ between ranks.
+MISMATCHED = re.compile(r"enforce fail|op\.preamble|mismatch|monitoredBarrier", re.I)
+MAX_LINES = 8
+MAX_JOB_LOG_LINES = 100_000  # of the job's own log, in which no rank writes
+
+
+class FailureEvidence:
+    """What the nodes, the ranks and the scheduler left; read when a judge first asks for it."""
+
+    def __init__(self, result: PhaseResult) -> None:
+        self.result = result
+        self.directory = result.directory
+        self.ranks = {rank.rank: rank for rank in result.ranks}
+        self.world = [rank.rank for rank in result.ranks if not rank.done]
+
+    @cached_property
+    def errors(self) -> dict[int, dict[str, Any]]:
+        """Rank -> the exception that it raised."""
+        found = {rank.rank: rank.events.last("error") for rank in self.result.ranks}
+        return {rank: error for rank, error in found.items() if error is not None}
+
+    @cached_property
+    def records(self) -> dict[int, FlightRecord]:
+        return read_flight_records(self.directory, self.ranks)
+
+    @cached_property
+    def stacks(self) -> dict[int, Stack]:
+        return read_stacks(self.result)
+
+    @cached_property
+    def node_events(self) -> dict[int, Events]:
+        numbers = [node.node_rank for node in self.result.nodes]
+        return {number: read_events(self.directory.node_events(number)) for number in numbers}
+
+    @cached_property
+    def abort_flag(self) -> dict[str, Any]:
+        """The flag by which a node ended the phase on all nodes; empty where none did."""
+        return read_json(self.directory.abort) or {}
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return Timeline.of(self.result, self.node_events, self.abort_flag)
+
+    @cached_property
+    def exits(self) -> RankExits:
+        return RankExits.of(self.result, self.node_events)
+
+    @cached_property
+    def scheduler(self) -> SchedulerRecord:
+        return read_scheduler_record(self.directory.scheduler)
+
+    @cached_property
+    def survivors(self) -> frozenset[int]:
+        """The ranks that were done and whose process did not fail behind that: whatever they said
+        on the way they survived, such as an out of memory that the program caught and tried again.
+        """
+        ended = self.exits.by_rank
+        done = [rank.rank for rank in self.result.ranks if rank.done]
+        return frozenset(rank for rank in done if rank not in ended or ended[rank].code == 0)
+
+    def search_job_logs(
+        self, *words: re.Pattern[str], lines: int = MAX_JOB_LOG_LINES
+    ) -> Iterator[tuple[re.Match[str], Evidence]]:
+        """The lines of the job's own logs that hold one of these words."""
+        for path in job_logs(self.directory):
+            for number, line in numbered_lines(path, lines):
+                match = next((found for one in words if (found := one.search(line))), None)
+                if match:
+                    yield match, Evidence(str(path), number, line[:MAX_TEXT])
+
+    def hosts(self, ranks: Iterable[int]) -> tuple[str, ...]:
+        per_node = int(self.result.spec.get("ranks_per_node") or 1)
+        names = {node.node_rank: node.name for node in self.result.nodes}
+        found = []
+        for rank in ranks:
+            said = self.ranks[rank].start.get("node") if rank in self.ranks else None
+            # A rank that hangs before its Rank has said nothing: static ranks are counted by node.
+            found.append(str(said or names.get(rank // per_node, "unknown")))
+        return tuple(dict.fromkeys(found))
+
+    def named(self, ranks: Collection[int]) -> str:
+        """`rank 3 (n1)`, or `ranks 3, 5-7 (n1, n2)`."""
+        hosts = ", ".join(self.hosts(sorted(ranks)))
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} ({hosts})"
+
+    def stands(self, rank: int) -> str:
+        """Where a rank stood, in words."""
+        stack = self.stacks.get(rank)
+        if stack is None:
+            return ""
+        words = stack.line
+        if stack.frames[0] != stack.program:
+            words += f" (inside it {stack.frames[0]})"
+        if stack.waits_for_loader:
+            workers = [str(one.program) for one in stacks_of_children(self.directory, rank)]
+            at = f", which stands at {workers[0]}" if workers else ""
+            words += f", waiting for a worker of its DataLoader{at}"
+        return words
+
+    def lines(self, ranks: Iterable[int]) -> dict[str, str]:
+        """Rank -> the line of the program on which it stood."""
+        found = ((rank, self.stacks.get(rank)) for rank in list(ranks)[:MAX_LINES])
+        return {str(rank): sanitize_line(stack.line) for rank, stack in found if stack}
+
+    def evidence(self, ranks: Iterable[int]) -> list[Evidence]:
+        """Stack and flight recorder of each, as far as they are there."""
+        found = []
+        for rank in list(ranks)[:MAX_LINES]:
+            stack, record = self.stacks.get(rank), self.records.get(rank)
+            if stack is not None:
+                found.append(stack.evidence())
+            if record is not None:
+                last = {group: str(calls[max(calls)]) for group, calls in record.calls.items()}
+                said = "; ".join(f"group {group}: {call}" for group, call in last.items())
+                found.append(record.evidence(f"rank {rank}'s last collective by group: {said}"))
+        return found
+
+    def detail(self, **more: Any) -> dict[str, Any]:
+        return {**more, "positions": ranks_by_position(self.result)}
+
+
+def is_echo(error: Mapping[str, Any]) -> bool:
+    """Whether a rank only says that it lost another one."""
+    return bool(ECHO.search(str(error.get("message"))))
+
+
+def is_consequence(error: dict[str, Any]) -> bool:
+    said = f"{error.get('type')}: {error.get('message')}"
+    return bool(ECHO.search(said) or MISMATCHED.search(said))
+
+
+def line_of(evidence: FailureEvidence, call: CollectiveCall, ranks: Collection[int]) -> str:
+    """The line of the program that called it: by the recorder, else by the stack of a rank that
+    still waits in it."""
+    if call.line:
+        return call.line
+    for rank in ranks:
+        stack, record = evidence.stacks.get(rank), evidence.records.get(rank)
+        if stack is None or record is None:
+            continue
+        if any(calls and max(calls) == call.number for calls in record.calls.values()):
+            return stack.line
+    return ""
+
+
+def text_of(ranks: Collection[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"

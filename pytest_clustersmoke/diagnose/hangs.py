@@ -1,0 +1,356 @@
+"""Ranks that the others waited for, and ranks that called another collective than the others.
+
+By flight recorders, which tell who came to which collective; where these are missing, by stacks;
+where these tell nothing, by stages and steps. A rank that waits is never named as the culprit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from ..clean import sanitize_line
+from ..findings import Finding
+from ..result import PhaseResult
+from ..text import ranges
+from . import call_order
+from .call_order import Absence, Mismatch
+from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of, text_of
+from .flight_recorder import CollectiveCall
+from .rank_failures import rank_deaths
+from .rank_positions import Stack, describe_position, ranks_behind, ranks_elsewhere
+
+TIMED_OUT = re.compile(r"timed out|timeout", re.I)
+STACKS = "dumps/ of the run directory has the stacks and flight recorders of all ranks"
+NETWORK = (
+    "look at the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
+    "of the run directory, the collective phases (all-reduce) between pairs of nodes; under NCCL "
+    "InfiniBand must be on where it is meant, and NCCL_SOCKET_IFNAME unset where interfaces are "
+    "named differently; " + STACKS
+)
+# Gilbreth HPC Training Guide, 6.3: "Init COMPLETE", and the first collective never ends.
+IN_ONE_NODE = (
+    "all ranks are on one node, so look at the transport between its GPUs (NCCL's logs in nccl/ of "
+    "the run directory): under NCCL set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
+    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it goes with NCCL_P2P_DISABLE=1, "
+    "P2P is at fault (ACS, IOMMU); " + STACKS
+)
+CALL_ALIKE = (
+    "have every rank call the same collectives in the same order, with equal shapes and types: "
+    "look at these lines for what depends on the rank or on its data"
+)
+HOW = {
+    "skipped": ", behind which the others call the former: one was skipped, or two were called in "
+    "the other order",
+    "extra": ", and what the others called only then: one too many",
+    "order": ": the two calls in the other order",
+    "shape": ": another size",
+    "type": ": another type",
+    "collective": ": another collective",
+}
+
+
+def find_library_timeout(case: FailureEvidence) -> list[Finding]:
+    """A hang that the library's own time limit ended: all that failed had waited for ranks that
+    still live. What the failed ones say is no cause, nor that they aborted."""
+    if _stalled(case.result):
+        return []
+    deaths = {rank for one in rank_deaths(case) for rank in one.ranks}
+    if any(not is_consequence(error) for error in case.errors.values()):
+        return []
+    failed = {*deaths, *case.errors}
+    if not failed:
+        return []
+    found = call_order.absences(case.records, len(case.ranks), failed)
+    live = [one for one in found if not failed & set(one.absent)]
+    waited = {rank for one in live for rank in one.waiters}
+    ended = {rank for rank in case.ranks if case.ranks[rank].done}
+    if live and failed <= waited and not any(ended & set(one.absent) for one in live):
+        return [_absent(case, one, "a time limit of the library ended it") for one in live]
+    timed_out = {
+        rank for rank, error in case.errors.items() if TIMED_OUT.search(str(error.get("message")))
+    }
+    if case.records or not timed_out or deaths:
+        return []
+    left = [rank for rank in case.world if rank not in failed and rank in case.stacks]
+    away = [rank for rank in left if not case.stacks[rank].perhaps_in_collective]
+    return [_away(case, away, sorted(timed_out), "the library's time limit")] if away else []
+
+
+def find_hang(case: FailureEvidence) -> list[Finding]:
+    """Ranks that the others waited for, where a rank stood still past its stage's limit."""
+    why = _stalled(case.result)
+    if not why:
+        return []
+    found = call_order.absences(case.records, len(case.ranks), case.errors)
+    waits = call_order.waiting(case.records)
+    findings = [
+        _absent(case, one, why)
+        for one in found
+        if not set(one.absent) <= waits.keys() | case.errors.keys()
+    ]
+    if findings:
+        return [replace(one, primary=not index) for index, one in enumerate(findings)]
+    crossed = call_order.mutual(case.records, len(case.ranks))
+    if crossed:
+        return [_crossed(case, crossed, why)]
+    silent = [rank for rank in case.world if rank not in case.records]
+    if waits and not silent:
+        return [_together(case, waits, why)]
+    return _by_stacks(case, why, silent if waits else [])
+
+
+def _by_stacks(case: FailureEvidence, why: str, silent: list[int]) -> list[Finding]:
+    """Who stood elsewhere than in a collective; `silent` are those without a record where the
+    others' tell that they wait."""
+    away = ranks_elsewhere(case.stacks, case.world)
+    if silent:
+        away = [
+            rank
+            for rank in silent
+            if rank not in case.stacks or not case.stacks[rank].perhaps_in_collective
+        ]
+    if away and len(away) < len(case.world):
+        waiters = [rank for rank in case.world if rank not in away]
+        return [_away(case, away, waiters, why)]
+    in_collective = [rank for rank in case.world if _in_collective(case.stacks.get(rank))]
+    if in_collective and len(in_collective) == len(case.world):
+        return [_everywhere(case, why)]
+    least = ranks_behind(case.result, case.world)
+    if least:
+        return [_least_far(case, least, why)]
+    if case.stacks and not in_collective and set(case.stacks) >= set(case.world):
+        return [_each(case, why)]
+    return []
+
+
+def _absent(case: FailureEvidence, one: Absence, why: str) -> Finding:
+    waits = call_order.waiting(case.records)
+    culprits = tuple(rank for rank in one.absent if rank not in waits) or one.absent
+    stands = [f"{case.stands(rank)}" for rank in culprits if rank in case.stacks][:MAX_LINES]
+    line = line_of(case, one.call, one.waiters)
+    cause = (
+        f"{case.named(culprits)} never came to {one.call.kind} {one.number} of group {one.group}, "
+        f"in which {text_of(one.waiters)} {'waits' if len(one.waiters) == 1 else 'wait'}"
+        + (f" (at {line})" if line else "")
+        + (f"; stands at {'; '.join(dict.fromkeys(stands))}" if stands else "")
+        + f"; {why}"
+    )
+    detail = case.detail(
+        group=sanitize_line(one.group),
+        number=one.number,
+        collective=sanitize_line(str(one.call)),
+        waiters=list(one.waiters),
+        lines=case.lines(culprits),
+        waiters_at=sanitize_line(line),
+    )
+    return _found(case, culprits, cause, one.waiters, detail)
+
+
+def _away(case: FailureEvidence, away: list[int], waiters: list[int], why: str) -> Finding:
+    stands = [f"{case.stands(rank)}" for rank in away if rank in case.stacks][:MAX_LINES]
+    at = "; ".join(dict.fromkeys(stands)) or "nobody knows where: it left no stack"
+    lines = case.lines(waiters)
+    line = next(iter(lines.values()), "")
+    cause = (
+        f"{case.named(away)} stands at {at}, while {text_of(waiters)} "
+        f"{'waits' if len(waiters) == 1 else 'wait'} in a collective"
+        + (f" (at {line})" if line else "")
+        + f"; {why}"
+    )
+    detail = case.detail(waiters=waiters, lines=case.lines(away), waiters_at=line)
+    return _found(case, tuple(away), cause, waiters, detail)
+
+
+def _least_far(case: FailureEvidence, least: list[int], why: str) -> Finding:
+    rank = case.ranks[least[0]]
+    stands = case.stands(least[0])
+    cause = (
+        f"{case.named(least)} fell behind the others: {describe_position(rank)}"
+        + (f", at {stands}" if stands else "")
+        + f"; {why}"
+    )
+    return _found(case, tuple(least), cause, (), case.detail(lines=case.lines(least)))
+
+
+def _each(case: FailureEvidence, why: str) -> Finding:
+    """All stand still, and none in a collective: each by itself."""
+    ranks = tuple(case.world)
+    cause = (
+        f"{case.named(ranks)} stood still, each by itself and none in a collective, at "
+        f"{case.stands(ranks[0])}; {why}"
+    )
+    return _found(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
+
+
+def _crossed(case: FailureEvidence, waits: list[Absence], why: str) -> Finding:
+    """Ranks that wait for each other, each in a collective to which the other never came. The few
+    that more than half of all ranks wait for took the wrong way; else it cannot be told who did."""
+    most = waits[0]
+    told = 2 * len(most.waiters) > len(case.ranks)
+    culprits = most.absent if told else tuple(sorted({r for one in waits for r in one.waiters}))
+    each = [
+        f"{case.named(one.waiters)} in {one.call.kind} {one.number} of group {one.group}"
+        f"{f' (at {line})' if (line := line_of(case, one.call, one.waiters)) else ''}"
+        for one in waits[:MAX_LINES]
+    ]
+    who = f"{case.named(culprits)} left the way of most" if told else "who is wrong cannot be told"
+    cause = (
+        "ranks wait for each other, each in a collective to which the other never came: "
+        f"{'; '.join(each)}; {who}; {why}"
+    )
+    detail = case.detail(waiters=list(most.waiters), lines=case.lines(culprits))
+    return _found(case, culprits, cause, most.waiters if told else (), detail)
+
+
+def _together(
+    case: FailureEvidence, waits: dict[int, tuple[str, CollectiveCall]], why: str
+) -> Finding:
+    """All ranks of a group came, and it never ended: nobody fell behind."""
+    idle = call_order.not_begun(case.records)
+    group, call = min(waits.values(), key=lambda one: one[1].created_s or 0.0)
+    ranks = [
+        rank for rank, (name, one) in waits.items() if (name, one.number) == (group, call.number)
+    ]
+    line = line_of(case, call, ranks)
+    what = f"{call.kind} {call.number} of group {group}" + (f" at {line}" if line else "")
+    detail = case.detail(
+        group=sanitize_line(group),
+        number=call.number,
+        collective=sanitize_line(str(call)),
+        waiters=ranks,
+        lines=case.lines(idle),
+        waiters_at=sanitize_line(line),
+    )
+    if idle:
+        cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
+        return _found(case, idle, cause, ranks, detail)
+    cause = f"all {len(ranks)} ranks came to {what}, and it never ended: nobody fell behind; {why}"
+    hosts = case.hosts(ranks)
+    evidence = tuple(case.evidence(ranks[:2]))
+    return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
+
+
+def _everywhere(case: FailureEvidence, why: str) -> Finding:
+    """The same by stacks alone."""
+    ranks = case.world
+    lines = case.lines(ranks)
+    line = next(iter(lines.values()), "")
+    cause = (
+        f"all {len(ranks)} ranks wait in a collective (at {line}), and it never ended: nobody is "
+        f"known to have fallen behind; {why}"
+    )
+    detail = case.detail(waiters=ranks, lines={}, waiters_at=line)
+    hosts = case.hosts(ranks)
+    evidence = tuple(case.evidence(ranks[:2]))
+    return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
+
+
+def _all_came(hosts: Collection[str]) -> str:
+    """What to do where no rank fell behind."""
+    return NETWORK if len(hosts) > 1 else IN_ONE_NODE
+
+
+def _found(
+    case: FailureEvidence,
+    culprits: tuple[int, ...],
+    cause: str,
+    waiters: Collection[int],
+    detail: Any,
+) -> Finding:
+    first = next((rank for rank in culprits if rank in case.stacks), None)
+    at = f"look at {case.stacks[first].program} on that rank; " if first is not None else ""
+    return Finding(
+        "hang",
+        cause,
+        at + STACKS,
+        evidence=(*case.evidence(culprits[:2]), *case.evidence(list(waiters)[:1])),
+        hosts=case.hosts(culprits),
+        ranks=culprits,
+        detail=detail,
+    )
+
+
+def _stalled(result: PhaseResult) -> str:
+    """What the watch of the first node that saw a rank stand still says; empty where none did."""
+    said = (
+        str(node.result.get("why"))
+        for node in result.nodes
+        if node.result.get("reason") == "stalled"
+    )
+    return next(said, "")
+
+
+def _in_collective(stack: Stack | None) -> bool:
+    return stack is not None and stack.in_collective
+
+
+def find_mismatch(case: FailureEvidence) -> list[Finding]:
+    """Ranks that called another collective than the others, under the same number."""
+    found = call_order.first_mismatch(case.records, len(case.ranks))
+    if found is None or _failed_before(case, found):
+        return []
+    (usual, most), *odd = found.sides
+    if found.told:
+        subject = case.named(found.culprits)
+        are = "is" if len(found.culprits) == 1 else "are"
+        calls = "; ".join(f"{_call(case, call, ranks)} on {text_of(ranks)}" for call, ranks in odd)
+        cause = (
+            f"{subject} {are} out of step in group {found.group}: collective {found.number} is "
+            f"{calls}, while it is {_call(case, usual, most)} on {text_of(most)}{HOW[found.how]}"
+        )
+    else:
+        calls = "; ".join(
+            f"on {text_of(ranks)} it is {_call(case, call, ranks)}" for call, ranks in found.sides
+        )
+        cause = (
+            f"{case.named(found.culprits)} are out of step with each other in group {found.group}: "
+            f"collective {found.number} differs; {calls}; no side has the majority, so which of "
+            "them is wrong cannot be told"
+        )
+    lines = {ranges(ranks): line_of(case, call, ranks) for call, ranks in found.sides}
+    detail = case.detail(
+        group=sanitize_line(found.group),
+        number=found.number,
+        how=found.how if found.told else "cannot be told",
+        calls={
+            ranges(ranks): sanitize_line(_call(case, call, ranks)) for call, ranks in found.sides
+        },
+        lines={ranks: sanitize_line(line) for ranks, line in lines.items()},
+    )
+    shown = [ranks[0] for _, ranks in (*odd, found.sides[0])]
+    return [
+        Finding(
+            "collective-mismatch",
+            cause,
+            CALL_ALIKE,
+            evidence=tuple(case.evidence(shown)),
+            hosts=case.hosts(found.culprits),
+            ranks=found.culprits,
+            detail=detail,
+        )
+    ]
+
+
+def _failed_before(case: FailureEvidence, found: Mismatch) -> bool:
+    """Whether a rank failed for a reason of its own before the calls differed: then the difference
+    is what came of it. Times of one rank are by one clock."""
+    calls = {rank: call for call, ranks in found.sides for rank in ranks}
+    for rank, error in case.errors.items():
+        if is_consequence(error):
+            continue
+        created = calls[rank].created_s if rank in calls else None
+        own = case.records[rank].calls if rank in case.records else {}
+        for group in own.values():
+            if found.number in group and rank in calls:
+                created = group[found.number].created_s or created
+        if created is None or error["time"] < created:
+            return True
+    return False
+
+
+def _call(case: FailureEvidence, call: CollectiveCall, ranks: Collection[int]) -> str:
+    line = line_of(case, call, ranks)
+    return str(call) if call.line or not line else f"{call} at {line}"

@@ -1,0 +1,294 @@
+"""What the nodes say of a failure: what kept the job from starting, what their checks before
+torchrun found, what their own watch saw.
+
+The checks are judged anew from the facts that the nodes wrote, as the nodes did it (launch/checks):
+no word of theirs decides, and one that could not finish its own is judged all the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from ..evidence import NodeResult
+from ..findings import HEAD_LINES, Evidence, Finding, job_logs, last_line, numbered_lines
+from ..launch import checks
+from ..result import PhaseResult
+from ..rundir import PhaseDir, read_json
+from ..staged_marks import stray
+from ..telemetry import number
+from .failure_evidence import FailureEvidence
+
+NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
+NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
+# What a node gives as its reason -> finding, and what to do.
+NODE_REASONS = {
+    "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
+    "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
+    "rank_ended_early": ("rank-left-early", "find out why the program left its Rank early"),
+    "torchrun": ("torchrun-failed", "read the node's torchrun.log and its ranks' stderr"),
+    "node": ("node-failed", "look at that node"),
+    "launcher": ("launcher-failed", "read the node's log in the run directory"),
+}
+# Files that a node wrote so much later than another gave up waiting came too late; else the other
+# never saw them. Clocks of healthy nodes differ by less.
+LATE_S = 2.0
+# In the order of how much each explains: a node without its driver has no GPUs.
+FIRST = ("gpu-driver-failed", "gpus-missing")
+
+
+def find_stray_fault(case: FailureEvidence) -> list[Finding]:
+    """Whatever such a run says, it says of the fault and not of the cluster."""
+    found = stray(case.result)
+    if found is None:
+        return []
+    rank, record = found
+    line = rank.events.line_of(record)
+    return [
+        Finding(
+            "fault-staged-unasked",
+            f"{rank} staged the fault {str(record.get('name'))!r}, which this run did not ask for",
+            "find out what set CLUSTERSMOKE_FAULT on the node, or wrote the event; faults are "
+            "staged by --cluster-prove alone",
+            evidence=(Evidence(str(rank.events.path), line, "the event `staged`"),),
+            hosts=(rank.node,),
+            ranks=(rank.rank,),
+        )
+    ]
+
+
+def find_failed_setup(case: FailureEvidence) -> list[Finding]:
+    path = case.directory.setup_failed
+    if not path.exists():
+        return []
+    status, _, line = path.read_text(errors="replace").strip().partition("\t")
+    return [
+        Finding(
+            "setup-line-failed",
+            f"the setup line `{line}` failed with status {status}",
+            "run the line in a fresh shell on the node; `setup` is set in cluster.yaml",
+            evidence=(Evidence(str(path), 1, line), *log_tail(case.directory)),
+        )
+    ]
+
+
+def find_missing_program(case: FailureEvidence) -> list[Finding]:
+    """The interpreter on the node did not get as far as our launcher."""
+    if any(case.directory.claim(node.node_rank).exists() for node in case.result.nodes):
+        return []
+    for match, evidence in case.search_job_logs(NO_PACKAGE, NO_PYTHON, lines=HEAD_LINES):
+        package = match.re is NO_PACKAGE
+        cause = (
+            f"the interpreter on the node has no package {match[1]}"
+            if package
+            else f"there is no interpreter on the node: {match.string.strip()}"
+        )
+        return [
+            Finding(
+                "package-missing-on-node" if package else "python-missing-on-node",
+                cause,
+                "install pytest-clustersmoke into the environment that `setup` activates, or "
+                "name its interpreter as `python` in cluster.yaml",
+                evidence=(evidence,),
+            )
+        ]
+    return []
+
+
+def find_foreign_events(case: FailureEvidence) -> list[Finding]:
+    """Files of events that are not of this job's ranks: nothing in them counted."""
+    return [
+        Finding(
+            "foreign-events",
+            f"the events of rank {rank.rank} are not this job's: their `start` names another job, "
+            "rank or schema, or there is more than one",
+            "find out what else wrote this file: a program of the job, or another version of "
+            "pytest-clustersmoke on a node",
+            evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
+            ranks=(rank.rank,),
+        )
+        for rank in case.result.ranks
+        if rank.events.foreign
+    ]
+
+
+def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
+    for path in job_logs(directory):
+        found = last_line(path)
+        if found and path.suffix == ".err":
+            return found
+    return ()
+
+
+def find_failed_checks(case: FailureEvidence) -> list[Finding]:
+    """The failures among the nodes' checks, by host; the nodes that others never saw."""
+    found = [one for one in _failed(case.result) if one.severity == checks.FAILURE]
+    found.sort(key=lambda one: FIRST.index(one.id) if one.id in FIRST else len(FIRST))
+    return [_finding(one, case.result) for one in found] or _unseen(case.result)
+
+
+def check_warnings(result: PhaseResult) -> list[Finding]:
+    """The warnings among the nodes' checks: they decide nothing, whatever the outcome."""
+    return [_finding(one, result) for one in _failed(result) if one.severity == checks.WARNING]
+
+
+def _failed(result: PhaseResult) -> list[checks.Check]:
+    facts = [node.facts for node in result.nodes]
+    words = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
+    found = [*checks.failed(facts, result.spec), *checks.meeting.checks(facts, words)]
+    return checks.merged(found)
+
+
+def _finding(check: checks.Check, result: PhaseResult) -> Finding:
+    """Nodes of which the same holds are told together, each with the fact that shows it."""
+    hosts = tuple(result.nodes[rank].name for rank in check.nodes)
+    return Finding(
+        check.id,
+        f"{checks.listed(hosts)}: {check.what}",
+        check.fix,
+        primary=check.severity == checks.FAILURE,
+        evidence=tuple(_evidence(check, rank, result) for rank in check.nodes[: checks.MANY]),
+        hosts=hosts,
+        detail=check.detail,
+        severity=check.severity,
+    )
+
+
+def _evidence(check: checks.Check, rank: int, result: PhaseResult) -> Evidence:
+    """The line of the node's facts, or of what it wrote of the meeting."""
+    of_facts = check.file == checks.FACTS
+    directory = result.directory
+    path = directory.node_facts(rank) if of_facts else directory.node_meeting(rank)
+    wanted = f' "{check.fact}":'  # the top of the file alone has one space before a key
+    for line, text in numbered_lines(path):
+        if text.startswith(wanted):
+            return Evidence(str(path), line, text.strip())
+    return Evidence(str(path), 1, check.what)
+
+
+def _unseen(result: PhaseResult) -> list[Finding]:
+    """Nodes that waited for files of others, and never saw them: told apart by whether these
+    were ever written, as far as they can be seen here."""
+    waiting: dict[tuple[int, ...], list[NodeResult]] = defaultdict(list)
+    for node in result.nodes:
+        if node.result.get("reason") == "unseen":
+            waiting[_ranks(node.result.get("nodes"), len(result.nodes))].append(node)
+    found = []
+    for missing, nodes in waiting.items():
+        by_cause: dict[str, list[int]] = defaultdict(list)
+        for rank in missing:
+            by_cause[_cause(rank, nodes, result)].append(rank)
+        found += [_unseen_finding(c, ranks, nodes, result) for c, ranks in by_cause.items()]
+    return found
+
+
+def _ranks(value: Any, count: int) -> tuple[int, ...]:
+    ranks = value if isinstance(value, list) else []
+    return tuple(sorted({one for one in ranks if type(one) is int and 0 <= one < count}))
+
+
+# What can be seen here of a node that others did not see -> what happened, what to do.
+CAUSES = {
+    "never": (
+        "never wrote a word that can be seen here either: it did not start, or its shared "
+        "directory is another",
+        "see whether the node runs (sinfo, its slurmd's log), and whether it has the shared "
+        "directory mounted (findmnt -T, on the node)",
+    ),
+    "stopped": (
+        "started and did not come as far as its facts: something hangs there (a driver, a file "
+        "system), or it ended",
+        "read the node's log in the run directory, and look at the node",
+    ),
+    "late": (
+        "wrote its facts only after the others had given up waiting",
+        "find out what is slow there (the driver's start, a file system), or raise "
+        "stage_limits_s.init",
+    ),
+    "not-seen": (
+        "wrote its files, which can be seen here, and the others never saw them: the directory is "
+        "not one and the same file system on all nodes, or shows files of other nodes late",
+        "compare `findmnt -T` of the shared directory on these nodes; it must be one file system, "
+        "whose caches show other nodes' files within seconds",
+    ),
+}
+
+
+def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
+    node = result.nodes[rank]
+    if node.facts:
+        wrote = number(node.facts.get("time"))
+        ended = [one for n in nodes if (one := number(n.result.get("ended"))) is not None]
+        late = wrote is not None and ended and wrote > max(ended) + LATE_S
+        return "late" if late else "not-seen"
+    started = result.directory.claim(rank).exists() or node.result
+    return "stopped" if started else "never"
+
+
+def _unseen_finding(
+    cause: str, missing: list[int], nodes: Sequence[NodeResult], result: PhaseResult
+) -> Finding:
+    what, fix = CAUSES[cause]
+    names = [result.nodes[rank].name for rank in missing]
+    waited = [node.name for node in nodes]
+    path = result.directory.node_result(nodes[0].node_rank)
+    return Finding(
+        "shared-directory-not-seen",
+        f"{checks.listed(waited)} waited in vain for {checks.listed(names)}, which {what}",
+        fix,
+        evidence=(Evidence(str(path), 1, str(nodes[0].result.get("why"))),),
+        hosts=(*names, *(waited if cause == "not-seen" else ())),
+        detail={"cause": cause, "missing": names, "waited": waited},
+    )
+
+
+def find_node_reasons(case: FailureEvidence) -> list[Finding]:
+    """What the nodes' own watch said: stalled, past a limit, nodes that never saw each other."""
+    findings: list[Finding] = []
+    for node in case.result.nodes:
+        reason = str(node.result.get("reason", ""))
+        if node.ok or reason not in NODE_REASONS:
+            continue
+        identity, fix = NODE_REASONS[reason]
+        rank = node.result.get("rank")
+        said = _rank_stderr(case.directory, node.node_rank)
+        tail = said or last_line(case.directory.torchrun_log(node.node_rank))
+        why = str(node.result.get("why"))
+        if reason == "torchrun" and said:  # a rank ended before it could write an event
+            why += f"; a rank's last words: {said[0].text}"
+        findings.append(
+            Finding(
+                identity,
+                f"{node.name}: {why}",
+                fix,
+                primary=not findings,
+                evidence=(
+                    Evidence(str(case.directory.node_result(node.node_rank)), 1, reason),
+                    *tail,
+                ),
+                hosts=(node.name,),
+                ranks=(rank,) if isinstance(rank, int) else (),
+            )
+        )
+    return findings
+
+
+def find_abort_flag(case: FailureEvidence) -> list[Finding]:
+    """The flag that was raised for a node which left no words of its own."""
+    flag = case.abort_flag
+    reason, node = str(flag.get("reason")), str(flag.get("node"))
+    if reason not in NODE_REASONS:
+        return []
+    identity, fix = NODE_REASONS[reason]
+    evidence = Evidence(str(case.directory.abort), 1, reason)
+    return [Finding(identity, f"{node}: {flag.get('why')}", fix, True, (evidence,), (node,))]
+
+
+def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
+    for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
+        found = last_line(path)
+        if found:
+            return found
+    return ()

@@ -1,0 +1,254 @@
+"""Ranks that died, left early or raised: causes before what follows from them, in order of time.
+
+A rank that lost a peer, ran into a timeout or was ended by torchrun is a victim. Whatever else ends
+a rank is a cause of its own if the rank's node had not been told yet that the phase ends, and if no
+rank before it failed in the same words; so two ranks that die on two nodes are both told. A rank
+that the kernel killed for want of host memory is one by Slurm's word.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..evidence import RankResult
+from ..findings import MAX_TEXT, Evidence, Finding
+from ..outcome import Judgement
+from .exits import UNKNOWN, RankExit
+from .failure_evidence import FailureEvidence, is_echo
+from .node_findings import NODE_REASONS
+from .rank_positions import left_before
+from .timeline import node_of, read_log_moments
+
+NUMBERS = re.compile(r"\d+")
+# The watch looks ten times a second, and once more 0.3 s after a process has ended: so much earlier
+# than the node told of it a rank died (launch/progress.py).
+SEEN_WITHIN_S = 0.4
+# slurmstepd and srun, 18.08 to 24.11; the node stands in slurmstepd's name where a machine has
+# several, and with srun always.
+KILLED = re.compile(
+    r"(?:slurmstepd-(?P<step>[\w.-]{1,255}): error: )?"
+    r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
+    r"|Exceeded (?:step|job) memory limit)"
+)
+TASK_KILLED = re.compile(
+    r"srun: error: (?P<srun>[\w.-]{1,255}): tasks? [\d,-]{1,99}: Out Of Memory"
+)
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """One rank's end: when, whether something else ended it, and what tells it from others."""
+
+    rank: RankResult
+    time: float
+    victim: bool
+    words: str
+    finding: Finding
+
+
+def find_rank_failures(case: FailureEvidence) -> list[Finding]:
+    """Every rank that died or raised, the first cause first; ranks that left early, where all that
+    the others say is that they lost a peer."""
+    timeline = case.timeline
+    failures = sorted(
+        [*_deaths(case), *_raised(case)],
+        key=lambda one: (one.victim, one.time),
+    )
+    if failures and all(one.victim for one in failures):
+        leavers = early_leavers(case)
+        if leavers:
+            return leavers
+    told: list[Finding] = []
+    said: set[str] = set()
+    around: list[str] = []
+    if failures:
+        first = failures[0]
+        logs = read_log_moments(case.result, first.rank, first.time, timeline)
+        around = timeline.around(first.time, logs)
+    for one in failures:
+        node = node_of(one.rank)
+        end = timeline.ends_seen.get(node) if node is not None else None
+        before_the_end = end is None or one.time <= end
+        primary = not told or (not one.victim and before_the_end and one.words not in said)
+        said.add(one.words)
+        told.append(_told(one, failures[0], primary, around))
+    return sorted(told, key=lambda one: not one.primary)
+
+
+def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
+    """The killed ranks; the job, where Slurm says so but no rank is known to have been killed."""
+    lines = list(case.search_job_logs(KILLED, TASK_KILLED))
+    if not lines and judgement.ended_by != "OUT_OF_MEMORY":
+        return []
+    record = case.scheduler
+    named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
+    said = tuple(evidence for _, evidence in lines[:2])
+    shown = record.evidence(record.job)
+    dead = [one for one in rank_deaths(case) if not named or set(one.hosts) & named]
+    memory = record.job.memory_per_node or record.job.memory_per_cpu
+    per = "a node" if record.job.memory_per_node else "a CPU"
+    limit = f" ({memory} {per})" if memory not in ("", "0") else ""
+    fix = (
+        "raise slurm.mem of the phase (0 is all of a node's), or use less host memory: fewer data "
+        "loader workers, no second copy of the data set or of the model"
+    )
+    why = f"the kernel killed it: the job used more host memory than it was given{limit}"
+    if not dead:
+        hosts = tuple(sorted(named))
+        where = f" on {', '.join(hosts)}" if hosts else ""
+        cause = f"the job used more host memory than it was given{limit}{where}, and was killed"
+        return [Finding("out-of-memory", cause, fix, evidence=(*said, *shown), hosts=hosts)]
+    return [
+        Finding(
+            "out-of-memory",
+            f"{one.cause.split(' ended in ')[0]} ended; {why}",
+            fix,
+            primary=not index,
+            evidence=(*said, *one.evidence, *shown),
+            hosts=one.hosts,
+            ranks=one.ranks,
+        )
+        for index, one in enumerate(dead)
+    ]
+
+
+def rank_deaths(case: FailureEvidence) -> list[Finding]:
+    """Ranks that ended without an exception and without being done: killed, or left early."""
+    return [one.finding for one in _deaths(case)]
+
+
+def early_leavers(case: FailureEvidence) -> list[Finding]:
+    """Ranks that were done too early, where all that the others say is that they lost a peer."""
+    victims = [rank for rank, error in _errors(case) if is_echo(error)]
+    if not victims:
+        return []
+    return [
+        Finding(
+            "rank-left-early",
+            f"{rank} was done while {victims[0]} was still in stage {_position(victims[0])[0]}",
+            "find out why the program left its Rank early on that rank",
+            evidence=(Evidence(str(rank.events.path), rank.events.lines[-1], "its last event"),),
+            hosts=(rank.node,),
+            ranks=(rank.rank,),
+        )
+        for rank in left_before(case.result, victims)
+    ]
+
+
+def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
+    """The finding with what happened around it, or with how long it came after the first one."""
+    if one is first:
+        detail = {**one.finding.detail, "timeline": around}
+        return replace(one.finding, primary=True, detail=detail)
+    after = one.time - first.time
+    when = f", {after:.1f} s after {first.rank}" if after > 0 else ""
+    detail = {**one.finding.detail, "after_s": round(after, 3), "victim": one.victim}
+    cause = f"{one.finding.cause}{when}"
+    return replace(one.finding, cause=cause, primary=primary, detail=detail)
+
+
+def _deaths(case: FailureEvidence) -> list[_Failure]:
+    known, by_torchrun, timeline = case.exits.by_rank, case.exits.closed, case.timeline
+    raised = {node_of(rank) for rank, error in _errors(case) if not is_echo(error)}
+    found = []
+    for rank in case.result.ranks:
+        if not rank.start or rank.done or rank.events.last("error") is not None:
+            continue
+        if not _seen_dead(case, rank):
+            continue
+        node, ended = node_of(rank), known.get(rank.rank)
+        told = timeline.ends_seen.get(node) if node is not None else None
+        last = timeline.at(node, rank.events.records[-1])
+        time = last if told is None else max(last, told - SEEN_WITHIN_S)
+        # torchrun ends all ranks of a node where one has raised.
+        victim = not ended.own if ended is not None and ended.signal else node in raised
+        if ended is not None and not ended.signal:
+            victim = False
+        victim = victim or (ended is None and rank.rank in by_torchrun)
+        words = f"died {ended.code if ended else ''} {rank.rank}"
+        found.append(_Failure(rank, time, victim, words, _death(rank, ended)))
+    if found and all(one.victim for one in found) and not raised:
+        # Nobody else can have ended them, as far as anything tells.
+        free = [one for one in found if one.rank.rank not in by_torchrun] or found
+        found = [replace(one, victim=one not in free) for one in found]
+    return found
+
+
+def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
+    """Whether its node's watch found its process gone, before torchrun could have ended it."""
+    node = node_of(rank)
+    if node not in case.node_events:
+        return False
+    return any(
+        state.get("rank") == rank.rank and state.get("alive") is False
+        for record in case.node_events[node].named("ranks")
+        for state in _dicts(record.get("states"))
+    )
+
+
+def _death(rank: RankResult, ended: RankExit | None) -> Finding:
+    stage, step = _position(rank)
+    how = str(ended) if ended else "killed by a signal, or it left early"
+    last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
+    return Finding(
+        "rank-died",
+        f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without an exception "
+        f"and without being done: {how}",
+        ended.fix(rank.node) if ended else UNKNOWN,
+        evidence=(last, ended.evidence) if ended else (last,),
+        hosts=(rank.node,),
+        ranks=(rank.rank,),
+        detail={"exitcode": ended.code} if ended else {},
+    )
+
+
+def _raised(case: FailureEvidence) -> list[_Failure]:
+    return [
+        _Failure(
+            rank,
+            case.timeline.at(node_of(rank), error),
+            is_echo(error),
+            NUMBERS.sub("0", f"{error.get('type')}: {error.get('message')}"),
+            _error(rank, error),
+        )
+        for rank, error in _errors(case)
+    ]
+
+
+def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
+    return Finding(
+        "rank-error",
+        f"{rank} failed: {error.get('type')}: {error.get('message')}"[:MAX_TEXT],
+        "read the traceback in the rank's events and its stderr",
+        evidence=(
+            Evidence(
+                str(rank.events.path),
+                rank.events.line_of(error),
+                str(error.get("traceback", ""))[-MAX_TEXT:],
+            ),
+        ),
+        hosts=(rank.node,),
+        ranks=(rank.rank,),
+    )
+
+
+def _errors(case: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
+    """Each rank's exception. Where a node's watch ended the phase for a reason of its own (a hang),
+    what ranks then say of lost peers is only that end."""
+    ended = case.abort_flag.get("reason") in NODE_REASONS
+    said = [(rank, rank.events.last("error")) for rank in case.result.ranks]
+    return [(rank, error) for rank, error in said if error and not (ended and is_echo(error))]
+
+
+def _position(rank: RankResult) -> tuple[str, int]:
+    stage, step = rank.events.last("stage") or {}, rank.events.last("step") or {}
+    inside = stage.get("name") == "train" and stage.get("state") == "begin"
+    done = step.get("step")
+    return str(stage.get("name", "init")), done if inside and isinstance(done, int) else 0
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """The objects of a list that a job wrote; whatever else it wrote there counts as missing."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,262 @@
+"""Where ranks stood: by their stacks, which faulthandler or py-spy wrote, and their last marks.
+
+A file of stacks may hold several: of a data loader's worker that was ended long before, of the rank
+when it was asked, of its children, of its end. The node's watch writes a line before each that it
+asks for; the first behind the rank's own is what counts. Where a collective hangs or breaks, most
+ranks are victims: stacks and marks show which rank the others waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..evidence import RankResult
+from ..findings import MAX_TEXT, Evidence
+from ..result import PhaseResult
+from ..rundir import PhaseDir
+from ..text import ranges
+
+MAX_BYTES = 4 * 2**20
+FRAME = re.compile(r'  File "(.{1,1000})", line (\d{1,9}) in (.{1,300})')
+SPY_FRAME = re.compile(r"    (.{1,300}) \((.{1,1000}?)(?::(\d{1,9}))?\)")
+RAISED_FRAME = re.compile(r'  File "([^"\n]{1,1000})", line (\d{1,9}), in ([^\n]{1,300})')
+MAX_TRACEBACK = 64 * 2**10
+ASKED = re.compile(r"== (?:asked|ended for its stacks): (a child of )?rank (\d{1,9})")
+HEADS = ("Thread ", "Current thread ")
+# Files that are no part of the program: the interpreter's library, installed packages, this one.
+LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/pytest_clustersmoke/|\.so\b")
+COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py$")
+# In C++ below these a rank may wait for others: gradients are reduced during backward, and a device
+# is waited for that runs a collective.
+PERHAPS = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/cuda/(?:__init__|streams)\.py$")
+LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
+MAX_POSITIONS = 32
+
+
+@dataclass(frozen=True)
+class Frame:
+    """`number` is its line in the file of stacks; `line`, of the source, is 0 in native code."""
+
+    file: str
+    line: int
+    name: str
+    number: int
+    text: str
+
+    @property
+    def is_program(self) -> bool:
+        return self.line > 0 and not LIBRARY.search(self.file)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}" if self.line else f"{self.name}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The main thread's frames, the innermost first."""
+
+    path: Path
+    frames: tuple[Frame, ...]
+
+    @property
+    def program(self) -> Frame:
+        """The innermost frame of the program itself; of anything, where there is none."""
+        return next((one for one in self.frames if one.is_program), self.frames[0])
+
+    @property
+    def line(self) -> str:
+        """That frame and the one of the program that called it, where there is one."""
+        mine = [one for one in self.frames if one.is_program]
+        caller = [one for one in mine[1:2] if one.name != "<module>"]
+        return ", called at ".join(map(str, [self.program, *caller]))
+
+    @property
+    def in_collective(self) -> bool:
+        return any(COLLECTIVE.search(one.file) for one in self.frames)
+
+    @property
+    def perhaps_in_collective(self) -> bool:
+        return self.in_collective or any(PERHAPS.search(one.file) for one in self.frames)
+
+    @property
+    def waits_for_loader(self) -> bool:
+        """Whether it waits for a worker of a DataLoader."""
+        return any(
+            LOADER.search(one.file) and one.name in ("_try_get_data", "_get_data")
+            for one in self.frames
+        )
+
+    def evidence(self) -> Evidence:
+        frame = self.program
+        return Evidence(str(self.path), frame.number, frame.text[:MAX_TEXT])
+
+
+@dataclass
+class _Dump:
+    """The threads of one process; faulthandler lists the newest first, and so the main one last."""
+
+    whose: str  # "rank", "child", or "" where nobody asked
+    threads: list[list[Frame]] = field(default_factory=list)
+
+
+def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
+    """Where the rank's main thread stood while it hung; where nobody asked it, as it ended."""
+    path = directory.rank_stack(rank)
+    dumps = [one for one in _dumps(path) if any(one.threads)]
+    asked = [one for one in dumps if one.whose == "rank"]
+    for one in (*asked, *(dump for dump in dumps if dump.whose == "")):
+        main = one.threads[-1]
+        if main:
+            return Stack(path, tuple(main))
+    return _spied(directory.rank_py_spy(rank))
+
+
+def stack_of_error(path: Path, number: int, traceback: str) -> Stack | None:
+    """Where a rank raised: `number` is the line of its error among its events."""
+    frames = [
+        Frame(found[1], int(found[2]), found[3], number, found[0].strip())
+        for found in RAISED_FRAME.finditer(traceback[-MAX_TRACEBACK:])
+    ]
+    return Stack(path, tuple(reversed(frames))) if frames else None
+
+
+def stacks_of_children(directory: PhaseDir, rank: int) -> list[Stack]:
+    """Where the processes that it forked stood."""
+    path = directory.rank_stack(rank)
+    return [
+        Stack(path, tuple(one.threads[-1]))
+        for one in _dumps(path)
+        if one.whose == "child" and one.threads and one.threads[-1]
+    ]
+
+
+def _dumps(path: Path) -> Iterator[_Dump]:
+    """The dumps of one file in order. faulthandler puts an empty line between threads, and none
+    before the first: so a head straight behind a frame begins another dump."""
+    dump, empty, whose = _Dump(""), True, ""
+    for number, line in _lines(path):
+        if asked := ASKED.match(line):
+            yield dump
+            whose = "child" if asked[1] else "rank"
+            dump, empty = _Dump(whose), True
+        elif line.startswith(HEADS):
+            if dump.threads and not empty:
+                yield dump
+                dump = _Dump("")  # what nobody asked for
+            dump.threads.append([])
+        elif dump.threads and (frame := FRAME.match(line)):
+            dump.threads[-1].append(Frame(frame[1], int(frame[2]), frame[3], number, line.strip()))
+        empty = not line.strip()
+    yield dump
+
+
+def _spied(path: Path) -> Stack | None:
+    """The main thread in what py-spy wrote: it lists that one first."""
+    frames: list[Frame] = []
+    inside = False
+    for number, line in _lines(path):
+        if line.startswith("Thread "):
+            if frames:
+                break
+            inside = True
+        elif inside and (frame := SPY_FRAME.match(line)):
+            frames.append(Frame(frame[2], int(frame[3] or 0), frame[1], number, line.strip()))
+    return Stack(path, tuple(frames)) if frames else None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return
+    yield from enumerate(text.split("\n"), 1)
+
+
+def left_before(result: PhaseResult, victims: Iterable[RankResult]) -> list[RankResult]:
+    """The ranks that said they were done without having been through the stage in which a victim
+    still was: they returned from their program early."""
+    inside = {stage for victim in victims if (stage := _inside(victim))}
+    return [rank for rank in result.ranks if rank.done and inside - _ended(rank)]
+
+
+def read_stacks(result: PhaseResult) -> dict[int, Stack]:
+    """Rank -> where its main thread stood, where it left a stack; where it raised, if it did."""
+    found = {rank.rank: _stack_of(result, rank) for rank in result.ranks}
+    return {rank: stack for rank, stack in found.items() if stack is not None}
+
+
+def _stack_of(result: PhaseResult, rank: RankResult) -> Stack | None:
+    error = rank.events.last("error")
+    if error is not None:
+        line, traceback = rank.events.line_of(error), str(error.get("traceback"))
+        raised = stack_of_error(rank.events.path, line, traceback)
+        if raised is not None:
+            return raised
+    return stack_of_rank(result.directory, rank.rank)
+
+
+def ranks_elsewhere(where: Mapping[int, Stack], world: Collection[int]) -> list[int]:
+    """The ranks whose stack is in no collective while all others' are or may be, in one at least
+    for certain; none where no stack of all but one tells."""
+    away = [rank for rank in world if rank in where and not where[rank].perhaps_in_collective]
+    unknown = [rank for rank in world if rank not in where]
+    waits = [rank for rank in world if rank in where and where[rank].perhaps_in_collective]
+    return away if away and waits and not unknown else []
+
+
+def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
+    """Of these ranks those that have come least far, by their stages first, then by their steps;
+    none where all are equally far."""
+    marks = {rank.rank: _progress(rank) for rank in result.ranks if rank.rank in among}
+    least = min(marks.values(), default=(0, 0))
+    found = [rank for rank, mark in marks.items() if mark == least]
+    return found if len(found) < len(marks) else []
+
+
+def ranks_by_position(result: PhaseResult) -> dict[str, str]:
+    """Last stage and step -> the ranks that stood there, of all nodes."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank in result.ranks:
+        found[describe_position(rank)].append(rank.rank)
+    return {where: ranges(ranks) for where, ranks in list(found.items())[:MAX_POSITIONS]}
+
+
+def describe_position(rank: RankResult) -> str:
+    """The rank's last stage, and its last step where that is in it."""
+    if rank.done:
+        return "done"
+    stage, step = rank.events.last("stage"), rank.events.last("step")
+    if stage is None:
+        return "before its Rank" if not rank.start else "init"
+    name, state = str(stage.get("name"))[:100], stage.get("state")
+    if state == "end":
+        return f"after {name}"
+    if name == "train" and step is not None and type(step.get("step")) is int:
+        return f"{name}, step {step['step']} of {step.get('steps')}"[:200]
+    return name
+
+
+def _progress(rank: RankResult) -> tuple[int, int]:
+    """How many stages it began and ended, and the last step it marked."""
+    if rank.done:
+        return 2**31, 0
+    step = (rank.events.last("step") or {}).get("step")
+    return sum(1 for _ in rank.events.named("stage")), step if type(step) is int else 0
+
+
+def _inside(rank: RankResult) -> str:
+    stage = rank.events.last("stage") or {}
+    return str(stage.get("name")) if stage.get("state") == "begin" else ""
+
+
+def _ended(rank: RankResult) -> set[str]:
+    return {
+        str(record.get("name"))
+        for record in rank.events.named("stage")
+        if record.get("state") == "end"
+    }

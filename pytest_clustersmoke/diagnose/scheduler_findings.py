@@ -1,0 +1,204 @@
+"""What the scheduler did to a job: which node, who, when, and its own reason.
+
+What it says in its fields comes first; its words in the job's log are the second witness, since
+some of it (which node failed, a kill for want of memory) is said nowhere else once a node is back.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from collections.abc import Callable
+
+from ..findings import MAX_TEXT, Evidence, Finding
+from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
+from ..scheduler_record import SchedulerRecord
+from .failure_evidence import FailureEvidence
+
+# Slurm's words: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
+PROLOG_NODE = re.compile(
+    r"failed on node ([\w.-]{1,255}): Job prolog failed|Prolog failure on node ([\w.-]{1,255})"
+    r"|(?:Error running slurm prolog)"
+)
+ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
+MOST_SHOWN = 4  # nodes
+
+
+def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
+    """The finding of a job that the scheduler ended or never started; none where it did not."""
+    if judgement.outcome == "never_ran":
+        return _unavailable(case.scheduler, judgement)
+    looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
+        **dict.fromkeys(CLUSTER_STATES, _node_down),
+        PROLOG: _prolog,
+        REQUEUED: _requeued,
+        "PREEMPTED": _preempted,
+        SUSPENDED: _suspended,
+        "CANCELLED": _cancelled,
+        "TIMEOUT": _time_limit,
+    }
+    look = looks.get(judgement.ended_by)
+    return [look(case, judgement)] if look else []
+
+
+def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    down = [node for node in record.nodes if node.down]
+    said = _said(case, NODE_FAILED)
+    hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, record)
+    why = "; ".join(node.why for node in down)
+    if not why and hosts:
+        why = f"{', '.join(hosts)} failed, and is back in service by now"
+    when = record.job.ended
+    cause = f"a node went down while the job ran: {why or 'Slurm does not say which'}"
+    return Finding(
+        "node-down",
+        f"{cause} ({judgement.reason}{f' at {when}' if when else ''})",
+        "run again without that node (slurm.exclude in cluster.yaml), and report it; "
+        "`scontrol show node` and slurmctld's log say more",
+        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *said[:2]),
+        hosts=hosts,
+    )
+
+
+def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    drained = [node for node in record.nodes if node.prolog_failed]
+    said = _said(case, PROLOG_NODE)
+    hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, record)
+    why = "; ".join(node.why for node in drained) or judgement.reason
+    return Finding(
+        "prolog-failed",
+        f"Slurm's prolog failed on {', '.join(hosts) or 'a node'}, so that the job could not be "
+        f"launched: {why}",
+        "run without that node (slurm.exclude in cluster.yaml); an administrator finds the "
+        "prolog's own words in slurmd's log there, and resumes the node",
+        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *said[:2]),
+        hosts=hosts,
+    )
+
+
+def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    when = record.job.preempted or record.job.ended
+    # What started on its nodes when they were taken from it; times are local, of one form.
+    takers = [one for one in record.others if when and one.started >= when]
+    by = ", ".join(
+        f"job {one.job} of {one.user} (partition {one.partition}"
+        f"{f', QOS {one.qos}' if one.qos else ''})"
+        for one in takers
+    )
+    lost = "job that has its nodes now: " + by if by else "Slurm does not say for which job"
+    qos = f", QOS {record.job.qos}" if record.job.qos else ""
+    where = f"{record.job.partition}{qos}"
+    return Finding(
+        "preempted",
+        f"the scheduler took the job's nodes for another one{f' at {when}' if when else ''}: "
+        f"{lost}; this one ran in partition {where or 'unknown'}",
+        "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
+        evidence=(
+            *record.evidence(*takers[:2], record.job),
+            *_said(case, ENDED)[:1],
+        ),
+    )
+
+
+def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
+    paused = [node for node in case.result.nodes if node.paused_s]
+    return Finding(
+        "job-suspended",
+        f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
+        "or `scontrol suspend`), or the machine itself was paused",
+        "run again, or in a partition or QOS that is not suspended (slurm.partition, slurm.qos)",
+        evidence=tuple(
+            Evidence(
+                str(events.path),
+                events.line_of(one),
+                f"paused for {one.get('seconds')} s"[:MAX_TEXT],
+            )
+            for node in paused[:MOST_SHOWN]
+            for events in [case.node_events[node.node_rank]]
+            for one in [*events.named("paused")][:1]
+        ),
+        hosts=tuple(node.name for node in paused),
+    )
+
+
+def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    return Finding(
+        "requeued",
+        f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
+        "run again; ask the administrators who requeued it (slurmctld's log says)",
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
+    )
+
+
+def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    uid = record.cancelled_by
+    by = "Slurm does not say by whom (no accounting, or not yet)" if uid is None else _user(uid)
+    when = record.job.ended
+    return Finding(
+        "cancelled-by-other",
+        f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
+        "ask whoever cancelled it (scancel), then run again",
+        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
+        detail={} if uid is None else {"uid": uid},
+    )
+
+
+def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
+    record = case.scheduler
+    limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
+    spent = f" of {limit} (from {began} to {ended})" if limit else ""
+    return Finding(
+        "time-limit",
+        f"Slurm ended the job at its time limit{spent}",
+        "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
+        "in ranks/ of the run directory",
+        evidence=(*record.evidence(record.job), *_said(case, ENDED)[:2]),
+    )
+
+
+def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]:
+    """Nodes that a job may have waited for."""
+    out = [node for node in record.nodes if node.down or node.drained]
+    if not out:
+        return []
+    down = [node for node in out if node.down]
+    names = ", ".join(node.name for node in out)
+    return [
+        Finding(
+            "node-down" if down else "node-drained",
+            f"{judgement.reason}; of its partition {names} cannot be used: "
+            + "; ".join(node.why for node in out[:8]),
+            "ask for fewer nodes, or wait until an administrator resumes them",
+            evidence=record.evidence(*out[:MOST_SHOWN], record.job),
+            hosts=tuple(node.name for node in out),
+        )
+    ]
+
+
+def _said(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
+    """The lines of the job's own log with these words."""
+    return [evidence for _, evidence in case.search_job_logs(words)]
+
+
+def _names(
+    lines: list[Evidence], words: re.Pattern[str], record: SchedulerRecord
+) -> tuple[str, ...]:
+    """The nodes that these lines name, as far as the job had them."""
+    had = {node.name for node in record.nodes}
+    found = [match for line in lines if (match := words.search(line.text))]
+    names = [name for match in found for name in match.groups() if name]
+    return tuple(dict.fromkeys(name for name in names if not had or name in had))
+
+
+def _user(uid: int) -> str:
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = "a user without a name here"
+    return f"by {name} (uid {uid}{', as this run' if uid == os.getuid() else ''})"

@@ -1,0 +1,56 @@
+"""What the history adds to the record of a run, and the names of what it reads there.
+
+It takes report.json as plain data: report/run_record.py, which describes the fields, stands above.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field
+from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
+
+from ..telemetry import plain
+
+# A number that is not finite is its name.
+Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(plain)]
+RunRecord = dict[str, Any]
+PhaseRecord = dict[str, Any]
+MetricRecord = dict[str, Any]
+
+
+class PastRecord(TypedDict):
+    """A metric beside the good runs of the past on the same hardware and versions."""
+
+    status: Literal["ok", "warn", "fail", "not enough history"]
+    runs: int
+    median: float | None
+    mad: Annotated[float | None, Field(description="scaled to a standard deviation")]
+    spread: NotRequired[Annotated[float | None, Field(description="the unit of the bounds")]]
+    warn: Annotated[float | None, Field(description="the value from which on it warns")]
+    fail: Annotated[
+        float | None,
+        Field(description="the value from which on it fails; null also where it only warns"),
+    ]
+    text: str
+    other_versions: NotRequired[
+        Annotated[
+            bool, Field(description="it is compared with runs on other versions; that only warns")
+        ]
+    ]
+
+
+class TrendRecord(TypedDict):
+    """Past runs of a phase, the oldest first, this one not among them."""
+
+    run_ids: list[str]
+    begun: list[float]
+    good: Annotated[list[bool], Field(description="later runs are measured against it")]
+    same: Annotated[list[bool], Field(description="on the hardware and versions of this run")]
+    metrics: Annotated[
+        dict[str, list[Number | None]], Field(description="one value for each of these runs")
+    ]
+
+
+for closed in (PastRecord, TrendRecord):  # another key is a mistake
+    closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]

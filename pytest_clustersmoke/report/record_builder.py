@@ -1,0 +1,188 @@
+"""The record of a run, built from what its jobs left behind and from its verdict."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..environment import seen
+from ..history.past_criterion import read_judgement
+from ..identity import identity
+from ..marker import size_mark
+from ..references import compare
+from ..result import PhaseResult, collect
+from ..rundir import RunDir
+from ..telemetry import METRICS, read_events
+from ..verdict import RunTally, RunVerdict
+from .node_facts import FactsCollector, find_differences
+from .rank_records import mean_losses, rank_records
+from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
+from .topology import build_topology
+
+if TYPE_CHECKING:
+    from ..cluster import Profile, Reference
+    from ..phase import Phase
+
+# What result.json says of a phase's job; of a job that nobody saw end it says nothing.
+JOB_UNKNOWN: dict[str, Any] = {
+    "job_id": "",
+    "outcome": "lost",
+    "reason": "",
+    "scheduler_state": "",
+    "scheduler_nodes": "",
+    "estimated_start": None,
+    "submitted": None,
+    "started": None,
+    "ended": None,
+    "queue_s": None,
+    "run_s": None,
+    "torchrun_s": None,
+    "overhead_s": None,
+    "findings": [],
+}
+NEVER_ENDED = "the run ended before the job did"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run whose jobs are over: its directories, what was asked, what was counted and judged."""
+
+    directory: RunDir
+    target: Path  # its report
+    about: Mapping[str, Any]  # run.json
+    tally: RunTally
+    verdict: RunVerdict
+    profile: Profile | None = None
+    phases: Mapping[str, Phase] = field(default_factory=dict)
+    absences: tuple[str, ...] = ()
+    known_remarks: tuple[str, ...] = ()
+    proof: Mapping[str, Any] | None = None  # ProofRecord as plain data
+
+
+def make_record(run: FinishedRun) -> RunRecord:
+    """The record of a run that is over. Raises ValueError where run.json cannot be used."""
+    phases, collector = [], FactsCollector()
+    for name in run.tally.phases:
+        # One after the other, and without marks: what 512 ranks wrote down fills memory.
+        result = collect(run.directory.phase(name), run.profile, all_marks=False)
+        phases.append(phase_record(result, run))
+        collector.add(result)
+    about, verdict, nodes = run.about, run.verdict, collector.records()
+    proof = {} if run.proof is None else {"proof": run.proof}
+    return RunRecord.model_validate(
+        {
+            "schema": SCHEMA,
+            "run_id": about["run_id"],
+            "package_version": __version__,
+            "cluster": about["cluster"],
+            "backend": about["backend"],
+            "hardware": about["hardware"],
+            "evidence": str(run.directory.root),
+            "begun": about["begun"],
+            "written": time.time(),
+            "verdict": verdict.name,
+            "sentence": verdict.sentence,
+            "failed": verdict.failed,
+            "not_measured": verdict.not_measured,
+            "known": [asdict(known) for known in verdict.known],
+            "known_remarks": list(run.known_remarks),
+            "phases_chosen": list(run.tally.phases),
+            "phases_of_cluster": run.tally.phases_of_cluster,
+            "selection": verdict.scope,
+            "interrupted": run.tally.interrupted,
+            "partial": verdict.partial,
+            "absent_phases": list(run.absences),
+            "changes": [],
+            "nodes": nodes,
+            "differences": find_differences(nodes),
+            "phases": phases,
+            **proof,
+        }
+    )
+
+
+def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
+    """All that is known of one phase."""
+    who, counted = identity(result), run.tally.phases[result.name]
+    return PhaseRecord.model_validate(
+        {
+            **_job(result, run),
+            "phase": result.name,
+            "known": asdict(counted.known) if counted.known else None,
+            "world_size": result.world_size,
+            "marks": _marks(result),
+            "args": dict(result.args),
+            "nodes": [
+                NodeRecord(node_rank=node.node_rank, node=node.name, host=node.host)
+                for node in result.nodes
+            ],
+            "ranks": rank_records(result),
+            "versions": who.versions,
+            "hardware": who.hardware,
+            "shape": who.shape,
+            "transport": result.transport_summary(),
+            "topology": build_topology(result),
+            "metrics": _metrics(result),
+            "loss": mean_losses(result),
+            "trend": None,
+            "changed": [],
+            "remarks": _remarks(result, run),
+            "stage_seconds": result.stage_seconds(),
+            "criteria": {name: one.as_dict() for name, one in counted.criteria.items()},
+            "all_criteria": counted.all_reported,
+            "not_measured": sorted(counted.unmeasured),
+        }
+    )
+
+
+def _job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
+    """What result.json says; where there is none, what the journal says of the submission."""
+    job = {key: value for key, value in result.job.items() if key != "schema"}
+    if not job:
+        journal = read_events(run.directory.journal)
+        sent = [one for one in journal.named("submitted") if one.get("phase") == result.name]
+        job = {"reason": NEVER_ENDED, "job_id": str(sent[-1].get("job_id")) if sent else ""}
+    return {**JOB_UNKNOWN, **job}
+
+
+def _marks(result: PhaseResult) -> list[str]:
+    nodes = int(result.spec["nodes"])
+    return [size_mark(nodes, result.world_size // nodes)] if nodes else []
+
+
+def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
+    found: dict[str, MetricRecord] = {}
+    past = read_judgement(result.directory)
+    for name, value in result.metrics().items():
+        reference = result.references.get(name)
+        comparison = compare(name, value, reference)
+        found[name] = MetricRecord(
+            value=value,
+            unit=METRICS[name].unit,
+            higher_is_better=METRICS[name].higher_is_better,
+            reference=_reference(reference),
+            met=comparison.met,
+            text=comparison.text,
+            past=past.get(name),
+        )
+    return found
+
+
+def _reference(reference: Reference | None) -> ReferenceRecord | None:
+    if reference is None:
+        return None
+    return ReferenceRecord(
+        value=reference.value, low=reference.low, high=reference.high, source=reference.source
+    )
+
+
+def _remarks(result: PhaseResult, run: FinishedRun) -> list[dict[str, Any]]:
+    """Remarks about environment variables, from what the nodes saw."""
+    phase = run.phases.get(result.name)
+    found = seen(result, phase, run.profile, os.environ) if phase and run.profile else []
+    return [asdict(remark) for remark in found]

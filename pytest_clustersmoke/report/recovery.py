@@ -1,0 +1,146 @@
+"""Runs whose controller was killed: the next command that meets one writes the report of what is
+known of it.
+
+What was judged before stands in the journal; what the jobs left lies in the run's directory. Their
+jobs may still run: the scheduler was never told to end them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..cluster import Profile, load
+from ..errors import UsageProblems
+from ..locks import seized
+from ..result import OUTCOMES
+from ..rundir import RUN_ID, RunDir, read_json
+from ..telemetry import EventWriter, read_events
+from ..verdict import CriterionResult, KnownFailure, RunTally, judge
+from .publication import GIVEN_UP, give_up, publish
+from .record_builder import FinishedRun, make_record
+from .run_record import RunRecord
+
+RESULTS = ("passed", "failed", "skipped", "known")
+
+
+def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
+    """Report every run that was announced in this directory and never reported to the end, if its
+    controller is dead; returns a line on each."""
+    lines = []
+    for target, run, about in _unreported(report_dir):
+        with seized(run) as dead:
+            if dead:
+                try:
+                    lines += _report(target, run, about, environ)
+                except OSError as error:
+                    lines.append(f"run {target.name} cannot be reported now: {error}")
+                except Exception as error:  # once: else it would be met by every later command
+                    words = f"{type(error).__name__}: {error}"
+                    give_up(target, words)
+                    lines.append(f"run {target.name} was never reported, and cannot be: {words}")
+    return lines
+
+
+def _report(
+    target: Path, run: RunDir, about: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    written = read_json(target / "report.json")
+    if written is not None and written.get("run_id") == target.name:
+        return _complete(target, run, RunRecord.model_validate(written))
+    tally, partial = _tally(run, about)
+    verdict = replace(judge(tally), partial=partial)
+    profile = _profile(about, environ)
+    record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
+    _close(run)
+    # Of the environment nothing: a summary of today's step in CI is not that run's.
+    _, remarks = publish(record, run, target.parent, {})
+    return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
+
+
+def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
+    """Do what was still to be done when the controller was killed behind report.json."""
+    _close(run)
+    _, remarks = publish(record, run, target.parent, {})
+    if not _is_whole(target):  # its journal is too large, say: once is enough
+        give_up(target, "the evidence cannot be copied")
+    return [f"run {target.name}: killed before its report was whole; it is now: {target}", *remarks]
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether a run was published to the end: the journal is copied last."""
+    return (target / "report.json").exists() and (target / "journal.jsonl").exists()
+
+
+def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
+    """The cluster's profile as it is now, for references; None where it is no more."""
+    try:
+        return load(Path(about["config"]), environ).profile(about["cluster"])
+    except (KeyError, OSError, UsageProblems):
+        return None
+
+
+def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
+    """Where a report is not whole, the run's directory and its run.json. A proof that was killed
+    proved nothing: it is to be run again."""
+    try:
+        names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
+    except OSError:
+        return
+    for name in names:
+        target = report_dir / name
+        if _is_whole(target) or (target / GIVEN_UP).exists():
+            continue
+        stub = read_json(target / "run.json") or {}
+        run = RunDir(Path(str(stub.get("evidence", ""))))
+        about = read_json(run.run)
+        is_same = about is not None and about.get("run_id") == name == run.root.name
+        if about is not None and is_same and "proof" not in about:
+            yield target, run, about
+
+
+def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
+    """What the journal says was judged, and how the run ended, in words."""
+    tally = RunTally(frozenset(about.get("require", ())), interrupted=True)
+    tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
+    tally.selection = str(about.get("selection", ""))
+    for name in about.get("phases_chosen", ()):
+        outcome = (read_json(run.phase(str(name)).result) or {}).get("outcome")
+        tally.phase(str(name)).outcome = outcome if outcome in OUTCOMES else ""
+    journal = read_events(run.journal)
+    for event in journal.named("judged"):
+        phase = tally.phases.get(str(event.get("phase")))
+        if phase is not None and event.get("result") in RESULTS:
+            phase.criteria[str(event.get("criterion"))] = _criterion(event)
+    tally.other_failures = sum(1 for _ in journal.named("failed"))
+    closed = journal.last("closed")
+    if closed is not None and not closed.get("recovered"):
+        return tally, "its report could not be written when it ended"
+    left = [
+        str(event["job_id"])
+        for event in journal.named("submitted")
+        if event.get("job_id") and not _is_over(tally, event.get("phase"))
+    ]
+    jobs = f"; nobody ended its job{'s' * (len(left) > 1)} {', '.join(left)}" if left else ""
+    return tally, f"its controller was killed{jobs}"
+
+
+def _criterion(event: Mapping[str, Any]) -> CriterionResult:
+    known = event.get("known")
+    if not isinstance(known, dict) or {*known} != {"what", "reason", "until", "where"}:
+        return CriterionResult(event["result"], str(event.get("text")))
+    owner = KnownFailure(**{key: str(value) for key, value in known.items()})
+    return CriterionResult(event["result"], str(event.get("text")), owner)
+
+
+def _is_over(tally: RunTally, phase: object) -> bool:
+    return phase in tally.phases and bool(tally.phases[str(phase)].outcome)
+
+
+def _close(run: RunDir) -> None:
+    """So that its directories may be pruned like those of other runs."""
+    writer = EventWriter(run.journal)
+    writer.write("closed", recovered=True)
+    writer.close()

@@ -1,0 +1,119 @@
+"""What reports/<run_id>/ keeps of a run: its evidence, readable by others; the newest runs stay."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..rundir import RUN_ID, RunDir
+from ..telemetry import read_events
+
+MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # of one file, and of all
+# Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
+SKIPPED = {"output", "build"}
+# A run whose controller was killed never closes its journal; after a month it is over.
+ABANDONED_S = 30 * 24 * 3600
+
+
+class EvidenceCopier:
+    """Copies a run's evidence as far as it can; what it leaves lies where it was."""
+
+    def __init__(self, run: RunDir, target: Path) -> None:
+        self._run, self._target = run, target
+        self._bytes = self._left = 0
+        self._error = ""
+
+    def copy_phase(self, name: str) -> None:
+        self._copy(_evidence(self._run.phase(name).root))
+
+    def copy_journal(self) -> None:
+        """By its journal a report is known to be whole, so it has room of its own."""
+        self._bytes = 0
+        self._copy([self._run.journal])
+
+    def will_copy_journal(self) -> bool:
+        with contextlib.suppress(OSError):
+            info = self._run.journal.lstat()
+            return stat.S_ISREG(info.st_mode) and info.st_size <= MAX_FILE_BYTES
+        return False
+
+    def remarks(self) -> list[str]:
+        if not self._left:
+            return []
+        files = f"{self._left} file{'s' * (self._left > 1)} of the evidence"
+        return [f"{files} not copied, see {self._run.root}{self._error}"]
+
+    def _copy(self, sources: Iterable[Path]) -> None:
+        for source in sources:
+            try:
+                if self._has_room(source):
+                    copied = self._target / source.relative_to(self._run.root)
+                    copied.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, copied)
+            except FileNotFoundError:  # an interrupted job tidies up still
+                pass
+            except OSError as error:
+                self._left += 1
+                self._error = self._error or f": {error}"
+
+    def _has_room(self, source: Path) -> bool:
+        """Whether it is a file for which there is room; then it counts. Raises OSError."""
+        info = source.lstat()
+        if not stat.S_ISREG(info.st_mode):
+            return False
+        if info.st_size > MAX_FILE_BYTES or self._bytes + info.st_size > MAX_BYTES:
+            self._left += 1
+            return False
+        self._bytes += info.st_size
+        return True
+
+
+def _evidence(phase: Path) -> Iterator[Path]:
+    for folder, names, files in os.walk(phase):
+        names[:] = [name for name in names if name not in SKIPPED]
+        for name in files:
+            if not name.endswith(".pkl") and not name.startswith("."):
+                yield Path(folder) / name
+
+
+def point_link(link: Path, target: str) -> None:
+    """Point a link to the newest run, whole or not at all."""
+    draft = link.with_name(f".latest.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(target)
+    try:
+        draft.replace(link)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def prune_runs(directory: Path, keep: int) -> None:
+    """Delete the oldest runs beyond `keep`: only directories that are ours by name, owner and
+    content, and whose run is over."""
+    runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
+    begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
+    for _, run in begun[:-keep]:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(run)
+
+
+def _began(run: Path) -> float | None:
+    """When a run of ours that is over began, by its journal; one that was killed before it had
+    written any, by its directory. None where it is none."""
+    try:
+        if run.is_symlink() or run.lstat().st_uid != os.getuid():
+            return None
+        touched = run.lstat().st_mtime
+    except OSError:
+        return None
+    old = time.time() - touched > ABANDONED_S
+    journal = read_events(run / "journal.jsonl")
+    if journal.records:
+        over = journal.last("closed") is not None or old
+        return float(journal.records[0]["time"]) if over else None
+    return touched if old and (run / "run.json").is_file() else None

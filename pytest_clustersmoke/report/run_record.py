@@ -1,0 +1,340 @@
+"""The record of a run, which is report.json: every view is rendered from it, and none judges.
+
+Times are Unix seconds, durations seconds, other units stand in the field's name. A number that is
+not finite is written as its name. `python -m pytest_clustersmoke.report.run_record` writes
+report.schema.json, the JSON Schema of these models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+from pytest_clustersmoke.history.comparison import Number, PastRecord, TrendRecord
+
+SCHEMA = 1
+SCHEMA_PATH = Path(__file__).with_name("report.schema.json")
+
+Outcome = Literal[
+    "passed", "failed", "cluster_failed", "never_ran", "preempted", "cancelled", "lost"
+]
+Result = Literal["passed", "failed", "skipped", "known"]
+
+
+class _Model(BaseModel):
+    # A field that is not described here is no part of a report. Fields with a default are left out
+    # of report.json where nobody set them.
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
+
+
+class HardwareRecord(_Model):
+    """What the profile says a node has."""
+
+    gpu: str
+    device: str
+    gpus_per_node: int
+    interconnect: str
+
+
+class EvidenceRecord(_Model):
+    """One line that shows a finding."""
+
+    file: str = Field(description="a path under the phase's evidence, or an absolute one")
+    line: int
+    text: str
+
+
+class FindingRecord(_Model):
+    """A cause, its evidence and the next step."""
+
+    id: str = Field(description="names the kind of cause")
+    cause: str
+    fix: str = Field(description="the next step")
+    primary: bool = Field(description="a cause; other findings follow from one, or stand beside it")
+    evidence: list[EvidenceRecord]
+    hosts: list[str]
+    ranks: list[int]
+    detail: dict[str, Any]
+    severity: str = Field(description="failure, or warning")
+
+
+class ReferenceRecord(_Model):
+    """A metric's reference, with its bounds in the metric's unit."""
+
+    value: float
+    low: float | None
+    high: float | None
+    source: str
+
+
+class MetricRecord(_Model):
+    """A metric of a phase, beside its reference and its past."""
+
+    value: Number = Field(description="that of the worst rank")
+    unit: str
+    higher_is_better: bool
+    reference: ReferenceRecord | None
+    met: bool | None = Field(description="null: there is no reference")
+    text: str = Field(description="value and comparison, in words")
+    past: PastRecord | None
+
+
+class NodeRecord(_Model):
+    """One node of a phase; its facts stand in the run's `nodes`."""
+
+    node_rank: int
+    node: str
+    host: str
+
+
+class FactsRecord(_Model):
+    """What a node said of itself, once for all phases; what was too large is cut, with `…`."""
+
+    node: str
+    host: str
+    phases: list[str] = Field(description="in which it wrote facts; empty if it never did")
+    facts: dict[str, Any] = Field(description="as the last of these phases found them")
+    earlier: dict[str, dict[str, Any]] = Field(description="phase -> facts that differed there")
+
+
+class SpreadRecord(_Model):
+    """Percentiles of a rank's steps after warm-up, in seconds."""
+
+    p5: float
+    p25: float
+    p50: float
+    p75: float
+    p95: float
+
+
+class RankRecord(_Model):
+    """One rank of a phase."""
+
+    rank: int
+    node_rank: int | None
+    node: str
+    host: str
+    local_rank: int | None
+    device: str
+    done: bool
+    steps: int
+    peak_memory_gib: Number | None
+    step_s: SpreadRecord | None
+    own_s: SpreadRecord | None = Field(description="the part of a step before its first collective")
+    behind: bool = Field(description="it kept the others waiting")
+
+
+class LinkRecord(_Model):
+    """What joins two ranks, as NCCL logged it."""
+
+    source: int
+    destination: int
+    inside: bool = Field(description="both ranks are on one node")
+    transport: str = Field(description="in NCCL's wording")
+    kind: str = Field(description="the first two parts of the transport")
+    nics: list[str]
+    channels: int
+    unexpected: str = Field(
+        description="why, by the cluster's `expect`; empty if the link is as expected or not judged"
+    )
+    where: str = Field(description="file:line")
+
+
+class GroupRecord(_Model):
+    """All links of one kind between two nodes, or inside one."""
+
+    nodes: tuple[int, int] = Field(description="node ranks, the lower one first")
+    kind: str
+    links: int
+    unexpected: int
+    bandwidth_gb_per_s: float | None = Field(
+        description="of the pair, each way at once, where it was measured"
+    )
+
+
+class TopologyRecord(_Model):
+    """Which ranks of a phase talked to each other, and over what."""
+
+    backend: str
+    note: str = Field(description="why links are missing")
+    links: list[LinkRecord] = Field(description="at most 2,000, the unexpected ones first")
+    groups: list[GroupRecord] = Field(description="all")
+
+
+class KnownRecord(_Model):
+    """A failure that is acknowledged until a day."""
+
+    what: str
+    reason: str
+    until: str = Field(description="YYYY-MM-DD")
+    where: str = Field(description="file:line")
+
+
+class CriterionRecord(_Model):
+    """What became of one criterion."""
+
+    result: Result
+    text: str
+    known: KnownRecord | SkipJsonSchema[None] = Field(
+        default=None, description="who answers for it, where the result is known"
+    )
+
+
+class PhaseRecord(_Model):
+    """One phase: its job, what it measured, and its criteria."""
+
+    phase: str
+    outcome: Outcome
+    reason: str = Field(description="why the outcome is this one")
+    job_id: str = Field(description="the scheduler's; empty if nothing was submitted")
+    fault: str = Field(
+        default="", description="the fault that was staged: nothing here is about the cluster"
+    )
+    scheduler_state: str
+    scheduler_nodes: str
+    estimated_start: float | None = Field(description="the scheduler's estimate, Unix s")
+    submitted: float | None = Field(description="Unix s")
+    started: float | None = Field(description="Unix s")
+    ended: float | None = Field(description="Unix s")
+    queue_s: float | None = Field(description="from submission to start")
+    run_s: float | None = Field(description="from start to end")
+    torchrun_s: float | None = Field(description="torchrun's own, on the slowest node")
+    overhead_s: float | None = Field(
+        description="from submission to result, less queue and torchrun"
+    )
+    findings: list[FindingRecord]
+    known: KnownRecord | None
+    world_size: int = Field(description="ranks")
+    marks: list[str] = Field(description="singlegpu, multigpu or multinode")
+    args: dict[str, Any] = Field(description="of the rank program")
+    nodes: list[NodeRecord]
+    ranks: list[RankRecord]
+    versions: dict[str, str] = Field(description="those of the ranks, and the driver's")
+    hardware: str = Field(description="what it ran on; runs on other hardware are not compared")
+    shape: str = Field(
+        description="nodes, ranks, arguments, variables; runs of another shape are not compared"
+    )
+    transport: str = Field(description="what the ranks talked over, in words")
+    topology: TopologyRecord | None
+    metrics: dict[str, MetricRecord]
+    loss: list[tuple[int, Number]] = Field(
+        description="step, mean over all ranks; thinned where there are many"
+    )
+    trend: TrendRecord | None
+    changed: list[str] = Field(description="versions that changed since the last good run")
+    remarks: list[dict[str, Any]]
+    stage_seconds: dict[str, float]
+    criteria: dict[str, CriterionRecord] = Field(description="by name; `job` is the job itself")
+    all_criteria: bool = Field(description="every criterion of the class reported a result")
+    not_measured: list[str] = Field(description="kinds of criteria that could not be judged")
+
+
+class DifferenceRecord(_Model):
+    """A fact that should be the same on all nodes, and is not."""
+
+    fact: str
+    values: dict[str, list[str]] = Field(description="value -> nodes, that of most nodes first")
+
+
+class GateRecord(_Model):
+    """A fault that was staged, and whether its criterion turned red."""
+
+    fault: str
+    what: str
+    phase: str
+    status: str = Field(description="proven, stayed green, not as it must be, or not staged")
+    reasons: list[str]
+    expected: list[str]
+    red: list[str]
+    finding: str
+    words: str
+    ranks: list[int]
+    hosts: list[str]
+    seconds: float | None = Field(description="from the fault to its finding")
+
+
+class ProofRecord(_Model):
+    """What --cluster-prove found of the gates."""
+
+    cluster: str
+    date: str
+    planned: list[str]
+    proven: list[str]
+    stayed_green: list[str]
+    gates: list[GateRecord]
+    not_applicable: dict[str, str] = Field(description="fault -> why it is not staged here")
+
+
+class RunRecord(_Model):
+    """A run. Times are Unix seconds, durations seconds, other units stand in the key or beside the
+    figure; a number that is not finite is its name."""
+
+    schema_version: Literal[1] = Field(alias="schema", json_schema_extra={"type": "integer"})
+    run_id: str
+    package_version: str
+    cluster: str
+    backend: str
+    hardware: HardwareRecord
+    evidence: str = Field(description="the run's directory on the cluster")
+    begun: float = Field(description="Unix s")
+    written: float = Field(description="Unix s")
+    verdict: str = Field(
+        description="FIT, UNFIT or INCONCLUSIVE; of a proof PROVEN, NOT PROVEN or INCONCLUSIVE"
+    )
+    sentence: str = Field(description="the verdict with its scope and reasons")
+    failed: list[str] = Field(description="in words")
+    not_measured: list[str] = Field(description="what was required and not measured, in words")
+    known: list[KnownRecord]
+    known_remarks: list[str] = Field(
+        description="acknowledgements that have expired, or that nothing needed"
+    )
+    phases_chosen: list[str]
+    phases_of_cluster: list[str]
+    selection: str = Field(
+        description="what was chosen or changed; empty if all of the cluster's criteria ran"
+    )
+    interrupted: bool
+    partial: str = Field(description="why the record is not whole; empty if the run ended normally")
+    absent_phases: list[str] = Field(description="phases that this cluster does not run, and why")
+    changes: list[str] = Field(description="since the run before, in words")
+    nodes: list[FactsRecord]
+    differences: list[DifferenceRecord] = Field(description="at most 1,000")
+    phases: list[PhaseRecord]
+    proof: ProofRecord | SkipJsonSchema[None] = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as report.json holds it."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of report.json, the same from every version of pydantic."""
+    made = RunRecord.model_json_schema(ref_template="#/$defs/{model}")
+    for model in (made, *made["$defs"].values()):
+        for field in model["properties"].values():
+            _strip_noise(field)
+    title = "report.json of pytest-clustersmoke"
+    # A name, not an address: nothing is fetched to check a report. It changes with the schema.
+    name = f"urn:pytest-clustersmoke:report:{SCHEMA}"
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, "$id": name, **made, "title": title}
+
+
+def _strip_noise(field: dict[str, Any]) -> None:
+    """Take out titles and defaults, and what differs between versions of pydantic."""
+    for key in ("title", "default"):
+        field.pop(key, None)
+    field.update(*field.pop("allOf", ()))  # pydantic wrapped a reference so before 2.9
+    if field.get("additionalProperties") is True:
+        del field["additionalProperties"]
+    for inner in (field.get("additionalProperties"), field.get("items"), *field.get("anyOf", ())):
+        if isinstance(inner, dict):
+            _strip_noise(inner)
+
+
+if __name__ == "__main__":
+    SCHEMA_PATH.write_text(json.dumps(json_schema(), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,215 @@
+"""The step summary of GitHub Actions: a run's record as Markdown, on the page of its job.
+
+GITHUB_STEP_SUMMARY names a file for Markdown; each step has one of its own, which all its commands
+append to. Cluster names, findings and log lines may hold anything, and stand there letter by
+letter: nothing of theirs becomes markup, HTML, a link, a mention of somebody, a reference to an
+issue, an emoji or a formula.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ..clean import sanitize_line, sanitize_lines
+from .run_record import FindingRecord, PhaseRecord, RunRecord
+from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
+
+VARIABLE = "GITHUB_STEP_SUMMARY"
+MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
+MAX_BYTES = 256 * 2**10  # for a step may run several commands
+MAX_WORDS, MAX_EVIDENCE, MAX_EVIDENCE_LINES, MAX_NAMES = 1000, 3, 12, 16
+MORE = "There is more in report.json."
+
+# GitHub makes links of these after the Markdown has been read, so no backslash stops it: a space of
+# no width does. Code is left alone.
+APART = "\u200b"
+LINKED = re.compile(r"(?<=@)|(?<=#)(?=\d)|(?<=GH-)|(?<=:)(?=//|[\w+-]+:)|(?<=www)(?=\.)", re.I)
+MARKUP = re.compile(r"([\\`*_{}\[\]()#+\-.!|~=])")
+FORMULA = "<span>$</span>"
+
+
+def add_step_summary(record: RunRecord, environ: Mapping[str, str]) -> None:
+    """Append the run's summary to the step's, whole or not at all, where there is one.
+
+    Raises OSError where that cannot be done, or the step's summary has no room left.
+    """
+    path = environ.get(VARIABLE)
+    if not path:
+        return
+    # Not blocking: a pipe that nobody reads would hold up the end of the run.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o644)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(f"{VARIABLE} names {path}, which is no file")
+        _append(fd, info.st_size, _fitting(record, MAX_STEP_BYTES - info.st_size))
+    finally:
+        os.close(fd)
+
+
+def _fitting(record: RunRecord, room: int) -> bytes:
+    """The summary, or the verdict alone where only that has room."""
+    for text in (summary(record), short_summary(record)):
+        made = f"\n{text}".encode()
+        if len(made) <= room:
+            return made
+    raise OSError(f"the step's summary is full: {MAX_STEP_BYTES} bytes")
+
+
+def _append(fd: int, size: int, made: bytes) -> None:
+    try:
+        written = os.write(fd, made)
+        if written < len(made):  # the disk is full
+            raise OSError(f"only {written} of {len(made)} bytes could be written")
+    except OSError:
+        os.ftruncate(fd, size)
+        raise
+
+
+def summary(record: RunRecord) -> str:
+    """Verdict, phases, findings with their next steps, what changed; at most MAX_BYTES of UTF-8."""
+    blocks: list[str] = []
+    left = MAX_BYTES - len(MORE) - 2
+    for text in _blocks(record):
+        left -= len(text.encode()) + 2
+        if left < 0:
+            blocks.append(MORE)
+            break
+        blocks.append(text)
+    return "\n\n".join(blocks) + "\n"
+
+
+def short_summary(record: RunRecord) -> str:
+    """The verdict alone, where there is no room for more."""
+    return "\n\n".join([*_verdict(record), MORE]) + "\n"
+
+
+def _blocks(record: RunRecord) -> Iterator[str]:
+    yield from _verdict(record)
+    if record.proof is not None:
+        yield block("\n".join(line for line, _ in gate_lines(record)))
+        return
+    yield table(COLUMNS, map(phase_row, record.phases), right=NUMBERS)
+    yield from _section("Phases that did not run here", record.absent_phases)
+    for phase in record.phases:
+        yield from _problems(phase)
+    yield from _section("What changed", _changes(record))
+    yield from _section("Nodes differ", _differences(record))
+    known = [*map(known_words, record.known), *record.known_remarks]
+    yield from _section("Known failures", known)
+
+
+def _verdict(record: RunRecord) -> Iterator[str]:
+    yield f"## {inline(record.cluster)}: {inline(record.verdict)}"
+    yield f"**{inline(record.sentence)}**"
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
+    run = f"Run {code(record.run_id)}, begun {began} UTC"
+    hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} a node."
+    yield f"{run}, pytest-clustersmoke {inline(record.package_version)}. {hardware}"
+    if record.partial:
+        yield f"Not all is known: {inline(record.partial)}."
+    elif record.interrupted:
+        yield "The run was interrupted."
+
+
+def _problems(phase: PhaseRecord) -> Iterator[str]:
+    """What is wrong with a phase: its findings, else its outcome, and the criteria that failed."""
+    primary = [finding for finding in phase.findings if finding.primary]
+    others = len(phase.findings) - len(primary)
+    failed = {name: one.text for name, one in phase.criteria.items() if one.result == "failed"}
+    failed.pop("job", None)
+    bad = phase.outcome != "passed"
+    if not (bad or primary or failed):
+        return
+    yield f"### {inline(phase.phase)}: {inline(phase.outcome)}{', known' if phase.known else ''}"
+    if bad and phase.reason:
+        yield inline(phase.reason)
+    for finding in primary:
+        yield from _finding(finding)
+    if others:
+        yield f"{others} more {'finding' if others == 1 else 'findings'} in report.json."
+    if not bad:  # else each says no more than that the job failed
+        for name, text in failed.items():
+            yield f"Criterion {code(name)}:"
+            yield block(text[:MAX_WORDS])
+
+
+def _finding(finding: FindingRecord) -> Iterator[str]:
+    names = [*finding.hosts, *(f"rank {rank}" for rank in finding.ranks)]
+    where = f" ({inline(_some(names))})" if names else ""
+    kind = "Finding" if finding.severity == "failure" else "Warning"
+    yield f"{kind} {code(finding.id)}: **{inline(finding.cause)}**{where}"
+    yield f"Next: {inline(finding.fix)}"
+    for shown in finding.evidence[:MAX_EVIDENCE]:
+        yield code(f"{shown.file}:{shown.line}")
+        lines = shown.text[:MAX_WORDS].splitlines()[:MAX_EVIDENCE_LINES]
+        if lines:
+            yield block("\n".join(lines))
+
+
+def _changes(record: RunRecord) -> Iterator[str]:
+    """Since the run before, and of each metric that left the past's band."""
+    yield from record.changes
+    for phase in record.phases:
+        for name, metric in phase.metrics.items():
+            if metric.past is not None and metric.past["status"] in ("warn", "fail"):
+                yield f"{phase.phase}: {name}: {metric.past['text']}"
+        yield from (f"{phase.phase}: {words}" for words in phase.changed)
+
+
+def _differences(record: RunRecord) -> Iterator[str]:
+    for one in record.differences:
+        values = [f"{value} on {_some(nodes)}" for value, nodes in one.values.items()]
+        yield f"{one.fact}: {'; '.join(values)}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+    items = [f"- {inline(line)}" for line in lines]
+    if items:
+        yield "\n".join([f"### {title}", "", *items])
+
+
+def inline(words: str) -> str:
+    """The words on one line, as they are."""
+    apart = LINKED.sub(APART, sanitize_line(words[:MAX_WORDS]).strip())
+    marked = MARKUP.sub(r"\\\1", html.escape(apart, quote=False))
+    return marked.replace("$", FORMULA)
+
+
+def code(words: str) -> str:
+    """The words on one line, as code. Not for a table, where a bar would end the cell."""
+    text = sanitize_line(words).strip()
+    fence = "`" * (_longest(text) + 1)
+    pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def block(words: str) -> str:
+    """The words with their lines, as a block of code."""
+    text = sanitize_lines(words)
+    fence = "`" * max(3, _longest(text) + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
+    """A table; the columns named in `right` hold numbers."""
+    numbers = set(right)
+    marks = ["---:" if name in numbers else "---" for name in head]
+    cells = [[inline(cell) for cell in row] for row in (head, *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], marks, *cells[1:]])
+
+
+def _longest(text: str) -> int:
+    """The longest run of backticks."""
+    return max((len(run) for run in re.findall(r"`+", text)), default=0)

@@ -1,0 +1,147 @@
+"""Lines of a log: the one around a word and those around that, who wrote it, and when.
+
+Writer and time are only what the line says for certain. A rank is named by torch's own `[rank3]:`;
+torchrun's `[default0]:` counts within a node, and srun's labels count tasks. A host is named by
+NCCL's header, by syslog and by torchrun's summary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .signature_file import Pattern, Signature
+
+# Of a line without an end so much is looked at around a word.
+BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
+# What stays at hand before a chunk of a log.
+BEHIND_BYTES = 2**13
+MAX_TEXT = 600
+ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+# Month, day, hour, minute, second: what all stamps have. Years and time zones are left aside.
+Time = tuple[int, int, int, int, float]
+
+PREFIX_CHARS = 200
+RANK = re.compile(r"\[rank(\d{1,6})\]:|\(default_pg\) Rank (\d{1,6})\]")
+NCCL_HEADER = re.compile(r"([A-Za-z0-9][\w.-]{0,254}):\d{1,9}:\d{1,9} \[-?\d{1,9}\] (?=\S)")
+SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,255}) kernel:")
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+ISO = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d{1,6})?)")
+# glog's, of torch: `[E1121 20:32:39.123` and, from some builds, a month without its zero.
+GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,6})?)")
+BSD = re.compile(r"\b(" + "|".join(MONTHS) + r") ([ \d]\d) (\d\d):(\d\d):(\d\d)")
+
+
+class LogLine(NamedTuple):
+    """One line of a log as evidence. `source` counts the inputs, in the order they were read."""
+
+    source: int
+    number: int
+    file: str
+    text: str
+    time: Time | None
+    rank: int | None = None  # its writer's, where that is certain
+
+
+class Piece(NamedTuple):
+    """A line, or as much of it as is looked at: its bounds in the buffer, and its text."""
+
+    begin: int
+    end: int
+    text: bytes
+
+
+def piece_at(buffer: bytes, start: int, end: int, looked: int) -> Piece:
+    """The line around a word; of a long one what was not looked at yet. A progress bar ends its
+    lines with a carriage return."""
+    least, most = max(0, start - BEFORE_BYTES), min(len(buffer), end + AFTER_BYTES)
+    begin = max(buffer.rfind(b"\n", least, start), buffer.rfind(b"\r", least, start)) + 1
+    begin = max(begin, least, looked if looked <= start else 0)
+    stops = [at for at in (buffer.find(b"\n", end, most), buffer.find(b"\r", end, most)) if at >= 0]
+    stop = min(stops, default=most)
+    return Piece(begin, stop, strip_colors(buffer[begin:stop]))
+
+
+def groups_at(
+    signature: Signature, pattern: Pattern, buffer: bytes, piece: Piece, text: str
+) -> dict[str, str | None] | None:
+    """The groups of a pattern that matches there; None where it does not."""
+    if pattern.regex is None:
+        return {}
+    if signature.lines > 1:
+        text = _around(buffer, piece, signature.lines - 1)
+    found = pattern.regex.search(text)
+    return found.groupdict() if found else None
+
+
+def _around(buffer: bytes, piece: Piece, lines: int) -> str:
+    """The line and so many lines before and behind it."""
+    begin, end = piece.begin, piece.end
+    for _ in range(lines):
+        begin = max(buffer.rfind(b"\n", max(0, begin - BEFORE_BYTES), max(0, begin - 1)) + 1, 0)
+        stop = buffer.find(b"\n", end + 1, end + AFTER_BYTES)
+        end = stop if stop >= 0 else min(len(buffer), end + AFTER_BYTES)
+    return strip_colors(buffer[max(begin, piece.begin - BEHIND_BYTES) : end]).decode(
+        errors="replace"
+    )
+
+
+def time_at(buffer: bytes, piece: Piece, text: str) -> Time | None:
+    """The time that a line tells, else the last one told shortly before it."""
+    told = last_time_in(text)
+    if told is None:
+        before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]
+        told = last_time_in(before.decode(errors="replace"))
+    return told
+
+
+def strip_colors(raw: bytes) -> bytes:
+    """Without colours and carriage returns."""
+    return (ANSI.sub(b"", raw) if b"\x1b" in raw else raw).replace(b"\r", b"")
+
+
+def cut(text: str, start: int = 0) -> str:
+    """What fits of a line, around the place where its word stands."""
+    text = text.rstrip()
+    if len(text) <= MAX_TEXT:
+        return text.strip()
+    begin = max(0, min(start - MAX_TEXT // 3, len(text) - MAX_TEXT))
+    return text[begin : begin + MAX_TEXT].strip()
+
+
+def rank_of_line(line: str) -> int | None:
+    found = RANK.search(line, 0, PREFIX_CHARS)
+    return int(found.group(1) or found.group(2)) if found else None
+
+
+def host_of_line(line: str) -> str | None:
+    nccl = NCCL_HEADER.search(line, 0, PREFIX_CHARS) if "NCCL" in line else None
+    found = nccl or SYSLOG.search(line, 0, PREFIX_CHARS)
+    return found.group(1) if found else None
+
+
+def last_time_in(text: str) -> Time | None:
+    """The last time that a text tells."""
+    best: tuple[int, Time] | None = None
+    for pattern in (ISO, GLOG, BSD):
+        for found in pattern.finditer(text):
+            stamp = _read_stamp(found)
+            if stamp is not None and (best is None or found.start() > best[0]):
+                best = found.start(), stamp
+    return best[1] if best else None
+
+
+def _read_stamp(found: re.Match[str]) -> Time | None:
+    month, day, hour, minute, second = found.groups()
+    number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
+    stamp = number, int(day), int(hour), int(minute), float(second.replace(",", "."))
+    fits = 1 <= number <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[3] < 60
+    return stamp if fits and stamp[4] < 61 else None
+
+
+def named_places(groups: Mapping[str, str | None]) -> tuple[list[str], list[int]]:
+    """Hosts and ranks that a signature's groups name."""
+    hosts = [groups["host"]] if groups.get("host") else []
+    ranks = [int(word) for word in re.findall(r"\d{1,6}", groups.get("rank") or "")]
+    return [one for one in hosts if one], ranks

@@ -1,0 +1,156 @@
+"""The rendered files of a report: whole or not at all, for others to read, and never the end of
+a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.report import publication
+from pytest_clustersmoke.report.publication import metrics_path, publish
+from pytest_clustersmoke.report.run_record import RunRecord
+from pytest_clustersmoke.rundir import RunDir
+from tests import records
+from tests.harness import Suite
+
+RENDERED = {"report.json", "metrics.prom", "index.html"}
+
+
+def write(tmp_path: Path, record: records.Record, **environ: str) -> list[str]:
+    return published(tmp_path, records.parsed(record), **environ)
+
+
+def published(tmp_path: Path, record: RunRecord, **environ: str) -> list[str]:
+    """Publish a run that left nothing behind; what could not be written."""
+    run = RunDir(tmp_path / "runs" / record.run_id)
+    _, remarks = publish(record, run, tmp_path, environ)
+    return remarks
+
+
+def test_every_file_is_written_and_may_be_read(tmp_path: Path) -> None:
+    """Others read them whatever the umask; no draft is left beside them."""
+    record = records.run()
+    old = os.umask(0o077)
+    try:
+        assert write(tmp_path, record) == []
+    finally:
+        os.umask(old)
+    target = tmp_path / record["run_id"]
+    assert {path.name for path in target.iterdir()} == RENDERED
+    collected = tmp_path / "metrics-gilbreth.prom"
+    for path in (*target.iterdir(), collected):
+        assert path.stat().st_mode & 0o777 == 0o644, path
+    assert json.loads((target / "report.json").read_text())["run_id"] == record["run_id"]
+    assert collected.read_text() == (target / "metrics.prom").read_text()
+    assert "FIT" in (target / "index.html").read_text()
+
+
+def test_each_cluster_has_its_own_metrics(tmp_path: Path) -> None:
+    """A collector of one directory sees the newest whole run of every cluster."""
+    for cluster, verdict in (("one", "FIT"), ("two", "FIT"), ("one", "UNFIT")):
+        assert write(tmp_path, records.run(cluster=cluster, verdict=verdict)) == []
+    assert {path.name for path in tmp_path.glob("*.prom")} == {
+        "metrics-one.prom",
+        "metrics-two.prom",
+    }
+    assert 'verdict="UNFIT"} 1.0' in (tmp_path / "metrics-one.prom").read_text()
+    assert 'verdict="FIT"} 1.0' in (tmp_path / "metrics-two.prom").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"selection": "multinode"},
+        {"interrupted": True},
+        {"partial": "its controller was killed"},
+        {"proof": records.proof(), "verdict": "PROVEN"},
+    ],
+)
+def test_a_run_that_is_not_whole_does_not_stand_for_the_cluster(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Its own directory has its metrics; the collector's file stays that of the last whole run."""
+    whole, part = records.run(), records.run(**changes)
+    assert write(tmp_path, whole) == write(tmp_path, part) == []
+    assert whole["run_id"] in (tmp_path / "metrics-gilbreth.prom").read_text()
+    assert part["run_id"] in (tmp_path / part["run_id"] / "metrics.prom").read_text()
+
+
+def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:
+    """A cluster's name is part of one file name."""
+    record = records.parsed(records.run(cluster="../up/and away"))
+    assert metrics_path(record, tmp_path) == [tmp_path / "metrics-..%2Fup%2Fand%20away.prom"]
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """Without report.json there is no report: its error goes to the caller."""
+    record = records.run()
+    (tmp_path / record["run_id"]).write_text("a file")
+    with pytest.raises(OSError, match=record["run_id"]):
+        write(tmp_path, record)
+    assert not list(tmp_path.glob("*.prom"))
+
+
+def test_another_file_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:
+    """The verdict stands in report.json; what is missing beside it is said, in one line each."""
+    record = records.run()
+    (tmp_path / "metrics-gilbreth.prom" / "in_the_way").mkdir(parents=True)
+    remarks = write(tmp_path, record, GITHUB_STEP_SUMMARY=str(tmp_path))
+    assert len(remarks) == 2 and all("\n" not in one for one in remarks)
+    assert remarks[0].startswith("metrics-gilbreth.prom was not written: IsADirectoryError: ")
+    assert remarks[1].startswith("GitHub's step summary was not written: IsADirectoryError: ")
+    assert {path.name for path in (tmp_path / record["run_id"]).iterdir()} == RENDERED
+
+
+def test_a_record_that_cannot_be_rendered_is_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in a page costs no run its report."""
+    record = records.parsed(records.run())
+
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    for view in ("exposition", "page"):
+        monkeypatch.setattr(publication, view, broken)
+    remarks = published(tmp_path, record)
+    assert [one.split(" was not written: ")[0] for one in remarks] == [
+        "metrics.prom",
+        "metrics-gilbreth.prom",
+        "index.html",
+    ]
+    assert (tmp_path / record.run_id / "report.json").is_file()
+
+
+def test_a_real_run_leaves_them(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run publishes every file, adds its summary to GitHub's step, and says the same in all."""
+    step = suite.path / "step.md"
+    step.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step))
+    suite.phase(args={"steps": 3})
+    result = suite.run()
+    assert result.ret == 0 and "was not written" not in result.stdout.str()
+    assert {path.name for path in suite.report.iterdir()} >= RENDERED
+    record = suite.record()
+    metrics = (suite.reports / "metrics-one.prom").read_text()
+    assert record["run_id"] in metrics and "clustersmoke_phase_steps_per_second" in metrics
+    text = step.read_text()
+    assert text.startswith("before\n\n## one: FIT\n") and record["run_id"] in text
+    assert "FIT: 1 of 1 phases" in text and "10\\.00" in text
+
+
+def test_a_step_summary_that_cannot_be_written_fails_no_run(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one remark above the verdict."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(suite.path / "absent" / "step.md"))
+    suite.phase()
+    result = suite.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["GitHub's step summary was not written: FileNotFoundError: *", "FIT: 1 of 1 phases"]
+    )

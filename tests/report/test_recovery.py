@@ -1,0 +1,193 @@
+"""Runs whose controller was killed: the next command that meets one reports what is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from ..harness import BARE, Suite
+
+
+def killed(suite: Suite) -> str:
+    """A run of two phases: the first is judged, the second still runs when pytest is killed."""
+    suite.cluster(phases={"first": None, "second": None}, limits={"poll_s": 0.2, "max_jobs": 2})
+    suite.phase("first")
+    suite.phase("second", args={"wait_for": str(suite.path / "go")})
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+    with (suite.path / "killed.txt").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=suite.path, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            until_judged(suite, process)
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(10)
+    (run,) = suite.runs()
+    return run.name
+
+
+def until_judged(suite: Suite, process: subprocess.Popen[bytes]) -> None:
+    """The first phase's criterion stands in the journal, and the second's rank has started."""
+    deadline = time.monotonic() + 60
+    while True:
+        journal = [path.read_text() for path in suite.shared.glob("*/journal.jsonl")]
+        started = list(suite.shared.glob("*/phases/second/ranks/*.jsonl"))
+        if started and any('"test_all_done"' in text for text in journal):
+            return
+        said = (suite.path / "killed.txt").read_text()
+        assert process.poll() is None and time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def report(suite: Suite, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((suite.reports / run / "report.json").read_text())
+    return found
+
+
+def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
+    """What was judged is there, the rest is lost; it is partial and never FIT; told once."""
+    run = killed(suite)
+    assert not (suite.reports / run / "report.json").exists()
+    (suite.path / "go").touch()
+    result = suite.run_apart("-k", "first")
+    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; nobody ended its job *"])
+    record = report(suite, run)
+    assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
+    first, second = record["phases"]
+    assert first["outcome"] == "passed"
+    assert first["criteria"]["test_all_done"] == {"result": "passed", "text": ""}
+    assert first["metrics"]["steps_per_s"]["value"] > 0
+    assert second["outcome"] == "lost" and second["job_id"] and second["criteria"] == {}
+    assert suite.report.resolve().name != run
+    again = suite.run_apart("-k", "first")
+    assert run not in again.stdout.str()
+    assert report(suite, run) == record
+
+
+def history(suite: Suite) -> subprocess.CompletedProcess[str]:
+    """`clustersmoke history` as a user runs it beside the reports."""
+    words = [sys.executable, "-m", "pytest_clustersmoke.cli", "history", "--report-dir", "reports"]
+    return subprocess.run(words, cwd=suite.path, capture_output=True, text=True, check=True)
+
+
+def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
+    """`clustersmoke history` is such a command too: it says so beside its table."""
+    run = killed(suite)
+    (suite.path / "go").touch()
+    done = history(suite)
+    assert f"run {run}: its controller was killed" in done.stderr
+    assert "first" in done.stdout and report(suite, run)["interrupted"] is True
+
+
+DIES = """\
+import os
+import signal
+import pytest_clustersmoke.report.publication as publication
+def die(*given):
+    if not os.path.exists("survive"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return page(*given)
+page, publication.page = publication.page, die
+"""
+
+
+def test_a_run_that_was_killed_behind_its_record_is_completed(suite: Suite) -> None:
+    """Its verdict stays; the page, the evidence and the history get it, once."""
+    suite.path.joinpath("conftest.py").write_text(DIES)
+    suite.phase()
+    suite.run_apart()
+    (run,) = (path.name for path in suite.runs())
+    record = report(suite, run)
+    assert record["verdict"] == "FIT" and not (suite.reports / run / "index.html").exists()
+    (suite.path / "survive").touch()
+    done, again = history(suite), history(suite)
+    assert f"run {run}: killed before its report was whole" in done.stderr
+    assert "small" in done.stdout and run not in again.stderr
+    assert (suite.reports / run / "index.html").exists()
+    assert (suite.reports / run / "journal.jsonl").exists()
+    assert report(suite, run)["verdict"] == "FIT"
+
+
+def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
+    """A second run beside the first writes no report of it."""
+    suite.phase(args={"wait_for": str(suite.path / "go")})
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+    with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            (run,) = suite.runs()
+            result = suite.run_apart("--cluster-set", "small.args.wait_for=/dev/null")
+            assert result.ret == 0 and run.name not in result.stdout.str()
+            assert not (suite.reports / run.name / "report.json").exists()
+        finally:
+            (suite.path / "go").touch()
+            process.wait(60)
+    assert report(suite, run.name)["verdict"] == "FIT"
+
+
+def test_a_run_that_cannot_be_reported_is_met_once(suite: Suite) -> None:
+    """What it left breaks whoever reads it: told once, marked, and no later run is stopped."""
+    run = killed(suite)
+    told = suite.shared / run / "run.json"
+    about = json.loads(told.read_text())
+    told.write_text(json.dumps({**about, "hardware": None, "begun": "now", "phases_chosen": 7}))
+    (suite.path / "go").touch()
+    first, second = suite.run_apart("-k", "first"), suite.run_apart("-k", "first")
+    assert first.ret == second.ret == 0
+    first.stdout.fnmatch_lines([f"*run {run} was never reported, and cannot be: TypeError*"])
+    assert run not in second.stdout.str()
+    assert "TypeError" in (suite.reports / run / "report_failed.txt").read_text()
+
+
+def test_a_test_of_no_phase_that_failed_is_remembered(suite: Suite) -> None:
+    """A killed run in which another test failed is UNFIT, as it would have been."""
+    suite.path.joinpath("test_a.py").write_text("def test_other():\n    assert 0\n")
+    run = killed(suite)
+    (suite.path / "go").touch()
+    suite.run_apart("-k", "first")
+    assert report(suite, run)["verdict"] == "UNFIT"
+
+
+def test_references_are_those_of_the_cluster(suite: Suite) -> None:
+    """Whichever command reports it: the profile is read where the run had it from."""
+    run = killed(suite)
+    text = (suite.path / "cluster.yaml").read_text()
+    reference = {"value": 20.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
+    held = json.loads(text)
+    held["clusters"]["one"]["references"] = {"first": {"steps_per_s": reference}}
+    (suite.path / "cluster.yaml").write_text(json.dumps(held))
+    (suite.path / "go").touch()
+    history(suite)
+    assert report(suite, run)["phases"][0]["metrics"]["steps_per_s"]["met"] is False
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"evidence": "/etc"}', "{", "\x00"])
+def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
+    """A directory of a run's name with anything else in it is neither reported nor changed."""
+    suite.phase()
+    odd = suite.reports / "20261101-020000-abcdef"
+    odd.mkdir(parents=True)
+    (odd / "run.json").write_text(text)
+    assert suite.run().ret == 0
+    assert [path.name for path in odd.iterdir()] == ["run.json"]
+
+
+def test_a_run_that_was_cut_short_is_marked_as_partial(suite: Suite) -> None:
+    """After -x the phases that nobody judged are named."""
+    suite.cluster(phases={"first": None, "second": None})
+    suite.phase("first", "def test_bad(self, phase):\n    assert 0")
+    suite.phase("second")
+    suite.run("-x")
+    record = suite.record()
+    assert record["partial"] == "nothing was judged of second" and record["verdict"] == "UNFIT"

@@ -1,0 +1,145 @@
+"""report.schema.json: what ships is what is made from the models, and every report is by it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import jsonschema
+import pytest
+
+from pytest_clustersmoke.report.run_record import SCHEMA, SCHEMA_PATH, json_schema
+from tests import records
+from tests.harness import Suite
+
+REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(SCHEMA_PATH.read_text())
+    return schema
+
+
+def wrong(record: Any, schema: dict[str, Any]) -> list[str]:
+    """Where a record, once it is JSON, is not by the schema, as paths."""
+    found = jsonschema.Draft202012Validator(schema).iter_errors(json.loads(json.dumps(record)))
+    return [f"{one.json_path}: {one.message}"[:300] for one in found]
+
+
+def test_the_schema_file_is_what_is_made() -> None:
+    """Whoever reads a report by the schema reads what the package writes."""
+    assert json.loads(SCHEMA_PATH.read_text()) == json_schema(), (
+        "run python -m pytest_clustersmoke.report.run_record"
+    )
+
+
+def test_it_is_a_schema_with_a_name_and_a_version(shipped: dict[str, Any]) -> None:
+    """The version of the record stands in the schema's name, and in what it accepts."""
+    jsonschema.Draft202012Validator.check_schema(shipped)
+    assert shipped["$id"] == f"urn:pytest-clustersmoke:report:{SCHEMA}"
+    assert wrong(records.run(), shipped) == []
+    (error,) = wrong(records.run(schema=SCHEMA + 1), shipped)
+    assert error.startswith("$.schema:")
+
+
+def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
+    """A key that nobody wrote down is no part of a report."""
+    assert shipped["additionalProperties"] is False
+    for name, record in shipped["$defs"].items():
+        assert record["additionalProperties"] is False and record["title"] == name
+        assert record["description"]
+    properties = shipped["$defs"]["PhaseRecord"]["properties"]
+    assert properties["queue_s"]["description"] == "from submission to start"
+    assert shipped["$defs"]["FactsRecord"]["properties"]["facts"] == {
+        "description": "as the last of these phases found them",
+        "type": "object",
+    }
+
+
+def test_what_nobody_set_is_left_out() -> None:
+    """A record is written as it was read: with `fault`, `proof` and the like only where they are
+    set, and with null where it is."""
+    plain = records.run(records.phase(trend=None))
+    assert json.loads(json.dumps(records.parsed(plain).as_json())) == json.loads(json.dumps(plain))
+    staged = records.run(records.phase(fault="kill"), proof=records.proof(records.gate()))
+    held = records.parsed(staged).as_json()
+    assert held["phases"][0]["fault"] == "kill" and held["proof"] == staged["proof"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(math.nan, "nan"), (-math.inf, "-inf"), ("inf", "inf"), (1.5, 1.5)]
+)
+def test_a_number_that_is_not_finite_is_its_name(value: Any, written: Any) -> None:
+    """JSON has no NaN."""
+    record = records.run(records.phase(metrics={"final_loss": records.metric(value)}))
+    phase = records.parsed(record).as_json()["phases"][0]
+    assert phase["metrics"]["final_loss"]["value"] == written
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        records.run(),
+        records.run(records.phase(nodes=1, ranks_per_node=1), records.phase("b", nodes=64)),
+        records.run(
+            records.phase(outcome="lost", topology=None, queue_s=None, nodes=1, metrics={}),
+            verdict="INCONCLUSIVE",
+            partial="its controller was killed",
+        ),
+        records.run(records.phase(findings=[records.finding()], fault="kill")),
+    ],
+)
+def test_sample_records_are_by_the_schema(record: Any, shipped: dict[str, Any]) -> None:
+    """Small and large runs, and those of which little is known."""
+    assert wrong(record, shipped) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("verdicts",), "FIT"),
+        (("phases", 0, "outcome"), "fine"),
+        (("phases", 0, "metrics", "steps_per_s", "value"), "fast"),
+        (("phases", 0, "ranks", 0, "rank"), "0"),
+        (("phases", 0, "loss", 0), [1]),
+        (("phases", 0, "topology", "groups", 0, "nodes"), [0, 1, 2]),
+        (("phases", 0, "criteria", "job", "result"), "green"),
+    ],
+)
+def test_what_is_no_report_is_refused(
+    path: tuple[Any, ...], value: Any, shipped: dict[str, Any]
+) -> None:
+    """A key too many, a word that does not exist, a value of another kind."""
+    record: Any = copy.deepcopy(records.run())
+    *parents, last = path
+    place = record
+    for step in parents:
+        place = place[step]
+    place[last] = value
+    found = wrong(record, shipped)
+    assert found and all(parents == [] or ".phases[0]" in one for one in found)
+
+
+def test_real_reports_are_by_the_schema(suite: Suite, shipped: dict[str, Any]) -> None:
+    """Jobs that passed, failed, and talked over NCCL; criteria that failed and could not be judged;
+    a rate that is no number."""
+    suite.cluster(
+        phases=dict.fromkeys(["good", "bad", "edges", "endless"]),
+        references={"good": {"steps_per_s": REFERENCE}},
+    )
+    suite.phase("good", body="def test_rate(self, phase): phase.metric('steps_per_s').check()")
+    suite.phase("bad", args={"fail": True})
+    suite.phase("edges", args={"nccl": "none"}, gpus_per_node=2)
+    suite.phase("endless", args={"rate": "inf"})
+    suite.run()
+    record = suite.record()
+    assert wrong(record, shipped) == []
+    outcomes = {one["phase"]: one["outcome"] for one in record["phases"]}
+    assert outcomes == {"good": "passed", "bad": "failed", "edges": "passed", "endless": "passed"}
+    by_name = {one["phase"]: one for one in record["phases"]}
+    assert by_name["good"]["criteria"]["test_rate"]["result"] == "failed"
+    assert by_name["bad"]["findings"] and by_name["edges"]["topology"]["links"]
+    assert by_name["endless"]["metrics"]["steps_per_s"]["value"] == "inf"

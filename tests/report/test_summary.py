@@ -1,0 +1,238 @@
+"""The step summary: what it says, and that GitHub's Markdown shows all words letter by letter."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from pathlib import Path
+
+import cmarkgfm
+import pytest
+from cmarkgfm.cmark import Options
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.clean import sanitize_line, sanitize_lines
+from pytest_clustersmoke.report.summary import (
+    APART,
+    MAX_BYTES,
+    MAX_STEP_BYTES,
+    MORE,
+    add_step_summary,
+    block,
+    code,
+    inline,
+    short_summary,
+    summary,
+    table,
+)
+from pytest_clustersmoke.report.terminal import phase_row
+from tests import records
+
+HOSTILE = (
+    "a|b `c` *d* _e_ <img src=x onerror=alert(1)> &amp; [f](http://g.h) @team/ops #12 GH-12 "
+    "https://i.j www.k.l :100: $m$ ~~n~~ \\ ![o](p) m@n.org"
+)
+
+
+def rendered(text: str) -> str:
+    """The HTML that GitHub makes of Markdown, before it adds mentions and the like."""
+    made: str = cmarkgfm.github_flavored_markdown_to_html(text, Options.CMARK_OPT_UNSAFE)
+    return made
+
+
+def letters(markup: str) -> str:
+    """What a reader sees of HTML that holds no markup but ours."""
+    plain = html.unescape(re.sub(r"<[^>]*>", "", markup))
+    return plain.replace(APART, "").strip()
+
+
+def cells(markup: str) -> list[list[str]]:
+    rows = re.findall(r"<tr>(.*?)</tr>", markup, re.DOTALL)
+    return [
+        [letters(cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", r, re.DOTALL)] for r in rows
+    ]
+
+
+def seen(words: str) -> str:
+    return sanitize_line(words).strip()
+
+
+@given(st.text() | st.text(alphabet="|`*_<>&[]()@#:/.$~\\!-+=1aw\n \t"))
+def test_words_in_a_table_are_shown_letter_by_letter(words: str) -> None:
+    """No text opens a cell, a row, markup or HTML."""
+    shown = rendered(table(["one", "two"], [[words, "end"]]))
+    (head, row) = cells(shown)
+    # HTML counts several spaces as one, and so may a reader.
+    assert head == ["one", "two"] and row[1] == "end"
+    assert row[0].split() == seen(words).split()
+    assert set(re.findall(r"<(\w+)", shown)) <= {
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "span",
+    }
+
+
+@given(st.text() | st.text(alphabet="`| \n<a"))
+def test_code_is_shown_letter_by_letter(words: str) -> None:
+    """Backticks in it do not end it, in a line and in a block."""
+    line = rendered(code(words))
+    assert line.count("<code>") == 1
+    assert letters(line).split() == seen(words).split()
+    shown = rendered(f"before\n\n{block(words)}\n\nafter")
+    found = re.fullmatch(
+        r'<p>before</p>\n<pre lang="text"><code>(.*)\n</code></pre>\n<p>after</p>\n',
+        shown,
+        re.DOTALL,
+    )
+    assert found is not None and html.unescape(found[1]) == sanitize_lines(words)
+
+
+def test_nobody_is_mentioned_and_nothing_linked() -> None:
+    """What GitHub makes links, emoji or formulas of, once the Markdown is read, is taken apart."""
+    shown = rendered(inline(HOSTILE))
+    assert letters(shown) == HOSTILE
+    assert "<a" not in shown and "<img" not in shown and "<del" not in shown
+    text = re.sub(r"<[^>]*>", "|", html.unescape(shown))
+    found = re.findall(r"@\w|#\d|GH-\d|://|www\.|:\w+:|\$\w", text, re.IGNORECASE)
+    assert found == []
+
+
+def test_it_says_what_is_known() -> None:
+    """Verdict, sentence, phases, findings with their next step, failed criteria, what changed."""
+    bad = records.phase(outcome="failed", reason="exit 1", findings=[records.finding()])
+    slow = records.phase("ddp_2gpu", 1, changed=["driver 550 -> 560"])
+    slow["criteria"]["test_rate"] = {"result": "failed", "text": "9.5 is below 10\nby far"}
+    slow["metrics"]["steps_per_s"]["past"] = {
+        "status": "warn",
+        "runs": 9,
+        "median": 12.0,
+        "mad": 0.5,
+        "warn": 10.5,
+        "fail": 9.0,
+        "text": "21 % below the median of 9 runs",
+    }
+    plain = records.run(
+        bad,
+        slow,
+        verdict="UNFIT",
+        sentence="UNFIT: 2 of 2 phases (zero1_4node: failed)",
+        changes=["ddp_2gpu failed, and passed before"],
+        absent_phases=["lora is not on gilbreth: needs 8 GPUs a node, it has 2"],
+        differences=[{"fact": "driver", "values": {"550": ["node0"], "560": ["node1"]}}],
+        partial="it was interrupted",
+    )
+    record = records.parsed(plain)
+    shown = rendered(summary(record))
+    text = letters(shown)
+    assert shown.startswith("<h2>gilbreth: UNFIT</h2>\n<p><strong>UNFIT: 2 of 2 phases (zero1_4")
+    assert cells(shown)[1:] == [phase_row(phase) for phase in record.phases]
+    for words in (
+        "Finding rank-killed: rank 3 was killed by signal 9 (node1, rank 3)",
+        "Next: look into the kernel's log of node1",
+        "nodes/0001/torchrun.log:12",
+        "exitcode: -9",
+        "Criterion test_rate:\n9.5 is below 10\nby far",
+        "ddp_2gpu failed, and passed before",
+        "ddp_2gpu: steps_per_s: 21 % below the median of 9 runs",
+        "ddp_2gpu: driver 550 -> 560",
+        "driver: 550 on node0; 560 on node1",
+        "lora is not on gilbreth: needs 8 GPUs a node, it has 2",
+        "Not all is known: it was interrupted.",
+        record.run_id,
+    ):
+        assert words in text, words
+
+
+def test_a_healthy_run_is_short() -> None:
+    """Where nothing is wrong, the table is all there is."""
+    shown = rendered(summary(records.parsed(records.run())))
+    assert "<h3>" not in shown and letters(shown).count("FIT") == 2
+
+
+def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
+    """Each would say no more than that the job failed."""
+    bad = records.phase(outcome="failed", findings=[records.finding()])
+    bad["criteria"]["test_rate"] = {"result": "failed", "text": "see ::job"}
+    assert "test_rate" not in summary(records.parsed(records.run(bad)))
+
+
+def test_known_failures_are_named() -> None:
+    """With who answers for them, and until when."""
+    known = {"what": "a: job", "reason": "bad cable", "until": "2026-12-01", "where": "c.yaml:9"}
+    record = records.parsed(records.run(known=[known], known_remarks=["one is over"]))
+    text = letters(rendered(summary(record)))
+    assert "a: job: bad cable (known until 2026-12-01, c.yaml:9)" in text and "one is over" in text
+
+
+def test_a_proof_shows_its_gates() -> None:
+    """One line a gate, as the terminal has it."""
+    proof = records.proof(records.gate(), ib="no InfiniBand")
+    record = records.parsed(records.run(verdict="PROVEN", proof=proof))
+    text = letters(rendered(summary(record)))
+    assert "rank-killed" in text and "ib is not staged: no InfiniBand" in text
+
+
+def test_it_is_bounded() -> None:
+    """However much went wrong, GitHub shows it, and it says that there is more."""
+    findings = [records.finding(cause=HOSTILE * 40, fix=HOSTILE * 40) for _ in range(20)]
+    phases = [records.phase(f"phase_{n}", outcome="failed", findings=findings) for n in range(40)]
+    text = summary(records.parsed(records.run(*phases)))
+    assert MAX_BYTES * 0.9 < len(text.encode()) <= MAX_BYTES and text.endswith(f"{MORE}\n")
+    assert len(cells(rendered(text))) == 41
+
+
+def test_it_is_added_to_the_step(tmp_path: Path) -> None:
+    """Behind what the step has said before; without GitHub nothing is written."""
+    path, record = tmp_path / "step.md", records.parsed(records.run())
+    add_step_summary(record, {})
+    add_step_summary(record, {"GITHUB_STEP_SUMMARY": ""})
+    assert not list(tmp_path.iterdir())
+    path.write_text("said before")
+    add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
+    assert path.read_text() == f"said before\n{summary(record)}"
+
+
+@pytest.mark.parametrize("room", [10_000, 300, 5])
+def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
+    """Beyond 1 MiB GitHub drops everything: the verdict alone is told, or nothing."""
+    path, record = tmp_path / "step.md", records.parsed(records.run())
+    path.write_text("x" * (MAX_STEP_BYTES - room))
+    before = path.stat().st_size
+    assert 5 < len(short_summary(record).encode()) < 300 < len(summary(record).encode()) < 10_000
+    if room == 5:
+        with pytest.raises(OSError, match="the step's summary is full: 1048576 bytes"):
+            add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
+        assert path.stat().st_size == before
+    else:
+        add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
+        added = path.read_text()[before:]
+        assert added == f"\n{summary(record) if room == 10_000 else short_summary(record)}"
+
+
+def test_a_disk_that_is_full_leaves_the_step_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a table would swallow what the step says next."""
+    path = tmp_path / "step.md"
+    path.write_text("before")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, made: write(fd, made[:10]))
+    with pytest.raises(OSError, match="only 10 of"):
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(path)})
+    assert path.read_text() == "before"
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A device is not written to, and a pipe that nobody reads does not hold up the run."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError):
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(pipe)})
+    with pytest.raises(OSError, match="names /dev/null, which is no file"):
+        add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": "/dev/null"})

@@ -1,0 +1,81 @@
+"""A file of signatures is checked as a whole, and every mistake told with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.signatures.signature_file import load_signatures
+
+GOOD = """\
+signatures:
+- id: one
+  primary: true
+  cause: it broke
+  fix: mend it
+  source: a book
+  patterns:
+  - some words
+  - word: other words
+    regex: 'other words (?P<why>\\w+)'
+  names: {why: because of}
+  samples:
+  - {text: some words, source: the book}
+"""
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "signatures.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageProblems) as raised:
+        load_signatures(path)
+    return [str(one).removeprefix(f"{tmp_path}/") for one in raised.value.problems]
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    """What is left out has its default, and a pattern may be a bare text."""
+    path = tmp_path / "signatures.yaml"
+    path.write_text(GOOD)
+    (one,) = load_signatures(path)
+    assert (one.id, one.lines, one.follows, one.harmless) == ("one", 1, (), False)
+    assert [pattern.word for pattern in one.patterns] == ["some words", "other words"]
+    assert one.patterns[0].regex is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  fix: mend it\n", "", "signatures.yaml:2: the signature has no `fix`; expected what to"),
+        ("fix: mend it", "fixed: mend it", "unknown key `fixed`"),
+        ("fix: mend it", "fixed: mend it", "did you mean `fix`?"),
+        ("primary: true", "primary: maybe", "signatures.yaml:3: `primary` is 'maybe'; expected"),
+        ("id: one", "id: One of us", "`One of us` is no id"),
+        ("- some words", "- some", "signatures.yaml:8: `some` as a word leads to too much"),
+        ("(?P<why>\\w+)", "(?P<why>\\w+", "signatures.yaml:9: the regex is malformed"),
+        ("(?P<why>\\w+)", "(?P<why>.*)", "`.*` in the regex has no bound"),
+        ("names: {why: because of}", "names: {}", "the group `why` has no name"),
+        ("{why: because of}", "{why: b, how: c}", "no regex has a group `how`"),
+        ("source: a book", "source: a book\n  lines: 99", "`lines` is 99; expected how many lines"),
+        ("source: a book", "source: a book\n  follows: [two]", "follows `two`, which is no other"),
+        ("primary: true", "primary: false\n  general: true", "general, but not primary"),
+        ("primary: true", "primary: false\n  late: true", "late, but no exact cause"),
+        ("  - {text: some words, source: the book}", "  - some words", "a sample is of another"),
+        ("signatures:\n", "signature:\n", "holds no signatures"),
+        ("signatures:\n", "other: 1\nsignatures:\n", "unknown key `other`"),
+        ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern is of another form"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """What, where, and what was expected."""
+    assert old in GOOD
+    assert any(said in one for one in problems(tmp_path, GOOD.replace(old, new))), said
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    """Of both signatures, and an id that stands twice."""
+    twice = GOOD + GOOD.removeprefix("signatures:\n")
+    assert any("`one` stands twice" in line for line in problems(tmp_path, twice))
+    broken = twice.replace("primary: true", "primary: 7").replace("cause: it broke", "cause: ''")
+    assert len(problems(tmp_path, broken)) == 4
