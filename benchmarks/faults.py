@@ -28,8 +28,8 @@ one and ends as that one did. Slurm's report of an out-of-memory kill is replaye
 real one where the kernel can limit memory.
 
 `make faults` (`python -m benchmarks.faults`) writes this page; the tests also print the first
-table. Seconds run from just before the fault, or from Slurm's own record of it, to the finding on the
-controller. A rank's death must be found within 10 s, a hang within its stage's limit (4 s here,
+table. Seconds run from just before the fault, or from Slurm's own record of it, to the finding on
+the controller. A rank's death must be found within 10 s, a hang within its stage's limit (4 s here,
 unless the row says otherwise) and 15 s, a node's failure within 10 s of Slurm knowing it. Rows
 without seconds are those of criteria, judged when the phase has ended, and those that never ran.
 
