@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .items import (
+from .session.items import (
     HOW_TO_CHOOSE,
     MARKERS,
     JobItem,
@@ -22,7 +22,7 @@ from .items import (
 )
 
 if TYPE_CHECKING:
-    from .phase_view import PhaseView
+    from .criteria.phase_view import PhaseView
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if needs:
         raise pytest.UsageError(f"{needs[0]} needs --cluster NAME")
     if name and not config.getoption("--cluster-list"):
-        from .register import register
+        from .session.registration import register
 
         register(config, name)
 
@@ -105,7 +105,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     if not config.getoption("--cluster-list"):
         return None
-    from .listing import print_clusters
+    from .session.registration import print_clusters
 
     return print_clusters(config)
 

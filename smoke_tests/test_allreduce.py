@@ -2,9 +2,15 @@
 
 import pytest
 
-from pytest_clustersmoke import bandwidth, pairs
-from pytest_clustersmoke.criteria import Started, TalkedBetweenNodes, TalkedInsideNodes, Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.criteria import (
+    PhaseView,
+    Started,
+    TalkedBetweenNodes,
+    TalkedInsideNodes,
+    Trained,
+    bandwidth,
+    node_pairs,
+)
 
 SIZES = {"max_bytes": 2**30, "factor": 2, "iterations": 20, "warmup": 5, "repeats": 5}
 SMALL = {"max_bytes": 2**21, "factor": 8, "iterations": 3, "warmup": 1, "repeats": 3}
@@ -17,28 +23,28 @@ class Swept(Started, TalkedInsideNodes):
     the small ones pull it to where nothing can be told of a link.
     """
 
-    def test_every_collective_is_correct(self, phase: PhaseResult) -> None:
+    def test_every_collective_is_correct(self, phase: PhaseView) -> None:
         bandwidth.check_results(phase)
 
-    def test_every_size_is_measured(self, phase: PhaseResult) -> None:
+    def test_every_size_is_measured(self, phase: PhaseView) -> None:
         bandwidth.check_sizes(phase)
 
-    def test_bandwidths_follow_from_the_times(self, phase: PhaseResult) -> None:
+    def test_bandwidths_follow_from_the_times(self, phase: PhaseView) -> None:
         bandwidth.check_metrics_follow(phase)
 
-    def test_bandwidth_meets_the_reference(self, phase: PhaseResult) -> None:
+    def test_bandwidth_meets_the_reference(self, phase: PhaseView) -> None:
         Trained.check_metrics(phase, *bandwidth.metric_names(phase))
 
-    def test_latency_meets_the_reference(self, phase: PhaseResult) -> None:
+    def test_latency_meets_the_reference(self, phase: PhaseView) -> None:
         Trained.check_metrics(phase, "latency_us")
 
-    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+    def judged_metrics(self, phase: PhaseView) -> tuple[str, ...]:
         return (*super().judged_metrics(phase), *bandwidth.metric_names(phase), "latency_us")
 
-    def test_all_ranks_are_equally_fast(self, phase: PhaseResult) -> None:
+    def test_all_ranks_are_equally_fast(self, phase: PhaseView) -> None:
         bandwidth.check_spread(phase)
 
-    def test_bandwidth_does_not_fall_as_sizes_grow(self, phase: PhaseResult) -> None:
+    def test_bandwidth_does_not_fall_as_sizes_grow(self, phase: PhaseView) -> None:
         bandwidth.check_dips(phase)
 
 
@@ -60,14 +66,14 @@ class TestAllReduceOnOneNode(Swept):
 class TestAllReduceOverNodes(Swept, TalkedBetweenNodes):
     """Between nodes, all together and two by two."""
 
-    def test_every_pair_of_nodes_is_measured(self, phase: PhaseResult) -> None:
-        pairs.check_all_measured(phase)
+    def test_every_pair_of_nodes_is_measured(self, phase: PhaseView) -> None:
+        node_pairs.check_all_measured(phase)
 
-    def test_no_pair_of_nodes_is_slow(self, phase: PhaseResult) -> None:
-        pairs.check_none_is_slow(phase)
+    def test_no_pair_of_nodes_is_slow(self, phase: PhaseView) -> None:
+        node_pairs.check_none_is_slow(phase)
 
-    def test_slowest_pair_meets_the_reference(self, phase: PhaseResult) -> None:
+    def test_slowest_pair_meets_the_reference(self, phase: PhaseView) -> None:
         Trained.check_metrics(phase, "pair_bandwidth_min_gb_per_s")
 
-    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+    def judged_metrics(self, phase: PhaseView) -> tuple[str, ...]:
         return (*super().judged_metrics(phase), "pair_bandwidth_min_gb_per_s")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.criteria import PhaseView, TalkedInsideNodes, Trained
 
 
 @pytest.mark.ddp
@@ -17,10 +16,10 @@ from pytest_clustersmoke.result import PhaseResult
 class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
     """100,681,728 parameters."""
 
-    def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
+    def test_model_is_wrapped_in_ddp(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DistributedDataParallel"
 
-    def test_checkpoint_is_written_once_and_whole(self, phase: PhaseResult) -> None:
+    def test_checkpoint_is_written_once_and_whole(self, phase: PhaseView) -> None:
         """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
         files = phase.checkpoint_files()
         assert list(files) == ["ddp.pt"]

@@ -3,8 +3,7 @@ smoke tests)."""
 
 import pytest
 
-from pytest_clustersmoke.criteria import TalkedBetweenNodes, TalkedInsideNodes, Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
 
 SIZES = {
     "model": "mistralai/Mistral-7B-v0.1",
@@ -29,33 +28,33 @@ class FineTuned(Trained, TalkedInsideNodes):
 
     throughput = ("tokens_per_s_per_rank", "steps_per_s")
 
-    def test_model_is_wrapped_in_ddp(self, phase: PhaseResult) -> None:
+    def test_model_is_wrapped_in_ddp(self, phase: PhaseView) -> None:
         assert phase.fact("wrapper") == "DistributedDataParallel"
 
-    def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
+    def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """The loss of one fixed batch is lower after training: few steps see different examples."""
         before, after = phase.facts("fixed_loss_before"), phase.facts("fixed_loss_after")
         assert None not in {**before, **after}.values()
         assert all(after[rank] < before[rank] for rank in before), (before, after)
 
-    def test_rank_0_tokenised_once_for_all(self, phase: PhaseResult) -> None:
+    def test_rank_0_tokenised_once_for_all(self, phase: PhaseView) -> None:
         assert phase.fact("tokenised_by") == 0
         here = phase.facts("tokenised_here")
         assert here == {rank: rank == 0 for rank in range(phase.world_size)}
         assert phase.fact("examples") == phase.args["subset_size"]
         assert phase.fact("dataset_digest") and phase.fact("tokenizer_digest")
 
-    def test_only_adapters_are_trained(self, phase: PhaseResult) -> None:
+    def test_only_adapters_are_trained(self, phase: PhaseView) -> None:
         assert phase.fact("base_unchanged") is True
         assert phase.fact("adapters_changed") is True
         assert 0 < phase.fact("trainable_share") < 0.2
         if phase.args["model"] == SIZES["model"]:
             assert phase.fact("trainable_parameters") == 20_971_520
 
-    def test_ranks_end_with_the_same_weights(self, phase: PhaseResult) -> None:
+    def test_ranks_end_with_the_same_weights(self, phase: PhaseView) -> None:
         assert phase.fact("base_digest") and phase.fact("adapter_digest")
 
-    def test_ranks_train_on_different_examples(self, phase: PhaseResult) -> None:
+    def test_ranks_train_on_different_examples(self, phase: PhaseView) -> None:
         rows = [row for seen in phase.facts("rows_trained_on").values() for row in seen]
         assert (
             len(rows)
@@ -63,11 +62,11 @@ class FineTuned(Trained, TalkedInsideNodes):
             == (phase.args["max_steps"] * phase.args["micro_batch"] * phase.world_size)
         )
 
-    def test_metrics_are_written_by_rank_0_alone(self, phase: PhaseResult) -> None:
+    def test_metrics_are_written_by_rank_0_alone(self, phase: PhaseView) -> None:
         writers = phase.facts("metrics_written_by")
         assert writers == {rank: 0 if rank == 0 else None for rank in range(phase.world_size)}
 
-    def test_checkpoint_holds_the_adapter(self, phase: PhaseResult) -> None:
+    def test_checkpoint_holds_the_adapter(self, phase: PhaseView) -> None:
         """fp32 or bf16 adapters: at least 2 bytes for each trainable parameter."""
         size = phase.checkpoint_files().get("adapter/adapter_model.safetensors", 0)
         assert size >= 2 * phase.fact("trainable_parameters")

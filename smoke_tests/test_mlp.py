@@ -2,8 +2,7 @@
 
 import pytest
 
-from pytest_clustersmoke.criteria import Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.criteria import PhaseView, Trained
 
 
 @pytest.mark.phase(
@@ -15,7 +14,7 @@ from pytest_clustersmoke.result import PhaseResult
 class TestMlpOnOneGpu(Trained):
     """25,175,040 parameters."""
 
-    def test_checkpoint_holds_model_and_optimizer(self, phase: PhaseResult) -> None:
+    def test_checkpoint_holds_model_and_optimizer(self, phase: PhaseView) -> None:
         """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
         files = phase.checkpoint_files()
         assert list(files) == ["mlp.pt"]

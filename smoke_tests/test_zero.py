@@ -3,8 +3,7 @@ sections 7 and 8)."""
 
 import pytest
 
-from pytest_clustersmoke.criteria import TalkedBetweenNodes, TalkedInsideNodes, Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.criteria import PhaseView, TalkedBetweenNodes, TalkedInsideNodes, Trained
 
 SIZES = {
     "hidden_size": 4096,
@@ -29,28 +28,28 @@ SLACK = 1.25
 class TrainedWithZero(Trained, TalkedInsideNodes):
     """What holds of a ZeRO phase beyond what holds of any training."""
 
-    def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseResult) -> None:
+    def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DeepSpeedEngine"
         assert phase.fact("zero_stage") == phase.args["stage"]
 
-    def test_engine_trains_in_bf16(self, phase: PhaseResult) -> None:
+    def test_engine_trains_in_bf16(self, phase: PhaseView) -> None:
         assert phase.fact("precision") == "bf16"
         assert phase.fact("parameter_dtypes") == ["torch.bfloat16"]
 
-    def test_engine_clips_and_buckets_as_asked(self, phase: PhaseResult) -> None:
+    def test_engine_clips_and_buckets_as_asked(self, phase: PhaseView) -> None:
         assert phase.fact("gradient_clipping") == 1.0
         asked = phase.args["bucket_size"]
         assert phase.fact("reduce_bucket_size") == phase.fact("allgather_bucket_size") == asked
 
-    def test_global_batch_is_micro_batch_times_ranks(self, phase: PhaseResult) -> None:
+    def test_global_batch_is_micro_batch_times_ranks(self, phase: PhaseView) -> None:
         assert phase.fact("train_batch_size") == phase.args["micro_batch"] * phase.world_size
 
-    def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseResult) -> None:
+    def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
         if phase.ranks[0].start.get("device") == "cpu":
             pytest.skip("FusedAdam is a CUDA kernel; the ranks train on CPU")
         assert phase.fact("optimizer") == "FusedAdam"
 
-    def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseResult) -> None:
+    def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:
         names = {name.rsplit("/", 1)[-1] for name in phase.checkpoint_files()}
         assert {n for n in names if n.endswith("_optim_states.pt")} == {
             f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
@@ -58,7 +57,7 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         }
         assert {"mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest"} <= names
 
-    def test_checkpoint_has_the_size_its_parameters_demand(self, phase: PhaseResult) -> None:
+    def test_checkpoint_has_the_size_its_parameters_demand(self, phase: PhaseView) -> None:
         """bf16 weights are 2 bytes a parameter; fp32 weights and two moments 12, over all ranks."""
         files, parameters = phase.checkpoint_files(), phase.fact("parameters")
         optimizer = [size for name, size in files.items() if name.endswith("_optim_states.pt")]

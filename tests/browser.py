@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from pytest_clustersmoke.lab import packages
-from pytest_clustersmoke.lab.model import LabError
+from pytest_clustersmoke.lab.lab_settings import LabError
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.cluster import Profile, load
-from pytest_clustersmoke.marker import Marked
-from pytest_clustersmoke.phase import Phase, resolve
-from pytest_clustersmoke.phase_view import PhaseView
-from pytest_clustersmoke.result import collect
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.marker import Marked
+from pytest_clustersmoke.config.phase import Phase, resolve
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 
 
 def make_profile(folder: Path, **keys: Any) -> Profile:

@@ -17,14 +17,14 @@ import pytest
 # An inner run in this process forgets what it imported first, and yaml's part in C cannot be
 # imported twice: so all that a run loads late is loaded here.
 import pytest_clustersmoke.cli
-import pytest_clustersmoke.dryrun
+import pytest_clustersmoke.jobs.local_backend
+import pytest_clustersmoke.jobs.slurm_backend
 import pytest_clustersmoke.preflight
 import pytest_clustersmoke.report.publication
 import pytest_clustersmoke.report.terminal
-import pytest_clustersmoke.session
-import pytest_clustersmoke.submit.local
-import pytest_clustersmoke.submit.slurm
-import pytest_clustersmoke.suite  # noqa: F401
+import pytest_clustersmoke.session.job_session
+import pytest_clustersmoke.session.plan
+import pytest_clustersmoke.session.suite  # noqa: F401
 
 # Plugins of the tests' own environment that cost an inner run seconds and say nothing of ours.
 BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.launch import NodeJob
+from pytest_clustersmoke.node.node_job import NodeJob
 
 SPEC = {
     "schema": 1,

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from pytest_clustersmoke import lab
-
-from . import browser
+from tests import browser
 
 
 def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fakes.nvidia_smi import gpu
+from tests.fakes.nvidia_smi import gpu
 
 GIB = 2**30
 CUDA: dict[str, Any] = {

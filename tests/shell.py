@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import OUTER
-from .harness import BARE, FAKE_TORCHRUN, TRAIN
-from .leftovers import none_left
+from tests.conftest import OUTER
+from tests.harness import BARE, FAKE_TORCHRUN, TRAIN
+from tests.leftovers import none_left
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
@@ -42,7 +42,7 @@ import json
 from pathlib import Path
 import pytest
 from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
-from pytest_clustersmoke.result import PhaseResult
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.surface import members
 
 @pytest.mark.phase(

@@ -7,11 +7,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke import bandwidth
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.rundir import write_json
-
-from .evidence import Evidence, make_profile
+from pytest_clustersmoke.criteria import bandwidth
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.evidence import Evidence, make_profile
 
 ARGS = {"max_bytes": 2**30, "factor": 2}
 SIZES = [2**power for power in range(3, 31)]

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.acknowledgements import Acknowledgements
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.outcome import Judgement
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.rundir import RunDir, write_json
-from pytest_clustersmoke.tally import MARKS, count_report
-from pytest_clustersmoke.telemetry import EventWriter
-from pytest_clustersmoke.verdict import (
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.outcome import Judgement
+from pytest_clustersmoke.report.acknowledgements import Acknowledgements
+from pytest_clustersmoke.report.verdict import (
     FIT,
     INCONCLUSIVE,
     UNFIT,
@@ -26,9 +25,9 @@ from pytest_clustersmoke.verdict import (
     RunTally,
     judge,
 )
-
-from .evidence import Evidence, make_profile
-from .harness import Suite, properties
+from pytest_clustersmoke.session.tally import MARKS, count_report
+from tests.evidence import Evidence, make_profile
+from tests.harness import Suite, properties
 
 TODAY = date.today()
 SOON, PAST = (TODAY + timedelta(days=9)).isoformat(), (TODAY - timedelta(days=1)).isoformat()

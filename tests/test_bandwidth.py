@@ -11,11 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke import bandwidth
-from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.result import PhaseResult
-
-from .swept import ARGS, Change, Record, Swept, where
+from pytest_clustersmoke.criteria import bandwidth
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from tests.swept import ARGS, Change, Record, Swept, where
 
 MIB = 2**20
 CHECKS = (

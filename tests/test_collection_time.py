@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import BARE, TRAIN
+from tests.harness import BARE, TRAIN
 
 PLAIN_LIMIT_S, CLUSTER_LIMIT_S = 0.10, 0.25
 PAIRS = 9

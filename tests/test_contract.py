@@ -23,15 +23,23 @@ import yaml
 # Public import paths: these stay.
 import pytest_clustersmoke
 from pytest_clustersmoke import criteria, rank
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 
 # Internal import paths: when a module moves, its line here follows.
 from pytest_clustersmoke.faults import FAULTS
-from pytest_clustersmoke.identity import VERSIONS
-from pytest_clustersmoke.telemetry import METRICS
-
-from .finding_ids import finding_ids
-from .shell import ROOT, added_to_help, collected, run_command, run_suite
-from .surface import arguments, assigned, classes, keys_of, members, schema, subcommands, tables
+from tests.finding_ids import finding_ids
+from tests.shell import ROOT, added_to_help, collected, run_command, run_suite
+from tests.surface import (
+    arguments,
+    assigned,
+    classes,
+    keys_of,
+    members,
+    schema,
+    subcommands,
+    tables,
+)
 
 # Classes whose first argument is the id of a finding.
 FINDING_TYPES = {"Finding", "Check"}

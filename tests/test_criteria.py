@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import Started, Trained
-from pytest_clustersmoke.environment import unmatched_interfaces
-from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.phase_view import PhaseView
-from pytest_clustersmoke.rundir import write_json
-from pytest_clustersmoke.telemetry import METRICS
-
-from .evidence import Evidence, make_profile
+from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.evidence import Evidence, make_profile
 
 ETH = {"eth0": {"ipv4": ["10.0.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
 IB = {"ibp65s0": {"ipv4": ["10.1.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import parser
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

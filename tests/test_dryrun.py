@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import TRAIN, Suite, lines_with
+from tests.harness import TRAIN, Suite, lines_with
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SLURM = """\

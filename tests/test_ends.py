@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import Suite, lines_with
+from tests.harness import Suite, lines_with
 
 CLAIMS = """\
 def test_plain(record_property):
@@ -106,7 +106,7 @@ def pytest_configure(config):
 
 def test_a_job_whose_submission_cannot_be_written_down_is_ended(suite: Suite) -> None:
     """The disk is full behind sbatch: the job is known all the same, and cancelled."""
-    broken = """from pytest_clustersmoke.telemetry import EventWriter
+    broken = """from pytest_clustersmoke.evidence.telemetry import EventWriter
         write = EventWriter.write
         def full(self, event, **fields):
             if event == "submitted":
@@ -123,7 +123,7 @@ def test_a_job_whose_submission_cannot_be_written_down_is_ended(suite: Suite) ->
 
 def test_a_full_disk_for_workers_words_costs_no_verdict(suite: Suite) -> None:
     """xdist's workers learn of the end by their parent, too."""
-    broken = """import pytest_clustersmoke.distributed as d
+    broken = """import pytest_clustersmoke.session.xdist_suites as d
         write = d.write_json
         def full(path, *given):
             if path.name == "over.json":

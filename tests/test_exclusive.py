@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.locks import cluster_lock_path, lock_cluster
-
-from .harness import BARE, Suite
+from pytest_clustersmoke.evidence.locks import cluster_lock_path, lock_cluster
+from pytest_clustersmoke.text import UsageProblems
+from tests.harness import BARE, Suite
 
 WORDS = ("--cluster-exclusive",)
 
@@ -130,7 +129,7 @@ def test_a_usage_error_gives_it_back(suite: Suite) -> None:
     suite.path.joinpath("conftest.py").write_text(
         "import pytest\n"
         "from pytest_clustersmoke import preflight\n"
-        "from pytest_clustersmoke.errors import Problem, UsageProblems\n"
+        "from pytest_clustersmoke.text import Problem, UsageProblems\n"
         "def refuse(*_): raise UsageProblems([Problem('no way')])\n"
         "preflight.prepare = refuse\n"
     )
@@ -243,7 +242,7 @@ AS_ANOTHER = """
 import os, sys
 from pathlib import Path
 import filelock, psutil, pwd  # as this user, who can read them
-from pytest_clustersmoke.locks import lock_cluster
+from pytest_clustersmoke.evidence.locks import lock_cluster
 os.umask(0o077)
 os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
 try:

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import cli
-
-from .harness import BARE, Suite
+from pytest_clustersmoke.cli import parser
+from tests.harness import BARE, Suite
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "reference" / "exit-statuses.md"
@@ -236,7 +235,7 @@ def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
 def test_the_table_of_clustersmoke_is_complete() -> None:
     """It has every subcommand; each status that it says anything of is provoked, here or there."""
     rows = {row[0].strip("`"): row[1:] for row in table("`clustersmoke`")}
-    assert set(rows) == subcommands(cli.parser())
+    assert set(rows) == subcommands(parser())
     said = {(name, status) for name, row in rows.items() for status in range(3) if row[status]}
     assert said == set(CALLS) | set(ELSEWHERE)
     assert not set(CALLS) & set(ELSEWHERE)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.finite import check
-
-from .evidence import Evidence
+from pytest_clustersmoke.criteria.finite_values import check
+from tests.evidence import Evidence
 
 WHOLE = {"parameters": 6, "not_finite_at": None, "not_finite_in": None}
 

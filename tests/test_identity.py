@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.identity import Identity, identity
-from pytest_clustersmoke.rundir import write_json
-
-from .evidence import Evidence
+from pytest_clustersmoke.evidence.fingerprint import Identity, fingerprint_of
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.evidence import Evidence
 
 
 def ran(folder: Path, *starts: dict[str, Any], per_node: int = 2) -> Identity:
@@ -17,7 +16,7 @@ def ran(folder: Path, *starts: dict[str, Any], per_node: int = 2) -> Identity:
     evidence = Evidence(folder, len(starts) // per_node, per_node)
     for rank, start in enumerate(starts):
         evidence.rank(rank, ("start", {"rank": rank, "node": f"n{rank // per_node}", **start}))
-    return identity(evidence.result())
+    return fingerprint_of(evidence.result())
 
 
 H100 = {"device": "cuda:0", "device_name": "NVIDIA H100", "torch": "2.5.1", "nccl": "2.21.5"}
@@ -51,7 +50,7 @@ def test_the_shape_follows_the_arguments(tmp_path: Path) -> None:
 def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
     evidence = Evidence(folder, 2, 4)
     write_json(evidence.dir.spec, {"phase": "small", "nodes": 2, "ranks_per_node": 4, **spec})
-    shape: dict[str, Any] = json.loads(identity(evidence.result()).shape)
+    shape: dict[str, Any] = json.loads(fingerprint_of(evidence.result()).shape)
     return shape
 
 

@@ -67,7 +67,7 @@ def test_nothing_heavy_is_imported_with_a_module(name: str) -> None:
     assert not {one.split(".")[0] for one in imported(name)} & HEAVY
 
 
-@pytest.mark.parametrize("name", ["plugin", "items", "errors", "verdict"])
+@pytest.mark.parametrize("name", ["plugin", "session.items", "text", "report.verdict"])
 def test_what_every_pytest_loads_is_light(name: str) -> None:
     """What is loaded without --cluster pulls in no third-party package but pytest."""
     early, todo = set(), [f"pytest_clustersmoke.{name}"]

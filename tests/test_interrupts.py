@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pytest_clustersmoke.interrupts import LET_PASS, Interrupts
 from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
 from pytest_clustersmoke.report.run_record import RunRecord
-
-from .harness import BARE, Suite, properties
+from pytest_clustersmoke.session.interrupts import LET_PASS, Interrupts
+from tests.harness import BARE, Suite, properties
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import watch
-from pytest_clustersmoke.live.tail import Tail
-from pytest_clustersmoke.outcome import judge
-from pytest_clustersmoke.result import collect
-from pytest_clustersmoke.rundir import make_phase
-from pytest_clustersmoke.submit import JobState
-from pytest_clustersmoke.watch import Watched
-
-from .evidence import Evidence
-from .fakes.nfs import FakeNfs
+from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.run_directory import make_phase
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.jobs.job_watch import Watched
+from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.session.live.event_tail import Tail
+from tests.evidence import Evidence
+from tests.fakes.nfs import FakeNfs
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     with nfs.elsewhere():
         for node in (0, 1):
             evidence.node(node, ok=False, reason="preflight", why="it has 1 GPU")
-    monkeypatch.setattr(watch, "VERDICT_GRACE_S", -1.0)
+    monkeypatch.setattr(job_watch, "VERDICT_GRACE_S", -1.0)
     state = JobState("ended", "FAILED", "NonZeroExitCode")
     job.hear(state)
     assert job.over() and job.results == {0, 1}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch.flag import NodeFailed
-from pytest_clustersmoke.launch.rendezvous import _own_address
+from pytest_clustersmoke.node.abort_flag import NodeFailed
+from pytest_clustersmoke.node.rendezvous import _own_address
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import checks, facts
-from pytest_clustersmoke.launch.checks import FAILURE, WARNING, Check
-
-from .fakes.nvidia_smi import gpu
-from .node_facts import CPU, CUDA, node, port
+from pytest_clustersmoke.node import checks, node_facts
+from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
+from tests.fakes.nvidia_smi import gpu
+from tests.node_facts import CPU, CUDA, node, port
 
 
 def failed(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
@@ -34,7 +33,7 @@ def test_healthy_nodes_fail_nothing(count: int, device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_this_machine_as_it_is_fails_nothing(device: str) -> None:
     """The real facts of where the tests run, limits of a container included."""
-    here = json.loads(json.dumps(facts.gather(0, "n0", device)))
+    here = json.loads(json.dumps(node_facts.gather_node_facts(0, "n0", device)))
     spec = {**CPU, "backend": "local", "device": device, "nodes": 2}
     found = checks.failed([here, {**here, "node": "n1"}], spec)
     assert [one for one in found if one.id not in ("tmp-full", "open-files-limit")] == []

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import checks, facts
-from pytest_clustersmoke.launch.checks import FAILURE, WARNING, Check
-from pytest_clustersmoke.result import collect
-from pytest_clustersmoke.rundir import PhaseDir
-
-from .harness import FAKE_TORCHRUN, Suite
-from .node_facts import CUDA, node, port
+from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.node import checks, node_facts
+from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
+from tests.harness import FAKE_TORCHRUN, Suite
+from tests.node_facts import CUDA, node, port
 
 LO = {"up": True, "speed_mbit": 0, "physical": False, "ipv4": ["127.0.0.1"], "ipv6": []}
 GLOO, SOCKET, HCA = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"
@@ -264,11 +263,11 @@ def test_this_machines_adapters_are_told_from_its_bridges(
     """The kernel links an adapter to its device, and gives a bond a directory; nothing else."""
     for path in ("eth0/device", "bond0/bonding", "docker0/bridge"):
         (tmp_path / path).mkdir(parents=True)
-    monkeypatch.setattr(facts, "NETWORK", tmp_path)
-    known = {name: facts._is_physical(name) for name in ("eth0", "bond0", "docker0", "gone")}
+    monkeypatch.setattr(node_facts, "NETWORK", tmp_path)
+    known = {name: node_facts._is_physical(name) for name in ("eth0", "bond0", "docker0", "gone")}
     assert known == {"eth0": True, "bond0": True, "docker0": False, "gone": False}
     monkeypatch.undo()
-    loopback = facts.gather(0, "n0", "cpu")["interfaces"]["lo"]
+    loopback = node_facts.gather_node_facts(0, "n0", "cpu")["interfaces"]["lo"]
     assert loopback["physical"] is False and loopback["up"] is True
 
 

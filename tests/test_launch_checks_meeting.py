@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import checks
-from pytest_clustersmoke.launch.checks import FAILURE, WARNING, Check
-
-from .node_facts import node
+from pytest_clustersmoke.node import checks
+from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
+from tests.node_facts import node
 
 
 def meeting(*words: Any) -> list[Check]:
-    return checks.meeting.checks([node(rank) for rank in range(len(words))], words)
+    return checks.peers.checks([node(rank) for rank in range(len(words))], words)
 
 
 def clock(offset: Any, error: Any = 0.001) -> dict[str, Any]:

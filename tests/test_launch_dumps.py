@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from pytest_clustersmoke.diagnose.rank_positions import stack_of_rank
-from pytest_clustersmoke.launch import NodeJob, dumps, processes
-from pytest_clustersmoke.launch.progress import RankWatch
-from pytest_clustersmoke.rundir import write_json
-
-from .launched import make_job
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.node import node_dumps, process_tree
+from pytest_clustersmoke.node.node_job import NodeJob
+from pytest_clustersmoke.node.rank_progress import RankWatch
+from tests.launched import make_job
 
 WITHIN_S = 60.0
 # torchrun's part: it starts one rank, its stderr redirected as torchrun's is, and waits.
@@ -64,14 +64,14 @@ def hanging(job: NodeJob, before: str = "") -> Iterator[int]:
         yield agent.pid
     finally:
         left = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
-        processes.end(left, 0.0)
+        process_tree.end(left, 0.0)
         agent.wait()
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeJob:
-    monkeypatch.setattr(dumps, "OWN_DUMPS_S", 0.5)
-    monkeypatch.setattr(dumps, "ABORT_S", WITHIN_S)  # ends as soon as the stack is there
+    monkeypatch.setattr(node_dumps, "OWN_DUMPS_S", 0.5)
+    monkeypatch.setattr(node_dumps, "ABORT_S", WITHIN_S)  # ends as soon as the stack is there
     made = make_job(tmp_path)
     write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has not moved"})
     return made
@@ -89,7 +89,7 @@ def test_a_rank_that_does_not_answer_is_ended_for_its_stack(
     """Before its Rank nothing answers the signal; nor where a library has taken the handler."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with hanging(job, before) as agent:
-        taken = dumps.take(job, RankWatch(job), agent)
+        taken = node_dumps.take(job, RankWatch(job), agent)
     assert (taken["ranks"], taken["aborted"], taken["py_spy"]) == ([0], [0], [])
     stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in one.name for one in stack.frames)
@@ -102,8 +102,8 @@ def test_a_rank_that_does_not_answer_lives_where_nobody_stood_still(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     job.dir.abort.write_text(json.dumps({"reason": "rank_died", "why": "x"}))
     with hanging(job) as agent:
-        taken = dumps.take(job, RankWatch(job), agent)
-        assert processes.running(rank_of(agent))
+        taken = node_dumps.take(job, RankWatch(job), agent)
+        assert process_tree.running(rank_of(agent))
     assert (taken["aborted"], taken["incomplete"]) == ([], [0])
 
 
@@ -123,8 +123,8 @@ def test_py_spy_looks_from_outside(job: NodeJob, monkeypatch: pytest.MonkeyPatch
         words = [command, "dump", "--pid", str(rank.pid)]
         if subprocess.run(words, capture_output=True).returncode:
             pytest.skip("the kernel does not let py-spy look into another process")
-        taken = dumps.take(job, RankWatch(job), agent)
-        assert processes.running(rank)
+        taken = node_dumps.take(job, RankWatch(job), agent)
+        assert process_tree.running(rank)
     assert (taken["py_spy"], taken["aborted"]) == ([0], [])
     stack = stack_of_rank(job.dir, 0)
     assert stack is not None and any("stands_here" in one.name for one in stack.frames)
@@ -139,7 +139,7 @@ def test_whoever_has_no_handler_is_known() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         process = psutil.Process(child.pid)
-        assert dumps.catches(process, signal.SIGUSR1)
-        assert not dumps.catches(process, signal.SIGABRT)
+        assert node_dumps.catches(process, signal.SIGUSR1)
+        assert not node_dumps.catches(process, signal.SIGABRT)
         child.communicate()
-    assert not dumps.catches(process, signal.SIGUSR1)
+    assert not node_dumps.catches(process, signal.SIGUSR1)

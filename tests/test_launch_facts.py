@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.launch import facts, scratch
+from pytest_clustersmoke.node import node_facts
 
 
 def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +20,7 @@ def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(subprocess, "Popen", started)
-    found = facts.gather(0, "n0")
+    found = node_facts.gather_node_facts(0, "n0")
     assert found["gpus"] is None and json.dumps(found)
 
 
@@ -38,7 +38,7 @@ def test_variables_that_the_ranks_will_see(monkeypatch: pytest.MonkeyPatch) -> N
             "HF_TOKEN": "hush",
         },
     )
-    assert facts.gather(0, "n0")["variables"] == {
+    assert node_facts.gather_node_facts(0, "n0")["variables"] == {
         "GLOO_LICENSE_KEY": "(hidden)",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_ALGO": "Ring",
@@ -53,8 +53,8 @@ def test_nccls_files_are_read_as_nccl_does(tmp_path: Path, monkeypatch: pytest.M
     mine.write_text("#NCCL_PROTO=LL\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\nPATH=/x\nNCCL_NET\n")
     nodes.write_bytes(b"NCCL_SOCKET_IFNAME==eth0\nNCCL_NET=\xff")
     monkeypatch.setenv("NCCL_CONF_FILE", str(mine))
-    monkeypatch.setattr(facts, "NCCL_CONF", str(nodes))
-    assert facts.gather(0, "n0")["nccl_conf"] == {
+    monkeypatch.setattr(node_facts, "NCCL_CONF", str(nodes))
+    assert node_facts.gather_node_facts(0, "n0")["nccl_conf"] == {
         str(mine): {"NCCL_ALGO": "Ring"},
         str(nodes): {"NCCL_NET": "\ufffd", "NCCL_SOCKET_IFNAME": "=eth0"},
     }
@@ -63,21 +63,21 @@ def test_nccls_files_are_read_as_nccl_does(tmp_path: Path, monkeypatch: pytest.M
 def test_a_file_of_nccl_that_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A FIFO, a directory or nothing of that name is passed over, and not waited for."""
     os.mkfifo(tmp_path / "fifo")
-    monkeypatch.setattr(facts, "NCCL_CONF", str(tmp_path / "none"))
+    monkeypatch.setattr(node_facts, "NCCL_CONF", str(tmp_path / "none"))
     for path in (tmp_path / "fifo", tmp_path):
         monkeypatch.setenv("NCCL_CONF_FILE", str(path))
-        assert facts.gather(0, "n0")["nccl_conf"] == {}
+        assert node_facts.gather_node_facts(0, "n0")["nccl_conf"] == {}
 
 
 def test_interfaces_have_their_addresses() -> None:
     """Loopback has an IPv4 address, and a list of the others, empty where there are none."""
-    loopback = facts.gather(0, "n0")["interfaces"]["lo"]
+    loopback = node_facts.gather_node_facts(0, "n0")["interfaces"]["lo"]
     assert loopback["ipv4"] == ["127.0.0.1"] and isinstance(loopback["ipv6"], list)
 
 
 def test_limits_and_shared_memory_are_told() -> None:
     """Sizes in bytes, of the whole and of what is free; null is no limit."""
-    found = facts.gather(0, "n0")
+    found = node_facts.gather_node_facts(0, "n0")
     assert 0 <= found["dev_shm_free_bytes"] <= found["dev_shm_bytes"]
     assert found["may_lock_memory"] in (True, False)
     assert found["open_files_limit"] is None or found["open_files_limit"] > 0
@@ -85,16 +85,16 @@ def test_limits_and_shared_memory_are_told() -> None:
 
 def test_the_directory_for_temporary_files_is_written_to(tmp_path: Path) -> None:
     """A directory that takes a file is well, and nothing is left in it."""
-    found = scratch.directories({"TMPDIR": str(tmp_path)})
+    found = node_facts.scratch_directories({"TMPDIR": str(tmp_path)})
     assert found["tmp"]["error"] is None and found["tmp"]["free_bytes"] > 0
     assert found["build_directory"] is None and list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_for_temporary_files_that_is_not_there(tmp_path: Path) -> None:
     """It is told with the system's words, and what is taken in its place."""
-    found = scratch.directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
+    found = node_facts.scratch_directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
     assert found["error"] == "No such file or directory"
-    assert found["instead"] in scratch.FALLBACKS
+    assert found["instead"] in node_facts.FALLBACKS
 
 
 def test_a_build_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_a_build_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, well in (("a/b", True), ("file/b", False)):
         path = str(tmp_path / name)
-        build = scratch.directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
+        build = node_facts.scratch_directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
         assert (build["error"] is None) is well
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import launch
-from pytest_clustersmoke.launch.flag import raise_abort, visible
-from pytest_clustersmoke.rundir import read_json
-from pytest_clustersmoke.telemetry import EventWriter
-
-from .launched import make_job
+from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.node import node_job
+from pytest_clustersmoke.node.abort_flag import raise_abort, visible
+from tests.launched import make_job
 
 
 def no_links(*_: Any) -> None:
@@ -75,9 +74,9 @@ def test_a_result_is_written_where_the_flag_cannot_be(
     def refused(*_: Any) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(launch, "raise_abort", refused)
+    monkeypatch.setattr(node_job, "raise_abort", refused)
     job = make_job(tmp_path)
-    result = launch._Result(job)
+    result = node_job._Result(job)
     result.ended({"ok": False, "reason": "rank_died", "why": "rank 0 ended"})
     result.write(time.time(), EventWriter(job.dir.node_events(0)))
     written = read_json(job.dir.node_result(0)) or {}

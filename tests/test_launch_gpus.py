@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_clustersmoke.launch import facts, gpus
-
-from .fakes import nvidia_smi
-from .fakes.nvidia_smi import gpu
+from pytest_clustersmoke.node import gpu_facts
+from pytest_clustersmoke.node import node_facts as facts
+from tests.fakes import nvidia_smi
+from tests.fakes.nvidia_smi import gpu
 
 FAILED = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
@@ -37,13 +37,13 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the fake nvidia-smi, which comes first on PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(gpu_facts, "LOOK_AGAIN_S", 0.0)
     return tmp_path
 
 
 def ask(folder: Path, listed: Any, **said: Any) -> dict[str, Any]:
     nvidia_smi.write(folder, sys.executable, listed, **said)
-    return gpus.ask(health=True)
+    return gpu_facts.ask(health=True)
 
 
 def test_gpus_are_told_with_all_that_is_known(tool: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_field_that_an_old_driver_lacks_costs_only_its_own_group(tool: Path) -
 def test_a_node_that_trains_on_its_cpus_is_asked_for_its_gpus_alone(tool: Path) -> None:
     """Their health costs nothing where no rank uses them."""
     log = nvidia_smi.write(tool, sys.executable, [gpu(0)])
-    assert len(facts.gather(0, "n0", "cpu")["gpus"]) == 1
+    assert len(facts.gather_node_facts(0, "n0", "cpu")["gpus"]) == 1
     assert len(log.read_text().splitlines()) == 1
 
 
@@ -77,7 +77,7 @@ def test_a_node_that_trains_on_its_cpus_is_asked_for_its_gpus_alone(tool: Path) 
 def test_the_words_of_a_tool_that_fails_are_kept(tool: Path, words: str, status: int) -> None:
     """They are the node's own account of its driver; the other facts are there as ever."""
     nvidia_smi.write(tool, sys.executable, words=words, status=status)
-    found = facts.gather(0, "n0")
+    found = facts.gather_node_facts(0, "n0")
     assert found["gpus"] is None and found["packages"]["submitit"]
     assert found["gpu_tool_failed"] == f"it ended with status {status}: {words}"
 
@@ -103,8 +103,8 @@ def test_gpus_on_the_bus(
         device.mkdir()
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(gpus, "PCI", tmp_path)
-    assert gpus.on_bus() is there
+    monkeypatch.setattr(gpu_facts, "PCI", tmp_path)
+    assert gpu_facts.on_bus() is there
 
 
 def test_words_without_end_are_cut(tool: Path) -> None:
@@ -136,20 +136,20 @@ def test_a_tool_that_cannot_be_run(tool: Path) -> None:
     """It is told with the system's words."""
     (tool / "nvidia-smi").write_text("#!/no/such/shell\n")
     (tool / "nvidia-smi").chmod(0o755)
-    found = gpus.ask(health=True)
+    found = gpu_facts.ask(health=True)
     assert found["gpu_tool_failed"] == "it cannot be run: No such file or directory"
 
 
 def test_a_tool_that_hangs_is_left_behind(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that keeps its output open past its time, and past its own KILL, is not waited for; no
     other question is put to it."""
-    monkeypatch.setattr(gpus, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(gpu_facts, "TIMEOUT_S", 0.5)
     path, noted = tool / "nvidia-smi", tool / "pid"
     path.write_text(
         f"#!/bin/sh\nsleep 600 &\necho $! > {noted}.new; mv {noted}.new {noted}; wait\n"
     )
     path.chmod(0o755)
-    found = gpus.ask(health=True)
+    found = gpu_facts.ask(health=True)
     sleeper = psutil.Process(int(noted.read_text()))
     assert sleeper.is_running()
     sleeper.kill()
@@ -165,7 +165,7 @@ def test_processes_on_our_gpus_are_told(tool: Path) -> None:
     assert found["gpu_processes"] == [
         {"gpu": "GPU-0001", "pid": "4711", "name": "/usr/bin/python, -u", "memory": "1 MiB"}
     ]
-    assert gpus.busy(found) == found["gpu_processes"]
+    assert gpu_facts.busy(found) == found["gpu_processes"]
 
 
 def test_a_process_that_has_just_ended_is_no_user(
@@ -178,7 +178,7 @@ def test_a_process_that_has_just_ended_is_no_user(
         nvidia_smi.write(tool, sys.executable, [gpu(0), gpu(1)])
 
     monkeypatch.setattr(time, "sleep", meanwhile)
-    assert gpus.ask(health=True)["gpu_processes"] == []
+    assert gpu_facts.ask(health=True)["gpu_processes"] == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_process_that_has_just_ended_is_no_user(
 def test_the_jobs_own_share_is_what_cuda_shows(visible: str | None, ours: list[str]) -> None:
     """CUDA_VISIBLE_DEVICES is read as CUDA does: up to the first entry that names nothing."""
     listed = [{key: str(value) for key, value in gpu(index).items()} for index in range(4)]
-    share = gpus.share({"gpus": listed, "cuda_visible_devices": visible})
+    share = gpu_facts.share({"gpus": listed, "cuda_visible_devices": visible})
     assert share is not None and [one["index"] for one in share.gpus] == ours and share.exact
 
 
@@ -207,9 +207,9 @@ def test_an_index_does_not_tell_which_of_two_models_it_is() -> None:
     """CUDA counts from the fastest unless told to go by bus: then the share is only a number."""
     listed = [{"name": "A", "uuid": "GPU-0"}, {"name": "B", "uuid": "GPU-1"}]
     facts = {"gpus": listed, "cuda_visible_devices": "1"}
-    share = gpus.share(facts)
+    share = gpu_facts.share(facts)
     assert share is not None and len(share.gpus) == 1 and not share.exact
-    by_bus = gpus.share({**facts, "cuda_device_order": "PCI_BUS_ID"})
+    by_bus = gpu_facts.share({**facts, "cuda_device_order": "PCI_BUS_ID"})
     assert by_bus is not None and by_bus.exact
 
 
@@ -219,10 +219,10 @@ def test_an_index_does_not_tell_which_of_two_models_it_is() -> None:
 )
 def test_a_share_that_cannot_be_known(facts: dict[str, Any]) -> None:
     """Nothing is said of GPUs that were not told, nor of parts of GPUs."""
-    assert gpus.share(facts) is None and gpus.busy(facts) == []
+    assert gpu_facts.share(facts) is None and gpu_facts.busy(facts) == []
 
 
 def test_processes_on_a_divided_gpu_may_be_in_anothers_part() -> None:
     """They are not counted against us."""
     listed = [{"name": "A", "uuid": "GPU-0", "mig.mode.current": "Enabled"}]
-    assert gpus.busy({"gpus": listed, "gpu_processes": [{"gpu": "GPU-0", "pid": "1"}]}) == []
+    assert gpu_facts.busy({"gpus": listed, "gpu_processes": [{"gpu": "GPU-0", "pid": "1"}]}) == []

@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from pytest_clustersmoke.launch import pauses
-from pytest_clustersmoke.launch.pauses import Pauses
+from pytest_clustersmoke.node import suspension
+from pytest_clustersmoke.node.suspension import Pauses
 
 COUNTS = """
 import sys
-from pytest_clustersmoke.launch import pauses
+from pytest_clustersmoke.node.node_job import pauses
 pauses.PAUSED_S = 2.0
 counting = pauses.Pauses()
 for line in sys.stdin:
@@ -45,7 +45,11 @@ def test_a_process_knows_for_how_long_it_was_stopped() -> None:
         time.sleep(STOPPED_S)
         os.kill(process.pid, signal.SIGCONT)
         first = ask()
-        assert STOPPED_S - pauses.BEAT_S - 0.1 < first < time.monotonic() - began + pauses.BEAT_S
+        assert (
+            STOPPED_S - suspension.BEAT_S - 0.1
+            < first
+            < time.monotonic() - began + suspension.BEAT_S
+        )
         assert ask() == ask() == first
         process.stdin.close()
         assert process.wait() == 0
@@ -53,7 +57,7 @@ def test_a_process_knows_for_how_long_it_was_stopped() -> None:
 
 def test_who_waits_for_a_file_system_was_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the thread that looks counts, and it goes on."""
-    monkeypatch.setattr(pauses, "PAUSED_S", 2.0)
+    monkeypatch.setattr(suspension, "PAUSED_S", 2.0)
     counting = Pauses()
     subprocess.run(["sleep", "3"], check=True)
     assert counting.seconds() == 0.0

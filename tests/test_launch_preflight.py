@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.result import collect
-from pytest_clustersmoke.rundir import PhaseDir
-
-from .fakes import nvidia_smi
-from .fakes.nvidia_smi import gpu
-from .harness import FAKE_TORCHRUN, Suite
+from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from tests.fakes import nvidia_smi
+from tests.fakes.nvidia_smi import gpu
+from tests.harness import FAKE_TORCHRUN, Suite
 
 ON_NODE_1 = 'if [ "$SUBMITIT_LOCAL_JOB_ID" = small.1 ]; then {}; fi'
 

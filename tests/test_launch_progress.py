@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import processes, progress
-from pytest_clustersmoke.launch.progress import RankWatch
+from pytest_clustersmoke.node import process_tree, rank_progress
+from pytest_clustersmoke.node.rank_progress import RankWatch
+from tests.launched import make_job
 
-from .launched import make_job
-
-THIS = {"event": "start", "pid": os.getpid(), "pid_started": processes.started_at(os.getpid())}
+THIS = {"event": "start", "pid": os.getpid(), "pid_started": process_tree.started_at(os.getpid())}
 TRAIN = {"event": "stage", "name": "train", "state": "begin"}
 HOSTILE = [
     '{"event": "start"}',
@@ -78,7 +77,7 @@ def test_a_rank_that_hangs_in_interpreter_exit_has_stalled(
     """A process that is still there past the limit after `done` is trouble, and told as that."""
     watch = say(tmp_path, THIS, TRAIN, {"event": "done"})
     assert watch.trouble() is None
-    monkeypatch.setattr(progress, "EXIT_LIMIT_S", -1.0)
+    monkeypatch.setattr(rank_progress, "EXIT_LIMIT_S", -1.0)
     trouble = watch.trouble()
     assert trouble is not None
     assert (trouble.reason, trouble.rank) == ("stalled", 0)
@@ -89,7 +88,7 @@ def test_a_rank_that_has_ended_after_done_is_no_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the other ranks take: it is done and gone."""
-    monkeypatch.setattr(progress, "EXIT_LIMIT_S", -1.0)
+    monkeypatch.setattr(rank_progress, "EXIT_LIMIT_S", -1.0)
     ended = {**THIS, "pid_started": 1.0}  # the pid is somebody else's by now
     assert say(tmp_path, ended, {"event": "done"}).trouble() is None
 
@@ -98,10 +97,12 @@ def test_ranks_that_torchrun_ends_after_the_first_count_as_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two ranks that have ended, the one that ended first is the one that died, and is named."""
-    monkeypatch.setattr(progress, "READ_AGAIN_S", 0.0)
+    monkeypatch.setattr(rank_progress, "READ_AGAIN_S", 0.0)
     job = make_job(tmp_path, ranks_per_node=2)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as cat:
-        for rank, (pid, started) in enumerate([(cat.pid, processes.started_at(cat.pid)), (1, 1.0)]):
+        for rank, (pid, started) in enumerate(
+            [(cat.pid, process_tree.started_at(cat.pid)), (1, 1.0)]
+        ):
             start = {"event": "start", "pid": pid, "pid_started": started}
             job.dir.rank_events(rank).write_text(json.dumps(start) + "\n")
         watch = RankWatch(job)
@@ -117,7 +118,7 @@ class Stopped:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.stopped_s = time.monotonic(), 0.0
-        clock = "pytest_clustersmoke.launch.progress.time.monotonic"
+        clock = "pytest_clustersmoke.node.rank_progress.time.monotonic"
         monkeypatch.setattr(clock, lambda: self.now)
         job = say(folder, THIS, TRAIN, {"event": "step", "step": 1, "steps": 3})._job
         self.limit_s = float(job.spec["stage_limits_s"]["train_step"])

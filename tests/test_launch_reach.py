@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pytest_clustersmoke.launch import reach
-from pytest_clustersmoke.launch.reach import Door, Unreachable, Visit
+from pytest_clustersmoke.node import reachability
+from pytest_clustersmoke.node.reachability import Door, Unreachable, Visit
 
 HOST = "127.0.0.1"
 
@@ -125,8 +125,8 @@ def test_doors_that_open_at_once_have_ports_of_their_own(pool: ThreadPoolExecuto
 
 def test_a_port_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal is told as that, after it was asked again for a while."""
-    monkeypatch.setattr(reach, "REFUSED_S", 0.2)
-    monkeypatch.setattr(reach, "RETRY_S", 0.05)
+    monkeypatch.setattr(reachability, "REFUSED_S", 0.2)
+    monkeypatch.setattr(reachability, "RETRY_S", 0.05)
     with socket.socket() as closed:
         closed.bind((HOST, 0))
         with pytest.raises(Unreachable, match="connection refused"):
@@ -135,7 +135,7 @@ def test_a_port_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What drops our packets is told as no answer: a listener whose queue is full does that."""
-    monkeypatch.setattr(reach, "CONNECT_S", 0.5)
+    monkeypatch.setattr(reachability, "CONNECT_S", 0.5)
     with socket.socket() as full:
         full.bind((HOST, 0))
         full.listen(0)
@@ -163,7 +163,7 @@ def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_systems_number_is_told_in_words(number: int, said: str) -> None:
     """People read words."""
-    assert reach.words(OSError(number, "x")).startswith(said)
+    assert reachability.words(OSError(number, "x")).startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import NodeJob, reach, rendezvous
-from pytest_clustersmoke.launch.flag import Aborted, NodeFailed, raise_abort
-from pytest_clustersmoke.launch.preflight import PreflightFailed
-from pytest_clustersmoke.launch.rendezvous import Meeting, NotSeen
-from pytest_clustersmoke.rundir import read_json, write_json
-
-from .launched import make_job
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.node import reachability, rendezvous
+from pytest_clustersmoke.node.abort_flag import Aborted, NodeFailed, raise_abort
+from pytest_clustersmoke.node.checks import PreflightFailed
+from pytest_clustersmoke.node.node_job import NodeJob
+from pytest_clustersmoke.node.rendezvous import Meeting, NotSeen
+from tests.launched import make_job
 
 HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
 
@@ -29,7 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_own_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(rendezvous, "POLL_S", 0.01)
     monkeypatch.setattr(rendezvous, "OTHERS_S", 0.5)
-    monkeypatch.setattr(reach, "REFUSED_S", 0.1)
+    monkeypatch.setattr(reachability, "REFUSED_S", 0.1)
 
 
 def node_zero(folder: Path, *others: Any) -> NodeJob:
@@ -95,7 +95,7 @@ def test_a_node_that_cannot_reach_node_0_ends_all(
         return real(*words, **more)
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    monkeypatch.setattr(reach, "RETRY_S", 0.05)
+    monkeypatch.setattr(reachability, "RETRY_S", 0.05)
     zero, one, two = meet_all(node_zero(tmp_path, HERE, HERE))
     assert isinstance(zero, PreflightFailed | Aborted) and isinstance(one, Aborted)
     assert isinstance(two, PreflightFailed)

@@ -16,17 +16,16 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_clustersmoke.launch import processes, supervise
-from pytest_clustersmoke.launch.flag import raise_abort
-from pytest_clustersmoke.launch.progress import RankWatch
-
-from .launched import make_job
+from pytest_clustersmoke.node import process_tree, supervisor
+from pytest_clustersmoke.node.abort_flag import raise_abort
+from pytest_clustersmoke.node.rank_progress import RankWatch
+from tests.launched import make_job
 
 LAUNCHER = """
 import json, os, sys
 from pathlib import Path
-from pytest_clustersmoke.launch import supervise
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.node.node_job import supervise
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.launched import make_job
 
 job = make_job(Path(sys.argv[1]))
@@ -116,6 +115,6 @@ def test_a_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     job = make_job(tmp_path)
     raise_abort(job, "stalled", "rank 0 stood still")
     ended: list[psutil.Process] = []
-    monkeypatch.setattr(processes, "end", lambda group, grace_s: ended.extend(group))
-    supervise._end(Asleep(), RankWatch(job), processes.children())
+    monkeypatch.setattr(process_tree, "end", lambda group, grace_s: ended.extend(group))
+    supervisor._end(Asleep(), RankWatch(job), process_tree.children())
     assert ended == []

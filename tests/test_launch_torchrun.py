@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.launch.rendezvous import Meeting
-from pytest_clustersmoke.launch.torchrun import apply_environment, rank_environment
-
-from .launched import make_job
+from pytest_clustersmoke.node.rendezvous import Meeting
+from pytest_clustersmoke.node.torchrun import apply_environment, rank_environment
+from tests.launched import make_job
 
 MEETING = Meeting("127.0.0.1", 1, True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .harness import Suite
+from tests.harness import Suite
 
 
 def test_clusters_are_listed(suite: Suite) -> None:

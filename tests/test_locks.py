@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import locks
-from pytest_clustersmoke.locks import ControllerLock, beat, describe_run, seized
-from pytest_clustersmoke.rundir import RunDir, read_json, write_json
-
-from .evidence import make_profile
+from pytest_clustersmoke.evidence import locks
+from pytest_clustersmoke.evidence.locks import ControllerLock, beat, describe_run, seized
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
+from tests.evidence import make_profile
 
 RUN_ID = "20261101-020000-abcdef"
 HOLD = """
 import sys
 from pathlib import Path
-from pytest_clustersmoke.locks import ControllerLock
-from pytest_clustersmoke.rundir import RunDir
+from pytest_clustersmoke.evidence.locks import ControllerLock
+from pytest_clustersmoke.evidence.run_directory import RunDir
 held = ControllerLock(RunDir(Path(sys.argv[1])))
 held.announce({"phases_chosen": ["small"]}, Path(sys.argv[2]))
 print("held", flush=True)

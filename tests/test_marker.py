@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.marker import Marked, read_marker
-from pytest_clustersmoke.phase import parse_setting
+from pytest_clustersmoke.config.marker import Marked, read_marker
+from pytest_clustersmoke.config.phase import parse_setting
 
 
 def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from croniter import croniter
 
-from pytest_clustersmoke import lab, locks
-
-from .harness import BARE, Suite
-from .needs import need_lab
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence import locks
+from tests.harness import BARE, Suite
+from tests.needs import need_lab
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"
@@ -198,7 +198,8 @@ def test_a_night_that_is_not_fit_is_mailed(night: Path, suite: Suite) -> None:
 def test_the_second_night_says_who_has_the_cluster(night: Path, suite: Suite) -> None:
     """Status 4 and the line with the holder, while the first goes on."""
     code = (
-        "import sys; from pathlib import Path; from pytest_clustersmoke.locks import lock_cluster\n"
+        "import sys; from pathlib import Path\n"
+        "from pytest_clustersmoke.evidence.locks import lock_cluster\n"
         "held = lock_cluster(Path(sys.argv[1]), 'one', 'the-first'); print('held', flush=True)\n"
         "sys.stdin.read(); held.release()"
     )

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.outcome import CLUSTER_STATES, judge
-from pytest_clustersmoke.submit import JobState
-
-from .evidence import Evidence
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.jobs.outcome import CLUSTER_STATES, judge
+from tests.evidence import Evidence
 
 
 def ended(raw: str, reason: str = "") -> JobState:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import pairs
-from pytest_clustersmoke.evidence import Unmeasured
-
-from .swept import PAIR_GB_PER_S, Change, Record, Swept, slow_pairs
+from pytest_clustersmoke.criteria import node_pairs
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from tests.swept import PAIR_GB_PER_S, Change, Record, Swept, slow_pairs
 
 
 def of(node: int, nodes: int) -> list[tuple[int, int]]:
@@ -20,7 +19,7 @@ def of(node: int, nodes: int) -> list[tuple[int, int]]:
 
 def verdict(swept: Swept) -> str:
     with pytest.raises(AssertionError) as caught:
-        pairs.check_none_is_slow(swept.result())
+        node_pairs.check_none_is_slow(swept.result())
     return str(caught.value)
 
 
@@ -28,11 +27,11 @@ def verdict(swept: Swept) -> str:
 def test_healthy_pairs(tmp_path: Path, nodes: int, per_node: int) -> None:
     """Every pair once, each with the bandwidth of its slowest rank; none is slow."""
     swept = Swept(tmp_path, nodes, per_node).metrics()
-    found = pairs.Pairs(swept.result()).speeds
+    found = node_pairs.Pairs(swept.result()).speeds
     assert sorted(found) == list(combinations(range(nodes), 2))
     assert list(found.values()) == pytest.approx([PAIR_GB_PER_S] * len(found))
-    pairs.check_all_measured(swept.result())
-    pairs.check_none_is_slow(swept.result())
+    node_pairs.check_all_measured(swept.result())
+    node_pairs.check_none_is_slow(swept.result())
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8])
@@ -87,31 +86,31 @@ def test_the_bound(tmp_path: Path, factor: float, slow: bool) -> None:
     if slow:
         assert "9.23 GB/s" in verdict(swept)
     else:
-        pairs.check_none_is_slow(swept.result())
+        node_pairs.check_none_is_slow(swept.result())
 
 
 def test_two_nodes_have_nothing_to_compare_with(tmp_path: Path) -> None:
     """One pair is measured and reported, and not judged without a reference."""
     swept = Swept(tmp_path, 2, 2).metrics()
-    pairs.check_all_measured(swept.result())
+    node_pairs.check_all_measured(swept.result())
     with pytest.raises(Unmeasured, match=r"two nodes are one pair \(12\.00 GB/s each way\)"):
-        pairs.check_none_is_slow(swept.result())
+        node_pairs.check_none_is_slow(swept.result())
 
 
 def test_gloo_says_nothing_of_a_pair(tmp_path: Path) -> None:
     """Under gloo pairs are measured, and their bandwidths not judged."""
     swept = Swept(tmp_path, 4, 1, backend="gloo", change=slow_pairs(*of(1, 4)))
     swept.metrics(pair_bandwidth_min_gb_per_s=PAIR_GB_PER_S / 2)
-    pairs.check_all_measured(swept.result())
+    node_pairs.check_all_measured(swept.result())
     with pytest.raises(Unmeasured, match="talked over gloo"):
-        pairs.check_none_is_slow(swept.result())
+        node_pairs.check_none_is_slow(swept.result())
 
 
 def test_virtual_nodes_say_nothing_of_a_network(tmp_path: Path) -> None:
     """Nodes of one machine share its loopback, under NCCL as well."""
     swept = Swept(tmp_path, 4, 1, backend_of_job="local", change=slow_pairs(*of(1, 4)))
     with pytest.raises(Unmeasured, match="the nodes are virtual"):
-        pairs.check_none_is_slow(swept.result())
+        node_pairs.check_none_is_slow(swept.result())
 
 
 def test_small_messages_say_nothing_of_bandwidth(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_small_messages_say_nothing_of_bandwidth(tmp_path: Path) -> None:
         return {**record, **mib} if record["what"] == "pair" else record
 
     with pytest.raises(Unmeasured, match="the pairs exchanged 1 MiB; below 64 MiB it is not"):
-        pairs.check_none_is_slow(Swept(tmp_path, 3, 1, change=change).result())
+        node_pairs.check_none_is_slow(Swept(tmp_path, 3, 1, change=change).result())
 
 
 def test_nodes_of_one_name_stay_two(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def only(rank: int, other: int, /, **values: Any) -> Change:
     return change
 
 
-@pytest.mark.parametrize("check", [pairs.check_all_measured, pairs.check_none_is_slow])
+@pytest.mark.parametrize("check", [node_pairs.check_all_measured, node_pairs.check_none_is_slow])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -176,7 +175,7 @@ def test_a_metric_that_does_not_follow(tmp_path: Path) -> None:
     """The slowest pair is what the times make it."""
     swept = Swept(tmp_path, 3, 1).metrics(pair_bandwidth_min_gb_per_s=12.5)
     with pytest.raises(AssertionError, match=r"says the slowest pair has 12\.5 GB/s; the times"):
-        pairs.check_all_measured(swept.result())
+        node_pairs.check_all_measured(swept.result())
 
 
 @pytest.mark.parametrize("node", [None, "0", True, 1.0])
@@ -184,7 +183,7 @@ def test_a_rank_without_a_node_is_not_measured(tmp_path: Path, node: Any) -> Non
     """Whose pair it is cannot be known."""
     swept = Swept(tmp_path, 3, 1).metrics()
     swept.evidence.rank(1, ("start", {"rank": 1, "node_rank": node}))
-    for check in (pairs.check_all_measured, pairs.check_none_is_slow):
+    for check in (node_pairs.check_all_measured, node_pairs.check_none_is_slow):
         with pytest.raises(Unmeasured, match=r"rank 1 \(unknown\) has no known node"):
             check(swept.result())
 
@@ -194,10 +193,10 @@ def test_ranks_on_fewer_nodes_than_asked_for(tmp_path: Path) -> None:
     swept = Swept(tmp_path, 3, 1).metrics()
     swept.evidence.rank(2, ("start", {"rank": 2, "node_rank": 1, "node": "n1"}))
     with pytest.raises(AssertionError, match="the ranks are on 2 nodes, expected 3"):
-        pairs.check_all_measured(swept.result())
+        node_pairs.check_all_measured(swept.result())
 
 
 def test_one_node_has_no_pair(tmp_path: Path) -> None:
     """Nothing measured is no pass."""
     with pytest.raises(AssertionError, match="no pair"):
-        pairs.check_all_measured(Swept(tmp_path).metrics().result())
+        node_pairs.check_all_measured(Swept(tmp_path).metrics().result())

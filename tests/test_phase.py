@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cluster import sbatch
-from pytest_clustersmoke.marker import read_marker, size_mark
-from pytest_clustersmoke.phase import Sourced, absence, misfits, parse_setting
-
-from .evidence import make_phase, make_profile
+from pytest_clustersmoke.config import sbatch_options
+from pytest_clustersmoke.config.marker import read_marker, size_mark
+from pytest_clustersmoke.config.phase import Sourced, absence, misfits, parse_setting
+from tests.evidence import make_phase, make_profile
 
 
 def setting(text: str) -> Any:
@@ -213,7 +212,7 @@ def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
 )
 def test_time_limits_as_sbatch_reads_them(text: Any, seconds: float) -> None:
     """Every form of man sbatch, in seconds."""
-    assert sbatch.seconds(text) == seconds
+    assert sbatch_options.seconds(text) == seconds
 
 
 def test_our_limit_comes_before_the_schedulers(tmp_path: Path) -> None:

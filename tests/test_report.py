@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.clean import sanitize_lines
 from pytest_clustersmoke.report.terminal import write_summary
-
-from . import records
-from .harness import Suite, properties
+from pytest_clustersmoke.text import sanitize_lines
+from tests import records
+from tests.harness import Suite, properties
 
 
 def test_a_report_is_whole(suite: Suite) -> None:
@@ -183,9 +182,9 @@ HOSTILE = r"""
 import os, time
 from pathlib import Path
 import psutil
-from pytest_clustersmoke.process_start import start_s
-from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
 events = EventWriter(place.rank_events(0))
 me = psutil.Process()

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.evidence import Unmeasured
+from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.report.junit import phase_properties
-
-from .evidence import Evidence, make_profile
+from tests.evidence import Evidence, make_profile
 
 GRADIENTS = {
     "parameters": 4,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.rundir import (
+from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     check_path,
     create_run,
@@ -16,6 +15,7 @@ from pytest_clustersmoke.rundir import (
     write_json,
     write_whole,
 )
+from pytest_clustersmoke.text import UsageProblems
 
 
 def test_a_run_is_private(tmp_path: Path) -> None:

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.scheduler_record import (
+from pytest_clustersmoke.evidence.scheduler_record import (
     JobState,
     ScheduledJob,
     SchedulerRecord,
     read_scheduler_record,
 )
-from pytest_clustersmoke.submit import slurm_client
-from pytest_clustersmoke.submit.slurm_client import SlurmClient
-
-from .evidence import Evidence
-from .test_slurm_client import FakeSlurm
+from pytest_clustersmoke.jobs import slurm_client
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from tests.evidence import Evidence
+from tests.test_slurm_client import FakeSlurm
 
 SHOWN = (
     "JobId=7 JobName=x JobState=NODE_FAIL Reason=NodeDown Partition=main QOS=(null) "

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.selection import criterion_of
-
-from .harness import Suite
+from pytest_clustersmoke.session.selection import criterion_of
+from tests.harness import Suite
 
 BODY = """
 @pytest.mark.parametrize("kind", ["a", "b[c]"])

@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke import session as module
-from pytest_clustersmoke import watch
-from pytest_clustersmoke.phase import Phase
-from pytest_clustersmoke.rundir import PhaseDir, RunDir, job_of, read_json, write_json
-from pytest_clustersmoke.session import Progress, Session, WatchFailed
-from pytest_clustersmoke.submit import JobState
-from pytest_clustersmoke.telemetry import SCHEMA, EventWriter, read_events
-
-from .evidence import make_phase, make_profile
-from .fakes.backend import FakeBackend
+from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence.run_directory import (
+    PhaseDir,
+    RunDir,
+    job_of,
+    read_json,
+    write_json,
+)
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter, read_events
+from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.session import job_session as module
+from pytest_clustersmoke.session.job_session import Progress, Session, WatchFailed
+from tests.evidence import make_phase, make_profile
+from tests.fakes.backend import FakeBackend
 
 WITHIN_S = 20.0
 
@@ -84,7 +89,7 @@ class Run:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     for name in ("FIRST_POLL_S", "RESULT_GRACE_S", "LOST_GRACE_S", "VERDICT_GRACE_S"):
-        monkeypatch.setattr(watch, name, 0.05)
+        monkeypatch.setattr(job_watch, name, 0.05)
     made = Run(tmp_path)
     yield made
     for session in made.sessions:
@@ -195,7 +200,7 @@ def test_a_vanished_job_is_lost(run: Run) -> None:
 
 def test_a_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
-    monkeypatch.setattr(watch, "RESULT_GRACE_S", 5.0)
+    monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.jobs["a"] = JobState("ended", "COMPLETED")

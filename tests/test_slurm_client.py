@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.submit import slurm_client, slurm_jobs
-from pytest_clustersmoke.submit.slurm_client import SlurmClient
-
-from .harness import FAKES
+from pytest_clustersmoke.jobs import slurm_client, slurm_jobs
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from tests.harness import FAKES
 
 JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
 

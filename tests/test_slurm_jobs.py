@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from pytest_clustersmoke.submit.slurm_jobs import parse_test_only
+from pytest_clustersmoke.jobs.slurm_jobs import parse_test_only
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ from math import inf
 
 import pytest
 
-from pytest_clustersmoke.hostlist import expand
-from pytest_clustersmoke.submit import slurm_records as records
-
-from .preflight import slurm_texts as texts
+from pytest_clustersmoke.config.hostlist import expand_hostlist
+from pytest_clustersmoke.jobs import slurm_records as records
+from tests.preflight import slurm_texts as texts
 
 
 def test_a_node_of_slurm_22() -> None:
@@ -126,7 +125,7 @@ def test_accounting() -> None:
 )
 def test_lists_of_hosts(text: str, names: list[str]) -> None:
     """Ranges, several of them, and leading zeros."""
-    assert expand(text) == names
+    assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize("text", ["", "\0\x1b[31m\n", "=\n= =", "NodeName=", "a|b", "x" * 10_000])

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.stragglers import check, stragglers
-
-from .evidence import Evidence
+from pytest_clustersmoke.criteria.stragglers import check, stragglers
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from tests.evidence import Evidence
 
 STEPS = 20
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.submit import Refused, make_spec, script
-from pytest_clustersmoke.submit.slurm import SlurmBackend
-
-from .evidence import make_phase, make_profile
-from .test_slurm_client import FakeSlurm
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.jobs import batch_script
+from pytest_clustersmoke.jobs.backend import Refused, make_spec
+from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
+from tests.evidence import make_phase, make_profile
+from tests.test_slurm_client import FakeSlurm
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def bash(lines: list[str]) -> subprocess.CompletedProcess[str]:
 def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, bad: str) -> None:
     """The line and its status are written down; nothing after it runs."""
     phase = PhaseDir(tmp_path)
-    done = bash(script.strict_setup(["true", bad, "echo too far"], phase))
+    done = bash(batch_script.strict_setup(["true", bad, "echo too far"], phase))
     assert done.returncode != 0 and "too far" not in done.stdout and "reached" not in done.stdout
     status, line = phase.setup_failed.read_text().rstrip("\n").split("\t")
     assert int(status) == done.returncode
@@ -123,7 +123,7 @@ def test_setup_lines_that_work_leave_no_trace(tmp_path: Path) -> None:
     """After good lines neither `set -e` nor the trap is left behind, and variables stay."""
     phase = PhaseDir(tmp_path)
     done = bash(
-        [*script.strict_setup(["X=1; export X", "false || true"], phase), "false", "echo $X"]
+        [*batch_script.strict_setup(["X=1; export X", "false || true"], phase), "false", "echo $X"]
     )
     assert done.stdout == "1\nreached\n" and not phase.setup_failed.exists()
 
@@ -131,13 +131,13 @@ def test_setup_lines_that_work_leave_no_trace(tmp_path: Path) -> None:
 def test_a_setup_line_that_exits_is_a_failure(tmp_path: Path) -> None:
     """`exit 0` in a setup line would end the job as if it had succeeded: it is written down."""
     phase = PhaseDir(tmp_path)
-    bash(script.strict_setup(["exit 0"], phase))
+    bash(batch_script.strict_setup(["exit 0"], phase))
     assert phase.setup_failed.exists()
 
 
 def test_no_setup_no_profile(tmp_path: Path) -> None:
     """Without setup lines nothing is sourced."""
-    assert script.strict_setup([], PhaseDir(tmp_path)) == []
+    assert batch_script.strict_setup([], PhaseDir(tmp_path)) == []
 
 
 def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.telemetry import METRICS, EventWriter, number, read_events
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.evidence.telemetry import EventWriter, number, read_events
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

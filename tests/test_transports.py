@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.evidence import BETWEEN, INSIDE, Unmeasured
-from pytest_clustersmoke.phase_view import PhaseView
-from pytest_clustersmoke.transport_checks import matches
-
-from .evidence import Evidence, make_profile
-from .fakes.nccl import FakeNccl, Wording, healthy
+from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.criteria.transport_sides import matches
+from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE, Unmeasured
+from tests.evidence import Evidence, make_profile
+from tests.fakes.nccl import FakeNccl, Wording, healthy
 
 Changes = Mapping[tuple[int, int], "str | None"]
 EXPECT = {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.errors import Problem, UsageProblems, near
-
-from .harness import Suite, lines_with
+from pytest_clustersmoke.text import Problem, UsageProblems, near
+from tests.harness import Suite, lines_with
 
 SLURM = """\
 clusters:

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.evidence import BETWEEN, INSIDE
-from pytest_clustersmoke.result import OUTCOMES
-from pytest_clustersmoke.tally import MARKS, count_report
-from pytest_clustersmoke.verdict import (
+from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE
+from pytest_clustersmoke.evidence.phase_result import OUTCOMES
+from pytest_clustersmoke.report.verdict import (
     EXIT_INCONCLUSIVE,
     FIT,
     INCONCLUSIVE,
@@ -20,6 +19,7 @@ from pytest_clustersmoke.verdict import (
     RunVerdict,
     judge,
 )
+from pytest_clustersmoke.session.tally import MARKS, count_report
 
 
 def report(

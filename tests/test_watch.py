@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import watch
-from pytest_clustersmoke.rundir import write_json
-from pytest_clustersmoke.scheduler_record import (
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence.scheduler_record import (
     JobState,
     ScheduledJob,
     SchedulerRecord,
     read_scheduler_record,
 )
-from pytest_clustersmoke.watch import Poller, Watched
-
-from .evidence import Evidence
-from .fakes.backend import FakeBackend
+from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.jobs.job_watch import Poller, Watched
+from tests.evidence import Evidence
+from tests.fakes.backend import FakeBackend
 
 
 class Clock:
@@ -34,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("pytest_clustersmoke.watch.time.monotonic", made.monotonic)
+    monkeypatch.setattr("pytest_clustersmoke.jobs.job_watch.time.monotonic", made.monotonic)
     return made
 
 
@@ -121,7 +120,7 @@ def test_a_failure_waits_a_while_for_the_schedulers_word(tmp_path: Path, clock: 
     evidence = Evidence(tmp_path).node(0, ok=False)
     job = watched(evidence)
     assert not job.over()
-    clock.now += watch.VERDICT_GRACE_S + 0.1
+    clock.now += job_watch.VERDICT_GRACE_S + 0.1
     assert job.over()
     job = watched(evidence)
     job.hear(JobState("ended", "CANCELLED"))
@@ -139,7 +138,7 @@ def test_a_failed_nodes_name_is_waited_for_a_while(tmp_path: Path, clock: Clock)
     assert job.over()
     (evidence.dir.submitit / "7_0_log.err").write_text("")
     assert not job.over()
-    clock.now += watch.NODE_NAMED_S + 0.1
+    clock.now += job_watch.NODE_NAMED_S + 0.1
     assert job.over()
 
 
@@ -160,8 +159,8 @@ def test_details_are_asked_of_all_nodes_that_the_job_had(tmp_path: Path, clock: 
 def test_an_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:
     """A shared file system may show the result after the scheduler tells of the end."""
     for word, grace_s in (
-        ("FAILED", watch.RESULT_GRACE_S),
-        ("COMPLETED", watch.COMPLETED_GRACE_S),
+        ("FAILED", job_watch.RESULT_GRACE_S),
+        ("COMPLETED", job_watch.COMPLETED_GRACE_S),
     ):
         job = watched(Evidence(tmp_path))
         job.hear(JobState("ended", word))
@@ -179,16 +178,16 @@ def test_a_job_that_is_put_back_is_over_before_it_starts_again(
     job = watched(Evidence(tmp_path))
     for word in ("PENDING", "CONFIGURING"):
         job.hear(JobState("pending", word))
-        clock.now += watch.RESULT_GRACE_S + 0.1
+        clock.now += job_watch.RESULT_GRACE_S + 0.1
         assert not job.over()
     job.hear(JobState("running", "RUNNING"))
     job.hear(JobState("pending", "CONFIGURING"))
-    clock.now += watch.RESULT_GRACE_S + 0.1
+    clock.now += job_watch.RESULT_GRACE_S + 0.1
     assert not job.over()
     job.hear(JobState("running", "RUNNING"))
     job.hear(JobState("pending", "PENDING"))
     assert not job.over()
-    clock.now += watch.RESULT_GRACE_S + 0.1
+    clock.now += job_watch.RESULT_GRACE_S + 0.1
     assert job.over()
 
 
@@ -198,11 +197,11 @@ def test_a_forgotten_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> 
     job.hear(JobState("unknown", ""))
     assert not job.over() and job.witness() is None
     job.hear(JobState("running", "RUNNING"))
-    clock.now += watch.LOST_GRACE_S + 1
+    clock.now += job_watch.LOST_GRACE_S + 1
     assert not job.over()
     assert job.witness() is not None
     job.hear(JobState("unknown", ""))
-    clock.now += watch.LOST_GRACE_S + 1
+    clock.now += job_watch.LOST_GRACE_S + 1
     assert job.over()
 
 
@@ -221,5 +220,5 @@ def test_stragglers_are_seen(tmp_path: Path, clock: Clock) -> None:
     job = watched(evidence)
     job.look()
     assert not job.straggling()
-    clock.now += watch.STRAGGLER_S + 1
+    clock.now += job_watch.STRAGGLER_S + 1
     assert job.straggling()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import BARE, Suite, properties
+from tests.harness import BARE, Suite, properties
 
 SAME = ("phase", "outcome", "nodes", "transport", "steps_per_s", "result", "unmeasured")
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..findings import MAX_TEXT, Evidence, Finding
-from ..outcome import Judgement
-from ..result import PhaseResult
-from .explain import explain_findings
+from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..evidence.phase_result import PhaseResult
+from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence
 from .hangs import find_hang, find_library_timeout, find_mismatch
+from .log_causes import explain_findings
 from .node_findings import (
     find_abort_flag,
     find_failed_checks,

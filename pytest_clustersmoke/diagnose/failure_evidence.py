@@ -7,15 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from ..clean import sanitize_line
-from ..findings import MAX_TEXT, Evidence, job_logs, numbered_lines
-from ..result import PhaseResult
-from ..rundir import read_json
-from ..scheduler_record import SchedulerRecord, read_scheduler_record
-from ..telemetry import Events, read_events
-from ..text import ranges
-from .exits import RankExits
+from ..evidence.finding import MAX_TEXT, Evidence, job_logs, numbered_lines
+from ..evidence.phase_result import PhaseResult
+from ..evidence.run_directory import read_json
+from ..evidence.scheduler_record import SchedulerRecord, read_scheduler_record
+from ..evidence.telemetry import Events, read_events
+from ..text import ranges, sanitize_line
 from .flight_recorder import CollectiveCall, FlightRecord, read_flight_records
+from .process_exits import RankExits
 from .rank_positions import Stack, ranks_by_position, read_stacks, stacks_of_children
 from .timeline import Timeline
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..findings import MAX_TEXT, Evidence
-from ..rundir import PhaseDir
+from ..evidence.finding import MAX_TEXT, Evidence
+from ..evidence.run_directory import PhaseDir
 from .rank_positions import LIBRARY
 
 # 2,000 calls with 20 frames each are 5 MB.

@@ -11,10 +11,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from ..clean import sanitize_line
-from ..findings import Finding
-from ..result import PhaseResult
-from ..text import ranges
+from ..evidence.finding import Finding
+from ..evidence.phase_result import PhaseResult
+from ..text import ranges, sanitize_line
 from . import call_order
 from .call_order import Absence, Mismatch
 from .failure_evidence import MAX_LINES, FailureEvidence, is_consequence, line_of, text_of

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..evidence import NodeResult
-from ..findings import HEAD_LINES, Evidence, Finding, job_logs, last_line, numbered_lines
-from ..launch import checks
-from ..result import PhaseResult
-from ..rundir import PhaseDir, read_json
-from ..staged_marks import stray
-from ..telemetry import number
+from ..evidence.finding import HEAD_LINES, Evidence, Finding, job_logs, last_line, numbered_lines
+from ..evidence.job_results import NodeResult
+from ..evidence.phase_result import PhaseResult
+from ..evidence.run_directory import PhaseDir, read_json
+from ..evidence.staged_marks import stray
+from ..evidence.telemetry import number
+from ..node import checks
 from .failure_evidence import FailureEvidence
 
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
@@ -137,7 +137,7 @@ def check_warnings(result: PhaseResult) -> list[Finding]:
 def _failed(result: PhaseResult) -> list[checks.Check]:
     facts = [node.facts for node in result.nodes]
     words = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
-    found = [*checks.failed(facts, result.spec), *checks.meeting.checks(facts, words)]
+    found = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, words)]
     return checks.merged(found)
 
 

@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..evidence import RankResult
-from ..findings import MAX_TEXT, Evidence, Finding
-from ..outcome import Judgement
-from .exits import UNKNOWN, RankExit
+from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..evidence.job_results import RankResult
+from ..jobs.outcome import Judgement
 from .failure_evidence import FailureEvidence, is_echo
 from .node_findings import NODE_REASONS
+from .process_exits import UNKNOWN, RankExit
 from .rank_positions import left_before
 from .timeline import node_of, read_log_moments
 

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..evidence import RankResult
-from ..findings import MAX_TEXT, Evidence
-from ..result import PhaseResult
-from ..rundir import PhaseDir
+from ..evidence.finding import MAX_TEXT, Evidence
+from ..evidence.job_results import RankResult
+from ..evidence.phase_result import PhaseResult
+from ..evidence.run_directory import PhaseDir
 from ..text import ranges
 
 MAX_BYTES = 4 * 2**20

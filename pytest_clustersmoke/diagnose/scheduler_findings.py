@@ -11,9 +11,9 @@ import pwd
 import re
 from collections.abc import Callable
 
-from ..findings import MAX_TEXT, Evidence, Finding
-from ..outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
-from ..scheduler_record import SchedulerRecord
+from ..evidence.finding import MAX_TEXT, Evidence, Finding
+from ..evidence.scheduler_record import SchedulerRecord
+from ..jobs.outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
 from .failure_evidence import FailureEvidence
 
 # Slurm's words: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.

@@ -23,13 +23,13 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from ..clean import sanitize_line
-from ..evidence import RankResult
-from ..findings import Evidence, job_logs, tail_lines
-from ..result import PhaseResult
-from ..rundir import read_json
-from ..signatures.log_lines import MONTHS
-from ..telemetry import Events, number
+from ..evidence.finding import Evidence, job_logs, tail_lines
+from ..evidence.job_results import RankResult
+from ..evidence.phase_result import PhaseResult
+from ..evidence.run_directory import read_json
+from ..evidence.telemetry import Events, number
+from ..text import sanitize_line
+from .log_lines import MONTHS
 
 # Around a cause so many moments are told before and behind it.
 BEFORE, BEHIND = 2, 4

@@ -8,7 +8,7 @@ staged/       what a rank does to stage one; `prove/` stages them on a cluster.
 
 from __future__ import annotations
 
-from .model import HOOK, JOB, NOTHING, Fault
-from .registry import FAULTS
+from .fault import HOOK, JOB, NOTHING, Fault
+from .fault_registry import FAULTS
 
 __all__ = ["FAULTS", "HOOK", "JOB", "NOTHING", "Fault"]

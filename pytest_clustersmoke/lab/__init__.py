@@ -23,10 +23,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from .model import Lab as Lab
-from .model import LabError as LabError
-from .model import LabSettings as LabSettings
-from .model import LabStartError as LabStartError
+from .lab_settings import Lab as Lab
+from .lab_settings import LabError as LabError
+from .lab_settings import LabSettings as LabSettings
+from .lab_settings import LabStartError as LabStartError
 
 __all__ = [
     "Lab",
@@ -72,9 +72,9 @@ def up(settings: LabSettings, say: Callable[[str], None] = _silent) -> Lab:
 
 def down(name: str, keep_logs: bool = False) -> None:
     """End the lab of this name, whatever state it is in. Raises LabError where there is none."""
-    from . import state, teardown
+    from . import lab_state, teardown
 
-    for record in state.records():
+    for record in lab_state.records():
         if record.name == name:
             teardown.end_lab(record, keep_logs)
             return
@@ -83,13 +83,13 @@ def down(name: str, keep_logs: bool = False) -> None:
 
 def find(environ: Mapping[str, str] | None = None) -> Lab:
     """The running lab that `environ` means. Raises LabError, saying what to do, where none is."""
-    from . import state
+    from . import lab_state
 
-    return state.find(os.environ if environ is None else environ)
+    return lab_state.find(os.environ if environ is None else environ)
 
 
 def running() -> list[Lab]:
     """This user's labs that run."""
-    from . import state
+    from . import lab_state
 
-    return [record.lab() for record in state.running()]
+    return [record.lab() for record in lab_state.running()]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import packages
-from .config import Plan
+from .addresses import listening
 from .daemons import Daemons
-from .model import LabStartError
-from .paths import LabDir
-from .ports import listening
+from .lab_paths import LabDir
+from .lab_settings import LabStartError
+from .slurm_config import Plan
 
 ACCOUNT = "lab"
 # `normal` is made by slurmdbd itself.

@@ -13,19 +13,28 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..rundir import write_whole
-from ..submit.slurm_records import parse_node_states
-from . import accounting, config, memory, packages, state, teardown
-from .claim import claim
-from .config import NodePlan, Plan
-from .control import LOOPBACK, Control, address_of_host, control_here, why_not_here, with_hosts
+from ..evidence.run_directory import write_whole
+from ..jobs.slurm_records import parse_node_states
+from . import accounting, lab_state, packages, slurm_config, teardown
+from . import memory_limits as memory
+from .addresses import (
+    LOOPBACK,
+    Control,
+    address_of_host,
+    control_here,
+    listening,
+    reserved,
+    why_not_here,
+    with_hosts,
+)
 from .daemons import Daemons, munged_command
 from .isolation import Isolation, can_isolate
-from .memory import can_limit
-from .model import Lab, LabError, LabSettings, LabStartError, check_settings
-from .paths import LabDir
-from .ports import listening, reserved
-from .state import Record
+from .lab_claim import claim
+from .lab_paths import LabDir
+from .lab_settings import Lab, LabError, LabSettings, LabStartError, check_settings
+from .lab_state import LabRecord
+from .memory_limits import can_limit
+from .slurm_config import NodePlan, Plan
 
 Say = Callable[[str], None]
 PATIENCE_S = 60.0
@@ -73,22 +82,22 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
     try:
         lab = _start(settings, root, say)
     except LabStartError as error:
-        kept = teardown.end_lab(state.read(settings.name, root), keep_logs=True)
+        kept = teardown.end_lab(lab_state.read(settings.name, root), keep_logs=True)
         # The log that the error names has moved.
         raise LabStartError(str(error).replace(str(root / "log"), str(kept))) from None
     except BaseException:
         say(f"lab {settings.name}: stopped; ending what was started")
-        teardown.end_lab(state.read(settings.name, root))
+        teardown.end_lab(lab_state.read(settings.name, root))
         raise
     say(f"  {len(lab.nodes)} nodes idle: ready after {time.monotonic() - began:.1f} s")
     return lab
 
 
 def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
-    record = state.read(settings.name, root)
+    record = lab_state.read(settings.name, root)
     files = record.files
     files.make()
-    daemons = Daemons(files, record.token, state.Journal(files.journal), PATIENCE_S)
+    daemons = Daemons(files, record.token, lab_state.Journal(files.journal), PATIENCE_S)
     version = _version()
     kind = f"{settings.nodes} nodes of {settings.gpus_per_node} fake GPUs"
     say(f"lab {settings.name}: Slurm {version}, {kind}, in {root}")
@@ -107,12 +116,12 @@ def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
         settings.accounting,
         settings.isolated,
     )
-    state.write_state(state.read(settings.name, root), lab, version)
+    lab_state.write_state(lab_state.read(settings.name, root), lab, version)
     return lab
 
 
 @contextlib.contextmanager
-def _site(settings: LabSettings, record: Record, daemons: Daemons) -> Iterator[Site]:
+def _site(settings: LabSettings, record: LabRecord, daemons: Daemons) -> Iterator[Site]:
     """Choose addresses and ports; inside the block nobody else can."""
     with contextlib.ExitStack() as stack:
         if settings.isolated:
@@ -161,13 +170,13 @@ def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Pla
 def write_files(plan: Plan) -> None:
     """Write the configuration, the key that munge signs with, and the fake devices."""
     files = plan.files
-    write_whole(files.slurm_conf, config.slurm_conf(plan, plan.clients_bound))
-    write_whole(plan.daemons_conf, config.slurm_conf(plan, plan.daemons_bound))
-    write_whole(files.gres_conf, config.gres_conf(plan))
-    write_whole(files.cgroup_conf, config.cgroup_conf(plan))
+    write_whole(files.slurm_conf, slurm_config.slurm_conf(plan, plan.clients_bound))
+    write_whole(plan.daemons_conf, slurm_config.slurm_conf(plan, plan.daemons_bound))
+    write_whole(files.gres_conf, slurm_config.gres_conf(plan))
+    write_whole(files.cgroup_conf, slurm_config.cgroup_conf(plan))
     write_whole(files.plugstack_conf, "")
     if plan.accounting_port is not None:
-        write_whole(files.slurmdbd_conf, config.slurmdbd_conf(plan))
+        write_whole(files.slurmdbd_conf, slurm_config.slurmdbd_conf(plan))
     files.munge_key.touch(mode=0o600)
     files.munge_key.write_bytes(secrets.token_bytes(128))
     for index in range(plan.gpus_per_node):

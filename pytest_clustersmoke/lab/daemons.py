@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from .model import LabStartError
+from .lab_paths import LabDir
+from .lab_processes import TOKEN_VARIABLE, Process, start_time
+from .lab_settings import LabStartError
+from .lab_state import Journal
 from .packages import SYSTEM_PATH
-from .paths import LabDir
-from .processes import TOKEN_VARIABLE, Process, start_time
-from .state import Journal
 
 POLL_S = 0.02
 TAIL_LINES = 12

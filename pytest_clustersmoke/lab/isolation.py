@@ -17,13 +17,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..rundir import write_whole
+from ..evidence.run_directory import write_whole
 from . import packages
-from .config import NodePlan
-from .control import names_of_host
+from .addresses import names_of_host
 from .daemons import Daemons
-from .model import LabError
-from .state import Journal, Record
+from .lab_settings import LabError
+from .lab_state import Journal, LabRecord
+from .slurm_config import NodePlan
 
 NETWORKS = ipaddress.IPv4Network("10.77.0.0/16")
 # Of a lab's 256 addresses the host has .1, and node I has .(11 + I).
@@ -56,7 +56,7 @@ exec sleep infinity
 class Isolation:
     """The virtual network of one lab that is being started."""
 
-    def __init__(self, record: Record, daemons: Daemons) -> None:
+    def __init__(self, record: LabRecord, daemons: Daemons) -> None:
         self._files = record.files
         self._daemons = daemons
         self._journal = Journal(record.files.journal)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from .model import LabError
+from .lab_settings import LabError
 
 # A program of each package, to tell whether it is there.
 PLAIN = {

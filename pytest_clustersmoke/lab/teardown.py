@@ -9,16 +9,16 @@ import subprocess
 import time
 from pathlib import Path
 
-from . import daemons, memory, packages, paths, processes, state
-from .model import LabError
-from .state import Record
+from . import daemons, lab_paths, lab_processes, lab_state, memory_limits, packages
+from .lab_settings import LabError
+from .lab_state import LabRecord
 
 # As long as Slurm's own KillWait: what runs in a job may want to write its last words.
 PATIENCE_S = 2.0
 STARTER_PATIENCE_S = 15.0
 
 
-def end_lab(record: Record, keep_logs: bool = False) -> Path | None:
+def end_lab(record: LabRecord, keep_logs: bool = False) -> Path | None:
     """End everything of a lab and remove its directory; where the logs went, if kept.
 
     Raises LabError where it runs on another host, or where something of it does not end.
@@ -27,10 +27,10 @@ def end_lab(record: Record, keep_logs: bool = False) -> Path | None:
         raise LabError(f"lab {record.name} runs on {record.host}; end it there")
     root = record.files.root
     _end_starter(record)
-    record = state.read(record.name, root)
+    record = lab_state.read(record.name, root)
     left = _end_processes(record)
     if record.token:
-        memory.remove(record.token)
+        memory_limits.remove(record.token)
     for link in record.links:
         _remove_link(link)
     if left:
@@ -41,30 +41,30 @@ def end_lab(record: Record, keep_logs: bool = False) -> Path | None:
     return kept
 
 
-def _end_starter(record: Record) -> None:
+def _end_starter(record: LabRecord) -> None:
     """Let a `lab up` that is still at work clean up behind itself; the rest is done here."""
     starter = record.starter
     if starter is None or starter.pid == os.getpid():
         return
-    processes.send([starter], signal.SIGTERM)
-    if processes.wait_gone([starter], STARTER_PATIENCE_S):
-        processes.send([starter], signal.SIGKILL)
-        processes.wait_gone([starter], PATIENCE_S)
+    lab_processes.send([starter], signal.SIGTERM)
+    if lab_processes.wait_gone([starter], STARTER_PATIENCE_S):
+        lab_processes.send([starter], signal.SIGKILL)
+        lab_processes.wait_gone([starter], PATIENCE_S)
 
 
-def _end_processes(record: Record) -> list[processes.Process]:
+def _end_processes(record: LabRecord) -> list[lab_processes.Process]:
     """End the daemons first, so that no job is requeued or step restarted, then what ran there."""
     if not record.booted:
         return []
     own = [process for process in record.daemons if process.alive]
     confs = (record.files.slurm_conf, record.files.daemons_conf)
-    others = processes.of_lab(record.token, confs) if record.token else []
+    others = lab_processes.of_lab(record.token, confs) if record.token else []
     known = {process.pid for process in own}
-    left = processes.end([*own, *(p for p in others if p.pid not in known)], PATIENCE_S)
+    left = lab_processes.end([*own, *(p for p in others if p.pid not in known)], PATIENCE_S)
     daemons.reap()
     # A step that was being launched meanwhile has come up since.
-    late = processes.of_lab(record.token, confs) if record.token else []
-    return left + processes.end(late, 0.0)
+    late = lab_processes.of_lab(record.token, confs) if record.token else []
+    return left + lab_processes.end(late, 0.0)
 
 
 def _remove_link(name: str) -> None:
@@ -74,9 +74,9 @@ def _remove_link(name: str) -> None:
         subprocess.run([ip, "link", "del", name], capture_output=True, stdin=subprocess.DEVNULL)
 
 
-def _keep_logs(record: Record) -> Path:
+def _keep_logs(record: LabRecord) -> Path:
     """Move the logs beside the labs, in place of those of the last lab of this name."""
-    kept = paths.labs_home().parent / "logs" / record.name
+    kept = lab_paths.labs_home().parent / "logs" / record.name
     kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     shutil.rmtree(kept, ignore_errors=True)
     if record.files.logs.is_dir():
@@ -84,10 +84,10 @@ def _keep_logs(record: Record) -> Path:
     return kept
 
 
-def remove_directory(record: Record) -> None:
+def remove_directory(record: LabRecord) -> None:
     """Remove a lab's directory and its name; only what carries a lab's journal, or is empty."""
     root, run = record.files.root, record.files.run
-    entry = paths.labs_home() / record.name
+    entry = lab_paths.labs_home() / record.name
     if record.token:
         # A daemon that died a moment ago may have been writing.
         for _ in range(3):
@@ -101,8 +101,8 @@ def remove_directory(record: Record) -> None:
             root.rmdir()
         except OSError as error:
             raise LabError(
-                f"{root} holds files that are no lab's ({paths.journal_of(root).name} is missing); "
-                "remove it by hand"
+                f"{root} holds files that are not a lab's "
+                f"({lab_paths.journal_of(root).name} is missing); remove it by hand"
             ) from error
     if entry.is_symlink():
         entry.unlink()

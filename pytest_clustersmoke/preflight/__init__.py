@@ -20,28 +20,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..environment import remarks as variable_remarks
-from ..errors import Problem
-from ..phase import misfits
-from . import disk, launchers, precision, shared
-from .ahead import refusals
-from .way import Start, prepare, scheduler_environ, unusable
-
-if TYPE_CHECKING:
-    from ..cluster import Profile
-    from ..phase import Phase
+from ..config.phase import Phase, misfits
+from ..config.profile import Profile
+from ..text import Problem
+from . import disk_space, launchers, precision, shared_paths, variable_remarks
+from .access import Start, missing_commands, prepare, refusals, unusable
 
 __all__ = [
     "Start",
     "misplaced",
+    "missing_commands",
     "planned",
     "prepare",
     "problems",
     "refusals",
     "remarks",
-    "scheduler_environ",
 ]
 
 
@@ -64,7 +58,7 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
 
 def misplaced(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
     """Paths that the nodes of a run could not see; a plan is printed all the same."""
-    return list(shared.node_local(profile, phases))
+    return list(shared_paths.node_local(profile, phases))
 
 
 def problems(
@@ -72,11 +66,10 @@ def problems(
 ) -> list[Problem]:
     """What is wrong with the way from this machine to the cluster, and with its directories."""
     phases = list(phases)
-    environ, found = scheduler_environ(profile, environ)
     return [
         *misplaced(profile, phases),
-        *found,
+        *missing_commands(profile, environ),
         *unusable(profile, phases, report_dir),
-        *shared.unshared(profile, phases, environ),
-        *disk.room(profile, phases),
+        *shared_paths.unshared(profile, phases, environ),
+        *disk_space.room(profile, phases),
     ]

@@ -11,13 +11,10 @@ import ast
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..errors import Problem
-
-if TYPE_CHECKING:
-    from ..cluster import Profile
-    from ..phase import Phase
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..text import Problem
 
 LAUNCHERS = frozenset({"deepspeed", "pdsh", "mpirun", "mpiexec"})
 HOST_FILES = frozenset({"hostfile", "host_file", "hostsfile"})

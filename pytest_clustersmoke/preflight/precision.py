@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from ..errors import Problem
-
-if TYPE_CHECKING:
-    from ..cluster import Profile
-    from ..phase import Phase
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..text import Problem
 
 # bf16 arithmetic came with compute capability 8.0 (CUDA C++ Programming Guide, "Arithmetic
 # Instructions"); which GPU has which: https://developer.nvidia.com/cuda-gpus and, for older ones,

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..telemetry import METRICS
-from . import checkpoint, group
+from ..config.metrics import METRICS
+from . import checkpoint, process_group
 from .device import choose_device, start_facts
-from .dumps import Dumps, leave_soon
 from .gradients import Probe
 from .hook import RankHook, load_hook
-from .place import Place, find_place
+from .rank_dumps import Dumps, leave_soon
+from .rank_environment import RankEnvironment, read_rank_environment
+from .rank_events import RankEventWriter
 from .steps import Step, StepLog
-from .voice import Voice
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ class Rank:
     directory that is removed at the end.
     """
 
-    def __init__(self, place: Place, timeout_s: float | None) -> None:
+    def __init__(self, place: RankEnvironment, timeout_s: float | None) -> None:
         self.rank = place.rank
         self.local_rank = place.local_rank
         self.world_size = place.world_size
@@ -47,7 +47,7 @@ class Rank:
         self.timeout_s = place.timeout_s if timeout_s is None else timeout_s
         self.device: torch.device
         self._place = place
-        self._voice = Voice(place)
+        self._voice = RankEventWriter(place)
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
@@ -63,9 +63,9 @@ class Rank:
         CLUSTERSMOKE_PG_TIMEOUT_S, else 600 s. An exception is written down and goes on its way; the
         group is then left as it is, since closing it would wait for the others.
         """
-        if init not in group.INITS:
-            raise ValueError(f"init={init!r}; expected one of {', '.join(group.INITS)}")
-        rank = cls(find_place(), timeout_s)
+        if init not in process_group.INITS:
+            raise ValueError(f"init={init!r}; expected one of {', '.join(process_group.INITS)}")
+        rank = cls(read_rank_environment(), timeout_s)
         dumps = None
         try:
             if rank._place.phase_dir is not None:
@@ -113,7 +113,7 @@ class Rank:
         self._voice.say(text)
 
     def barrier(self) -> None:
-        group.barrier(self.device)
+        process_group.barrier(self.device)
 
     def group_opened(self) -> None:
         """Record the process group, and try it with a barrier over all ranks.
@@ -131,10 +131,10 @@ class Rank:
             )
         backend = dist.get_backend()
         self._voice.event("group", backend=backend, world_size=world_size, timeout_s=self.timeout_s)
-        self._voice.event("barrier", seconds=group.barrier(self.device))
+        self._voice.event("barrier", seconds=process_group.barrier(self.device))
         if self._place.phase_dir is None:
             mine = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
-            self._output_dir = Path(group.share_text(mine))
+            self._output_dir = Path(process_group.share_text(mine))
             self._output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._hook.opened()
 
@@ -307,13 +307,13 @@ class Rank:
 
     def _introduce(self, init: str) -> None:
         self.device = choose_device(self._place)
-        group.prepare(init, self.device)
+        process_group.prepare(init, self.device)
         self._voice.event("start", **start_facts(self._place, self.device), init=init)
         self._hook.introduced()
 
     def _open_group(self, init: str) -> None:
         self._introduce(init)
-        group.open_group(init, self.device, self.timeout_s)
+        process_group.open_group(init, self.device, self.timeout_s)
         self.group_opened()
 
     def _close(self) -> None:
@@ -321,7 +321,7 @@ class Rank:
             self.barrier()  # the others may still be reading what is removed now
             if self.local_rank == 0:
                 shutil.rmtree(self._output_dir, ignore_errors=True)
-        group.close_group()
+        process_group.close_group()
         self._voice.event("done", seconds=time.monotonic() - self._began)
         self._voice.close()
 

@@ -6,16 +6,16 @@ import os
 import platform
 from typing import TYPE_CHECKING, Any
 
-from ..process_start import start_s
-from ..telemetry import SCHEMA
+from ..evidence.process_start import start_s
+from ..evidence.telemetry import SCHEMA
 
 if TYPE_CHECKING:
     import torch
 
-    from .place import Place
+    from .rank_environment import RankEnvironment
 
 
-def choose_device(place: Place) -> torch.device:
+def choose_device(place: RankEnvironment) -> torch.device:
     """The device of this rank, made current.
 
     "auto" takes CUDA where every rank of the node finds a device of its own: were some ranks on
@@ -34,7 +34,7 @@ def choose_device(place: Place) -> torch.device:
     return torch.device("cpu")
 
 
-def _no_device(place: Place, found: int) -> str:
+def _no_device(place: RankEnvironment, found: int) -> str:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
@@ -47,7 +47,7 @@ def _no_device(place: Place, found: int) -> str:
     )
 
 
-def start_facts(place: Place, device: torch.device) -> dict[str, Any]:
+def start_facts(place: RankEnvironment, device: torch.device) -> dict[str, Any]:
     """The fields of the `start` event."""
     import torch
 

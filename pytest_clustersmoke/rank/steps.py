@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .gradient_watch import GradientWatch
-from .voice import Voice
+from .rank_events import RankEventWriter
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ class StepLog:
     def __init__(
         self,
         *,
-        voice: Voice,
+        voice: RankEventWriter,
         device: torch.device,
         world_size: int,
         count: int,

@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from _pytest.junitxml import bin_xml_escape, mangle_test_address
 
 from .. import __version__
-from ..clean import sanitize_line
-from ..identity import VERSIONS, identity
-from ..result import PhaseResult
-
-if TYPE_CHECKING:
-    from .record_builder import FinishedRun
+from ..evidence.fingerprint import VERSIONS, fingerprint_of
+from ..evidence.phase_result import PhaseResult
+from ..text import sanitize_line
+from .record_builder import FinishedRun
 
 MAX_TEXT_BYTES = 16 * 2**10  # of all texts of one case
 MAX_MESSAGE = 1000  # characters of an attribute; pytest from 9 on writes fewer
@@ -51,7 +49,7 @@ def phase_properties(result: PhaseResult) -> list[Property]:
         value = job.get(name)
         properties.append((name, "" if value is None else value))
     properties += sorted(result.metrics().items())
-    properties += identity(result).versions.items()
+    properties += fingerprint_of(result).versions.items()
     properties.append(("transport", sanitize_line(result.transport_summary())))
     return properties
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_args
 
-from ..clean import sanitize_line
-from ..telemetry import METRICS
-from ..verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
+from ..config.metrics import METRICS
+from ..text import sanitize_line
 from .run_record import Outcome, PhaseRecord, Result, RunRecord
+from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
 # How a name of telemetry.METRICS ends, how OpenMetrics has it, and the factor between their units.

@@ -13,9 +13,11 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..clean import sanitize_lines
+import jinja2
+
+from ..text import sanitize_lines
 from .highlights import show_number, unit_words, words
 from .page_view import (
     PERCENTILES,
@@ -30,9 +32,6 @@ from .page_view import (
     view,
 )
 from .run_record import RunRecord
-
-if TYPE_CHECKING:
-    import jinja2
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..history.comparison import Number
+from ..evidence.history.past_records import Number
 from ..text import ranges
 from .run_record import GroupRecord, LinkRecord, PhaseRecord, RankRecord, SpreadRecord
 

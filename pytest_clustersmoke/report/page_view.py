@@ -7,26 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
-from ..gpu_model import ANY_GPU
-from ..references import show
-from .highlights import HighlightGroup, changed_since, stands_out, words
-from .node_facts import UNKNOWN, common_facts
-from .page_ranks import LinksView, RanksView, links_view, ranks_view
-from .run_record import (
-    FactsRecord,
-    HardwareRecord,
-    PhaseRecord,
-    Result,
-    RunRecord,
-    SpreadRecord,
-)
-from .terminal import RATES
+from markupsafe import Markup
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
+from ..evidence.gpu_model import ANY_GPU
+from ..evidence.metric import show
+from .highlights import HighlightGroup, changed_since, stands_out, words
+from .node_records import UNKNOWN, common_facts
+from .page_ranks import LinksView, RanksView, links_view, ranks_view
+from .run_record import FactsRecord, HardwareRecord, PhaseRecord, Result, RunRecord, SpreadRecord
+from .terminal import RATES
 
 TONES = {
     "FIT": "good",

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..clean import sanitize_line
-from ..history import HistoryUnusable, add, annotate
-from ..rundir import RunDir, write_json, write_whole
-from ..telemetry import plain
+from ..criteria.past_annotation import annotate
+from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.history.history_store import add
+from ..evidence.run_directory import RunDir, write_json, write_whole
+from ..evidence.telemetry import plain
+from ..text import sanitize_line
 from .openmetrics import exposition
 from .page import page
 from .record_builder import FinishedRun, make_record

@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from .. import stragglers
-from ..evidence import RankResult, Unmeasured
-from ..history.comparison import Number
-from ..result import PhaseResult
-from ..telemetry import number
+from ..criteria import stragglers
+from ..evidence.history.past_records import Number
+from ..evidence.job_results import RankResult
+from ..evidence.metric import Unmeasured
+from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import number
 from .run_record import RankRecord, SpreadRecord
 
 MAX_LOSSES = 500

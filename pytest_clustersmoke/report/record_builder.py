@@ -7,26 +7,25 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__
-from ..environment import seen
-from ..history.past_criterion import read_judgement
-from ..identity import identity
-from ..marker import size_mark
-from ..references import compare
-from ..result import PhaseResult, collect
-from ..rundir import RunDir
-from ..telemetry import METRICS, read_events
-from ..verdict import RunTally, RunVerdict
-from .node_facts import FactsCollector, find_differences
+from ..config.marker import size_mark
+from ..config.metrics import METRICS
+from ..config.phase import Phase
+from ..config.profile import Profile, Reference
+from ..criteria.past_criterion import read_judgement
+from ..evidence.fingerprint import fingerprint_of
+from ..evidence.metric import compare
+from ..evidence.phase_result import PhaseResult, collect
+from ..evidence.run_directory import RunDir
+from ..evidence.telemetry import read_events
+from ..preflight.observed_variables import seen
+from .node_records import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
 from .topology import build_topology
-
-if TYPE_CHECKING:
-    from ..cluster import Profile, Reference
-    from ..phase import Phase
+from .verdict import RunTally, RunVerdict
 
 # What result.json says of a phase's job; of a job that nobody saw end it says nothing.
 JOB_UNKNOWN: dict[str, Any] = {
@@ -108,7 +107,7 @@ def make_record(run: FinishedRun) -> RunRecord:
 
 def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
     """All that is known of one phase."""
-    who, counted = identity(result), run.tally.phases[result.name]
+    who, counted = fingerprint_of(result), run.tally.phases[result.name]
     return PhaseRecord.model_validate(
         {
             **_job(result, run),

@@ -12,16 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..cluster import Profile, load
-from ..errors import UsageProblems
-from ..locks import seized
-from ..result import OUTCOMES
-from ..rundir import RUN_ID, RunDir, read_json
-from ..telemetry import EventWriter, read_events
-from ..verdict import CriterionResult, KnownFailure, RunTally, judge
+from ..config.cluster_file import load
+from ..config.profile import Profile
+from ..evidence.locks import seized
+from ..evidence.phase_result import OUTCOMES
+from ..evidence.run_directory import RUN_ID, RunDir, read_json
+from ..evidence.telemetry import EventWriter, read_events
+from ..text import UsageProblems
 from .publication import GIVEN_UP, give_up, publish
 from .record_builder import FinishedRun, make_record
 from .run_record import RunRecord
+from .verdict import CriterionResult, KnownFailure, RunTally, judge
 
 RESULTS = ("passed", "failed", "skipped", "known")
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..rundir import RUN_ID, RunDir
-from ..telemetry import read_events
+from ..evidence.run_directory import RUN_ID, RunDir
+from ..evidence.telemetry import read_events
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # of one file, and of all
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.

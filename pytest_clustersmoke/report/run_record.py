@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
-from pytest_clustersmoke.history.comparison import Number, PastRecord, TrendRecord
+from ..evidence.history.past_records import Number, PastRecord, TrendRecord
 
 SCHEMA = 1
 SCHEMA_PATH = Path(__file__).with_name("report.schema.json")

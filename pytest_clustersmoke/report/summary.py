@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..clean import sanitize_line, sanitize_lines
+from ..text import sanitize_line, sanitize_lines
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 

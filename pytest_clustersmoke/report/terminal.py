@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..clean import sanitize_line, sanitize_lines
-from ..environment import Remark, grouped, lines
-from ..references import show
-from ..result import PhaseResult
-from ..verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
-
-if TYPE_CHECKING:
-    from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
+from ..evidence.metric import show
+from ..evidence.phase_result import PhaseResult
+from ..preflight.variable_remarks import Remark, grouped, lines
+from ..text import sanitize_line, sanitize_lines
+from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
+from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
 
 COLUMNS = (
     *("phase", "outcome", "nodes", "queue s", "run s", "steps/s", "rate", "GiB", "transport"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..evidence import Unmeasured
-from ..pairs import Pairs
-from ..result import PhaseResult
-from ..transport_checks import Connection, TransportSides
-from ..transports import Transports
+from ..criteria.node_pairs import Pairs
+from ..criteria.placed_links import Transports
+from ..criteria.transport_sides import Connection, TransportSides
+from ..evidence.metric import Unmeasured
+from ..evidence.phase_result import PhaseResult
 from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
 # A job in which all ranks talk to all has as many links as ranks squared.

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import ClusterFile, Profile, load
-from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.config.cluster_file import ClusterFile, load
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.text import UsageProblems
 
 
 @pytest.fixture

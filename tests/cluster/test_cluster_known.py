@@ -9,9 +9,9 @@ from datetime import date, timedelta
 import jsonschema
 import pytest
 
-from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.cluster.json_schema import generate
-from pytest_clustersmoke.cluster.waivers import LONGEST_DAYS
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.config.profile_schema import generate
+from pytest_clustersmoke.config.waivers import LONGEST_DAYS
 
 BASE = """\
 clusters:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import ClusterFile, find_config
-from pytest_clustersmoke.cluster.sbatch import OWNED
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.telemetry import METRICS
+from pytest_clustersmoke.config.cluster_file import ClusterFile, find_config
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.config.sbatch_options import OWNED
+from pytest_clustersmoke.text import UsageProblems
 
 Problems = Callable[..., list[str]]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import STAGE_LIMITS_S, ClusterFile, Profile, Reference
-from pytest_clustersmoke.cluster.expansion import MalformedVariableError, expand
+from pytest_clustersmoke.config.cluster_file import ClusterFile
+from pytest_clustersmoke.config.expansion import MalformedVariableError, expand
+from pytest_clustersmoke.config.profile import STAGE_LIMITS_S, Profile, Reference
 
 Profiles = Callable[..., Profile]
 

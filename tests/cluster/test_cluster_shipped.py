@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from pytest_clustersmoke.cluster import (
+from pytest_clustersmoke.config import profile_schema as schema
+from pytest_clustersmoke.config.cluster_file import ClusterFile, load
+from pytest_clustersmoke.config.profile import (
     STAGE_LIMITS_S,
-    ClusterFile,
     EnvBlock,
     EnvSettings,
     Expectation,
@@ -21,9 +22,7 @@ from pytest_clustersmoke.cluster import (
     PhaseSettings,
     Profile,
     Reference,
-    load,
 )
-from pytest_clustersmoke.cluster import json_schema as schema
 
 ROOT = Path(__file__).parents[2]
 LADDER = ("mlp_1gpu", "ddp_2gpu", "zero1_2gpu", "zero1_4node")
@@ -142,7 +141,7 @@ def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
 def test_the_schema_file_is_what_is_generated() -> None:
     """Editors see the keys that the package reads."""
     assert json.loads(schema.SCHEMA_PATH.read_text()) == schema.generate(), (
-        "run python -m pytest_clustersmoke.cluster.json_schema"
+        "run python -m pytest_clustersmoke.config.profile_schema"
     )
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cluster import Profile, load
-from pytest_clustersmoke.cluster.source import Reading, Source, read
-from pytest_clustersmoke.errors import UsageProblems
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.config.yaml_source import Reading, Source, read
+from pytest_clustersmoke.text import UsageProblems
 
 Problems = Callable[..., list[str]]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.result import PhaseResult, collect
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 
 STANDS = '  File "/p/train.py", line {line} in {name}'
 IN_COLLECTIVE = (

@@ -8,9 +8,9 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.outcome import Judgement
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.outcome import Judgement
 from tests.evidence import Evidence
 
 # torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 and 2.13.

@@ -9,10 +9,10 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, refused
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.findings import Finding, last_line
-from pytest_clustersmoke.outcome import Judgement
-from pytest_clustersmoke.rundir import write_json
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.finding import Finding, last_line
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.outcome import Judgement
 from tests.evidence import Evidence
 from tests.signatures.logs import KILLED, TRACEBACK
 

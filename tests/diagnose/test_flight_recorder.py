@@ -15,9 +15,8 @@ from pytest_clustersmoke.diagnose.flight_recorder import (
     read_flight_record,
     read_flight_records,
 )
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-
-from .recorders import call, calls
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from tests.diagnose.recorders import call, calls
 
 FRAMES = [{"name": "step", "filename": "/p/train.py", "line": 57}]
 NCCL: dict[str, Any] = {

@@ -9,10 +9,9 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.hangs import find_hang, find_library_timeout, find_mismatch
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.outcome import Judgement
-
-from .recorders import Left, call, calls
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.jobs.outcome import Judgement
+from tests.diagnose.recorders import Left, call, calls
 
 TIMED_OUT = "[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"
 LOST = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"

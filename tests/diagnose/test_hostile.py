@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose import diagnose, explain
-from pytest_clustersmoke.evidence import fail
-from pytest_clustersmoke.findings import Evidence as Line
-from pytest_clustersmoke.findings import Finding, job_logs, last_line
-from pytest_clustersmoke.outcome import Judgement, judge
+from pytest_clustersmoke.diagnose import diagnose, log_causes
+from pytest_clustersmoke.evidence.finding import Evidence as Line
+from pytest_clustersmoke.evidence.finding import Finding, job_logs, last_line
+from pytest_clustersmoke.evidence.metric import fail
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.jobs.outcome import Judgement, judge
 from pytest_clustersmoke.report.terminal import job_failure
-from pytest_clustersmoke.rundir import write_json
 from tests.evidence import Evidence
 
 # A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.
@@ -62,7 +62,7 @@ def test_a_criterion_that_fails_shows_what_ranks_said_clean(pytester: pytest.Pyt
     """On the terminal, and in XML that every reader takes."""
     pytester.makepyfile(
         f"""
-        from pytest_clustersmoke.evidence import fail
+        from pytest_clustersmoke.evidence.job_results import fail
 
         def test_x(record_property):
             record_property("node", {ESCAPES!r})
@@ -222,7 +222,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure stands at one of them, with its line in the file."""
-    monkeypatch.setattr(explain, "MAX_LOG_BYTES", 2**20)
+    monkeypatch.setattr(log_causes, "MAX_LOG_BYTES", 2**20)
     evidence = Evidence(tmp_path)
     log = _stderr(evidence)
     log.write_text("noise\n" * 10**6 + "OSError: [Errno 28] No space left on device\n")

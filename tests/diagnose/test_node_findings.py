@@ -10,13 +10,12 @@ import pytest
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.diagnose.node_findings import check_warnings, find_failed_checks
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.outcome import judge
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.rundir import read_json, write_json
-
-from ..evidence import Evidence
-from ..node_facts import CUDA, node, port
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.jobs.outcome import judge
+from tests.evidence import Evidence
+from tests.node_facts import CUDA, node, port
 
 LONG_AGO, ENDED = 1000.0, 1120.0
 

@@ -17,16 +17,15 @@ from pytest_clustersmoke.diagnose.rank_positions import (
     stack_of_rank,
     stacks_of_children,
 )
-from pytest_clustersmoke.result import collect
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.telemetry import EventWriter
-
-from .recorders import Left
+from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from tests.diagnose.recorders import Left
 
 SITE = "/v/lib/python3.11/site-packages"
 OWN_THREAD = [
     "Thread 0x1 (most recent call first):",
-    '  File "/r/pytest_clustersmoke/rank/dumps.py", line 3 in _watch',
+    '  File "/r/pytest_clustersmoke/rank/rank_dumps.py", line 3 in _watch',
     "",
 ]
 HUNG = [

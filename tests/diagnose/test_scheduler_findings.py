@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.outcome import judge
-from pytest_clustersmoke.scheduler_record import JobState, SchedulerRecord
-from pytest_clustersmoke.submit import slurm_jobs
-
-from ..evidence import Evidence
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.jobs import slurm_jobs
+from pytest_clustersmoke.jobs.outcome import judge
+from tests.evidence import Evidence
 
 SHOWN = (
     "JobId=7 JobState={} Partition=main TimeLimit=00:10:00 StartTime=2026-01-02T03:04:05 "
@@ -190,7 +189,7 @@ def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     seen = {"states": [{"rank": 1, "alive": False, "started": True}]}
     writer = evidence.dir.node_events(1)
     writer.parent.mkdir(parents=True, exist_ok=True)
-    from pytest_clustersmoke.telemetry import EventWriter
+    from pytest_clustersmoke.evidence.telemetry import EventWriter
 
     EventWriter(writer).write("ranks", **seen)
     record("FAILED").write(evidence.dir.scheduler)

@@ -13,9 +13,9 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.outcome import Judgement
-from pytest_clustersmoke.rundir import write_json
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.run_directory import write_json
+from pytest_clustersmoke.jobs.outcome import Judgement
 from tests.evidence import Evidence
 
 ECHO = "Connection closed by peer [127.0.0.1]:1"

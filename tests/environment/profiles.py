@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.environment import Remark
-from pytest_clustersmoke.environment import remarks as environment
-
-from ..evidence import make_phase, make_profile
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.preflight import variable_remarks as environment
+from pytest_clustersmoke.preflight.variable_remarks import Remark
+from tests.evidence import make_phase, make_profile
 
 CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 CPU = {"gpu": "any", "device": "cpu", "gpus_per_node": 8}

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.environment import after as environment
-from pytest_clustersmoke.environment import unmatched_interfaces
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.rundir import read_json, write_json
-
-from ..evidence import Evidence, make_phase
-from .profiles import CHECKED, NONE, a_profile
+from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import read_json, write_json
+from pytest_clustersmoke.preflight import observed_variables as environment
+from tests.environment.profiles import CHECKED, NONE, a_profile
+from tests.evidence import Evidence, make_phase
 
 ETH = {"eth0": {"ipv4": ["10.0.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
 IB = {"ibp65s0": {"ipv4": [], "ipv6": ["fe80::1"]}, "bond0": {"ipv4": [], "ipv6": []}}

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.environment import remarks as environment
-from pytest_clustersmoke.phase import parse_setting
-
-from ..evidence import make_phase
-from ..harness import Suite
-from .profiles import CPU, CUDA, a_profile, problems
+from pytest_clustersmoke.config.phase import parse_setting
+from pytest_clustersmoke.preflight import variable_remarks as environment
+from tests.environment.profiles import CPU, CUDA, a_profile, problems
+from tests.evidence import make_phase
+from tests.harness import Suite
 
 
 @pytest.mark.parametrize(

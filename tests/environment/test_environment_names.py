@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.environment import names
-
-from .profiles import CHECKED
+from pytest_clustersmoke.evidence import variable_names
+from tests.environment.profiles import CHECKED
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -17,35 +16,35 @@ def test_the_lists_say_which_versions_they_are_of() -> None:
     """Each list names its source and version in its head, and holds names in order, once each."""
     package = REPOSITORY / "pytest_clustersmoke"
     for file, version, found in (
-        ("nccl_env_vars.txt", names.NCCL_CHECKED, names.nccl_names()),
-        ("torch_env_vars.txt", names.TORCH_CHECKED, names.torch_names()),
+        ("nccl_env_vars.txt", variable_names.NCCL_CHECKED, variable_names.nccl_names()),
+        ("torch_env_vars.txt", variable_names.TORCH_CHECKED, variable_names.torch_names()),
     ):
         lines = (package / file).read_text().splitlines()
         head = [line for line in lines if line.startswith("#")]
         listed = lines[len(head) :]
         assert version in " ".join(head)
         assert listed == sorted(set(listed)) and set(listed) == found
-        assert all(names.NAME.fullmatch(name) for name in listed)
-    assert len(names.nccl_names()) == 245
-    assert {"NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"} <= names.nccl_names()
-    assert {"TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"} <= names.torch_names()
+        assert all(variable_names.NAME.fullmatch(name) for name in listed)
+    assert len(variable_names.nccl_names()) == 245
+    assert {"NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"} <= variable_names.nccl_names()
+    assert {"TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"} <= variable_names.torch_names()
 
 
 def test_no_name_is_both_known_and_told_of() -> None:
     """What NCCL or torch reads is in no table of names that they do not read."""
-    known = names.nccl_names() | names.torch_names()
-    told = {*names.NOTHING, *names.OLD_TORCH, *names.DROPPED}
+    known = variable_names.nccl_names() | variable_names.torch_names()
+    told = {*variable_names.NOTHING, *variable_names.OLD_TORCH, *variable_names.DROPPED}
     assert not known & told
-    assert not [name for name in known if name.startswith(tuple(names.OWNERS))]
-    assert not [name for name in known if names.INSTALLATION.fullmatch(name)]
-    assert {successor for _, successor in names.DROPPED.values() if successor} <= known
-    assert {f"TORCH_{name}" for name in names.OLD_TORCH} <= known
+    assert not [name for name in known if name.startswith(tuple(variable_names.OWNERS))]
+    assert not [name for name in known if variable_names.INSTALLATION.fullmatch(name)]
+    assert {successor for _, successor in variable_names.DROPPED.values() if successor} <= known
+    assert {f"TORCH_{name}" for name in variable_names.OLD_TORCH} <= known
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "TORCH_NCCL_NAN_CHECK", "GLOO_SOCKET_IFNAME"])
 def test_a_known_name_is_passed_over(name: str) -> None:
     """What exists needs no remark."""
-    assert names.judge_name(name) is None
+    assert variable_names.judge_name(name) is None
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_a_known_name_is_passed_over(name: str) -> None:
 )
 def test_what_is_said_of_a_name(name: str, severity: str, text: str) -> None:
     """Unknown names are warnings with the version; what others own, or owned, is told apart."""
-    found = names.judge_name(name)
+    found = variable_names.judge_name(name)
     assert found is not None and (found.severity, found.text) == (severity, text)
 
 
@@ -142,7 +141,7 @@ def test_only_these_families_are_read() -> None:
         "NCCL_NUMBER": 3,
         "NCCL_ALGO": "x" * 5000,
     }
-    assert names.of_families(environ) == {
+    assert variable_names.of_families(environ) == {
         "GLOO_CLIENT_SECRET": "(hidden)",
         "GLOO_LICENSE_KEY": "(hidden)",
         "NCCL_ALGO": "x" * 1000,

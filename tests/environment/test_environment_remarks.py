@@ -7,24 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import load
-from pytest_clustersmoke.environment import names
-from pytest_clustersmoke.environment import remarks as environment
-from pytest_clustersmoke.environment.remarks import (
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.evidence import variable_names
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.node.rendezvous import Meeting
+from pytest_clustersmoke.node.torchrun import launcher_environment, rank_environment
+from pytest_clustersmoke.preflight import variable_remarks as environment
+from pytest_clustersmoke.preflight.variable_remarks import (
     LAUNCHER_SETS,
     LAUNCHER_SETS_LOCALLY,
     NOTE,
     WARNING,
     Remark,
 )
-from pytest_clustersmoke.launch.rendezvous import Meeting
-from pytest_clustersmoke.launch.torchrun import launcher_environment, rank_environment
-from pytest_clustersmoke.rundir import PhaseDir
-
-from ..evidence import make_phase
-from ..harness import Suite, lines_with
-from ..launched import make_job
-from .profiles import CHECKED, CPU, a_profile, said
+from tests.environment.profiles import CHECKED, CPU, a_profile, said
+from tests.evidence import make_phase
+from tests.harness import Suite, lines_with
+from tests.launched import make_job
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -64,7 +63,7 @@ def test_what_the_launcher_decides_does_not_leak(tmp_path: Path) -> None:
 def test_the_launchers_names_are_those_it_sets(tmp_path: Path) -> None:
     """What the check takes for the launcher's is what the launcher sets."""
     ours = launcher_environment(PhaseDir(tmp_path), "cuda", 0, "n0", {})
-    assert tuple(names.of_families(ours)) == LAUNCHER_SETS
+    assert tuple(variable_names.of_families(ours)) == LAUNCHER_SETS
     local = rank_environment(make_job(tmp_path, nccl_hostid=True), Meeting("127.0.0.1", 1, True))
     slurm = rank_environment(make_job(tmp_path / "b"), Meeting("127.0.0.1", 1, True))
     assert set(local) - set(slurm) == set(LAUNCHER_SETS_LOCALLY)
@@ -189,7 +188,7 @@ def test_equal_remarks_are_told_once() -> None:
 @pytest.fixture
 def clean_shell(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without a variable of these families."""
-    for name in names.of_families(os.environ):
+    for name in variable_names.of_families(os.environ):
         monkeypatch.delenv(name)
     return monkeypatch
 

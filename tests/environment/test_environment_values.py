@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .profiles import said
+from tests.environment.profiles import said
 
 
 @pytest.mark.parametrize(

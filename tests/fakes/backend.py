@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_clustersmoke.phase import Phase
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.scheduler_record import SchedulerRecord
-from pytest_clustersmoke.submit import JobState, Refused
+from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
+from pytest_clustersmoke.jobs.backend import Refused
 
 
 class FakeBackend:

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_clustersmoke.process_start import start_s
-from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
-from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 if TYPE_CHECKING:
     from tests.fakes.nccl import FAULTS, staged

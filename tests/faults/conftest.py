@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-
-from ..leftovers import none_left
-from ..needs import need_lab
-from . import staged
-from .harness import Outcome, Suite
-from .table import Fault
+from tests.faults import staged
+from tests.faults.harness import Outcome, Suite
+from tests.faults.table import Fault
+from tests.leftovers import none_left
+from tests.needs import need_lab
 
 LAB_NODES = 5
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_clustersmoke.result import PhaseResult, collect
-from pytest_clustersmoke.rundir import RunDir
-from pytest_clustersmoke.telemetry import read_events
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.telemetry import read_events
 
 PROGRAMS = Path(__file__).parent / "programs"
 SMOKE_TESTS = Path(__file__).resolve().parents[2] / "smoke_tests"

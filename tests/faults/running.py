@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pytest_clustersmoke.scheduler_record import read_scheduler_record
-
-from .harness import DONE, Suite
+from pytest_clustersmoke.evidence.scheduler_record import read_scheduler_record
+from tests.faults.harness import DONE, Suite
 
 LONG = {"seconds": 600}
 

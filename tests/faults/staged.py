@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.telemetry import read_events
-
-from .harness import PATIENCE_S, Outcome, Suite
-from .table import BEHIND, CRITERIA, UNMEASURED, Fault
-from .table.programs import STEP_LIMIT_S
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.faults.harness import PATIENCE_S, Outcome, Suite
+from tests.faults.table import BEHIND, CRITERIA, UNMEASURED, Fault
+from tests.faults.table.programs import STEP_LIMIT_S
 
 Tell = Callable[[str, object], None]
 

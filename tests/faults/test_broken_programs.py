@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_clustersmoke.rundir import read_json
-
-from . import staged
-from .harness import PATIENCE_S, Outcome, Suite, wait_for
-from .table import LOCAL, PORT_TAKEN, Fault
+from pytest_clustersmoke.evidence.run_directory import read_json
+from tests.faults import staged
+from tests.faults.harness import PATIENCE_S, Outcome, Suite, wait_for
+from tests.faults.table import LOCAL, PORT_TAKEN, Fault
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import read_events
-
-from .harness import DONE, SMALL, Outcome, Suite
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.faults.harness import DONE, SMALL, Outcome, Suite
 
 OVER_WITHIN_S = 10.0
 LONG = {"seconds": 600}

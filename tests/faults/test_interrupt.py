@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.lab import Lab
-
-from .harness import DONE, Outcome, Suite, wait_for
+from tests.faults.harness import DONE, Outcome, Suite, wait_for
 
 ENDED_WITHIN_S = 2.0
 GONE_WITHIN_S = 5.0

@@ -15,14 +15,13 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import state
-
-from ..leftovers import none_left
-from ..needs import need_lab
-from . import staged
-from .harness import Outcome, Suite
-from .table import Fault
-from .table.lab import ISOLATED
+from pytest_clustersmoke.lab import lab_state
+from tests.faults import staged
+from tests.faults.harness import Outcome, Suite
+from tests.faults.table import Fault
+from tests.faults.table.lab import ISOLATED
+from tests.leftovers import none_left
+from tests.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 
@@ -45,7 +44,7 @@ class Hosts:
     """The nodes of an isolated lab, and commands in one of them."""
 
     def __init__(self, name: str) -> None:
-        (record,) = [one for one in state.running() if one.name == name]
+        (record,) = [one for one in lab_state.running() if one.name == name]
         self._holders = {one.role: one.pid for one in record.daemons}
         self.addresses = {
             name: address

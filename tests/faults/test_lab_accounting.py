@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pytest_clustersmoke import lab
-
-from ..leftovers import none_left
-from ..needs import need_lab
-from . import staged
-from .harness import Outcome, Suite, wait_for
-from .running import Running
-from .table import Fault
-from .table.lab import ACCOUNTING
+from tests.faults import staged
+from tests.faults.harness import Outcome, Suite, wait_for
+from tests.faults.running import Running
+from tests.faults.table import Fault
+from tests.faults.table.lab import ACCOUNTING
+from tests.leftovers import none_left
+from tests.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 

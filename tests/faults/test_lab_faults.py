@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import state
-
-from ..leftovers import none_left
-from ..needs import need_lab
-from . import staged
-from .harness import Outcome, Suite
-from .running import Running
-from .table import SCHEDULER, Fault
-from .table.lab import MEMORY, NO_NODE_LEFT
+from pytest_clustersmoke.lab import lab_state
+from tests.faults import staged
+from tests.faults.harness import Outcome, Suite
+from tests.faults.running import Running
+from tests.faults.table import SCHEDULER, Fault
+from tests.faults.table.lab import MEMORY, NO_NODE_LEFT
+from tests.leftovers import none_left
+from tests.needs import need_lab
 
 pytestmark = pytest.mark.lab
 
@@ -95,7 +94,7 @@ def strikes(
 
 
 def kill_daemon(own: lab.Lab, role: str) -> None:
-    (record,) = [one for one in state.running() if one.name == own.name]
+    (record,) = [one for one in lab_state.running() if one.name == own.name]
     (daemon,) = [one for one in record.daemons if one.role == role]
     os.kill(daemon.pid, signal.SIGKILL)
 

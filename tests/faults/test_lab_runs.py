@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
+from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
-from pytest_clustersmoke.telemetry import read_events
-
-from ..needs import need_lab
-from .harness import DONE, Outcome, Suite, wait_for
-from .running import Running
+from tests.faults.harness import DONE, Outcome, Suite, wait_for
+from tests.faults.running import Running
+from tests.needs import need_lab
 
 pytestmark = pytest.mark.lab
 

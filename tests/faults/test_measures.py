@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .measures import by_family, columns, from_junit, markdown, measured
+from tests.faults.measures import by_family, columns, from_junit, markdown, measured
 
 KILLED = {
     "fault": "killed",

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from . import staged
-from .harness import Outcome
-from .table import REPLAYED, Fault
+from tests.faults import staged
+from tests.faults.harness import Outcome
+from tests.faults.table import REPLAYED, Fault
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .harness import DONE, Suite
+from tests.faults.harness import DONE, Suite
 
 
 def test_a_rank_that_is_late_within_its_limit_passes(broken: Suite) -> None:

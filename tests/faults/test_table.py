@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from pytest_clustersmoke.signatures.signature_file import shipped_signatures
-
-from .table import CRITERIA, FAULTS, UNMEASURED, Fault
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from tests.faults.table import CRITERIA, FAULTS, UNMEASURED, Fault
 
 
 def test_no_two_faults_have_one_name() -> None:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.history import add
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.history_query import runs
-
-from ..records import BEGUN, VERSIONS, Record, metric, phase, run
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_query import runs
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.records import BEGUN, VERSIONS, Record, metric, phase, run
 
 DAY_S = 86_400.0
 FORK = multiprocessing.get_context("fork")

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, add
-from pytest_clustersmoke.history import history_database as database
-
-from ..records import phase
-from .made import in_process, nights, of_night, stored
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.history.made import in_process, nights, of_night, stored
+from tests.records import phase
 
 
 def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.history import add
-
-from ..records import metric, phase
-from .made import nights, of_night, with_versions
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.history.made import nights, of_night, with_versions
+from tests.records import metric, phase
 
 PASSED = {"test_x": {"result": "passed", "text": ""}}
 FAILED = {"test_x": {"result": "failed", "text": ""}}

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.history import HistoryUnusable, add, annotate
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.history_query import phase_counts, phase_runs
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, phase_runs
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import publish
-from pytest_clustersmoke.rundir import RunDir
-
-from ..harness import Suite
-from ..records import parsed, phase
-from .made import night, nights, of_night, stored
+from tests.harness import Suite
+from tests.history.made import night, nights, of_night, stored
+from tests.records import parsed, phase
 
 TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
 

@@ -7,9 +7,7 @@ import re
 import sqlite3
 from pathlib import Path
 
-from pytest_clustersmoke.history import annotate, history_schema
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.outlier_judge import (
+from pytest_clustersmoke.criteria.outlier_judge import (
     FAIL_SPREADS,
     FAR_MADS,
     LEAST,
@@ -22,8 +20,10 @@ from pytest_clustersmoke.history.outlier_judge import (
     WINDOW,
     widening,
 )
-
-from .made import night, nights
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_schema
+from tests.history.made import night, nights
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "history.md").read_text()
 

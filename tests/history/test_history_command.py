@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.history import add, annotate
-from pytest_clustersmoke.references import show
-
-from ..records import BEGUN, metric, phase
-from .made import DAY_S, night, nights, of_night, with_versions
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.metric import show
+from tests.history.made import DAY_S, night, nights, of_night, with_versions
+from tests.records import BEGUN, metric, phase
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:

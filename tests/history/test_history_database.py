@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, add, annotate
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.history_query import phase_counts, runs
-
-from ..records import phase
-from .made import FORK, in_process, nights, of_night, pragma, stored
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.history.made import FORK, in_process, nights, of_night, pragma, stored
+from tests.records import phase
 
 WRITERS, EACH = 6, 8
 

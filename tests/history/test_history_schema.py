@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, history_schema
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.history_query import phase_counts, runs
-
-from .made import FORK, nights, pragma, stored
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
+from tests.history.made import FORK, nights, pragma, stored
 
 
 def of_version_1(path: Path) -> None:

@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.history import add
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.past_criterion import read_judgement
+from pytest_clustersmoke.criteria.past_criterion import read_judgement
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.report import publication
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-
-from ..harness import Suite
-from .made import DAY_S
+from tests.harness import Suite
+from tests.history.made import DAY_S
 
 ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
 CRITERION = "test_metrics_are_as_in_the_past"

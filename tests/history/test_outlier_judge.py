@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from pytest_clustersmoke.history.outlier_judge import (
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.criteria.outlier_judge import (
     FAILING_UNITS,
     MIN_RUNS,
     SCALE,
@@ -15,7 +16,6 @@ from pytest_clustersmoke.history.outlier_judge import (
     level,
     widening,
 )
-from pytest_clustersmoke.telemetry import METRICS
 
 QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, spread 0.15: 1.5 %
 LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, spread 0.975

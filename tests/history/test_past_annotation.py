@@ -9,16 +9,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_clustersmoke.history import HistoryUnusable, add, annotate
-from pytest_clustersmoke.history.comparison import PastRecord
-from pytest_clustersmoke.history.history_store import Setup
-from pytest_clustersmoke.identity import COMPARED
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.fingerprint import COMPARED
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_store import Setup, add
+from pytest_clustersmoke.evidence.history.past_records import PastRecord
 from pytest_clustersmoke.report.highlights import stands_out
 from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import write_summary
-
-from ..records import BEGUN, Record, finding, metric, parsed, phase
-from .made import DAY_S, night, nights, of_night, with_versions
+from tests.history.made import DAY_S, night, nights, of_night, with_versions
+from tests.records import BEGUN, Record, finding, metric, parsed, phase
 
 FAILED = {"test_x": {"result": "failed", "text": ""}}
 FAILED_PAST = {"status": "fail"}  # of which nothing else counts

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.history import annotate, past_of
-from pytest_clustersmoke.history.comparison import PastRecord
-from pytest_clustersmoke.history.past_criterion import check_past
-
-from ..records import VERSIONS, Record, metric, phase
-from .made import night, nights
+from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.criteria.past_criterion import check_past
+from pytest_clustersmoke.evidence.history.past_records import PastRecord
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from tests.history.made import night, nights
+from tests.records import VERSIONS, Record, metric, phase
 
 
 def judged(record: Record, directory: Path) -> PastRecord:

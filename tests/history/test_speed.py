@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.history import add, annotate, past_of
-from pytest_clustersmoke.history import history_database as database
-from pytest_clustersmoke.history.history_store import Setup, setup_id
-
-from ..records import BEGUN, VERSIONS, phase
-from .made import DAY_S, of_night
+from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_store import Setup, add, setup_id
+from tests.history.made import DAY_S, of_night
+from tests.records import BEGUN, VERSIONS, phase
 
 PHASE_RUNS, LIMIT_S = 100_000, 1.0
 METRICS = (

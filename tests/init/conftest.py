@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cluster import Profile, load
-
-from .fakes import Slurm, run
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Profile
+from tests.init.fakes import Slurm, run
 
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import Profile, load
-from pytest_clustersmoke.init import cluster_draft
-from pytest_clustersmoke.init.partition_survey import choose_partition, survey_cluster
+from pytest_clustersmoke.cli import cluster_draft
+from pytest_clustersmoke.cli.partition_survey import choose_partition, survey_cluster
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Profile
+from tests.init.fakes import REPOSITORY, Slurm, run
 from tests.preflight.slurm_texts import NODE_24, PARTITION_24, node, partition
-
-from .fakes import REPOSITORY, Slurm, run
 
 Made = Callable[..., tuple[Profile, str]]
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -221,7 +221,7 @@ def test_needs_are_those_of_the_markers(tmp_path: Path) -> None:
     """Nodes and GPUs of each phase are what its marker asks for, and no phase is forgotten."""
     code = (
         "import pytest\n"
-        "from pytest_clustersmoke.items import read_phases\n"
+        "from pytest_clustersmoke.session.items import read_phases\n"
         "class Plugin:\n"
         "    def pytest_collection_finish(self, session):\n"
         "        read, problems = read_phases(session.items); assert not problems\n"

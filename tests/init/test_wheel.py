@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.init import cluster_draft, suite_files
+from pytest_clustersmoke.cli import cluster_draft, suite_files
+from tests.init.fakes import REPOSITORY
 from tests.needs import need_lab
-
-from .fakes import REPOSITORY
 
 # Of the package's own data: what the reports are made with and described by.
 REPORTS = {"report.schema.json", "html/page.html.j2", "html/vendor/plot.umd.min.js"}

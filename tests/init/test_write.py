@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.init.suite_files import suite_files, write_files
-
-from .fakes import REPOSITORY, Slurm, run
+from pytest_clustersmoke.cli.suite_files import suite_files, write_files
+from pytest_clustersmoke.text import UsageProblems
+from tests.init.fakes import REPOSITORY, Slurm, run
 
 Init = Callable[..., "subprocess.CompletedProcess[str]"]
 FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import state, teardown
+from pytest_clustersmoke.lab import lab_state, teardown
 from tests.needs import need_lab
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     try:
         yield path
     finally:
-        for record in state.records():
+        for record in lab_state.records():
             if record.here:
                 teardown.end_lab(record)
         shutil.rmtree(path)

@@ -9,21 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.hostlist import expand
-from pytest_clustersmoke.lab import LabError, LabSettings, config, packages, paths, ports
+from pytest_clustersmoke.config.hostlist import expand_hostlist
+from pytest_clustersmoke.lab import (
+    LabError,
+    LabSettings,
+    addresses,
+    lab_paths,
+    packages,
+    slurm_config,
+)
 from pytest_clustersmoke.lab.isolation import NETWORKS, chosen_network
-from pytest_clustersmoke.lab.model import check_settings
+from pytest_clustersmoke.lab.lab_settings import check_settings
+from pytest_clustersmoke.text import UsageProblems
 
-FILES = paths.LabDir(Path("/lab"), Path("/lab/run"))
-PLAN = config.Plan(
+FILES = lab_paths.LabDir(Path("/lab"), Path("/lab/run"))
+PLAN = slurm_config.Plan(
     files=FILES,
     cluster="t",
     user="root",
     control_host="host",
     control_address="127.0.0.1",
     control_port=20000,
-    nodes=tuple(config.NodePlan(f"node{i}", "host", "127.0.0.1", 20001 + i) for i in range(2)),
+    nodes=tuple(
+        slurm_config.NodePlan(f"node{i}", "host", "127.0.0.1", 20001 + i) for i in range(2)
+    ),
     cpus_per_node=8,
     gpus_per_node=2,
     slurm_version=(22, 5),
@@ -39,7 +48,7 @@ def settings_of(text: str) -> dict[str, str]:
 
 def test_daemons_listen_on_one_address_only() -> None:
     """slurm.conf for a plain lab keeps every daemon from listening on all addresses."""
-    text = config.slurm_conf(PLAN, bound=True)
+    text = slurm_config.slurm_conf(PLAN, bound=True)
     words = settings_of(text)["CommunicationParameters"].split(",")
     assert set(words) == {"NoInAddrAny", "NoCtldInAddrAny"}
     assert "SlurmctldHost=host(127.0.0.1)" in text
@@ -48,7 +57,7 @@ def test_daemons_listen_on_one_address_only() -> None:
 
 def test_partitions_preempt_by_tier() -> None:
     """`main` is the default partition, and jobs of `high` requeue its jobs."""
-    text = config.slurm_conf(PLAN, bound=True)
+    text = slurm_config.slurm_conf(PLAN, bound=True)
     settings = settings_of(text)
     assert settings["PreemptType"] == "preempt/partition_prio"
     assert settings["PreemptMode"] == "REQUEUE"
@@ -58,14 +67,14 @@ def test_partitions_preempt_by_tier() -> None:
 
 def test_memory_is_limited_in_groups_of_the_labs_own() -> None:
     """slurmd finds them below the lab's directory; a job that asks for no memory gets a share."""
-    without = settings_of(config.slurm_conf(PLAN, bound=True))
+    without = settings_of(slurm_config.slurm_conf(PLAN, bound=True))
     assert (without["TaskPlugin"], without["SelectTypeParameters"]) == ("task/none", "CR_CPU")
     plan = dataclasses.replace(PLAN, memory=True)
-    settings = settings_of(config.slurm_conf(plan, bound=True))
+    settings = settings_of(slurm_config.slurm_conf(plan, bound=True))
     assert settings["TaskPlugin"] == "task/cgroup"
     assert settings["SelectTypeParameters"] == "CR_CPU_Memory"
-    assert int(settings["DefMemPerCPU"]) * PLAN.cpus_per_node < config.NODE_MEMORY_MIB
-    groups = settings_of(config.cgroup_conf(plan))
+    assert int(settings["DefMemPerCPU"]) * PLAN.cpus_per_node < slurm_config.NODE_MEMORY_MIB
+    groups = settings_of(slurm_config.cgroup_conf(plan))
     assert groups["CgroupMountpoint"] == "/lab/run/cgroup"
     assert groups["ConstrainRAMSpace"] == "yes"
 
@@ -73,19 +82,19 @@ def test_memory_is_limited_in_groups_of_the_labs_own() -> None:
 def test_without_gpus_no_gres_is_named() -> None:
     """A lab of nodes without GPUs names no gres anywhere."""
     plan = dataclasses.replace(PLAN, gpus_per_node=0)
-    assert "gres" not in config.slurm_conf(plan, bound=True).lower()
-    assert "Name=gpu" not in config.gres_conf(plan)
+    assert "gres" not in slurm_config.slurm_conf(plan, bound=True).lower()
+    assert "Name=gpu" not in slurm_config.gres_conf(plan)
 
 
 def test_accounting_enforces() -> None:
     """With accounting, unknown accounts and QOS are refused; without it nothing is stored."""
-    without = settings_of(config.slurm_conf(PLAN, bound=True))
+    without = settings_of(slurm_config.slurm_conf(PLAN, bound=True))
     assert without["AccountingStorageType"] == "accounting_storage/none"
     plan = dataclasses.replace(PLAN, accounting_port=20009)
-    settings = settings_of(config.slurm_conf(plan, bound=True))
+    settings = settings_of(slurm_config.slurm_conf(plan, bound=True))
     assert settings["AccountingStorageEnforce"] == "associations,limits,qos"
     assert settings["AccountingStoragePort"] == "20009"
-    assert settings_of(config.slurmdbd_conf(plan))["DbdPort"] == "20009"
+    assert settings_of(slurm_config.slurmdbd_conf(plan))["DbdPort"] == "20009"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +103,7 @@ def test_accounting_enforces() -> None:
 def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugin: str) -> None:
     """cgroup.conf says so in the words of the version that reads it."""
     plan = dataclasses.replace(PLAN, slurm_version=version)
-    assert f"CgroupPlugin={plugin}\n" in config.cgroup_conf(plan)
+    assert f"CgroupPlugin={plugin}\n" in slurm_config.cgroup_conf(plan)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,7 @@ def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugi
 )
 def test_node_lists_expand(text: str, names: list[str]) -> None:
     """Slurm's short form of a node list names these nodes."""
-    assert expand(text) == names
+    assert expand_hostlist(text) == names
 
 
 def test_settings_are_refused_all_at_once() -> None:
@@ -120,14 +129,14 @@ def test_settings_are_refused_all_at_once() -> None:
 
 def test_reserved_ports_are_for_us_alone() -> None:
     """While reserved, another reservation gets other ports, and a daemon can bind ours."""
-    with ports.reserved("127.0.0.1", 3) as ours, ports.reserved("127.0.0.1", 3) as theirs:
+    with addresses.reserved("127.0.0.1", 3) as ours, addresses.reserved("127.0.0.1", 3) as theirs:
         assert len(set(ours) | set(theirs)) == 6
         with socket.socket() as daemon:
             daemon.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             daemon.bind(("127.0.0.1", ours[0]))
             daemon.listen()
-            assert ports.listening("127.0.0.1", ours[0])
-        assert not ports.listening("127.0.0.1", theirs[0])
+            assert addresses.listening("127.0.0.1", ours[0])
+        assert not addresses.listening("127.0.0.1", theirs[0])
 
 
 def test_a_network_in_use_is_not_chosen() -> None:
@@ -142,10 +151,10 @@ def test_a_network_in_use_is_not_chosen() -> None:
 
 def test_sockets_go_to_a_short_directory_where_the_path_is_long(tmp_path: Path) -> None:
     """A short path keeps its sockets; a long one gets a directory in which they fit."""
-    assert paths.choose_run(Path("/short")) == Path("/short/run")
-    run = paths.choose_run(tmp_path / ("x" * 100))
+    assert lab_paths.choose_run(Path("/short")) == Path("/short/run")
+    run = lab_paths.choose_run(tmp_path / ("x" * 100))
     try:
-        assert len(str(run / paths.LONGEST_SOCKET)) <= paths.SOCKET_BYTES
+        assert len(str(run / lab_paths.LONGEST_SOCKET)) <= lab_paths.SOCKET_BYTES
         assert run.stat().st_mode & 0o777 == 0o700
     finally:
         run.rmdir()
@@ -153,9 +162,9 @@ def test_sockets_go_to_a_short_directory_where_the_path_is_long(tmp_path: Path) 
 
 def test_no_room_for_sockets_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no short directory can be had, the message names the path and the option."""
-    monkeypatch.setattr(paths, "_made_for_us", lambda path: False)
+    monkeypatch.setattr(lab_paths, "_made_for_us", lambda path: False)
     with pytest.raises(LabError, match=r"too many for the sockets .* --dir"):
-        paths.choose_run(tmp_path / ("x" * 100))
+        lab_paths.choose_run(tmp_path / ("x" * 100))
 
 
 def test_packages_are_those_that_lack_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,5 +211,5 @@ def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_node_list_takes_more_memory_than_there_is() -> None:
     """A list that a job wrote may name any number of nodes, or none that is one."""
-    assert len(expand("n[0-99999999999]")) == 100_000
-    assert expand("n[x-y,2]") == ["n2"]
+    assert len(expand_hostlist("n[0-99999999999]")) == 100_000
+    assert expand_hostlist("n[x-y,2]") == ["n2"]

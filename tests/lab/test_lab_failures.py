@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import paths, processes, state
+from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Need = Callable[..., None]
@@ -41,7 +41,7 @@ def hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[
     signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        for record in state.records():
+        for record in lab_state.records():
             if "slurmd-node1" in [process.role for process in record.daemons]:
                 return up
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def test_a_daemon_that_dies_is_told_with_its_log(
     log = home / "clustersmoke/logs/lab/slurmctld.out"
     assert str(log) in up.stderr
     assert log.read_text() == "fatal: no such luck\n"
-    assert list(paths.labs_home().iterdir()) == []
+    assert list(lab_paths.labs_home().iterdir()) == []
 
 
 @pytest.mark.lab
@@ -85,14 +85,14 @@ def test_a_signal_ends_what_was_started(
     """Ctrl-C (and its like) during `up` leaves nothing, and tells so without a traceback."""
     need()
     up = hanging_up(home, monkeypatch)
-    daemons = state.records()[0].daemons
+    daemons = lab_state.records()[0].daemons
     up.send_signal(number)
     _, said = up.communicate(timeout=20)
     assert up.returncode == status
     assert "stopped; ending what was started" in said
     assert "Traceback" not in said
     assert not any(process.alive for process in daemons)
-    assert list(paths.labs_home().iterdir()) == []
+    assert list(lab_paths.labs_home().iterdir()) == []
 
 
 @pytest.mark.lab
@@ -104,13 +104,13 @@ def test_down_cleans_behind_a_killed_up(
     up = hanging_up(home, monkeypatch)
     up.kill()
     up.communicate()
-    daemons = state.records()[0].daemons
+    daemons = lab_state.records()[0].daemons
     assert [process.alive for process in daemons] == [True] * 4
     status = clustersmoke("lab", "status")
     assert (status.returncode, status.stdout.splitlines()[0]) == (1, "lab: partly up")
     assert clustersmoke("lab", "down").returncode == 0
     assert not any(process.alive for process in daemons)
-    assert list(paths.labs_home().iterdir()) == []
+    assert list(lab_paths.labs_home().iterdir()) == []
 
 
 @pytest.mark.lab
@@ -122,11 +122,11 @@ def test_a_daemon_that_was_not_written_down_is_found(
     up = hanging_up(home, monkeypatch)
     up.kill()
     up.communicate()
-    record = state.records()[0]
+    record = lab_state.records()[0]
     lines = record.files.journal.read_text().splitlines(keepends=True)
     record.files.journal.write_text("".join(lines[:-1]))
     lost = record.daemons[-1]
-    assert lost not in state.records()[0].daemons
+    assert lost not in lab_state.records()[0].daemons
     lab.down("lab")
     assert not lost.alive
 
@@ -138,7 +138,7 @@ def test_down_ends_an_up_that_is_under_way(
     """`down` of a lab that is being started ends the `up`, too."""
     need()
     up = hanging_up(home, monkeypatch)
-    daemons = state.records()[0].daemons
+    daemons = lab_state.records()[0].daemons
     assert clustersmoke("lab", "status").stdout.startswith("lab: starting")
     assert clustersmoke("lab", "down").returncode == 0
     up.communicate(timeout=20)
@@ -151,7 +151,7 @@ def test_a_dead_lab_makes_room(need: Need, clustersmoke: Run) -> None:
     """`up` over a lab whose processes have all died removes its rest, and says so."""
     need()
     lab.up(lab.LabSettings(nodes=1))
-    processes.end(state.records()[0].daemons, 5.0)
+    lab_processes.end(lab_state.records()[0].daemons, 5.0)
     up = clustersmoke("lab", "up", "--nodes", "1")
     assert up.returncode == 0, up.stderr
     assert "removing what is left of an earlier one" in up.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import memory, state
+from pytest_clustersmoke.lab import lab_state, memory_limits
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -81,7 +81,7 @@ def test_accounting_refuses_what_it_does_not_know(start: Start, command: Run) ->
 def test_accounting_ends_without_a_trace(start: Start) -> None:
     """The database and slurmdbd end with the lab."""
     start(accounting=True, nodes=1)
-    record = state.running()[0]
+    record = lab_state.running()[0]
     assert {"mariadbd", "slurmdbd"} < {process.role for process in record.daemons}
     lab.down("t")
     assert not any(process.alive for process in record.daemons)
@@ -98,7 +98,7 @@ def test_memory_is_limited_without_a_trace(start: Start, command: Run) -> None:
     assert limited.returncode != 0
     assert "node1: task 1: Out Of Memory" in limited.stderr
     assert command("srun", "--nodes=2", *words, lab=one).returncode == 0
-    groups = memory.HIERARCHY / f"clustersmoke_{state.running()[0].token}"
+    groups = memory_limits.HIERARCHY / f"clustersmoke_{lab_state.running()[0].token}"
     assert groups.is_dir()
     lab.down("t")
     assert not groups.exists()
@@ -134,7 +134,7 @@ def test_two_isolated_labs_end_without_a_trace(start: Start, command: Run) -> No
     and its mounts along when it ends."""
     start("one", isolated=True)
     two = start("two", isolated=True)
-    first, second = state.running()
+    first, second = lab_state.running()
     links = [Path("/sys/class/net") / name for each in (first, second) for name in each.links]
     assert len(links) == 2
     assert all(link.exists() for link in links)

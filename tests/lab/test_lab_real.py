@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import paths, processes, state
+from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
 
 pytestmark = pytest.mark.lab
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -89,7 +89,7 @@ def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) 
 def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home: Path) -> None:
     """After `down` with a job running no process, socket directory, mount or file is left."""
     one = start()
-    record = state.running()[0]
+    record = lab_state.running()[0]
     # One that left its job's session, so that only its environment tells whose it is.
     job = submit(command, one, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
     assert wait_for_job(command, one, job, "RUNNING") == "RUNNING"
@@ -98,7 +98,7 @@ def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home
     assert (ended.returncode, ended.stderr) == (0, "lab t: ended\n")
     assert processes_under(home) == []
     assert not any(process.alive for process in record.daemons)
-    assert list(paths.labs_home().iterdir()) == []
+    assert list(lab_paths.labs_home().iterdir()) == []
     assert not record.files.run.exists()
     assert str(home) not in Path("/proc/mounts").read_text()
 
@@ -122,7 +122,7 @@ def test_nothing_listens_beyond_loopback(start: Start) -> None:
     """Every TCP port that a daemon of the lab listens on is one of 127.0.0.1."""
     start()
     inodes = set()
-    for process in state.running()[0].daemons:
+    for process in lab_state.running()[0].daemons:
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed since; one that listens stays
                 inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
@@ -148,8 +148,8 @@ def test_a_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
 def test_status_tells_which_daemon_has_died(start: Start, clustersmoke: Run) -> None:
     """With a slurmd killed the lab is partly up, and status names the daemon."""
     start()
-    victim = [each for each in state.running()[0].daemons if each.role == "slurmd-node1"]
-    assert processes.end(victim, 5.0) == []
+    victim = [each for each in lab_state.running()[0].daemons if each.role == "slurmd-node1"]
+    assert lab_processes.end(victim, 5.0) == []
     status = clustersmoke("lab", "status")
     assert status.returncode == 1
     assert "t: partly up" in status.stdout
@@ -175,7 +175,7 @@ def test_a_directory_of_the_users_own(start: Start, clustersmoke: Run, home: Pat
 def test_a_long_path_gets_short_sockets(start: Start, home: Path) -> None:
     """A lab below a path too long for sockets starts, and its socket directory goes with it."""
     start(directory=home / ("long" * 25))
-    record = state.running()[0]
+    record = lab_state.running()[0]
     assert record.files.run.parent != record.files.root
     lab.down("t")
     assert not record.files.run.exists()

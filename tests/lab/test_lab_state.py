@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.lab import paths, processes, state
-from pytest_clustersmoke.lab.processes import Process
+from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
+from pytest_clustersmoke.lab.lab_processes import Process
 
-Made = Callable[..., state.Record]
+Made = Callable[..., lab_state.LabRecord]
 
 
 Alive = Callable[..., Process]
@@ -25,7 +25,7 @@ Alive = Callable[..., Process]
 def alive() -> Iterator[Alive]:
     """A process that runs, in a role; it may be ended."""
     child = subprocess.Popen(["sleep", "600"])
-    started = processes.start_time(child.pid)
+    started = lab_processes.start_time(child.pid)
     assert started is not None
 
     def process(role: str = "munged") -> Process:
@@ -45,18 +45,18 @@ def dead(role: str = "munged") -> Process:
 def make(monkeypatch: pytest.MonkeyPatch) -> Made:
     """Write a lab's directory as `up` would, with these processes."""
 
-    def made(name: str, *started: Process, ready: bool = True) -> state.Record:
-        root = paths.labs_home() / name
+    def made(name: str, *started: Process, ready: bool = True) -> lab_state.LabRecord:
+        root = lab_paths.labs_home() / name
         root.mkdir(parents=True)
-        journal = state.Journal(paths.journal_of(root))
+        journal = lab_state.Journal(lab_paths.journal_of(root))
         journal.open(name, f"token-of-{name}", root / "run")
         for process in started:
             journal.started(process)
         if ready:
-            files = paths.LabDir(root, root / "run")
+            files = lab_paths.LabDir(root, root / "run")
             one = lab.Lab(name, files.slurm_conf, ("node0",), 2, False, False)
-            state.write_state(state.read(name, root), one, "22.05.8")
-        return state.read(name, root)
+            lab_state.write_state(lab_state.read(name, root), one, "22.05.8")
+        return lab_state.read(name, root)
 
     return made
 
@@ -76,7 +76,7 @@ def test_another_boot_or_host_is_not_ours(
     """Pids of before a boot mean nothing; a lab of another host is left alone."""
     record = make("t", alive())
     with monkeypatch.context() as patch:
-        patch.setattr(state, "boot_id", lambda: "another")
+        patch.setattr(lab_state, "boot_id", lambda: "another")
         assert record.status == "down"
     monkeypatch.setattr(platform, "node", lambda: "another")
     assert record.status == "on another host"
@@ -89,7 +89,7 @@ def test_a_cut_journal_is_read_as_far_as_it_goes(make: Made, alive: Alive) -> No
     record = make("t", alive(), ready=False)
     with record.files.journal.open("a") as stream:
         stream.write('{"process": {"role": "slu')
-    assert state.read("t", record.files.root).processes == (alive(),)
+    assert lab_state.read("t", record.files.root).processes == (alive(),)
 
 
 def test_none_running_says_how_to_start_one() -> None:
@@ -142,7 +142,7 @@ def test_a_foreign_slurm_is_wrapped(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_no_labs_is_not_removed(home: Path) -> None:
     """`down` refuses to remove a directory that has no journal of a lab."""
-    precious = paths.labs_home() / "t" / "precious"
+    precious = lab_paths.labs_home() / "t" / "precious"
     precious.parent.mkdir(parents=True)
     precious.touch()
     with pytest.raises(lab.LabError, match="by hand"):
@@ -157,7 +157,7 @@ def test_only_processes_of_the_lab_are_found() -> None:
     token = f"token-{os.getpid()}"
     child = "import subprocess; subprocess.run(['sleep', '60'])"
     variables = (
-        {processes.TOKEN_VARIABLE: token},
+        {lab_processes.TOKEN_VARIABLE: token},
         {"SLURM_CONF": str(conf), "SLURMD_NODENAME": "node0", "MARK": token},
         {"SLURM_CONF": str(conf)},
     )
@@ -165,13 +165,13 @@ def test_only_processes_of_the_lab_are_found() -> None:
     try:
         found: set[int] = set()
         while not {started[0].pid, started[1].pid} < found or len(found) < 4:
-            found = {process.pid for process in processes.of_lab(token, [conf])}
+            found = {process.pid for process in lab_processes.of_lab(token, [conf])}
         assert len(found) == 4
         assert started[2].pid not in found
-        assert processes.end(processes.of_lab(token, [conf]), 5.0) == []
+        assert lab_processes.end(lab_processes.of_lab(token, [conf]), 5.0) == []
         assert started[2].poll() is None
     finally:
-        tree = processes.parents()
+        tree = lab_processes.parents()
         for each in started:
             for pid in (pid for pid, parent in tree.items() if parent == each.pid):
                 os.kill(pid, 9)
@@ -184,7 +184,7 @@ def test_a_name_is_claimed_by_one_only(home: Path) -> None:
     code = (
         "import sys, time\n"
         "from pytest_clustersmoke.lab import LabError, LabSettings\n"
-        "from pytest_clustersmoke.lab.claim import claim\n"
+        "from pytest_clustersmoke.lab.lab_claim import claim\n"
         "try:\n"
         "    claim(LabSettings(name='t'), print)\n"
         "    print('got it', flush=True)\n"

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.live.board import PhaseState
-from pytest_clustersmoke.live.lines import StepLines
-from pytest_clustersmoke.live.tail import Mark
-
-from ..harness import BARE, Suite, lines_with
-from ..test_slurm_client import FakeSlurm
-from .terminal import Terminal
+from pytest_clustersmoke.session.live.board import PhaseState
+from pytest_clustersmoke.session.live.event_tail import Mark
+from pytest_clustersmoke.session.live.log_lines_view import StepLines
+from tests.harness import BARE, Suite, lines_with
+from tests.live.terminal import Terminal
+from tests.test_slurm_client import FakeSlurm
 
 RUNS = PhaseState("a", "running", started=0.0)
 BROKEN = """\
@@ -21,8 +20,8 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        from pytest_clustersmoke.live.tail import Tail
-        from pytest_clustersmoke.watch import Poller
+        from pytest_clustersmoke.session.live.event_tail import Tail
+        from pytest_clustersmoke.jobs.job_watch import Poller
         def broken(*given):
             raise ValueError("it broke")
         {}.{} = broken
@@ -32,7 +31,7 @@ import threading
 dots = threading.Event()
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        from pytest_clustersmoke.live.board import Board
+        from pytest_clustersmoke.session.live.board import Board
         finish = Board.finish
         def late(*given):
             dots.wait(60)
@@ -92,7 +91,9 @@ def test_a_stage_is_told_once_it_lasts() -> None:
 def test_a_log_of_a_run(suite: Suite) -> None:
     """Submitted, running with its node, how far, and the outcome, before what pytest says of it."""
     suite.phase(args={"steps": 40, "before": 20, "wait_for": str(suite.path / "go")})
-    releases = "import pathlib, pytest_clustersmoke.live.show as show\nsay = show.say\n"
+    releases = (
+        "import pathlib, pytest_clustersmoke.session.live.live_view as show\nsay = show.say\n"
+    )
     releases += "def told(config, line):\n    say(config, line)\n"
     releases += "    if 'step 20' in line: pathlib.Path('go').touch()\nshow.say = told\n"
     suite.path.joinpath("conftest.py").write_text(releases)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.live.board import PhaseState
-from pytest_clustersmoke.live.rows import ansi, rows
-from pytest_clustersmoke.live.tail import Mark
+from pytest_clustersmoke.session.live.board import PhaseState
+from pytest_clustersmoke.session.live.event_tail import Mark
+from pytest_clustersmoke.session.live.rows import ansi, rows
 
 NOW = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 PHASES = [

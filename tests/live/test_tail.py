@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.live import tail as module
-from pytest_clustersmoke.live.board import PhaseState
-from pytest_clustersmoke.live.tail import Mark, Tail, Tails
-from pytest_clustersmoke.rundir import RunDir
-from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
+from pytest_clustersmoke.session.live import event_tail as module
+from pytest_clustersmoke.session.live.board import PhaseState
+from pytest_clustersmoke.session.live.event_tail import Mark, Tail, Tails
 
 JOB = "run1/small"
 

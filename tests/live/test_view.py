@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ..harness import BARE, Suite
-from .terminal import Terminal
+from tests.harness import BARE, Suite
+from tests.live.terminal import Terminal
 
 PYTEST = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
 # What only the view writes.
@@ -215,7 +215,7 @@ def test_in_the_background_nothing_is_drawn(held: Suite) -> None:
 
 
 BROKEN = """\
-import pytest_clustersmoke.live.rows as rows
+import pytest_clustersmoke.session.live.rows as rows
 def broken(*given):
     raise ValueError("no such\\x1b[2J width")
 rows.rows = broken

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.logs.inputs import Inputs
-from pytest_clustersmoke.rundir import PhaseDir, RunDir
+from pytest_clustersmoke.cli.log_inputs import Inputs
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, RunDir
 
 
 def names(*words: Path | str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from pytest_clustersmoke.logs.log_streams import ReadProgress
+from pytest_clustersmoke.cli.log_streams import ReadProgress
 
 
 def test_progress_is_shown_on_a_terminal_alone() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from pytest_clustersmoke.nccl import Communicator
+from pytest_clustersmoke.evidence.nccl.nccl_log import Communicator
 from tests.nccl.wording import VERSIONS, Gpu, Nccl, gpu
 
 Group = list[int]  # the job's ranks, in the order of the communicator's

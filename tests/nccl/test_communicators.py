@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from pytest_clustersmoke.nccl import Log, NcclProcess, Reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log, NcclProcess
 from tests.nccl.wording import VERSIONS, Gpu, Nccl, gpu, read, text_of
 
 WORLD, DATA, TENSOR = "0xa0", "0xb0", "0xc0"

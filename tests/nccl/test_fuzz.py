@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.nccl import Log, Unreadable, reader
+from pytest_clustersmoke.evidence.nccl import log_reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Unreadable
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log
 from tests.nccl.simulated import SimulatedJob
 from tests.nccl.test_reader import DATA, SAMPLES
 from tests.nccl.wording import edges, read, text_of
@@ -101,7 +103,7 @@ def test_a_mutated_log_is_read_or_refused(
     """Nothing but Unreadable is raised, and what is told hangs together."""
     text = mutated(LOGS[origin] if isinstance(origin, str) else job_text(origin), mutations)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader, "CHUNK_BYTES", chunk)
+        patch.setattr(log_reader, "CHUNK_BYTES", chunk)
         try:
             log = read(text)
         except Unreadable:

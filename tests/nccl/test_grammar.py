@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_clustersmoke.nccl import Edge, NcclProcess, Where, transport
+from pytest_clustersmoke.evidence.nccl.nccl_log import Edge, NcclProcess, Where, transport
 from tests.nccl.wording import VERSIONS, Nccl, edges, gpu, read, text_of
 
 ZERO, ONE, THREE = gpu(0), gpu(1), gpu(3)  # of 2 nodes of 2

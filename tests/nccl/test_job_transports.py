@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job_transports import JobTransports
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 
 SEND = "a:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [send] via NET/{told}"
 RECEIVE = "b:1:9 [0] NCCL INFO Channel {channel:02d}/0 : 0[0] -> 1[0] [receive] via NET/{told}"

@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from pytest_clustersmoke.nccl import Edge, Reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.nccl.nccl_log import Edge
 
 EDGE = "Channel 00/0 : 0[0] -> 1[0] [send] via"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from pytest_clustersmoke.logs.text_output import TextOutput
-from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job_transports import JobTransports
-from pytest_clustersmoke.nccl.matrix import CODES, assign_letters, matrices
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.cli.matrix import CODES, assign_letters, matrices
+from pytest_clustersmoke.cli.subcommand import TextOutput
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 from tests.nccl.job_logs import JobLogs
 
 

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.nccl import Communicator, Edge, Log, Member, NcclProcess, Reader, Where
-from pytest_clustersmoke.nccl.job_transports import JobTransports
-from pytest_clustersmoke.nccl.links import INTER, INTRA
-from pytest_clustersmoke.nccl.placement import HostNode, Placement, place
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.cli.links import INTER, INTRA
+from pytest_clustersmoke.cli.placement import HostNode, Placement, place
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.nccl.nccl_log import (
+    Communicator,
+    Edge,
+    Log,
+    Member,
+    NcclProcess,
+    Where,
+)
 
 
 def who(host: str, pid: int = 1, scope: str = "") -> NcclProcess:

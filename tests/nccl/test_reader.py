@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.nccl import Log, NcclProcess, Reader, Unreadable, Where, reader
+from pytest_clustersmoke.evidence.nccl import log_reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader, Unreadable
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log, NcclProcess, Where
 from tests.nccl import large
 from tests.nccl.wording import Nccl, edges, gpu, read, text_of
 
@@ -400,14 +402,14 @@ def test_pieces_of_any_size_say_the_same(small: bytes, monkeypatch: pytest.Monke
     whole = read(small)
     assert said(whole) == ["0 -> 1 P2P/CUMEM", "0 -> 2 NET/IB/1/GDRDMA"]
     for size in range(1, len(small) + 1):
-        monkeypatch.setattr(reader, "CHUNK_BYTES", size)
+        monkeypatch.setattr(log_reader, "CHUNK_BYTES", size)
         assert read(small) == whole, size
 
 
 def test_a_line_longer_than_any_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line of megabytes (a progress bar, a JSON dump) is read in pieces: an edge in it is found
     wherever it stands, and nothing is counted twice."""
-    monkeypatch.setattr(reader, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(log_reader, "CHUNK_BYTES", 10_000)
     for before in range(0, 25_000, 613):
         text = b"." * before + f' "{HEAD}Channel 02/0 : 12[0] -> 34[1] via P2P/IPC" '.encode()
         text += b"misc.cc:7 NCCL WARN late" + b"." * 30_000
@@ -437,10 +439,10 @@ def test_sparse_and_dense_reading_say_the_same(
     """Line by line or by a search for words: which it is depends on how much a log says."""
     monkeypatch.setattr(large, "BLOCK_BYTES", 2**19)
     text = large.mixed(share, seed=1, stamped=stamped)
-    monkeypatch.setattr(reader, "CHUNK_BYTES", 10_007)
-    monkeypatch.setattr(reader, "DENSE_BYTES", 0)
+    monkeypatch.setattr(log_reader, "CHUNK_BYTES", 10_007)
+    monkeypatch.setattr(log_reader, "DENSE_BYTES", 0)
     sparse = read(text)
-    monkeypatch.setattr(reader, "DENSE_BYTES", 10**9)
+    monkeypatch.setattr(log_reader, "DENSE_BYTES", 10**9)
     assert read(text) == sparse
     assert len(sparse.edges) > 100
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.nccl import Reader
-from pytest_clustersmoke.nccl.job_transports import JobTransports
-from pytest_clustersmoke.nccl.transport_remarks import remarks
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.cli.transport_remarks import remarks
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 from pytest_clustersmoke.text import ranges
 from tests.nccl.job_logs import JobLogs, Pair
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cli import parser
-from pytest_clustersmoke.logs.text_output import TextOutput
-from pytest_clustersmoke.nccl import Reader, transport_text
-from pytest_clustersmoke.nccl.job_transports import JobTransports
-from pytest_clustersmoke.nccl.matrix import matrices
-from pytest_clustersmoke.nccl.transport_json import json_lines
-from pytest_clustersmoke.rundir import PhaseDir, write_json
+from pytest_clustersmoke.cli import parser, transport_text
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.cli.matrix import matrices
+from pytest_clustersmoke.cli.subcommand import TextOutput
+from pytest_clustersmoke.cli.transport_json import json_lines
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.nccl.job_logs import JobLogs
 
 COMM = "comm 0x5a rank {0} nranks {1} cudaDev 0 nvmlDev 0 busId 18000 commId 0xf{2}"
@@ -499,5 +499,5 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "transports" in done.stdout
     loaded = set(done.stdout.split("\n")[-2].split())
-    assert "pytest_clustersmoke.nccl.transports_command" in loaded
+    assert "pytest_clustersmoke.cli.transports_command" in loaded
     assert not loaded & {"ahocorasick_rs", "pytest", "pydantic", "yaml"}

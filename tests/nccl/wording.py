@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pytest_clustersmoke.nccl import Log, Reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log
 
 # Where a wording of ours changes; each is the first with what stands beside it.
 VERSIONS = (

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import lab
-
-from ..faults.harness import Suite
-from ..needs import need_lab
+from tests.faults.harness import Suite
+from tests.needs import need_lab
 
 NODES = 3
 

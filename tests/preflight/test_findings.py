@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.preflight import check
-from pytest_clustersmoke.preflight.check import Record, findings_of, out_of_service
-from pytest_clustersmoke.preflight.judge import Slurm
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.submit import slurm_records as records
-from pytest_clustersmoke.submit.slurm_jobs import TrialSubmission
-
-from ..evidence import make_phase, make_profile
-from . import slurm_texts as texts
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.jobs import slurm_records as records
+from pytest_clustersmoke.jobs.slurm_jobs import TrialSubmission
+from pytest_clustersmoke.preflight import slurm_check
+from pytest_clustersmoke.preflight.partition_fit import Slurm
+from pytest_clustersmoke.preflight.slurm_check import CheckNotes, findings_of, out_of_service
+from tests.evidence import make_phase, make_profile
+from tests.preflight import slurm_texts as texts
 
 TAKEN = TrialSubmission(True, "")
 REFUSED = TrialSubmission(False, "Requested node configuration is not available")
@@ -63,7 +62,7 @@ def judge(tmp_path: Path) -> Judge:
         options = {"partition": "main", **(options or {})}
         profile = make_profile(tmp_path, backend="slurm", hardware=hardware, slurm=options)
         phase = make_phase(profile, **marker)
-        record = Record(PhaseDir(tmp_path / "small"))
+        record = CheckNotes(PhaseDir(tmp_path / "small"))
         found = findings_of(phase, profile, told, trial, record)
         record.write()
         for one in found:
@@ -297,7 +296,9 @@ def test_evidence_stands_in_the_record(judge: Judge, tmp_path: Path) -> None:
 def test_nodes_out_of_service_are_said_once(tmp_path: Path) -> None:
     """One line a partition, of those that phases use, and no more nodes than fit a line."""
     nodes = [texts.node("n0"), texts.node("x", state="DOWN", partitions="other")]
-    nodes += [texts.node(f"d{i}", state="DOWN", reason="r") for i in range(check.MAX_LINES + 3)]
+    nodes += [
+        texts.node(f"d{i}", state="DOWN", reason="r") for i in range(slurm_check.MAX_LINES + 3)
+    ]
     profile = make_profile(tmp_path, backend="slurm", slurm={"partition": "main"})
     phases = [make_phase(profile), make_phase(profile)]
     (line,) = out_of_service(phases, slurm(nodes))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.cluster import Profile
-from pytest_clustersmoke.preflight import shared
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.jobs import slurm_records as records
+from pytest_clustersmoke.preflight import shared_paths
 from pytest_clustersmoke.preflight.mounts import Mount
-from pytest_clustersmoke.submit import slurm_records as records
-
-from ..evidence import make_profile
-from . import slurm_texts as texts
+from tests.evidence import make_profile
+from tests.preflight import slurm_texts as texts
 
 Told = Callable[[Profile], tuple[list[str], list[str]]]
 
@@ -26,13 +25,15 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     for folder in on:
         (tmp_path / folder).mkdir()
     mounts = [Mount(tmp_path / folder, kind, folder) for folder, kind in on.items()]
-    monkeypatch.setattr(shared, "read_mounts", lambda: [Mount(Path("/"), "overlay", "/"), *mounts])
+    monkeypatch.setattr(
+        shared_paths, "read_mounts", lambda: [Mount(Path("/"), "overlay", "/"), *mounts]
+    )
     nodes = records.parse_nodes(texts.node(host="elsewhere")).values()
 
     def asked(profile: Profile) -> tuple[list[str], list[str]]:
-        problems = shared.unshared(profile, [], {"PATH": str(tmp_path)})
+        problems = shared_paths.unshared(profile, [], {"PATH": str(tmp_path)})
         assert all(one.where == profile.where("python") and one.todo for one in problems)
-        return [one.what for one in problems], shared.doubtful(profile, [], nodes)
+        return [one.what for one in problems], shared_paths.doubtful(profile, [], nodes)
 
     return asked
 
@@ -107,7 +108,7 @@ def test_an_interpreter_under_node_local_is_told_once(told: Told, tmp_path: Path
     memory = tmp_path / "memory"
     profile = profile_of(tmp_path, python_at(memory, memory), node_local=[str(memory)])
     assert told(profile) == ([], [])
-    assert len(list(shared.node_local(profile, []))) == 1
+    assert len(list(shared_paths.node_local(profile, []))) == 1
 
 
 def test_on_this_machine_every_interpreter_is_there(told: Told, tmp_path: Path) -> None:

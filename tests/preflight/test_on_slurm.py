@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
-
-from ..faults.harness import DONE, Outcome, Suite, wait_for
-from ..needs import need_lab
-from .conftest import NODES
+from tests.faults.harness import DONE, Outcome, Suite, wait_for
+from tests.needs import need_lab
+from tests.preflight.conftest import NODES
 
 pytestmark = pytest.mark.lab
 USER = pwd.getpwuid(os.getuid()).pw_name

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.preflight import disk, mounts, shared, way
-from pytest_clustersmoke.submit import slurm_records as records
-
-from ..evidence import make_phase, make_profile
-from . import slurm_texts as texts
+from pytest_clustersmoke.jobs import slurm_records as records
+from pytest_clustersmoke.preflight import access, disk_space, mounts, shared_paths
+from tests.evidence import make_phase, make_profile
+from tests.preflight import slurm_texts as texts
 
 TABLE = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
@@ -30,7 +29,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table of mounts in place of this machine's."""
     path = tmp_path / "mountinfo"
     path.write_text(TABLE.format(folder=tmp_path))
-    monkeypatch.setattr(shared, "read_mounts", lambda: mounts.read_mounts(path))
+    monkeypatch.setattr(shared_paths, "read_mounts", lambda: mounts.read_mounts(path))
     monkeypatch.setattr(mounts, "EXPORTS", tmp_path / "exports")
     for name in ("with space", "over"):
         (tmp_path / name).mkdir()
@@ -60,7 +59,7 @@ def test_a_run_directory_that_no_node_sees(table: Path, tmp_path: Path) -> None:
     """tmpfs and overlay never leave this machine: run directory and script, each at its place."""
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over" / "runs"))
     phase = make_phase(profile, script=tmp_path / "over" / "train.py")
-    first, second = shared.unshared(profile, [phase, phase], no_slurm(tmp_path))
+    first, second = shared_paths.unshared(profile, [phase, phase], no_slurm(tmp_path))
     assert "the run directory" in first.what and "(overlay)" in first.what
     assert first.where == profile.where("shared_dir") and second.where == "test_x.py:1"
 
@@ -71,7 +70,7 @@ def test_shared_file_systems_are_silent(table: Path, tmp_path: Path) -> None:
     for backend, below in (("slurm", "with space"), ("slurm", "plain"), ("local", "over")):
         profile = make_profile(tmp_path, backend=backend, shared_dir=str(tmp_path / below))
         phases = [make_phase(profile, script=tmp_path / below / "x.py")]
-        assert shared.unshared(profile, phases, no_slurm(tmp_path)) == []
+        assert shared_paths.unshared(profile, phases, no_slurm(tmp_path)) == []
 
 
 @pytest.mark.parametrize(("host", "refused"), [(os.uname().nodename, 0), ("elsewhere", 1)])
@@ -87,7 +86,7 @@ def test_a_slurm_of_this_machine_alone(
     (bin / "scontrol").chmod(0o755)
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over"))
     environ = {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    assert len(shared.unshared(profile, [], environ)) == refused
+    assert len(shared_paths.unshared(profile, [], environ)) == refused
 
 
 def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
     profile = make_profile(tmp_path, backend="slurm", shared_dir=plain, python="python3")
     phases = [make_phase(profile, script=tmp_path / "plain" / "x.py")]
     others = records.parse_nodes(texts.node(host="elsewhere")).values()
-    (line,) = shared.doubtful(profile, phases, others)
+    (line,) = shared_paths.doubtful(profile, phases, others)
     assert "ext4 on /dev/vda" in line and "only if it is exported" in line
     for text, silent in (
         (f"# {tmp_path} *(rw)\n/srv *(rw)\n", False),
@@ -105,9 +104,13 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
         (f"{tmp_path}/plain\t@nodes(rw)\n", True),
     ):
         (tmp_path / "exports").write_text(text)
-        assert (shared.doubtful(profile, phases, others) == []) is silent
+        assert (shared_paths.doubtful(profile, phases, others) == []) is silent
     own = records.parse_nodes(texts.node(host=os.uname().nodename)).values()
-    assert shared.doubtful(profile, phases, own) == [] == shared.doubtful(profile, phases, [])
+    assert (
+        shared_paths.doubtful(profile, phases, own)
+        == []
+        == shared_paths.doubtful(profile, phases, [])
+    )
 
 
 def test_a_directory_below_one_that_may_not_be_searched(
@@ -125,7 +128,7 @@ def test_a_directory_below_one_that_may_not_be_searched(
     monkeypatch.setattr(Path, "exists", there)
     monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
     profile = make_profile(tmp_path)
-    (problem,) = way.unusable(profile, [], closed / "reports" / "mine")
+    (problem,) = access.unusable(profile, [], closed / "reports" / "mine")
     assert problem.what.endswith(f"{closed}/reports/mine, but {closed} cannot be written")
 
 
@@ -156,8 +159,8 @@ def test_room_for_checkpoints(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    found = list(disk.room(profile, phases))
+    found = list(disk_space.room(profile, phases))
     assert len(found) == bool(words) and all(words in one.what for one in found)
-    need = disk.need_of(profile, phases)
-    assert need.bytes == disk.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
+    need = disk_space.need_of(profile, phases)
+    assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time

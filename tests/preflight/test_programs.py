@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.errors import Problem
-from pytest_clustersmoke.preflight import launchers, planned, precision, shared
-
-from ..evidence import make_phase, make_profile
+from pytest_clustersmoke.preflight import launchers, planned, precision, shared_paths
+from pytest_clustersmoke.text import Problem
+from tests.evidence import make_phase, make_profile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -106,19 +105,19 @@ def test_what_lies_under_a_path_of_each_nodes_own(tmp_path: Path) -> None:
     args = {"output_dir": "/scratch-local/x", "cache_dir": "/scratch-local/hf"}
     args["deepspeed_config"] = "/scratch-local/ds.json"
     two, one = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
-    first, second, third = shared.node_local(profile, [two, one])
+    first, second, third = shared_paths.node_local(profile, [two, one])
     assert "the interpreter of the nodes" in first.what and first.where == profile.where("python")
     assert "output_dir=/scratch-local/x" in second.what
     assert "deepspeed_config=/scratch-local/ds.json" in third.what
     plain = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="python3 -X dev"
     )
-    assert list(shared.node_local(plain, [one])) == []
+    assert list(shared_paths.node_local(plain, [one])) == []
 
 
 def test_the_suite_that_ships_is_silent() -> None:
     """Every phase of every profile that ships: nothing to say, on whatever machine."""
-    from pytest_clustersmoke.cluster import load
+    from pytest_clustersmoke.config.cluster_file import load
 
     file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/u", "USER": "u"})
     for name in file.names:

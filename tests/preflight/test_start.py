@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke import preflight
-from pytest_clustersmoke.findings import Evidence, Finding
-from pytest_clustersmoke.phase import Phase
-from pytest_clustersmoke.preflight import check
-from pytest_clustersmoke.preflight.check import Checked
-from pytest_clustersmoke.rundir import RunDir, read_json
-from pytest_clustersmoke.session import Progress, Session
-from pytest_clustersmoke.telemetry import read_events
-
-from ..evidence import make_phase, make_profile
-from ..fakes.backend import FakeBackend
-from ..harness import Suite, lines_with
+from pytest_clustersmoke.config.phase import Phase
+from pytest_clustersmoke.evidence.finding import Evidence, Finding
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json
+from pytest_clustersmoke.evidence.telemetry import read_events
+from pytest_clustersmoke.preflight import slurm_check
+from pytest_clustersmoke.preflight.slurm_check import Checked
+from pytest_clustersmoke.session.job_session import Progress, Session
+from tests.evidence import make_phase, make_profile
+from tests.fakes.backend import FakeBackend
+from tests.harness import Suite, lines_with
 
 
 def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
@@ -60,7 +59,7 @@ def test_a_silent_scheduler_does_not_hang_the_start(
 ) -> None:
     """Each question has its time; what was not answered is said, nothing is found, and no phase
     is asked about once sbatch has been silent."""
-    monkeypatch.setattr(check, "ANSWER_S", 0.4)
+    monkeypatch.setattr(slurm_check, "ANSWER_S", 0.4)
     profile = make_profile(tmp_path, backend="slurm", phases={"a": None, "b": None, "c": None})
     start = preflight.prepare(profile, "20260101-000000-abcdef", silent)
     assert start.check is not None
@@ -143,7 +142,7 @@ def test_a_failing_question_hides_no_usage_error(
     def broken(*given: object) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(check.SlurmCheck, "__call__", broken)
+    monkeypatch.setattr(slurm_check.SlurmCheck, "__call__", broken)
     misplaced(suite, partition="mian")
     assert len(suite.refused()) == 1
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.cluster import Profile
+from pytest_clustersmoke.config.phase import parse_setting
+from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.faults import FAULTS, Fault
-from pytest_clustersmoke.phase import parse_setting
-from pytest_clustersmoke.prove.choose import Candidate, alone, best, with_fault
-from pytest_clustersmoke.submit import make_spec, script
-
-from ..evidence import make_phase, make_profile
+from pytest_clustersmoke.jobs import batch_script
+from pytest_clustersmoke.jobs.backend import make_spec
+from pytest_clustersmoke.session.gates import Candidate, alone, best, with_fault
+from tests.evidence import make_phase, make_profile
 
 TRAINED = {
     "test_all_steps_are_done",
@@ -133,8 +133,8 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
     assert spec["timeout_s"] == 1 and spec["env_set"]["NCCL_IB_DISABLE"] == "1"
     assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1}
-    assert script.setup(phase, profile) == ("true", "false")
-    assert script.interpreter(phase, profile).endswith(" -S")
+    assert batch_script.setup(phase, profile) == ("true", "false")
+    assert batch_script.interpreter(phase, profile).endswith(" -S")
 
 
 def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
@@ -161,4 +161,4 @@ def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path
         "nothing",
     )
     normal = make_spec(one.phase, profile, "run", tmp_path)
-    assert "fault" not in normal and script.setup(one.phase, profile) == ()
+    assert "fault" not in normal and batch_script.setup(one.phase, profile) == ()

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.faults import FAULTS
-from pytest_clustersmoke.prove.judge import (
+from pytest_clustersmoke.faults.gate import (
     GREEN,
     NOT_STAGED,
     OTHER,
@@ -19,12 +22,8 @@ from pytest_clustersmoke.prove.judge import (
     Seen,
     judge,
 )
-from pytest_clustersmoke.result import PhaseResult
-from pytest_clustersmoke.rundir import RunDir, read_json, write_json
-from pytest_clustersmoke.telemetry import EventWriter
-from pytest_clustersmoke.verdict import ProofTally, RunTally, judge_proof
-
-from ..evidence import Evidence
+from pytest_clustersmoke.report.verdict import ProofTally, RunTally, judge_proof
+from tests.evidence import Evidence
 
 FLIPPED, KILLED = FAULTS["gradient-flipped"], FAULTS["rank-killed"]
 GRADIENTS, RELOAD = "test_gradients_are_in_sync", "test_reloaded_checkpoint_equals_the_saved"

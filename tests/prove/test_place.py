@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.launch import NodeJob, torchrun
-from pytest_clustersmoke.launch.rendezvous import Meeting
-from pytest_clustersmoke.rank.place import find_place
-from pytest_clustersmoke.rundir import PhaseDir, write_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.node import torchrun
+from pytest_clustersmoke.node.node_job import NodeJob
+from pytest_clustersmoke.node.rendezvous import Meeting
+from pytest_clustersmoke.rank.rank_environment import read_rank_environment
 
 FAULT = {"name": "rank-killed", "base": "small", "rank": 0}
 
@@ -33,13 +34,13 @@ def test_a_fault_is_staged_where_both_name_it(
     """The launcher's variable and the spec agree."""
     write_json(phase.spec, {"fault": FAULT})
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "rank-killed")
-    assert find_place().fault == FAULT
+    assert read_rank_environment().fault == FAULT
 
 
 def test_without_a_fault_none_is_staged(phase: PhaseDir) -> None:
     """A normal run's spec names none."""
     write_json(phase.spec, {"phase": "small"})
-    assert find_place().fault is None
+    assert read_rank_environment().fault is None
 
 
 @pytest.mark.parametrize(
@@ -54,14 +55,14 @@ def test_a_rank_that_is_told_two_things_does_not_start(
     if told:
         monkeypatch.setenv("CLUSTERSMOKE_FAULT", told)
     with pytest.raises(ValueError, match="staged by --cluster-prove alone"):
-        find_place()
+        read_rank_environment()
 
 
 def test_by_hand_nothing_is_staged(phase: PhaseDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program run by hand has no phase, whatever its shell says."""
     monkeypatch.delenv("CLUSTERSMOKE_PHASE_DIR")
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "rank-killed")
-    assert find_place().fault is None
+    assert read_rank_environment().fault is None
 
 
 @pytest.mark.parametrize(("fault", "told"), [({}, None), ({"fault": FAULT}, "rank-killed")])

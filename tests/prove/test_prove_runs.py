@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.rundir import read_json
-from pytest_clustersmoke.telemetry import read_events
-
-from ..harness import Suite, lines_with, properties
+from pytest_clustersmoke.evidence.run_directory import read_json
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.harness import Suite, lines_with, properties
 
 STAGED = Path(__file__).parent / "programs" / "train_staged.py"
 FLAT = ("--cluster-prove", "-k", "loss-flat")

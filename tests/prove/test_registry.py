@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from pytest_clustersmoke.faults import FAULTS, HOOK, JOB, NOTHING, staged
 from pytest_clustersmoke.rank.hook import RankHook, load_hook
-from pytest_clustersmoke.signatures.signature_file import shipped_signatures
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,10 +13,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import read_events
-
-from .conftest import PROGRAMS, RUN_WITHIN_S, Run, rank_environment, started, torchrun_line
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.rank.conftest import (
+    PROGRAMS,
+    RUN_WITHIN_S,
+    Run,
+    rank_environment,
+    started,
+    torchrun_line,
+)
 
 
 def records_gloo() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .conftest import Run
+from tests.rank.conftest import Run
 
 
 def verdicts(run: Run, rank: int) -> dict[str, bool]:

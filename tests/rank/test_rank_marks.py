@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import Rank, core
-from pytest_clustersmoke.rank.place import Place
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import Events, read_events
+from pytest_clustersmoke.rank.rank_environment import RankEnvironment
 
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Rank:
-    return Rank(Place(0, 0, 1, 1, 0, "n0", PhaseDir(tmp_path), "cpu", 60.0), None)
+    return Rank(RankEnvironment(0, 0, 1, 1, 0, "n0", PhaseDir(tmp_path), "cpu", 60.0), None)
 
 
 def events(rank: Rank) -> Events:

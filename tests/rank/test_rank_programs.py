@@ -12,9 +12,8 @@ from statistics import fmean
 
 import pytest
 
-from pytest_clustersmoke.telemetry import METRICS
-
-from .conftest import SMOKE_TESTS, Run, rank_environment
+from pytest_clustersmoke.config.metrics import METRICS
+from tests.rank.conftest import SMOKE_TESTS, Run, rank_environment
 
 SMALL = ("--hidden-size", "64", "--steps", "30", "--learning-rate", "3e-3")
 MLP = (*SMALL, "--batch-size", "16")

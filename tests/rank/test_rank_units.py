@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import StepLog
 from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched
 from pytest_clustersmoke.rank.device import choose_device
-from pytest_clustersmoke.rank.place import Place, find_place
-from pytest_clustersmoke.rank.voice import Voice
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import Events, read_events
+from pytest_clustersmoke.rank.rank_environment import RankEnvironment, read_rank_environment
+from pytest_clustersmoke.rank.rank_events import RankEventWriter
 
 
 @pytest.fixture(autouse=True)
@@ -33,16 +33,16 @@ def no_rank_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnvironment:
     monkeypatch.setenv("CLUSTERSMOKE_PHASE_DIR", str(tmp_path))
-    return find_place()
+    return read_rank_environment()
 
 
-def step_log(place: Place, count: int, **settings: Any) -> StepLog:
+def step_log(place: RankEnvironment, count: int, **settings: Any) -> StepLog:
     import torch
 
     return StepLog(
-        voice=Voice(place),
+        voice=RankEventWriter(place),
         device=torch.device("cpu"),
         world_size=4,
         count=count,
@@ -51,14 +51,14 @@ def step_log(place: Place, count: int, **settings: Any) -> StepLog:
     )
 
 
-def events_of(place: Place) -> Events:
+def events_of(place: RankEnvironment) -> Events:
     assert place.phase_dir is not None
     return read_events(place.phase_dir.rank_events(place.rank))
 
 
 def test_plain_python_is_the_only_rank_of_its_world() -> None:
     """Without torchrun a program is rank 0 of 1, at a free port of this machine."""
-    place = find_place()
+    place = read_rank_environment()
     assert (place.rank, place.world_size, place.phase_dir) == (0, 1, None)
     assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"]) > 0
 
@@ -70,8 +70,8 @@ def test_the_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
     values |= {"CLUSTERSMOKE_PHASE_DIR": "/p", "CLUSTERSMOKE_PG_TIMEOUT_S": "30"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    expected = Place(5, 1, 8, 2, 2, "n2", PhaseDir(Path("/p")), "auto", 30.0)
-    assert find_place() == expected
+    expected = RankEnvironment(5, 1, 8, 2, 2, "n2", PhaseDir(Path("/p")), "auto", 30.0)
+    assert read_rank_environment() == expected
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_bad_variable_is_named(name: str, value: str, monkeypatch: pytest.Monk
     """A variable that cannot be read is an error with its name and its value."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}='{value}'.*expected"):
-        find_place()
+        read_rank_environment()
 
 
-def test_cuda_asked_for_in_vain_says_what_torch_sees(place: Place) -> None:
+def test_cuda_asked_for_in_vain_says_what_torch_sees(place: RankEnvironment) -> None:
     """CLUSTERSMOKE_DEVICE=cuda without a device for this rank is an error that names the build."""
     import torch
 
@@ -100,7 +100,7 @@ def test_cuda_asked_for_in_vain_says_what_torch_sees(place: Place) -> None:
         choose_device(asked)
 
 
-def test_auto_takes_cpu_where_not_every_local_rank_has_a_gpu(place: Place) -> None:
+def test_auto_takes_cpu_where_not_every_local_rank_has_a_gpu(place: RankEnvironment) -> None:
     """With fewer GPUs than local ranks all of them use the CPU, so that they meet in one group."""
     import torch
 
@@ -108,7 +108,7 @@ def test_auto_takes_cpu_where_not_every_local_rank_has_a_gpu(place: Place) -> No
     assert choose_device(crowded).type == "cpu"
 
 
-def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: Place) -> None:
+def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: RankEnvironment) -> None:
     """steps_per_s is all steps over their wall time; samples_per_s counts all ranks' samples."""
     import torch
 
@@ -131,7 +131,7 @@ def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: Place) -> N
     assert stages == [("train", "begin"), ("train", "end")]
 
 
-def test_a_nan_loss_is_kept(place: Place) -> None:
+def test_a_nan_loss_is_kept(place: RankEnvironment) -> None:
     """A loss that is not a number is recorded as such and makes the rank's losses not finite."""
     log = step_log(place, 2)
     log.start()
@@ -144,7 +144,7 @@ def test_a_nan_loss_is_kept(place: Place) -> None:
     assert losses["not_finite_at"] == 2
 
 
-def test_a_ranks_own_part_of_each_step_is_timed_to_its_mark(place: Place) -> None:
+def test_a_ranks_own_part_of_each_step_is_timed_to_its_mark(place: RankEnvironment) -> None:
     """Of several marks in a step the first counts; it lies within the step."""
     log = step_log(place, 3)
     log.start()
@@ -159,7 +159,7 @@ def test_a_ranks_own_part_of_each_step_is_timed_to_its_mark(place: Place) -> Non
     assert all(0 < own < whole for own, whole in pairs)
 
 
-def test_a_step_without_a_mark_leaves_none_timed(place: Place) -> None:
+def test_a_step_without_a_mark_leaves_none_timed(place: RankEnvironment) -> None:
     """What was not marked in every step cannot be told by step."""
     log = step_log(place, 2)
     log.start()
@@ -170,7 +170,7 @@ def test_a_step_without_a_mark_leaves_none_timed(place: Place) -> None:
     assert next(events_of(place).named("step_times"))["local_seconds"] == []
 
 
-def test_without_losses_none_are_written(place: Place) -> None:
+def test_without_losses_none_are_written(place: RankEnvironment) -> None:
     """Steps recorded without a loss give times and no losses."""
     log = step_log(place, 2)
     log.start()
@@ -182,7 +182,7 @@ def test_without_losses_none_are_written(place: Place) -> None:
     assert "final_loss" not in next(events.named("metrics"))["values"]
 
 
-def test_step_log_refuses_miscounted_steps(place: Place) -> None:
+def test_step_log_refuses_miscounted_steps(place: RankEnvironment) -> None:
     """Fewer or more steps than announced are an error, not a wrong rate."""
     log = step_log(place, 1)
     log.start()

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_clustersmoke.report.page import page
-
-from .. import records
-from ..needs import need_browser
+from tests import records
+from tests.needs import need_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -7,10 +7,9 @@ import itertools
 import math
 from typing import Any
 
-from pytest_clustersmoke.references import show
+from pytest_clustersmoke.evidence.metric import show
 from pytest_clustersmoke.report.topology import MAX_LINKS
-
-from .. import records
+from tests import records
 
 DAY_S = 86400.0
 

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_clustersmoke.references import show
-
-from ..harness import Suite, properties
-from .browsing import LAPTOP, Opened, first_screen
+from pytest_clustersmoke.evidence.metric import show
+from tests.harness import Suite, properties
+from tests.report.browsing import LAPTOP, Opened, first_screen
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -19,9 +19,9 @@ import xmlschema
 from junitparser import xunit2
 
 from pytest_clustersmoke import __version__
-from pytest_clustersmoke.identity import VERSIONS
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 from pytest_clustersmoke.report.junit import CUT_OFF, MAX_MESSAGE, MAX_TEXT_BYTES, cut
-from pytest_clustersmoke.telemetry import METRICS
 from tests.harness import BARE, Suite
 
 XSD = Path(__file__).parent / "data" / "junit-10.xsd"

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import parser as classic
 from prometheus_client.openmetrics import parser as openmetrics
 
+from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.report.openmetrics import PREFIX, exposition, gauge_of
-from pytest_clustersmoke.telemetry import METRICS
 from tests import records
 
 # By OpenMetrics' rules a unit is a base unit, and the last part of the name.

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.references import show
-
-from .. import records
-from . import staged
-from .browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
-from .test_page import RUNS, hostile_run
+from pytest_clustersmoke.evidence.metric import show
+from tests import records
+from tests.report import staged
+from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
+from tests.report.test_page import RUNS, hostile_run
 
 # What the staged morning must show before anybody scrolls.
 FIRST = {

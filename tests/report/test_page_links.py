@@ -7,14 +7,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import run_archive
 from pytest_clustersmoke.report.publication import publish
-from pytest_clustersmoke.rundir import RunDir
-
-from .. import records
-from ..harness import Suite
-from .test_page import Elements
-from .test_recovery import killed
+from tests import records
+from tests.harness import Suite
+from tests.report.test_page import Elements
+from tests.report.test_recovery import killed
 
 WRITTEN = {"report.json", "metrics.prom"}  # with every page
 

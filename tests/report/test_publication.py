@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import metrics_path, publish
 from pytest_clustersmoke.report.run_record import RunRecord
-from pytest_clustersmoke.rundir import RunDir
 from tests import records
 from tests.harness import Suite
 

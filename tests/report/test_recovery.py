@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..harness import BARE, Suite
+from tests.harness import BARE, Suite
 
 
 def killed(suite: Suite) -> str:
@@ -74,7 +74,14 @@ def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
 
 def history(suite: Suite) -> subprocess.CompletedProcess[str]:
     """`clustersmoke history` as a user runs it beside the reports."""
-    words = [sys.executable, "-m", "pytest_clustersmoke.cli", "history", "--report-dir", "reports"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest_clustersmoke.cli",
+        "history",
+        "--report-dir",
+        "reports",
+    ]
     return subprocess.run(words, cwd=suite.path, capture_output=True, text=True, check=True)
 
 

@@ -13,7 +13,6 @@ from cmarkgfm.cmark import Options
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.clean import sanitize_line, sanitize_lines
 from pytest_clustersmoke.report.summary import (
     APART,
     MAX_BYTES,
@@ -28,6 +27,7 @@ from pytest_clustersmoke.report.summary import (
     table,
 )
 from pytest_clustersmoke.report.terminal import phase_row
+from pytest_clustersmoke.text import sanitize_line, sanitize_lines
 from tests import records
 
 HOSTILE = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.signatures.signature_file import shipped_signatures
-from pytest_clustersmoke.signatures.signature_findings import order_findings
-from pytest_clustersmoke.signatures.signature_search import SignatureSearch
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from pytest_clustersmoke.diagnose.signature_findings import order_findings
+from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
+from pytest_clustersmoke.evidence.finding import Finding
 
 
 def diagnosed(*texts: str | bytes, **named: str) -> list[Finding]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.signatures.signature_file import (
+from pytest_clustersmoke.diagnose.signature_file import (
     Pattern,
     Sample,
     Signature,

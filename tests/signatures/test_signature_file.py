@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.errors import UsageProblems
-from pytest_clustersmoke.signatures.signature_file import load_signatures
+from pytest_clustersmoke.diagnose.signature_file import load_signatures
+from pytest_clustersmoke.text import UsageProblems
 
 GOOD = """\
 signatures:

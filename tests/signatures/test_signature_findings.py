@@ -6,19 +6,11 @@ import io
 
 import pytest
 
-from pytest_clustersmoke.signatures import signature_search
-from pytest_clustersmoke.signatures.signature_file import shipped_signatures
-from pytest_clustersmoke.signatures.signature_findings import order_findings
-from pytest_clustersmoke.signatures.signature_search import SignatureSearch
-from tests.signatures.logs import (
-    KILLED,
-    REMOTE,
-    TRACEBACK,
-    WATCHDOG,
-    diagnosed,
-    ids,
-    primary,
-)
+from pytest_clustersmoke.diagnose import signature_search
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from pytest_clustersmoke.diagnose.signature_findings import order_findings
+from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
+from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids, primary
 
 OOM = "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 

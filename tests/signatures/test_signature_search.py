@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.findings import Finding
-from pytest_clustersmoke.nccl.reader import Unreadable
-from pytest_clustersmoke.signatures import first_error, log_lines, signature_search
-from pytest_clustersmoke.signatures.log_lines import Time, host_of_line, last_time_in, rank_of_line
-from pytest_clustersmoke.signatures.signature_file import shipped_signatures
-from pytest_clustersmoke.signatures.signature_findings import order_findings
-from pytest_clustersmoke.signatures.signature_search import SignatureSearch
+from pytest_clustersmoke.diagnose import first_error, log_lines, signature_search
+from pytest_clustersmoke.diagnose.log_lines import Time, host_of_line, last_time_in, rank_of_line
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from pytest_clustersmoke.diagnose.signature_findings import order_findings
+from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.nccl.log_reader import Unreadable
 from tests.signatures.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
 
 OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"

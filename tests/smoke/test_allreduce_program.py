@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke import bandwidth, pairs
-from pytest_clustersmoke.evidence import Unmeasured
-from pytest_clustersmoke.result import PhaseResult, collect
-from pytest_clustersmoke.rundir import PhaseDir, write_json
-from pytest_clustersmoke.telemetry import METRICS
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.criteria import bandwidth, node_pairs
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
 
 PROGRAM = SMOKE_TESTS / "train_allreduce.py"
@@ -89,7 +89,7 @@ def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> Non
     phase = outcome.phase
     there = check_measured(phase)
     assert {"all_reduce", "all_to_all"} <= there
-    pairs.check_all_measured(phase)
+    node_pairs.check_all_measured(phase)
     assert phase.backend == "gloo" and "4 ranks on 2 nodes talk over gloo" in outcome.output
     with pytest.raises(Unmeasured, match="talked over gloo"):
         bandwidth.check_dips(phase)
@@ -129,7 +129,7 @@ def test_a_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
 def test_wrong_bytes_from_a_peer_are_recorded(corrupt: Outcome) -> None:
     """What a rank receives from another node is checked as well."""
     with pytest.raises(AssertionError, match=r"exchange of rank 1 \(n1\) with rank 0: 1 of"):
-        pairs.check_all_measured(corrupt.phase)
+        node_pairs.check_all_measured(corrupt.phase)
 
 
 def test_a_collective_that_is_not_there_is_left_out(tmp_path: Path) -> None:
@@ -158,5 +158,5 @@ def test_detail_is_taken_back(tmp_path: Path) -> None:
     assert outcome.statuses == [0, 0], outcome.output
     assert outcome.phase.fact("debug_level") == "INFO"
     check_measured(outcome.phase)
-    pairs.check_all_measured(outcome.phase)
-    assert pairs.Pairs(outcome.phase).size_bytes == 256
+    node_pairs.check_all_measured(outcome.phase)
+    assert node_pairs.Pairs(outcome.phase).size_bytes == 256

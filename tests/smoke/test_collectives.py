@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import collectives
 import train_allreduce
 from collectives import NAMES, Collectives
-from pytest_clustersmoke import bandwidth
-from pytest_clustersmoke.telemetry import METRICS
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.criteria import bandwidth
 
 
 def rank(number: int, ranks: int, per_node: int = 1) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import read_events
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import read_events
 
 pytest.importorskip("peft")
 pytest.importorskip("transformers")

@@ -10,19 +10,17 @@ settings.py       configurations that are wrong; what the job's own settings sta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import checkpoints, ends, settings, training
+from ...rank.core import Rank
+from . import checkpoint_faults, rank_faults, setting_faults, training_faults
 from .staging import Staging
 
-if TYPE_CHECKING:
-    from ...rank.core import Rank
-
 STAGINGS: dict[str, type[Staging]] = {
-    **ends.STAGINGS,
-    **training.STAGINGS,
-    **checkpoints.STAGINGS,
-    **settings.STAGINGS,
+    **rank_faults.STAGINGS,
+    **training_faults.STAGINGS,
+    **checkpoint_faults.STAGINGS,
+    **setting_faults.STAGINGS,
 }
 
 

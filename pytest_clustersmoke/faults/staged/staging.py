@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...rank.core import Rank
 from ...rank.hook import RankHook
-
-if TYPE_CHECKING:
-    from ...rank.core import Rank
 
 # Faults in training come at the third step: the first ones connect and compile.
 AT_STEP = 2

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import IO
 
-from pytest_clustersmoke.process_start import start_s
-from pytest_clustersmoke.rundir import PhaseDir, job_of, read_json
-from pytest_clustersmoke.telemetry import SCHEMA, EventWriter
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 MARK_EVERY_S = 0.2
 _kept: list[IO[str]] = []  # open as long as the process lives

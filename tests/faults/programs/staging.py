@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 
 
 def staged() -> None:

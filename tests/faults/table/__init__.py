@@ -10,12 +10,12 @@ settings.py   checkpoints, disks, memory and configuration that are wrong on pur
 
 from __future__ import annotations
 
-from .hangs import HANGS
-from .lab import LAB, SCHEDULER
-from .model import BEHIND, CRITERIA, UNMEASURED, Fault
-from .programs import PROGRAMS
-from .replayed import REPLAYED
-from .settings import PORT_TAKEN, SETTINGS
+from tests.faults.table.hangs import HANGS
+from tests.faults.table.lab import LAB, SCHEDULER
+from tests.faults.table.model import BEHIND, CRITERIA, UNMEASURED, Fault
+from tests.faults.table.programs import PROGRAMS
+from tests.faults.table.replayed import REPLAYED
+from tests.faults.table.settings import PORT_TAKEN, SETTINGS
 
 __all__ = [
     "BEHIND",

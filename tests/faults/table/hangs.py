@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..harness import SMALL
-from .model import Fault
+from tests.faults.harness import SMALL
+from tests.faults.table.model import Fault
 
 # A hang is told within its stage's limit, which is STEP_LIMIT_S of staged.py, and 15 s.
 WITHIN_S = 4 + 15

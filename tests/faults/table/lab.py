@@ -9,7 +9,7 @@ import os
 import pwd
 from typing import Any
 
-from .model import Fault
+from tests.faults.table.model import Fault
 
 IDLE: dict[str, Any] = {"seconds": 600}
 # Slurm knows of it at once, or after its own grace: KillWait is 2 s in the lab.

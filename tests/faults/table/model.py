@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..harness import SMALL
+from tests.faults.harness import SMALL
 
 # What the base class `Trained` judges; a small cluster has metrics without a reference and without
 # a past: these skip.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..harness import SMALL
-from .model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
+from tests.faults.harness import SMALL
+from tests.faults.table.model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
 
 # Of a rank that stands still; a step of these sizes takes milliseconds.
 STEP_LIMIT_S = 4

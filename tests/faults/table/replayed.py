@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from ..harness import PROGRAMS
-from .model import Fault
+from tests.faults.harness import PROGRAMS
+from tests.faults.table.model import Fault
 
 STAND_STILL_S = 4  # the limit of a step; see staged.STEP_LIMIT_S
 HANG_WITHIN_S = STAND_STILL_S + 15.0

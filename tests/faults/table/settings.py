@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..harness import SMALL, SMOKE_TESTS
-from .model import RELOAD, Fault
-from .programs import SMALL_ZERO
+from tests.faults.harness import SMALL, SMOKE_TESTS
+from tests.faults.table.model import RELOAD, Fault
+from tests.faults.table.programs import SMALL_ZERO
 
 HEALTHY = str(SMOKE_TESTS / "train_mlp.py")
 SMALL_LORA = {

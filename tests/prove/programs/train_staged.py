@@ -15,8 +15,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from pytest_clustersmoke.rundir import PhaseDir
-from pytest_clustersmoke.telemetry import EventWriter
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.telemetry import EventWriter
 
 FAKE = Path(__file__).resolve().parents[2] / "fakes" / "train_fake.py"
 

@@ -1,0 +1,108 @@
+"""The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
+
+Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
+`compare`: differences) or it did not work out (`lab up`), 2 words, a machine or a file that cannot
+be used, 129, 130 and 143 ended by a signal, 141 whoever read the output has gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from .. import __version__
+from ..lab.lab_settings import LabError, LabStartError
+from ..text import UsageProblems
+from . import compare_command as compare
+from . import diagnose_command as diagnose
+from . import history_command as history
+from . import init_command as init
+from . import lab_command as lab
+from . import propose_command as propose
+from . import transports_command as transports
+
+# Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
+    transports.add_parser,
+    diagnose.add_parser,
+    init.add_parser,
+    history.add_parser,
+    compare.add_parser,
+    propose.add_parser,
+    lab.add_parser,
+)
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asked us to stop; what is under way cleans up behind itself."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="clustersmoke",
+        description="Acceptance tests for GPU clusters: the tools beside pytest.",
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = top.add_subparsers(metavar="COMMAND", required=True)
+    for add in SUBCOMMANDS:
+        add(subparsers)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    _ready_stdout()
+    words = parser().parse_args(arguments)
+    for number in SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, _end)
+    try:
+        status: int = words.run(words)
+        sys.stdout.flush()
+        return status
+    except UsageProblems as problems:
+        for problem in problems.problems:
+            print(f"clustersmoke: {problem}", file=sys.stderr)
+        return 2
+    except LabError as error:
+        print(f"clustersmoke: {error}", file=sys.stderr)
+        return 1 if isinstance(error, LabStartError) else 2
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`); Python would complain again at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        print(f"clustersmoke: {error}", file=sys.stderr)
+        return 2
+    except Ended as ended:
+        return 128 + ended.number
+
+
+def _ready_stdout() -> None:
+    """Have one that takes all we say: a closed one as /dev/null would, and a character that its
+    encoding lacks escaped."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- for good
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """End once; a second signal must not cut the cleaning up short."""
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise Ended(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

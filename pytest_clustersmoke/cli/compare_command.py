@@ -1,0 +1,86 @@
+"""`clustersmoke compare RUN RUN`: what differs between two runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from ..evidence.history.history_query import PastRun
+from ..evidence.metric import show
+from ..text import sanitize_line
+from . import history_arguments as arguments
+from .run_comparison import MetricPair, RunComparison, compare_runs
+from .subcommand import add, print_lines
+from .tables import moment, table
+
+DESCRIPTION = """\
+Puts two runs of the report directory's history.db side by side. A RUN is an id, the beginning of
+one, `latest`, or `previous`, the one before the latest on its cluster. Metrics differ where they
+lie at least 5 % apart; where there are 8 good runs or more of the past, as far as a value from
+their median to be warned of.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke compare previous latest
+  clustersmoke compare 20261101-02 20261115-02 --json | jq .differences
+
+exit status: 0 nothing differs, 1 verdict, outcomes, criteria or metrics do, 2 the history or the
+words cannot be used
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    compare = add(subparsers, "compare", "what differs between two runs", DESCRIPTION, EXAMPLES)
+    compare.add_argument("first", metavar="RUN", help="what the other is measured against")
+    compare.add_argument("second", metavar="RUN", help="the other")
+    compare.add_argument("--cluster", metavar="C", help="look for runs of one cluster only")
+    arguments.add_report_dir(compare)
+    compare.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    compare.set_defaults(run=_run)
+
+
+def _run(asked: argparse.Namespace) -> int:
+    with arguments.open_history(asked.report_dir) as connection:
+        if asked.cluster is not None:
+            arguments.choose_phases(connection, asked.cluster, None)
+        first, second = (
+            arguments.find_run(connection, word, asked.cluster)
+            for word in (asked.first, asked.second)
+        )
+        found = compare_runs(connection, first, second)
+    if asked.json:
+        print_lines(json.dumps(found.as_dict(), indent=1, allow_nan=False).splitlines())
+    else:
+        print_lines(_text_lines(found))
+    return int(bool(found.differences))
+
+
+def _text_lines(found: RunComparison) -> Iterator[str]:
+    rows = [["first", *_run_cells(found.first)], ["second", *_run_cells(found.second)]]
+    yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "of", "partial"), rows)
+    yield ""
+    yield "differences:" if found.differences else "no differences"
+    yield from (f"  {sanitize_line(text)}" for text in found.differences)
+    if found.surroundings:
+        yield "also different:"
+        yield from (f"  {sanitize_line(text)}" for text in found.surroundings)
+    metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
+    if metrics:
+        yield ""
+        titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#told from", "")
+        yield from table(titles, metrics)
+
+
+def _run_cells(run: PastRun) -> list[str]:
+    scope = run.selection or "all"
+    return [run.run_id, run.cluster, moment(run.begun), run.verdict, scope, run.partial]
+
+
+def _metric_cells(phase: str, pair: MetricPair) -> list[str]:
+    values = ["-" if one is None else show(one) for one in (pair.first, pair.second)]
+    percent = "-" if pair.percent is None else f"{pair.percent:+.1f} %"
+    share = pair.bound / abs(pair.first) * 100 if pair.first else 0.0
+    bound = f"{share:.1f} %" if share else "-"
+    mark = "differs" if pair.differs else ""
+    return [phase, pair.metric, *values, pair.unit, percent, bound, mark]

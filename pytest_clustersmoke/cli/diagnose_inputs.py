@@ -1,0 +1,117 @@
+"""The words of `clustersmoke diagnose` -> the logs to read, and whose each is where that is known.
+
+A directory stands for all files below it, but for hidden ones; what is no text there is passed
+over. Of a phase's directory of this suite's the logs are read, not what we recorded ourselves. The
+place of a log there tells its rank and node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+from ..evidence.run_directory import PhaseDir, read_json
+from .log_inputs import PHASES, SPEC, Inputs
+
+# In a phase's directory these are logs; all else is ours, or what the program wrote.
+LOG_FOLDERS = ("submitit", "nodes", "nccl")
+MAX_RANKS = 2**16
+OURS = (".json", ".jsonl", ".pkl", ".sh")
+
+
+@dataclass(frozen=True)
+class Named:
+    """One input, with its writer's host and rank where they are certain."""
+
+    path: Path | None
+    name: str
+    asked_for: bool
+    host: str = ""
+    rank: int | None = None
+    survived: bool = False  # its writer ended well, whatever it said before
+
+
+@dataclass
+class LogInputs(Inputs):
+    """What to read, each once, and what cannot be: its name, and why."""
+
+    command: ClassVar[str] = "diagnose"
+    _walked: set[str] = field(default_factory=set)
+
+    def named(self) -> Iterator[Named]:
+        for one in self.found:
+            host, rank, survived = _writer(one.path) if one.path is not None else ("", None, False)
+            yield Named(one.path, one.name, one.name not in self._walked, host, rank, survived)
+
+    def _directory(self, path: Path) -> None:
+        phases = [path] if (path / SPEC).is_file() else _phases(path)
+        if len(phases) > 1:
+            names = ", ".join(map(str, phases[:3])) + ", ..." * (len(phases) > 3)
+            what = f"holds the logs of {len(phases)} jobs; give that of one: {names}"
+            self.refused.append((str(path), what))
+            return
+        files = list(_logs(phases[0], self._walk) if phases else self._walk(path))
+        self._walked.update(map(str, files))
+        for file in files:
+            self._path(file)
+        if not files and not self._failed_below(path):
+            self.refused.append((str(path), "holds no logs"))
+
+
+def _phases(path: Path) -> list[Path]:
+    try:
+        return sorted(one for one in (path / PHASES).iterdir() if (one / SPEC).is_file())
+    except OSError:
+        return []
+
+
+def _logs(phase: Path, walk: Callable[[Path], Iterator[Path]]) -> Iterator[Path]:
+    for folder in LOG_FOLDERS:
+        if (phase / folder).is_dir():
+            yield from (file for file in walk(phase / folder) if file.suffix not in OURS)
+
+
+def _writer(path: Path) -> tuple[str, int | None, bool]:
+    """Node and rank that wrote a log of this suite's (`nodes/N/logs/…/attempt_0/LOCAL_RANK/…`), and
+    whether that rank ended well.
+
+    Ranks are laid out by node there, as torchrun's static rendezvous does.
+    """
+    parts = path.absolute().parts
+    for at in range(len(parts) - 2, 1, -1):
+        folder, number = parts[at - 1], parts[at]
+        if folder not in ("nodes", "nccl") or not number.isdigit():
+            continue
+        phase = PhaseDir(Path(*parts[: at - 1]))
+        spec = read_json(phase.spec)
+        if spec is None:
+            continue
+        facts = read_json(phase.node_facts(int(number))) or {}
+        host = facts.get("node")
+        each, local = spec.get("ranks_per_node"), parts[-2]
+        logs = folder == "nodes" and "logs" in parts[at:] and local.isdigit()
+        rank = int(number) * each + int(local) if logs and isinstance(each, int) else None
+        survived = rank is not None and rank in _survivors(phase.root)
+        return host if isinstance(host, str) else "", rank, survived
+    return "", None, False
+
+
+@lru_cache(maxsize=1)
+def _survivors(phase: Path) -> frozenset[int]:
+    """The ranks of a phase that ended well; none where what was recorded of it is no such."""
+    from ..diagnose.failure_evidence import FailureEvidence
+    from ..evidence.phase_result import collect
+
+    directory = PhaseDir(phase)
+    spec = read_json(directory.spec) or {}
+    nodes, each = spec.get("nodes"), spec.get("ranks_per_node")
+    if type(nodes) is not int or type(each) is not int or not 0 < nodes * each <= MAX_RANKS:
+        return frozenset()
+    return (
+        FailureEvidence(collect(directory)).survivors
+        if isinstance(spec.get("phase"), str)
+        else frozenset()
+    )

@@ -1,0 +1,92 @@
+"""`clustersmoke history`: what was measured, night by night."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from sqlite3 import Connection
+
+from ..config.metrics import METRICS
+from ..criteria.outlier_judge import WINDOW
+from ..evidence.history.history_query import PhaseCount, phase_runs
+from ..text import near
+from . import history_arguments as arguments
+from .history_views import PhaseSeries, csv_lines, json_lines, text_lines
+from .subcommand import add, print_lines
+
+DESCRIPTION = """\
+Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
+night by night where it is one phase of one cluster. A run whose controller was killed, and that was
+never reported, is reported first; else nothing is changed.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke history                                    each phase, its newest run and its trend
+  clustersmoke history --cluster gilbreth --phase zero1_4node
+  clustersmoke history --metric peak_memory_gib --last 60
+  clustersmoke history --csv > history.csv
+
+exit status: 0 done, 2 the history or the words cannot be used
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    history = add(subparsers, "history", "what was measured in past runs", DESCRIPTION, EXAMPLES)
+    history.add_argument("--cluster", metavar="C", help="of one cluster")
+    history.add_argument("--phase", metavar="P", help="of one phase")
+    history.add_argument("--metric", metavar="M", help="of one metric")
+    history.add_argument(
+        "--last",
+        type=_count,
+        default=20,
+        metavar="N",
+        help="the newest N runs of each phase (default: 20)",
+    )
+    arguments.add_report_dir(history)
+    form = history.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    form.add_argument("--csv", action="store_true", help="one line for each metric of each run")
+    history.set_defaults(run=_run)
+
+
+def _count(word: str) -> int:
+    if not word.isdecimal() or not 0 < int(word) < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"`{word}` is no count; expected a number of runs, 1 or more"
+        )
+    return int(word)
+
+
+def _run(asked: argparse.Namespace) -> int:
+    with arguments.open_history(asked.report_dir) as connection:
+        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
+        series = [_series(connection, count, asked) for count in counts]
+    series = [one for one in series if one.runs]  # somebody may have deleted the rows they need
+    if asked.metric is not None:
+        _check_metric(asked.metric, series)
+    form = json_lines if asked.json else csv_lines if asked.csv else text_lines
+    print_lines(form(series))
+    return 0
+
+
+def _series(connection: Connection, count: PhaseCount, asked: argparse.Namespace) -> PhaseSeries:
+    of = (connection, count.cluster, count.phase)
+    runs = phase_runs(*of, limit=asked.last)
+    same = [
+        run
+        for newest in runs[:1]
+        for run in phase_runs(*of, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW)
+    ]
+    return PhaseSeries(count, runs, same, asked.metric)
+
+
+def _check_metric(metric: str, series: Iterable[PhaseSeries]) -> None:
+    found = {name for one in series for run in one.runs for name in run.metrics}
+    if metric not in found:
+        names = sorted(found) or list(METRICS)
+        arguments.refuse(
+            f"no metric `{metric}` in these runs",
+            "--metric",
+            arguments.one_of(names),
+            near(metric, names),
+        )

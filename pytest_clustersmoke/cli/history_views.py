@@ -1,0 +1,189 @@
+"""What `clustersmoke history` shows: as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..criteria.outlier_judge import PastLevel, level
+from ..evidence.fingerprint import COMPARED
+from ..evidence.history.history_query import PhaseCount, PhaseRun
+from ..evidence.history.setup_changes import setup_changes
+from ..evidence.metric import show
+from ..evidence.telemetry import plain
+from .tables import moment, sparkline, table
+
+# The metric that stands for a phase, the first that it has.
+HEADLINES = ("busbw_gb_per_s", "steps_per_s")
+RESULTS = ("passed", "failed", "skipped", "known")
+CSV = (
+    *("cluster", "phase", "run_id", "begun", "outcome", "good", "metric", "value", "unit"),
+    *("queue_s", "run_s", *RESULTS, "nodes", "hardware", *COMPARED, "shape"),
+)
+METRIC_COLUMNS = ("metric", "#newest", "unit", "#median", "#off", "#MAD", "trend")
+
+
+@dataclass(frozen=True)
+class PhaseSeries:
+    """A phase of a cluster and its newest runs, the newest first; `same` are the good runs that the
+    newest is judged against, `asked` is the one metric that was asked for."""
+
+    count: PhaseCount
+    runs: Sequence[PhaseRun]
+    same: Sequence[PhaseRun]
+    asked: str | None = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are shown, that which stands for the phase first."""
+        names = dict.fromkeys(name for run in self.runs for name in run.metrics)
+        if self.asked is not None:
+            return [self.asked] if self.asked in names else []
+        first = [name for name in HEADLINES if name in names]
+        return list(dict.fromkeys([*first[:1], *names]))
+
+    def unit(self, metric: str) -> str:
+        """The newest unit."""
+        return next(run.metrics[metric].unit for run in self.runs if metric in run.metrics)
+
+    def values(self, metric: str) -> list[float | None]:
+        """Of each run, the oldest first, in the newest unit."""
+        unit = self.unit(metric)
+        return [run.value(metric, unit) for run in reversed(self.runs)]
+
+    def level(self, metric: str) -> PastLevel | None:
+        """That of the runs which the newest is judged against: the same as in its record."""
+        unit = self.unit(metric)
+        values = [run.value(metric, unit) for run in self.same]
+        return level(value for value in values if value is not None)
+
+
+def text_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
+    """One phase night by night, or a line for each of several."""
+    if not series:
+        yield "the history holds no phases"
+    elif len(series) == 1:
+        yield from _nights(series[0])
+    else:
+        columns = ("cluster", "phase", "#runs", "#good", "newest (UTC)", "outcome", *METRIC_COLUMNS)
+        yield from table(columns, map(_phase_row, series))
+
+
+def _phase_row(series: PhaseSeries) -> list[str]:
+    count, newest = series.count, series.runs[0]
+    row = [count.cluster, count.phase, str(count.runs), str(count.good)]
+    row += [moment(newest.begun), newest.outcome]
+    names = series.metrics[:1]
+    return row + (_metric_row(series, names[0]) if names else [""] * len(METRIC_COLUMNS))
+
+
+def _metric_row(series: PhaseSeries, name: str) -> list[str]:
+    """Newest value, unit, median and distance from it, scaled MAD, sparkline."""
+    values, here = series.values(name), series.level(name)
+    off = mad = ""
+    if here is not None and here.median:
+        mad = f"{here.mad / abs(here.median) * 100:.1f} %"
+        if values[-1] is not None:
+            off = f"{(values[-1] - here.median) / abs(here.median) * 100:+.1f} %"
+    newest = "-" if values[-1] is None else show(values[-1])
+    bars = sparkline(values, here.median if here else None)
+    return [name, newest, series.unit(name), show(here.median) if here else "", off, mad, bars]
+
+
+def _nights(series: PhaseSeries) -> Iterator[str]:
+    count = series.count
+    yield f"{count.phase} on {count.cluster}: {count.runs:,} runs, {count.good:,} of them good"
+    yield ""
+    headline = series.metrics[:1]
+    columns = ("begun (UTC)", "run", "outcome", "criteria", "#queue s", "#run s")
+    rows = [
+        [
+            *(moment(run.begun), run.run_id, run.outcome, _criteria(run)),
+            *(_seconds(run.queue_s), _seconds(run.run_s)),
+            *(show(run.metrics[name].value) if name in run.metrics else "-" for name in headline),
+            _changed(before, run),
+        ]
+        for run, before in zip(series.runs, [*series.runs[1:], None], strict=True)
+    ]
+    yield from table((*columns, *(f"#{name}" for name in headline), "changed"), rows)
+    yield ""
+    yield from table(METRIC_COLUMNS, [_metric_row(series, name) for name in series.metrics])
+
+
+def _criteria(run: PhaseRun) -> str:
+    """How many failed, the first by name; else how many passed."""
+    results = Counter(run.criteria.values())
+    if results["failed"]:
+        first = next(name for name, result in run.criteria.items() if result == "failed")
+        more = results["failed"] - 1
+        return f"{first} failed{f', {more} more' if more else ''}"
+    known = f", {results['known']} known" if results["known"] else ""
+    return f"{results['passed']} passed{known}" if run.criteria else run.finding
+
+
+def _changed(before: PhaseRun | None, run: PhaseRun) -> str:
+    if before is None:
+        return ""
+    return ", ".join(setup_changes(before, run.setup.hardware, run.setup.shape, run.versions))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
+    """One object, in lines."""
+    phases = [
+        {
+            "cluster": one.count.cluster,
+            "phase": one.count.phase,
+            "runs_in_all": one.count.runs,
+            "good_in_all": one.count.good,
+            "runs": [_json_run(run, one.metrics) for run in one.runs],
+        }
+        for one in series
+    ]
+    yield from json.dumps({"phases": phases}, indent=1, allow_nan=False).splitlines()
+
+
+def _json_run(run: PhaseRun, names: Sequence[str]) -> dict[str, Any]:
+    fields = {
+        name: value
+        for name, value in vars(run).items()
+        if name not in ("cluster", "phase", "setup", "metrics")
+    }
+    setup = {"hardware": run.setup.hardware, "shape": run.setup.shape}
+    return {**fields, **setup, "metrics": _metrics(run, names)}
+
+
+def _metrics(run: PhaseRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"value": plain(run.metrics[name].value), "unit": run.metrics[name].unit}
+        for name in names
+        if name in run.metrics
+    }
+
+
+def csv_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
+    """A line for each metric of each run; a run without metrics has one all the same."""
+    import csv
+    import io
+
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, CSV, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for one in series:
+        for run in one.runs:
+            writer.writerows(_csv_rows(run, one.metrics))
+    yield from lines.getvalue().splitlines()
+
+
+def _csv_rows(run: PhaseRun, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    results = {**dict.fromkeys(RESULTS, 0), **Counter(run.criteria.values())}
+    fields = {**results, **vars(run), **run.setup._asdict()}
+    fields |= {"good": int(run.good), "nodes": " ".join(run.nodes)}
+    for name, metric in _metrics(run, names).items() or [("", {})]:
+        yield {**fields, "metric": name, **metric}

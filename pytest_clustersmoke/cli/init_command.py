@@ -1,0 +1,170 @@
+"""`clustersmoke init [DIRECTORY]`: the files of a new cluster, ready for a dry run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .subcommand import add
+
+if TYPE_CHECKING:
+    from .cluster_draft import ClusterDraft, Wishes
+
+DESCRIPTION = """\
+Writes cluster.yaml, smoke_tests/ and, where pytest has no settings yet, pytest.ini for a new
+cluster, by what its Slurm says of partitions, nodes, GPUs, limits and accounts; run it on a login
+node. Where there is no Slurm, the profile runs on this machine. What was guessed is marked "check
+this" in cluster.yaml, with the reason.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke init                        here, with Slurm's name of the cluster
+  clustersmoke init --cluster mine --partition gpu --shared-dir /scratch/me/runs ~/acceptance
+
+exit status: 0 written, 2 nothing written, with all that stands in the way
+"""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+CONFIG = "cluster.yaml"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    init = add(
+        subparsers, "init", "cluster.yaml and the suite for a new cluster", DESCRIPTION, EXAMPLES
+    )
+    init.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="DIRECTORY",
+        help="where the files go (default: here); on a cluster a directory that its nodes see",
+    )
+    init.add_argument(
+        "--cluster", metavar="NAME", help="the profile's name (default: Slurm's, or local)"
+    )
+    init.add_argument(
+        "--partition",
+        metavar="P",
+        help="the partition that jobs go to (default: Slurm's default one, if it has GPUs)",
+    )
+    init.add_argument(
+        "--shared-dir",
+        type=_path,
+        metavar="PATH",
+        help="where runs go, which every node must see (default: a scratch directory that the "
+        "shell names, else DIRECTORY/runs)",
+    )
+    init.add_argument("--force", action="store_true", help="replace files that are there")
+    init.set_defaults(run=_run)
+
+
+def _path(text: str) -> Path:
+    """The absolute path that is meant, `~` and `~user` read."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        home = Path(text).parts[0]
+        raise argparse.ArgumentTypeError(f"there is no home directory `{home}`") from None
+
+
+def _run(words: argparse.Namespace) -> int:
+    from . import suite_files
+    from .cluster_draft import Wishes
+
+    directory = words.directory.absolute()
+    draft = _draft(Wishes(directory, words.cluster, words.partition, words.shared_dir))
+    text = draft.render()
+    _check(text, draft.name)
+    own_ini = not suite_files.has_settings(directory)
+    files = suite_files.suite_files()
+    if own_ini:
+        files["pytest.ini"] = suite_files.PYTEST_INI.encode()
+    files[CONFIG] = text.encode()  # the last one: with it the set is whole
+    written = suite_files.write_files(directory, files, words.force)
+    sys.stdout.write(
+        "\n".join([*_summary(draft), *_next(draft, directory, written, own_ini)]) + "\n"
+    )
+    return 0
+
+
+def _draft(wishes: Wishes) -> ClusterDraft:
+    """What is to be written. Raises UsageProblems with all that is wrong with what was asked."""
+    from ..evidence.run_directory import check_path
+    from ..text import Problem, UsageProblems
+    from .cluster_draft import draft_local, draft_slurm
+    from .partition_survey import NoSlurm, choose_partition, survey_cluster
+
+    problems = check_path(wishes.directory, "DIRECTORY", "choose another")
+    if wishes.shared_dir is not None:
+        problems += check_path(wishes.shared_dir, "--shared-dir", "choose another")
+    if wishes.name is not None and not NAME.fullmatch(wishes.name):
+        what = f"`{wishes.name}` is not the name of a profile"
+        problems.append(Problem(what, "--cluster", "letters, digits, `_` and `-`"))
+    try:
+        survey = survey_cluster(os.environ)
+        choice = choose_partition(survey, wishes.partition)
+        draft = draft_slurm(wishes, survey, choice, os.environ)
+    except NoSlurm as silence:
+        # Somebody who names a Slurm means it: a profile of this machine would be no answer.
+        what, todo = f"Slurm cannot be asked: {silence}", "for a profile of this machine"
+        if wishes.partition is not None:
+            todo = f"omit it {todo}, or run this on a login node"
+            problems.append(Problem(what, "--partition", todo=todo))
+        elif silence.silent and os.environ.get("SLURM_CONF"):
+            todo = f"try again when it answers, or unset SLURM_CONF {todo}"
+            problems.append(Problem(what, "SLURM_CONF", todo=todo))
+        draft = draft_local(wishes, str(silence))
+    except UsageProblems as found:
+        problems += found.problems
+    if problems:
+        raise UsageProblems(problems)
+    return draft
+
+
+def _check(text: str, name: str) -> None:
+    """What is to be written is what pytest will read, or nothing is written."""
+    from ..config.cluster_file import load
+    from ..text import Problem, UsageProblems
+
+    with tempfile.TemporaryDirectory(prefix="clustersmoke-init-") as folder:
+        path = Path(folder) / CONFIG
+        path.write_text(text, encoding="utf-8")
+        try:
+            load(path, os.environ).profile(name)
+        except UsageProblems as found:
+            raise UsageProblems(
+                Problem(f"what was found makes no profile: {one.what}", "", one.expected, one.todo)
+                for one in found.problems
+            ) from None
+
+
+def _summary(draft: ClusterDraft) -> list[str]:
+    left = [f"  {one.name}: {one.left_out}" for one in draft.phases if one.left_out]
+    guesses = [f"  {key}: {why}" for key, why in draft.guesses.items()]
+    return [
+        *("found:", *(f"  {line}" for line in draft.found)),
+        *(["guessed (see `check this` in cluster.yaml):", *guesses] if guesses else []),
+        f"phases: {', '.join(one.name for one in draft.phases if not one.left_out)}",
+        *(["left out:", *left] if left else []),
+    ]
+
+
+def _next(draft: ClusterDraft, directory: Path, written: list[str], own_ini: bool) -> list[str]:
+    suite = sum("/" in name for name in written)
+    names = [name for name in written if "/" not in name]
+    names += [f"smoke_tests/ ({suite} files)"] if suite else []
+    pytest = f"  pytest {'' if own_ini else 'smoke_tests '}--cluster {draft.name}"
+    return [
+        f"wrote {', '.join(names) or 'nothing, all of it was there'} in {directory}",
+        "next:",
+        *([f"  cd {shlex.quote(str(directory))}"] if directory != Path.cwd() else []),
+        f"{pytest} --cluster-dry-run    # submits nothing",
+        pytest,
+        "  every night: docs/how-to/run-every-night.md of pytest-clustersmoke",
+    ]

@@ -1,0 +1,223 @@
+"""`clustersmoke lab`: up, status, env, down, install."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from ..jobs.slurm_records import parse_node_states
+from ..lab import lab_state, packages, teardown
+from ..lab.bringup import bring_up
+from ..lab.daemons import clean_environment
+from ..lab.lab_settings import DEFAULT_NAME, LabError, LabSettings
+from ..lab.lab_state import LabRecord
+
+SINFO_PATIENCE_S = 3.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    lab = subparsers.add_parser(
+        "lab",
+        help="a real Slurm on this machine, with fake GPUs",
+        description="A real Slurm on this machine: a controller, nodes with fake GPUs, two "
+        "partitions. It listens on loopback (isolated nodes: on a network of their own) and ends "
+        "without a trace.",
+    )
+    actions = lab.add_subparsers(metavar="ACTION", required=True)
+    _add_up(actions)
+    status = actions.add_parser(
+        "status", help="each lab and its nodes; exit status 1 where none is up"
+    )
+    status.set_defaults(run=_status)
+    env = actions.add_parser("env", help="print the line that makes a shell use a lab")
+    env.add_argument("--name", help="which lab, where several run")
+    env.set_defaults(run=_env)
+    down = actions.add_parser("down", help="end a lab: all that it started, and nothing else")
+    which = down.add_mutually_exclusive_group()
+    which.add_argument("--name", help="which lab, where there are several")
+    which.add_argument("--all", action="store_true", help="every lab of this user")
+    down.add_argument("--keep-logs", action="store_true", help="keep the daemons' logs")
+    down.set_defaults(run=_down)
+    install = actions.add_parser("install", help="install the packages a lab needs (root, Debian)")
+    install.add_argument("--accounting", action="store_true", help="those for --accounting too")
+    install.add_argument("--isolated", action="store_true", help="those for --isolated too")
+    install.set_defaults(run=_install)
+
+
+def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    defaults = LabSettings()
+    up = actions.add_parser("up", help="start a lab, and wait until its nodes are idle")
+    up.add_argument(
+        "--nodes",
+        type=int,
+        default=defaults.nodes,
+        metavar="N",
+        help="nodes (default: %(default)s)",
+    )
+    up.add_argument(
+        "--gpus-per-node",
+        type=int,
+        default=defaults.gpus_per_node,
+        metavar="N",
+        help="fake GPUs of each node (default: %(default)s)",
+    )
+    up.add_argument(
+        "--cpus-per-node",
+        type=int,
+        default=defaults.cpus_per_node,
+        metavar="N",
+        help="CPUs each node claims to have (default: %(default)s)",
+    )
+    up.add_argument(
+        "--accounting",
+        action="store_true",
+        help="with slurmdbd and a private MariaDB: sacct works, accounts and QOS are enforced",
+    )
+    up.add_argument(
+        "--isolated",
+        action="store_true",
+        help="each node with a host name, an address, a /tmp and a /dev/shm of its own",
+    )
+    up.add_argument(
+        "--memory",
+        action="store_true",
+        help="jobs get no more memory than they ask for (--mem): the kernel ends what takes more",
+    )
+    up.add_argument("--name", default=DEFAULT_NAME, help="its name (default: %(default)s)")
+    up.add_argument(
+        "--dir",
+        type=Path,
+        metavar="DIR",
+        help="a new directory for all of its files (default: "
+        "${XDG_STATE_HOME:-~/.local/state}/clustersmoke/labs/NAME)",
+    )
+    up.set_defaults(run=_up)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _up(words: argparse.Namespace) -> int:
+    lab = bring_up(
+        LabSettings(
+            name=words.name,
+            nodes=words.nodes,
+            gpus_per_node=words.gpus_per_node,
+            cpus_per_node=words.cpus_per_node,
+            accounting=words.accounting,
+            isolated=words.isolated,
+            memory=words.memory,
+            directory=words.dir,
+        ),
+        _say,
+    )
+    option = "" if lab.name == DEFAULT_NAME else f" --name {lab.name}"
+    _say(f'For this shell: eval "$(clustersmoke lab env{option})"')
+    _say("For the suite:  pytest --cluster lab")
+    _say(f"To end it:      clustersmoke lab down{option}")
+    return 0
+
+
+def _status(_: argparse.Namespace) -> int:
+    records = lab_state.records()
+    if not records:
+        print("no labs; start one with `clustersmoke lab up`")
+    for record in records:
+        _print_record(record)
+    return 0 if any(record.status == lab_state.UP for record in records) else 1
+
+
+def _print_record(record: LabRecord) -> None:
+    lab = record.lab()
+    kinds = ", with accounting" * lab.accounting + ", isolated" * lab.isolated
+    print(f"{record.name}: {record.status}{kinds}")
+    if record.status == lab_state.ELSEWHERE:
+        print(f"  host        {record.host}")
+        return
+    if record.state:
+        print(f"  SLURM_CONF  {lab.slurm_conf}")
+    if record.status in (lab_state.UP, lab_state.PARTLY):
+        gone = [process.role for process in record.daemons if not process.alive]
+        if gone:
+            print(f"  ended       {', '.join(gone)}")
+        print(f"  nodes       {_nodes(record)}")
+    if record.status in (lab_state.PARTLY, lab_state.DOWN):
+        print(f"  to clear    clustersmoke lab down --name {record.name}")
+
+
+def _nodes(record: LabRecord) -> str:
+    """The nodes and their states, as the controller sees them now."""
+    conf = record.files.slurm_conf
+    try:
+        answer = subprocess.run(
+            [packages.program("sinfo"), "-h", "-N", "-o", "%N %T"],
+            env=clean_environment(conf),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SINFO_PATIENCE_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer from slurmctld within {SINFO_PATIENCE_S:.0f} s"
+    if answer.returncode:
+        return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
+    # A node is listed once for each of its partitions.
+    states = dict(parse_node_states(answer.stdout))
+    gpus = record.lab().gpus_per_node
+    return (
+        ", ".join(f"{name} {each}" for name, each in states.items()) + f" ({gpus} fake GPUs each)"
+    )
+
+
+def _env(words: argparse.Namespace) -> int:
+    if words.name is None:
+        lab = lab_state.find({})
+    else:
+        found = [record for record in lab_state.running() if record.name == words.name]
+        if not found:
+            raise LabError(
+                f"lab {words.name} is not running; `clustersmoke lab status` lists those that are"
+            )
+        lab = found[0].lab()
+    print(lab_state.export_line(lab))
+    return 0
+
+
+def _down(words: argparse.Namespace) -> int:
+    records = lab_state.records()
+    if words.name is not None:
+        chosen = [record for record in records if record.name == words.name]
+        if not chosen:
+            raise LabError(
+                f"there is no lab `{words.name}`; `clustersmoke lab status` lists those there are"
+            )
+    elif words.all:
+        chosen = [record for record in records if record.here]
+    elif len(records) > 1:
+        names = ", ".join(record.name for record in records)
+        raise LabError(f"there are {len(records)} labs ({names}); choose with --name, or --all")
+    else:
+        chosen = records
+    if not chosen:
+        _say("no lab to end")
+    for record in chosen:
+        kept = teardown.end_lab(record, words.keep_logs)
+        _say(f"lab {record.name}: ended{f'; its logs are in {kept}' if kept else ''}")
+    return 0
+
+
+def _install(words: argparse.Namespace) -> int:
+    missing = packages.missing_packages(words.accounting, words.isolated)
+    if not missing:
+        _say("all packages that a lab needs are installed")
+        return 0
+    _say(f"missing: {', '.join(missing)}")
+    packages.install(packages.wanted_packages(words.accounting, words.isolated), _say)
+    still = packages.missing_packages(words.accounting, words.isolated)
+    if still:
+        raise LabError(f"apt-get has installed its packages, but {', '.join(still)} not found")
+    _say("installed")
+    return 0

@@ -1,0 +1,157 @@
+"""The words of the command line -> the files and streams to read, and what cannot be read.
+
+A directory stands for all files below it, but for hidden ones. Of a run's directory only NCCL's own
+logs are read; there the directory of each node tells apart nodes that share a host name.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from ..text import near
+
+STDIN = "-"
+STDIN_NAME = "<stdin>"
+# Where a shell puts what `<(zcat LOG.gz)` writes: open already, so reading it ends.
+OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
+# How a run names a phase's directory, and the one of NCCL's logs in it (see rundir.py).
+SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
+
+
+Some = TypeVar("Some", bound="Inputs")
+
+
+@dataclass(frozen=True)
+class Input:
+    """One thing to read; `path` is None for standard input."""
+
+    path: Path | None
+    name: str
+    scope: str = ""
+    size: int | None = None  # bytes; None of a stream
+
+
+@dataclass
+class Inputs:
+    """What to read, each once, and what cannot be: its name, and why."""
+
+    command: ClassVar[str] = "transports"
+    found: list[Input] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    _seen: set[tuple[int, int] | str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls: type[Some], words: Sequence[str]) -> Some:
+        inputs = cls()
+        for word in words:
+            if word == STDIN:
+                inputs._add(Input(None, STDIN_NAME), STDIN)
+            else:
+                inputs._path(Path(word), named=True)
+        return inputs
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of all files; None where a stream is among them."""
+        sizes = [one.size for one in self.found]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+    def _path(self, path: Path, named: bool = False) -> None:
+        name = str(path)
+        try:
+            info = path.stat()
+        except OSError as error:
+            self.refused.append((name, _cannot(path, error)))
+            return
+        if stat.S_ISDIR(info.st_mode):
+            self._directory(path)
+        elif stat.S_ISREG(info.st_mode):
+            self._add(Input(path, name, _scope(path), info.st_size), (info.st_dev, info.st_ino))
+        elif not named:
+            return  # sockets and the like in a directory
+        elif name.startswith(OPEN_ALREADY) or name in ("/dev/stdin", os.devnull):
+            self._add(Input(path, name), name)
+        elif stat.S_ISFIFO(info.st_mode):
+            why = "is a FIFO, which might never end; expected a file "
+            self.refused.append((name, f"{why}(cat FIFO | clustersmoke {self.command} -)"))
+        else:
+            self.refused.append((name, "is a device or socket; expected a file, a directory or -"))
+
+    def _directory(self, path: Path) -> None:
+        phases = [path] if _is_phase(path) else sorted(filter(_is_phase, _children(path / PHASES)))
+        tops = [phase / NCCL for phase in phases] or [path]
+        files = {top: list(self._walk(top)) for top in tops}
+        filled = [top for top in tops if files[top]]
+        if len(filled) > 1:
+            names = ", ".join(str(top.parent) for top in filled[:3]) + ", ..." * (len(filled) > 3)
+            self.refused.append(
+                (str(path), f"holds the logs of {len(filled)} jobs; give that of one: {names}")
+            )
+        elif filled:
+            for file in files[filled[0]]:
+                self._path(file)
+        elif phases:
+            why = "holds no NCCL logs of its phases (those under gloo write none)"
+            self.refused.append((str(path), why))
+        elif not self._failed_below(path):
+            self.refused.append((str(path), "holds no files; expected NCCL's logs"))
+
+    def _failed_below(self, path: Path) -> bool:
+        """Whether something below it could not even be listed."""
+        return any(Path(name) == path or path in Path(name).parents for name, _ in self.refused)
+
+    def _walk(self, top: Path) -> Iterator[Path]:
+        def refuse(error: OSError) -> None:
+            path = Path(os.fsdecode(error.filename))
+            self.refused.append((str(path), _cannot(path, error)))
+
+        for folder, names, files in os.walk(top, onerror=refuse):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            for file in sorted(files):
+                if not file.startswith("."):
+                    yield Path(folder) / file
+
+    def _add(self, one: Input, identity: tuple[int, int] | str) -> None:
+        if identity not in self._seen:
+            self._seen.add(identity)
+            self.found.append(one)
+
+
+def _is_phase(path: Path) -> bool:
+    return (path / SPEC).is_file() and (path / NCCL).is_dir()
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []
+
+
+def _scope(path: Path) -> str:
+    """The node's directory, where a run's launcher kept the log; empty elsewhere."""
+    folder = path.absolute().parent
+    above = folder.parent
+    if above.name == NCCL and folder.name.isdigit() and (above.parent / SPEC).is_file():
+        return folder.name
+    return ""
+
+
+def _cannot(path: Path, error: OSError) -> str:
+    """Why a path cannot be read, and what to do."""
+    reason = error.strerror or str(error)
+    if isinstance(error, PermissionError):
+        return f"cannot be read: {reason}; read it as its owner, or have it made readable"
+    if not isinstance(error, FileNotFoundError):
+        return f"cannot be read: {reason}"
+    if not path.parent.is_dir():
+        return f"does not exist, nor does {path.parent}; check the path"
+    if path.is_symlink():
+        return "is a link to what does not exist; check where it points"
+    meant = near(path.name, [one.name for one in _children(path.parent)])
+    return f"does not exist; {meant or 'check the name'}"

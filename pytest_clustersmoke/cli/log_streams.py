@@ -1,0 +1,86 @@
+"""The streams of the subcommands that read a job's logs: opened, watched, or refused."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from ..text import sanitize_line
+
+# So many unreadable files are named; a directory may hold thousands.
+MAX_NAMED = 20
+TICK_S = 1.0
+CLEAR = "\r\x1b[K"
+GIB = 2**30
+
+
+class ReadProgress:
+    """How much was read so far, on a terminal, once a second; nothing in a pipe. `total` is the
+    size in bytes of all streams, where that is known."""
+
+    def __init__(self, out: TextIO | None, total: int | None) -> None:
+        self._out = out if out is not None and out.isatty() else None
+        self._total = total
+        self._read = 0
+        self._next = time.monotonic() + TICK_S
+        self._shown = False
+
+    def __enter__(self) -> ReadProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown and self._out is not None:
+            self._out.write(CLEAR)
+            self._out.flush()
+
+    def watch(self, stream: BinaryIO) -> BinaryIO:
+        """The stream, for a reader that only calls `read`."""
+        return stream if self._out is None else cast(BinaryIO, _WatchedStream(stream, self))
+
+    def add(self, count: int) -> None:
+        self._read += count
+        if self._out is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + TICK_S
+        total = self._total
+        of = f" of {total / GIB:.2f} GiB ({self._read / total:.0%})" if total else " GiB"
+        self._out.write(f"{CLEAR}read {self._read / GIB:.2f}{of}")
+        self._out.flush()
+        self._shown = True
+
+
+class _WatchedStream:
+    def __init__(self, stream: BinaryIO, progress: ReadProgress) -> None:
+        self._stream, self._progress = stream, progress
+
+    def read(self, size: int) -> bytes:
+        chunk = self._stream.read(size)
+        self._progress.add(len(chunk))
+        return chunk
+
+
+@contextmanager
+def open_stream(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]:
+    """A file, or standard input where there is no path. Raises OSError."""
+    if path is not None:
+        with path.open("rb") as stream:
+            yield progress.watch(stream)
+        return
+    if sys.stdin is None:
+        raise OSError("it is closed")
+    if sys.stdin.isatty():
+        print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
+    yield progress.watch(cast(BinaryIO, sys.stdin.buffer))
+
+
+def name_refused(refused: Sequence[tuple[str, str]]) -> None:
+    """Name what could not be read, and why, on standard error."""
+    for name, why in refused[:MAX_NAMED]:
+        print(f"clustersmoke: {sanitize_line(name)} {sanitize_line(why)}", file=sys.stderr)
+    if len(refused) > MAX_NAMED:
+        more = len(refused) - MAX_NAMED
+        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)

@@ -1,0 +1,176 @@
+"""What Slurm says of a cluster, and which partition and which of its nodes the phases are for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+
+from ..jobs.slurm_client import SlurmClient, SlurmSilent, find_command, group_names, user_name
+from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
+from ..text import Problem, UsageProblems, near
+
+ANSWER_S = 15.0  # for one command
+
+
+class NoSlurm(Exception):
+    """There is no Slurm here, or it gives no answer; the text says which. `silent`: its commands
+    are here."""
+
+    def __init__(self, why: str, silent: bool) -> None:
+        super().__init__(why)
+        self.silent = silent
+
+
+@dataclass(frozen=True)
+class ClusterSurvey:
+    """What Slurm says of itself, and of this user's accounts."""
+
+    config: SlurmConfig
+    partitions: Mapping[str, SlurmPartition]
+    nodes: Mapping[str, SlurmNode]
+    accounts: tuple[str, ...] = ()
+    default_account: str = ""
+
+    def nodes_of(self, partition: str) -> list[SlurmNode]:
+        return [node for node in self.nodes.values() if partition in node.partitions]
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """What the nodes that the phases are for have at least: `gpu` is Slurm's type, empty where it
+    names none; memory in MiB."""
+
+    gpu: str
+    gpus: int
+    cpus: int
+    memory: int
+    nodes: int
+    hosts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class PartitionChoice:
+    """A partition and the kind of its nodes, with why either was a guess (empty where it was none).
+    A job gets at most `max_nodes`; `slices` of GPUs (MIG) are left out."""
+
+    partition: SlurmPartition
+    kind: NodeKind
+    max_nodes: int
+    slices: int
+    why: str
+    why_kind: str
+
+
+def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
+    """Ask the Slurm that `environ` names. Raises NoSlurm."""
+    if find_command("scontrol", environ) is None:
+        raise NoSlurm("no `scontrol` on PATH", silent=False)
+    client, user = SlurmClient(environ, ANSWER_S), user_name()
+    accounts: set[str] = set()
+    default = ""
+    try:
+        config, partitions, nodes = client.config(), client.partitions(), client.nodes()
+    except SlurmSilent as silence:
+        raise NoSlurm(str(silence), silent=True) from None
+    if config.accounting and user:
+        with suppress(SlurmSilent):  # then none are known
+            accounts = {one.account for one in client.associations(user, config.cluster)} - {""}
+            default = client.default_account(user)
+    names = tuple(sorted(accounts))
+    return ClusterSurvey(config, partitions, nodes, names, default if default in names else "")
+
+
+def choose_partition(survey: ClusterSurvey, wanted: str | None) -> PartitionChoice:
+    """The partition asked for, else the default one, else that with the most GPUs. Raises
+    UsageProblems where there is none with nodes."""
+    partition, why = _named(survey, wanted) if wanted is not None else _best(survey)
+    nodes = survey.nodes_of(partition.name)
+    if not nodes:
+        what = f"partition {partition.name} has no nodes"
+        raise UsageProblems([Problem(what, "--partition", "one that has")])
+    kind, why_kind = _most_common_kind(nodes)
+    most = int(min(kind.nodes, partition.max_nodes or inf))
+    slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
+    return PartitionChoice(partition, kind, most, slices, why, why_kind)
+
+
+def _named(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
+    known = survey.partitions
+    if wanted not in known:
+        listed = ", ".join(f"`{name}`" for name in known) or "none"
+        hint = near(wanted, known)
+        problem = Problem(f"no partition `{wanted}`", "--partition", f"one of {listed}", hint)
+        raise UsageProblems([problem])
+    return known[wanted], ""
+
+
+def _best(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
+    """The partition that jobs without one go to, where it has GPUs (or none has)."""
+    gpus = {
+        name: sum(sum(node.whole_gpus.values()) for node in survey.nodes_of(name))
+        for name, one in survey.partitions.items()
+        if survey.nodes_of(name) and _is_open(one, survey)
+    }
+    if not gpus:
+        what = "Slurm names no partition that is up, has nodes and is open to this user"
+        raise UsageProblems([Problem(what, todo="name one with --partition")])
+    default = next((name for name in gpus if survey.partitions[name].default), None)
+    if default is not None and (gpus[default] or not any(gpus.values())):
+        return survey.partitions[default], ""
+    best = max(gpus, key=lambda name: gpus[name])
+    if len(gpus) == 1:
+        return survey.partitions[best], ""
+    first = (
+        f"the default partition {default} has no GPUs"
+        if default is not None
+        else "Slurm has no default partition for this user"
+    )
+    return survey.partitions[best], f"{first}; of the others this one has the most ({gpus[best]})"
+
+
+def _is_open(partition: SlurmPartition, survey: ClusterSurvey) -> bool:
+    """Whether this user's jobs may run there, as far as it shows."""
+    groups, accounts = partition.rules.get("AllowGroups"), partition.rules.get("AllowAccounts")
+    return (
+        partition.state == "UP"
+        and not partition.root_only
+        and (groups is None or bool(groups & group_names()))
+        and (accounts is None or not survey.accounts or bool(accounts & set(survey.accounts)))
+    )
+
+
+def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
+    """The GPUs that the most nodes have; nodes with more of the same type count with them."""
+    groups: dict[tuple[str, int], list[SlurmNode]] = defaultdict(list)
+    for node in nodes:
+        types = node.whole_gpus
+        groups[next(iter(types)) if len(types) == 1 else "", sum(types.values())].append(node)
+    with_gpus = {key: group for key, group in groups.items() if key[1]} or groups
+    chosen = max(with_gpus, key=lambda key: (len(with_gpus[key]), key[1]))
+    gpu, gpus = chosen
+    same = [n for (kind, count), ns in groups.items() if kind == gpu and count >= gpus for n in ns]
+    kind = NodeKind(
+        gpu,
+        gpus,
+        cpus=min(node.usable_cpus for node in same),
+        memory=min(node.usable_memory for node in same),
+        nodes=len(same),
+        hosts=frozenset(node.host for node in same),
+    )
+    others = [
+        f"{len(groups[key])} with {gpu_words(*key)}" for key in sorted(groups) if key != chosen
+    ]
+    if not others:
+        return kind, ""
+    return kind, (
+        f"the partition's nodes differ: {len(groups[chosen])} have {gpu_words(gpu, gpus)}, "
+        f"{', '.join(others)}; where jobs must keep to the first, add a `constraint` under `slurm`"
+    )
+
+
+def gpu_words(gpu: str, gpus: int) -> str:
+    """`4 x a100`; `4 GPUs` where Slurm names no type."""
+    return (f"{gpus} x {gpu}" if gpu else f"{gpus} GPUs") if gpus else "no GPU"

@@ -1,0 +1,153 @@
+"""Which node each rank of a communicator ran on, by the log alone.
+
+A rank stands on the host of its process: the one that logged its init, or an edge of its own as
+its sender or receiver. Never is a rank placed by arithmetic on its number, nor by the transport of
+an edge (MNNVL is P2P between nodes). A rank that no process logged for, or processes on several
+hosts did, has no node: None.
+
+Ranks of one host name are on one node, unless the evidence says that nodes share the name:
+- two of them have one GPU (bus id), or one localRank: a GPU holds one rank of a communicator, and
+  a localRank is given once on a node;
+- NCCL counts more nodes (nNodes) than there are names and ranks without a node.
+Ranks of different host names are on different nodes, unless NCCL counts fewer nodes than there are
+names (containers). Where so, the side of the edges in question is None: unknown, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ..evidence.nccl.nccl_log import Communicator, Edge, Log, Member, NcclProcess
+from ..text import plural
+
+
+class HostNode(NamedTuple):
+    """A node by its name; `scope` tells apart those of one name (see NcclProcess)."""
+
+    scope: str
+    host: str
+
+
+Claims = Mapping[int, Iterable[NcclProcess]]
+Ends = tuple["HostNode | None", "HostNode | None"]
+
+
+class Placement:
+    """Where the ranks of one communicator ran. `claims` are the processes of each rank, by the
+    edges that they logged as its sender or receiver."""
+
+    def __init__(self, communicator: Communicator, claims: Claims | None = None) -> None:
+        self.processes: dict[int, NcclProcess] = {}
+        self.disputed: dict[int, list[HostNode]] = {}  # ranks that several hosts claim to be
+        self.nodes: dict[int, HostNode] = {}
+        self._place(communicator.members, claims or {})
+        self.ranks_of: Mapping[HostNode, list[int]] = defaultdict(list)
+        for rank, node in sorted(self.nodes.items()):
+            self.ranks_of[node].append(rank)
+        # Names that more than one node may have, and names that may be those of one node: why.
+        self.ambiguous: dict[HostNode, str] = {}
+        self.merged = ""
+        self._doubt(communicator)
+
+    def node(self, rank: int) -> HostNode | None:
+        return self.nodes.get(rank)
+
+    def ends(self, edge: Edge) -> Ends:
+        """The nodes of an edge's source and destination."""
+        return self._end(edge, edge.source), self._end(edge, edge.destination)
+
+    def same_node(self, edge: Edge) -> bool | None:
+        """Whether both ends of an edge are on one node; None where the log does not tell."""
+        return self.same(*self.ends(edge))
+
+    def same(self, source: HostNode | None, destination: HostNode | None) -> bool | None:
+        """The same of the names of two ranks' nodes."""
+        if source is None or destination is None:
+            return None
+        if source == destination:
+            return None if source in self.ambiguous else True
+        return None if self.merged else False
+
+    @property
+    def count(self) -> int | None:
+        """The number of nodes, where each name is one."""
+        return None if self.ambiguous or self.merged else len(self.ranks_of)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Why some ranks have no node that is certain."""
+        disputes = {" and ".join(node.host for node in nodes) for nodes in self.disputed.values()}
+        said = [f"processes on {hosts} both logged as one rank" for hosts in sorted(disputes)]
+        return [*said, *self.ambiguous.values(), *filter(None, [self.merged])]
+
+    # -- Who is where ------------------------------------------------------------------------------
+
+    def _end(self, edge: Edge, rank: int) -> HostNode | None:
+        node = self.nodes.get(rank)
+        # Whose an edge is may be open; that its logger is one of its ends is not.
+        if node is None and edge.logger and rank == edge.own_rank and rank not in self.disputed:
+            return HostNode(edge.logger.scope, edge.logger.host)
+        return node
+
+    def _place(self, members: Mapping[int, Member], claims: Claims) -> None:
+        for rank in sorted({*members, *claims}):
+            member = members.get(rank)
+            processes = [member.process] if member and member.process else []
+            processes += claims.get(rank, ())
+            hosts = sorted({HostNode(process.scope, process.host) for process in processes})
+            if len(hosts) > 1:
+                self.disputed[rank] = hosts
+            elif hosts:
+                self.nodes[rank] = hosts[0]
+                self.processes[rank] = processes[0]
+
+    def _doubt(self, communicator: Communicator) -> None:
+        """Hold the names against bus ids, local ranks and NCCL's own count of nodes."""
+        fewest: dict[HostNode, int] = {}
+        for name, ranks in self.ranks_of.items():
+            members = [communicator.members[one] for one in ranks if one in communicator.members]
+            fewest[name] = self._least(name, members)
+        counted, least = communicator.nodes, sum(fewest.values())
+        if counted is None:
+            return
+        nodes = f"NCCL counts {plural(counted, 'node')}"
+        if counted < least:
+            self.merged = (
+                f"{nodes}, fewer than the {len(fewest)} host names: one node may have several "
+                "(containers)"
+            )
+        elsewhere = None if communicator.ranks is None else communicator.ranks - len(self.nodes)
+        if elsewhere is not None and counted > least + elsewhere:
+            why = f"{nodes}, more than the host names: several nodes may be called "
+            for name, ranks in self.ranks_of.items():
+                if len(ranks) > fewest[name]:
+                    self.ambiguous.setdefault(name, why + name.host)
+
+    def _least(self, name: HostNode, members: list[Member]) -> int:
+        """How many nodes the name must stand for; where that is several, say why."""
+        least = 1
+        for what, values in (
+            ("the GPU with bus id", [member.bus_id for member in members]),
+            ("localRank", [member.local_rank for member in members]),
+        ):
+            counts = Counter(value for value in values if value is not None)
+            for value, times in counts.most_common(1):
+                if times > least:
+                    least = times
+                    self.ambiguous[name] = (
+                        f"{times} ranks of {name.host} have {what} {value}: several nodes are "
+                        f"called {name.host}, or ranks share a GPU"
+                    )
+        return least
+
+
+def place(log: Log) -> tuple[Placement, ...]:
+    """The placement of each communicator of a log, by its index."""
+    claims: list[dict[int, dict[NcclProcess, None]]] = [{} for _ in log.communicators]
+    for edge in log.edges:
+        own = edge.own_rank
+        if own is not None and edge.logger is not None and len(edge.communicators) == 1:
+            claims[edge.communicators[0]].setdefault(own, {})[edge.logger] = None
+    return tuple(Placement(one, claims[one.index]) for one in log.communicators)

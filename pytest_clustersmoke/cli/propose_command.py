@@ -1,0 +1,202 @@
+"""`clustersmoke references propose`: bounds from what was measured, for a person to paste."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from ..config.metrics import METRICS
+from ..criteria.outlier_judge import FAIL_SPREADS, FAILING_UNITS, MIN_RUNS, WINDOW, PastLevel, level
+from ..evidence.history.history_query import (
+    PhaseCount,
+    PhaseRun,
+    StoredMetric,
+    newest_setup,
+    phase_runs,
+)
+from ..evidence.history.setup_changes import setup_changes
+from ..text import sanitize_line
+from . import history_arguments as arguments
+from .subcommand import add, print_lines
+from .tables import moment
+
+LEAST_PERCENT = 10  # as the bounds of the documents
+DIGITS = 4
+IN_SOURCE = ("torch", "cuda", "nccl", "driver")  # the versions of which a reference's source tells
+INDENT = "    "  # of a profile's keys
+DESCRIPTION = """\
+Prints YAML for a cluster's `references`, from the good runs of the past: for each phase those with
+the hardware, arguments and versions of its newest good run; where these are too few, of the newest
+that has enough. Runs that were killed and never reported are reported first; else nothing is
+changed.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke references propose --cluster gilbreth
+  clustersmoke references propose --cluster gilbreth --phase zero1_4node
+
+exit status: 0 done, 2 the history or the words cannot be used
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    references = subparsers.add_parser("references", help="references from past runs")
+    commands = references.add_subparsers(metavar="COMMAND", required=True)
+    propose = add(commands, "propose", "YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
+    propose.add_argument("--cluster", metavar="C", required=True, help="the cluster")
+    propose.add_argument("--phase", metavar="P", help="of one phase")
+    arguments.add_report_dir(propose)
+    propose.set_defaults(run=_run)
+
+
+def _run(asked: argparse.Namespace) -> int:
+    with arguments.open_history(asked.report_dir) as connection:
+        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
+        past = [_good_runs(connection, count) for count in counts]
+    print_lines(_lines(asked.cluster, past))
+    return 0
+
+
+@dataclass(frozen=True)
+class GoodRuns:
+    """The good runs of one setup of a phase, the newest first; `later` is the phase's newest good
+    run where that is of another setup, of which there are too few."""
+
+    count: PhaseCount
+    runs: Sequence[PhaseRun]
+    later: PhaseRun | None = None
+
+
+def _good_runs(connection: Connection, count: PhaseCount) -> GoodRuns:
+    of = (connection, count.cluster, count.phase)
+    newest = phase_runs(*of, good=True, limit=1)
+    if not newest:
+        return GoodRuns(count, [])
+    runs = phase_runs(*of, good=True, setup=newest[0].setup, limit=WINDOW)
+    setup = newest_setup(*of, MIN_RUNS) if len(runs) < MIN_RUNS else None
+    if setup is None:
+        return GoodRuns(count, runs)
+    return GoodRuns(count, phase_runs(*of, good=True, setup=setup, limit=WINDOW), newest[0])
+
+
+def _lines(cluster: str, past: Sequence[GoodRuns]) -> Iterator[str]:
+    """The YAML, as the profile's keys are indented."""
+    far = f"{FAIL_SPREADS:.0f} spreads, widened for few runs"
+    yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history."
+    yield f"{INDENT}# Bounds lie {far}, from the median, and at least {LEAST_PERCENT} %."
+    written: list[str] = []
+    for one in past:
+        block, why = _block(one)
+        written += block
+        if not block:
+            yield f"{INDENT}# left out: {_name(one.count.phase)}, {why}"
+    yield f"{INDENT}references:" if written else f"{INDENT}# no phase has enough"
+    yield from written
+
+
+def _block(past: GoodRuns) -> tuple[list[str], str]:
+    """A phase's references; none, and why, where it can have none."""
+    runs = past.runs
+    if len(runs) < MIN_RUNS:
+        return [], _too_few(past.count, runs)
+    source = _source(runs)
+    written: list[str] = []
+    left_out: list[str] = []
+    for name, newest in runs[0].metrics.items():
+        here = level(value for run in runs if (value := run.value(name, newest.unit)) is not None)
+        why = _unfit(name, newest, here)
+        if here is None or why:
+            left_out.append(f"# {_name(name)} is left out: {why}")
+        else:
+            written += _reference(name, newest, here, source)
+    if not written:
+        return [], "no metric of which can have bounds"
+    title = f"{INDENT}  {_name(past.count.phase)}:  # on {sanitize_line(runs[0].setup.hardware)}"
+    lines = [*_passed_over(past), *written, *left_out]
+    return [title, *(f"{INDENT}    {line}" for line in lines)], ""
+
+
+def _too_few(count: PhaseCount, runs: Sequence[PhaseRun]) -> str:
+    good = f"{len(runs)} good run{'s' * (len(runs) != 1)}"
+    more = f" ({count.good} on any)" if count.good > len(runs) else ""
+    newest = " on the versions of the newest" if runs else ""
+    return f"{good}{newest}{more}; {MIN_RUNS} are needed"
+
+
+def _passed_over(past: GoodRuns) -> Iterator[str]:
+    """That there are newer runs on something else, and what of it differs."""
+    if past.later is not None:
+        new = past.later
+        what = setup_changes(past.runs[0], new.setup.hardware, new.setup.shape, new.versions)
+        why = f"; others since: {', '.join(what)}" if what else ""
+        day = moment(new.begun)[:10]
+        yield sanitize_line(
+            f"# not of the newest good run, {day}: fewer than {MIN_RUNS} like it{why}"
+        )
+
+
+def _source(runs: Sequence[PhaseRun]) -> str:
+    """`median of 23 runs, 2026-10-01 to 2026-11-20, torch 2.5.1, nccl 2.21.5`."""
+    first, last = (moment(run.begun)[:10] for run in (runs[-1], runs[0]))
+    setup = runs[0].setup._asdict()
+    versions = [f"{name} {setup[name]}" for name in IN_SOURCE if setup[name]]
+    return sanitize_line(
+        ", ".join([f"median of {len(runs)} runs", f"{first} to {last}", *versions])
+    )
+
+
+def _unfit(name: str, newest: StoredMetric, here: PastLevel | None) -> str:
+    """Why a metric can have no reference; empty where it can."""
+    if name not in METRICS or METRICS[name].unit != newest.unit:
+        return f"this clustersmoke has no such metric in {newest.unit}"
+    if newest.unit not in FAILING_UNITS:  # a healthy night would miss it by chance
+        return "times, latencies and losses scatter too far; the history warns of them"
+    if here is None:
+        return "too few of these runs have it"
+    if here.median <= 0:
+        return f"its median is {here.median:g}"
+    if newest.higher_is_better and _percent(newest, here) >= 100:
+        return f"too noisy for a bound, {_spread(here)}"
+    return ""
+
+
+def _reference(name: str, newest: StoredMetric, here: PastLevel, source: str) -> Iterator[str]:
+    """A comment with what was measured, and the reference."""
+    yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_spread(here)}"
+    side, sign = ("lower", "-") if newest.higher_is_better else ("upper", "+")
+    bound = {side: f"{sign}{_percent(newest, here)} %"}
+    reference = {"value": _value(here), **bound, "unit": newest.unit, "source": source}
+    yield f"{name}: {_yaml(reference)}"
+
+
+def _value(here: PastLevel) -> float:
+    return float(f"{here.median:.{DIGITS}g}")
+
+
+def _percent(newest: StoredMetric, here: PastLevel) -> int:
+    """The bound in percent of the rounded value."""
+    sign = -1 if newest.higher_is_better else 1
+    edge = here.median + sign * here.off(FAIL_SPREADS)
+    return max(LEAST_PERCENT, math.ceil(sign * (edge / _value(here) - 1) * 100))
+
+
+def _spread(here: PastLevel) -> str:
+    return f"spread {here.spread / here.median * 100:.1f} %"
+
+
+def _name(name: str) -> str:
+    return _yaml(sanitize_line(name))
+
+
+def _yaml(value: object) -> str:
+    """On one line, with quotes where YAML needs them."""
+    import yaml
+
+    wide = float("inf")
+    written: str = yaml.safe_dump(
+        [value], default_flow_style=True, width=wide, allow_unicode=True, sort_keys=False
+    )
+    return written.strip()[1:-1]

@@ -1,0 +1,91 @@
+"""Lines for people: as wide as the terminal, in colour where that is wanted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TextIO
+
+MIN_WIDTH = 40
+BOLD, YELLOW = "1", "33"
+
+
+@dataclass(frozen=True)
+class TextOutput:
+    """`width` is that of the terminal, in characters; None where there is none to keep to."""
+
+    width: int | None = None
+    colours: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> TextOutput:
+        """The form of what is written to a stream; https://no-color.org is heeded."""
+        if not stream.isatty():
+            return cls()
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        return cls(max(MIN_WIDTH, shutil.get_terminal_size().columns), not plain)
+
+    def bold(self, text: str) -> str:
+        return self._coloured(text, BOLD)
+
+    def yellow(self, text: str) -> str:
+        return self._coloured(text, YELLOW)
+
+    def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
+        """Lines of a text, which begin with `first` and then with `rest`. Words, which may be
+        paths, stay whole."""
+        if self.width is None:
+            return [first + text]
+        return textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_on_hyphens=False,
+            break_long_words=False,
+        ) or [first.rstrip()]
+
+    def _coloured(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.colours else text
+
+
+# What the subcommands of `clustersmoke` share: their help, the logs they are given, output.
+
+
+def add(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help: str,
+    description: str,
+    examples: str,
+) -> argparse.ArgumentParser:
+    """Its parser; the line breaks of `description` and `examples` are kept."""
+    return subparsers.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """The logs to read, as words of the command line."""
+    parser.add_argument(
+        "logs",
+        nargs="+",
+        metavar="LOG",
+        help="a log; a directory, for all files below it; - for standard input",
+    )
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print what was found."""
+    for line in lines:
+        print(line)
+    sys.stdout.flush()

@@ -1,0 +1,118 @@
+"""The suite that ships, and its files written to a new place: nothing there is overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import __file__ as package_file
+from ..text import Problem, UsageProblems
+
+FOLDER = "smoke_tests"
+PACKAGE = Path(package_file).resolve().parent
+# What pytest reads its settings from (its documentation, "Configuration"), and how the table of
+# pytest begins there; the files that are its own need none.
+SETTINGS = {
+    "pytest.ini": r"",
+    ".pytest.ini": r"",
+    "pytest.toml": r"",
+    ".pytest.toml": r"",
+    "pyproject.toml": r"(?m)^\s*\[tool\.pytest(\.ini_options)?\]",
+    "tox.ini": r"(?m)^\[pytest\]",
+    "setup.cfg": r"(?m)^\[tool:pytest\]",
+}
+PYTEST_INI = """\
+# pytest finds the root of the suite, and with it cluster.yaml, by this file.
+[pytest]
+testpaths = smoke_tests
+addopts = -ra
+"""
+
+
+def shipped_suite() -> Path:
+    """The directory of the suite: in the package, or beside it where it is installed editable.
+    Raises UsageProblems where the installation has none."""
+    for path in (PACKAGE / f"_{FOLDER}", PACKAGE.parent / FOLDER):
+        if (path / "test_mlp.py").is_file():
+            return path
+    what = f"this installation of pytest-clustersmoke has no suite beside {PACKAGE}"
+    todo = "install it again (pip install --force-reinstall pytest-clustersmoke)"
+    raise UsageProblems([Problem(what, todo=todo)])
+
+
+def shipped_profile(name: str) -> dict[str, Any]:
+    """A profile of the cluster.yaml that ships, as it is written there."""
+    import yaml
+
+    # In the repository a link to its cluster.yaml.
+    file = yaml.safe_load((PACKAGE / "_cluster.yaml").read_text(encoding="utf-8"))
+    profile: dict[str, Any] = file["clusters"][name]
+    return profile
+
+
+def suite_files() -> dict[str, bytes]:
+    """The suite's files by their paths in a new cluster's directory."""
+    root = shipped_suite()
+    found = {}
+    for path in sorted(root.rglob("*")):
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith((".", "__pycache__")) for part in parts)
+        if path.is_file() and not hidden and path.suffix in (".py", ".jsonl"):
+            found["/".join((FOLDER, *parts))] = path.read_bytes()
+    return found
+
+
+def has_settings(directory: Path) -> bool:
+    """Whether pytest takes this directory for a root by a file of its own that is there."""
+    for name, table in SETTINGS.items():
+        try:
+            text = (directory / name).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        if re.search(table, text) and not (name == "pytest.ini" and text == PYTEST_INI):
+            return True
+    return False
+
+
+def write_files(directory: Path, files: Mapping[str, bytes], force: bool) -> list[str]:
+    """Write files below `directory` in their order; the names of those that were not there as they
+    are. Raises UsageProblems with everything that stands in the way, and OSError."""
+    if problems := list(dict.fromkeys(refusals(directory, files, force))):
+        raise UsageProblems(problems)
+    new = [name for name, data in files.items() if not _is_there(directory / name, data)]
+    for name in new:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a link the link itself, and not what it leads to
+        path.write_bytes(files[name])
+    return new
+
+
+def refusals(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterator[Problem]:
+    """Why the files cannot be written, or must not be."""
+    nearest = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "cannot be written" if nearest.is_dir() else "is not a directory"
+        yield Problem(f"{nearest} {why}", "DIRECTORY", "a directory that this user can write")
+        return
+    for name, data in files.items():
+        path = directory / name
+        above = next(one for one in path.parents if os.path.lexists(one))
+        if not above.is_dir():
+            yield Problem(f"{above} is not a directory", "DIRECTORY", todo="move it away")
+        elif path.is_dir():
+            yield Problem(f"{path} is a directory", "DIRECTORY", todo="move it away")
+        elif os.path.lexists(path) and not force and not _is_there(path, data):
+            todo = "name another directory, or replace it with --force"
+            yield Problem(f"{path} is there already", "DIRECTORY", todo=todo)
+
+
+def _is_there(path: Path, data: bytes) -> bool:
+    """Whether the file is there as it would be written."""
+    try:
+        return not path.is_symlink() and path.read_bytes() == data
+    except OSError:
+        return False

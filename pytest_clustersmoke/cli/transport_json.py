@@ -1,0 +1,164 @@
+"""The transports of a job as one JSON object, for programs.
+
+docs/reference/transports.md has every key.
+
+Numbers are numbers; what is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from ..evidence.nccl.nccl_log import Communicator, Member, NcclProcess, Where
+from .job_transports import JobTransports, hosts_of
+from .links import Link
+from .placement import Placement
+
+SCHEMA = 1
+
+
+def json_lines(job: JobTransports) -> Iterator[str]:
+    """The object, in lines for those who read it themselves."""
+    return _lines(_record(job))
+
+
+def _lines(value: Any, start: str = "") -> Iterator[str]:
+    """A value as JSON. A `map` is a list, of which each item is made when it is written: a job may
+    have millions of edges."""
+    if isinstance(value, map):
+        yield start + "["
+        for number, item in enumerate(value):
+            yield from _lines(item, " ," if number else " ")
+        yield "]"
+    elif isinstance(value, dict) and "edges" in value:
+        yield start + "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield from _lines(item, f'{"," if number else ""}"{key}": ')
+        yield "}"
+    else:
+        yield start + json.dumps(value)
+
+
+def _record(job: JobTransports) -> dict[str, Any]:
+    log = job.log
+    return {
+        "schema": SCHEMA,
+        "version": log.version,
+        "communicators": map(partial(_communicator, job), log.communicators),
+        "edges": map(_edge, job.merged()),
+        "asymmetric": job.asymmetric,
+        "collnet": _collnet(job),
+        "networks": [
+            {"network": name, "hosts": hosts_of(processes), "processes": len(processes)}
+            for name, processes in job.networks.items()
+        ],
+        "without_ib": sorted({process.host for process in log.without_ib}),
+        "warnings": [
+            {
+                "text": warn.text,
+                "source": warn.source,
+                "function": warn.function,
+                **_who(warn.process),
+                **_where(warn.where),
+                "count": warn.count,
+            }
+            for warn in log.warnings
+        ],
+        "torn": {"count": log.torn_count, "places": [_where(where) for where in log.torn]},
+        "unreadable": [{"file": name, "reason": reason} for name, reason in job.unreadable],
+        "files": job.files,
+    }
+
+
+def _communicator(job: JobTransports, one: Communicator) -> dict[str, Any]:
+    placement = job.placements[one.index]
+    processes = set(placement.processes.values())
+    networks = {name for process in processes for name in job.log.networks.get(process, ())}
+    ranks = sorted({*one.members, *placement.processes})
+    return {
+        "index": one.index,
+        "id": one.id,
+        "ranks": one.ranks,
+        "nodes": job.nodes(one),
+        "complete": one.complete,
+        "version": job.log.version if len(job.log.versions) == 1 else None,
+        "nvls": one.nvls,
+        "collnet": any(c.logger in processes for c in job.log.collnet) if processes else None,
+        "networks": sorted(networks),
+        "members": [_member(rank, one.members.get(rank), placement) for rank in ranks],
+        "edges": map(_edge, job.of(one)),
+    }
+
+
+def _member(rank: int, member: Member | None, placement: Placement) -> dict[str, Any]:
+    member = member or Member(None)
+    return {
+        "rank": rank,
+        **_who(placement.processes.get(rank)),
+        "cuda_device": member.cuda_device,
+        "nvml_device": member.nvml_device,
+        "bus_id": member.bus_id,
+        "local_rank": member.local_rank,
+        # None where no line of its init is there.
+        "complete": member.complete if member.complete or member.started else None,
+    }
+
+
+def _edge(link: Link) -> dict[str, Any]:
+    source, destination = link.ends
+    transport = link.transport
+    return {
+        "src": link.source,
+        "dst": link.destination,
+        "transport": link.wording,
+        "kind": transport.kind,
+        "placement": link.placement,
+        "hosts": {
+            "src": source.host if source else None,
+            "dst": destination.host if destination else None,
+        },
+        "channels": link.channels,
+        "connections": link.connections,
+        "net": transport.net,
+        "device": transport.device,
+        "nics": link.nics,
+        "src_nics": link.sender_nics,
+        "dst_nics": link.receiver_nics,
+        "gdrdma": transport.gdrdma,
+        "pxn_proxy": transport.pxn_proxy,
+        "shared": transport.shared,
+        "roles": link.roles,
+        "asymmetric": link.asymmetric,
+        "communicators": link.communicators,
+        "communicators_certain": link.certain,
+        **_where(link.where),
+    }
+
+
+def _collnet(job: JobTransports) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": one.rank,
+            "transport": one.wording,
+            "kind": one.kind,
+            "role": one.role,
+            "channels": one.channels,
+            "nic": one.nic,
+            **_who(one.logger),
+            **_where(one.where),
+        }
+        for one in job.log.collnet
+    ]
+
+
+def _who(process: NcclProcess | None) -> dict[str, Any]:
+    if process is None:
+        return {"host": None, "pid": None}
+    return {"host": process.host, "pid": int(process.pid) if process.pid.isdigit() else None}
+
+
+def _where(where: Where) -> dict[str, Any]:
+    return {"file": where.file, "line": where.line}

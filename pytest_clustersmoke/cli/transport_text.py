@@ -1,0 +1,252 @@
+"""A job's transports as text for people: what there is, what stands out, who talked over what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
+
+from ..evidence.nccl.nccl_log import Communicator, Warn
+from ..text import plural, ranges, sanitize_line
+from .job_transports import JobTransports, hosts_of
+from .links import INTER, INTRA, Link
+from .subcommand import TextOutput
+from .tables import table
+from .transport_remarks import RARE_SHARE, TransportRemark, remarks
+
+MAX_COMMUNICATORS = 8
+MAX_NODES = 8
+MAX_EXAMPLES = 4
+MAX_WARNINGS = 20
+MAX_NAMES = 8
+# So many pairs are shown one by one; of more, the rare ones.
+FEW_PAIRS = 64
+MAX_ROWS = 64
+# More rows than these are not aligned, which would take longer than reading their logs.
+MAX_TABLE = 1000
+UNKNOWN = "unknown"
+SIDES = {INTRA: "intra-node", INTER: "inter-node", None: UNKNOWN}
+PURPOSES = {0: "collectives", 1: "send/recv"}
+LOGGED_BY = {("send",): "sender", ("receive",): "receiver", ("receive", "send"): "both ends"}
+
+
+def text(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+    """Lines: header, remarks, summary, edges, warnings."""
+    yield from head(job, out, everything)
+    if job.links:
+        yield ""
+        yield from _summary(job)
+        yield ""
+        yield from _edges(job, out, everything)
+    yield from tail(job, out, everything)
+
+
+def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+    """What there is, and what stands out."""
+    log = job.log
+    counts = [
+        plural(len(log.communicators), "communicator"),
+        plural(len(job.links), "edge"),
+        f"{plural(len(job.files), 'file')} read",
+    ]
+    version = " and ".join(log.versions) or "(version unknown)"
+    for line in out.wrap(sanitize_line(f"NCCL {version}: {', '.join(counts)}"), rest="  "):
+        yield out.bold(line)
+    yield from _communicators(job, out, everything)
+    yield from out.wrap(sanitize_line(_networks(job)), rest="  ")
+    yield from out.wrap(sanitize_line(_in_network(job)), rest="  ")
+    found = remarks(job)
+    if found:
+        yield ""
+        for remark in found:
+            yield from _remark(remark, out, everything)
+
+
+def tail(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
+    """NCCL's own warnings."""
+    warnings = job.log.warnings
+    if warnings:
+        yield ""
+        yield out.bold(f"{plural(len(warnings), 'NCCL warning')} (NCCL WARN):")
+        most = None if everything else MAX_WARNINGS
+        yield from _some(map(_warning, warnings), most, "  ", "    ", out)
+
+
+def _some(
+    texts: Iterable[str], most: int | None, first: str, rest: str, out: TextOutput
+) -> Iterator[str]:
+    """Lines of the first texts, and how many more there are."""
+    more = 0
+    for number, one in enumerate(texts):
+        if most is None or number < most:
+            yield from out.wrap(sanitize_line(one), first, rest)
+        else:
+            more += 1
+    if more:
+        yield f"{first}... and {more:,} more (--all)"
+
+
+# -- Header and warnings ---------------------------------------------------------------------------
+
+
+def _communicators(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
+    found = job.log.communicators
+    if len(found) > MAX_COMMUNICATORS and not everything:
+        sizes = Counter(_size(job, one) for one in found).most_common()
+        told = (f"{plural(count, 'communicator')}: {size}" for size, count in sizes)
+        yield from _some(told, MAX_COMMUNICATORS, "", "  ", out)
+        return
+    for one in found:
+        name = f"communicator {one.index}" + (f" (id {one.id})" if one.id else "")
+        yield from out.wrap(sanitize_line(f"{name}: {_size(job, one)}"), rest="  ")
+        yield from _nodes(job, one, out, everything)
+
+
+def _size(job: JobTransports, one: Communicator) -> str:
+    """`16 ranks on 2 nodes, init complete`."""
+    nodes = job.nodes(one)
+    ranks = "ranks unknown" if one.ranks is None else plural(one.ranks, "rank")
+    where = ", nodes unknown" if nodes is None else f" on {plural(nodes, 'node')}"
+    done = sum(who.complete for who in one.members.values())
+    if one.complete:
+        init = "init complete"
+    elif one.complete is False:
+        init = f"init not complete (it is on {done:,})"
+    else:
+        init = f"init complete on {done:,}, unknown of the others" if done else "init unknown"
+    return f"{ranks}{where}, {init}"
+
+
+def _nodes(
+    job: JobTransports, one: Communicator, out: TextOutput, everything: bool
+) -> Iterator[str]:
+    crowds = job.placements[one.index].ranks_of
+    twice = Counter(node.host for node in crowds)
+    names = [f"{n.host} ({n.scope})" if twice[n.host] > 1 else n.host for n in crowds]
+    most = len(names) if everything or len(names) <= MAX_NODES else MAX_NODES // 2
+    width = max(map(len, names[:most]), default=0)
+    told = (
+        f"{name.ljust(width)}  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
+        for name, ranks in zip(names, crowds.values(), strict=True)
+    )
+    yield from _some(told, most, "  ", "      ", out)
+
+
+def _networks(job: JobTransports) -> str:
+    told = []
+    for name, processes in job.networks.items():
+        hosts = len(hosts_of(processes))
+        told.append(f"{name} on {plural(hosts, 'host')}" if hosts else name)
+    if not told:
+        return "network chosen: unknown"
+    return f"network chosen: {', '.join(told)} (only the edges show what carried anything)"
+
+
+def _in_network(job: JobTransports) -> str:
+    with_nvls = sum(bool(one.nvls) for one in job.log.communicators)
+    if 0 < with_nvls < len(job.log.communicators):
+        nvls = f"connected in {plural(with_nvls, 'communicator')}"
+    else:
+        nvls = "connected" if with_nvls or job.log.nvls else "no connection logged"
+    ranks = Counter(kind for kind, _ in {(one.kind, one.rank) for one in job.log.collnet})
+    told = [f"{kind} by {plural(count, 'rank')}" for kind, count in sorted(ranks.items())]
+    return f"NVLS: {nvls}; CollNet: {', '.join(told) or 'no connection logged'}"
+
+
+def _remark(remark: TransportRemark, out: TextOutput, everything: bool) -> Iterator[str]:
+    yield from map(out.yellow, out.wrap(sanitize_line(remark.text), "! ", "  "))
+    most = None if everything else MAX_EXAMPLES
+    yield from _some(remark.examples, most, "    ", "      ", out)
+
+
+def _warning(warn: Warn) -> str:
+    host = f"{warn.process.host}: " if warn.process else ""
+    source = " ".join(filter(None, [warn.source, warn.function and f"({warn.function})"]))
+    times = f" ({warn.count:,} times)" if warn.count > 1 else ""
+    return f"{warn.where}: {host}{warn.text}" + (f" [{source}]" if source else "") + times
+
+
+# -- Tables ----------------------------------------------------------------------------------------
+
+
+def _summary(job: JobTransports) -> list[str]:
+    """A row for each side and kind."""
+    order, rows = list(SIDES), []
+    for side, kind in sorted(job.pairs, key=lambda key: (order.index(key[0]), key[1])):
+        links = [one for one in job.links if one.placement == side and one.kind == kind]
+        used = sorted({one for link in links for one in link.connections})
+        purpose = ", ".join(PURPOSES.get(one, f"connection {one}") for one in used) or UNKNOWN
+        pairs = f"{job.pairs[side, kind]:,}"
+        rows.append([SIDES[side], kind, pairs, purpose, _nic_counts(links)])
+    return table(["side", "kind", "#pairs", "used for", "NICs (pairs)"], rows)
+
+
+def _nic_counts(links: Sequence[Link]) -> str:
+    """`mlx5_0 (254), mlx5_1 (254)`: the NICs, and the pairs of each."""
+    pairs: Counter[str] = Counter()
+    for _, same in groupby(links, key=attrgetter("pair")):
+        pairs.update({nic for link in same if link.transport.net for nic in link.nics or [UNKNOWN]})
+    return _listed(f"{nic} ({count:,})" for nic, count in sorted(pairs.items()))
+
+
+def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
+    """All edges where they are few, else the rare ones."""
+    links: Sequence[Link] = job.links
+    pairs = sum(1 for _ in groupby(links, key=attrgetter("pair")))
+    rare = pairs > FEW_PAIRS and not everything
+    if rare:
+        links = [link for link in links if _is_rare(job, link)]
+        what = "what is rare on its side" if links else "no kind is rare on its side"
+        yield from out.wrap(f"{what} (of {pairs:,} pairs; --all shows all):", rest="  ")
+    shown = links[:MAX_ROWS] if rare else links
+    titles = ["comm", "edge", "transport", "side", "NIC", "hosts", "channels", "logged by", "at"]
+    first = 0 if len(job.log.communicators) > 1 else 1
+    rows = chain([titles[first:]], (_row(link)[first:] for link in shown))
+    if len(shown) > MAX_TABLE:
+        yield from (sanitize_line("  ".join(cell or "-" for cell in row)) for row in rows)
+    elif shown:
+        yield from table(next(rows), rows)
+    if len(shown) < len(links):
+        yield f"... and {len(links) - len(shown):,} more (--all)"
+
+
+def _is_rare(job: JobTransports, link: Link) -> bool:
+    """Of a kind that few pairs of its side have, asymmetric, or of NET inside a node."""
+    few = job.pairs[link.placement, link.kind] <= RARE_SHARE * job.sides[link.placement]
+    return few or bool(link.asymmetric or (link.placement == INTRA and link.transport.net))
+
+
+def _row(link: Link) -> list[str]:
+    return [
+        "|".join(map(str, link.communicators)),
+        f"{link.source} -> {link.destination}" + " !" * bool(link.asymmetric),
+        link.wording,
+        SIDES[link.placement],
+        _nics(link),
+        _hosts(link),
+        ranges(link.channels).replace(" ", "") or UNKNOWN,
+        LOGGED_BY.get(link.roles, UNKNOWN),
+        str(link.where),
+    ]
+
+
+def _nics(link: Link) -> str:
+    if not link.transport.net:
+        return ""
+    ends = {"send": link.sender_nics, "receive": link.receiver_nics}
+    told = [_listed(nics) or UNKNOWN for role, nics in ends.items() if role in link.roles]
+    return " -> ".join(dict.fromkeys(told)) or _listed(link.nics) or UNKNOWN
+
+
+def _hosts(link: Link) -> str:
+    source, destination = link.ends
+    if source and destination and source != destination and source.host == destination.host:
+        return f"{source.host} ({source.scope}) -> {destination.host} ({destination.scope})"
+    return " -> ".join(dict.fromkeys(node.host if node else UNKNOWN for node in link.ends))
+
+
+def _listed(words: Iterable[str]) -> str:
+    told = list(words)
+    more = f", +{len(told) - MAX_NAMES}" if len(told) > MAX_NAMES else ""
+    return ", ".join(told[:MAX_NAMES]) + more

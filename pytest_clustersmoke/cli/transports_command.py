@@ -1,0 +1,101 @@
+"""`clustersmoke transports LOG...`: which transports a job used, by its NCCL logs."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .log_streams import ReadProgress, name_refused, open_stream
+from .subcommand import add, add_logs, print_lines
+
+if TYPE_CHECKING:
+    from .job_transports import JobTransports
+
+DESCRIPTION = """\
+Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
+pair of ranks, inside a node or between nodes, and what stands out. All logs given are taken
+for those of one job.
+"""
+EXAMPLES = """\
+examples:
+  clustersmoke transports nccl.*.log           all logs of a job together
+  clustersmoke transports --matrix slurm.out   rank by rank
+  clustersmoke transports --json reports/latest/phases/zero1_4node | jq .edges
+  zcat job.log.gz | clustersmoke transports -
+
+exit status: 0 done, 2 something was not readable (what could be read is printed first)
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    transports = add(
+        subparsers,
+        "transports",
+        "who talked to whom over what, from a job's NCCL logs",
+        DESCRIPTION,
+        EXAMPLES,
+    )
+    add_logs(transports)
+    form = transports.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    form.add_argument("--matrix", action="store_true", help="the edges rank by rank, as a picture")
+    form.add_argument("--all", action="store_true", help="leave nothing out, however much it is")
+    transports.set_defaults(run=_run)
+
+
+def _run(words: argparse.Namespace) -> int:
+    # What is read is kept until the end: searching millions of objects for garbage finds none.
+    gc.disable()
+    try:
+        job = _read(words.logs)
+        log = job.log
+        if job.files or log.edges or log.communicators or log.warnings:
+            print_lines(_lines(job, words))
+        name_refused(job.unreadable)
+        return 2 if job.unreadable else 0
+    finally:
+        gc.enable()
+
+
+def _read(words: list[str]) -> JobTransports:
+    """Read all there is; what cannot be read is noted in the job."""
+    from ..evidence.nccl.log_reader import Reader, Unreadable
+    from .job_transports import JobTransports
+    from .log_inputs import Inputs
+
+    inputs = Inputs.of(words)
+    reader, read, refused = Reader(), [], list(inputs.refused)
+    with ReadProgress(sys.stderr, inputs.size) as progress:
+        for one in inputs.found:
+            try:
+                with open_stream(one.path, progress) as stream:
+                    reader.stream(stream, one.name, one.scope)
+                read.append(one.name)
+            except Unreadable as error:
+                refused.append((one.name, str(error).removeprefix(one.name).strip()))
+            except OSError as error:
+                refused.append((one.name, f"cannot be read: {error.strerror or error}"))
+    return JobTransports(reader.log(), tuple(read), tuple(refused))
+
+
+def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
+    if words.json:
+        from .transport_json import json_lines
+
+        yield from json_lines(job)
+        return
+    from . import matrix, transport_text
+    from .subcommand import TextOutput
+
+    out = TextOutput.of(sys.stdout)
+    if not words.matrix:
+        yield from transport_text.text(job, out, words.all)
+        return
+    yield from transport_text.head(job, out)
+    if job.links:
+        yield ""
+        yield from matrix.matrices(job, out)
+    yield from transport_text.tail(job, out)

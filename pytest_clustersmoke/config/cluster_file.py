@@ -1,0 +1,151 @@
+"""The file as a whole: find it, check it, and load one profile from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..text import Problem, UsageProblems, near
+from .expansion import fill_in, variable
+from .field_types import NAME, NAME_FORM, context, listed
+from .profile import READING, Profile
+from .validation_problems import problems
+from .yaml_source import Source, read
+
+CONFIG_NAME = "cluster.yaml"
+
+
+def find_config(rootdir: Path, explicit: str | None) -> Path:
+    """The file that `--cluster-config` names, else `cluster.yaml` in pytest's root directory."""
+    if explicit is not None:
+        path = Path(explicit)
+        if not path.exists():
+            what = f"no such file: {explicit}"
+            raise UsageProblems([Problem(what, "--cluster-config", "a file of profiles")])
+        return path
+    path = rootdir / CONFIG_NAME
+    if not path.exists():
+        todo = "write one (`clustersmoke init`), or name one with --cluster-config"
+        what, expected = f"no {CONFIG_NAME} in {rootdir}", "a file of profiles there"
+        raise UsageProblems([Problem(what, "", expected, _other_root(rootdir) or todo)])
+    return path
+
+
+def _other_root(rootdir: Path) -> str:
+    """What to do if the file is here and pytest's root directory is not: before pytest knows our
+    options, it takes the word after an option for a path, and an existing path for a test path."""
+    here = Path.cwd()
+    if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
+        return ""
+    return (
+        f"there is one in {here}, but pytest took {rootdir} for its root: write an "
+        "option and its path with `=` (--cluster-report-dir=DIR), or add --rootdir=."
+    )
+
+
+class ClusterFile:
+    """A checked file; only mistakes that depend on the environment can remain."""
+
+    def __init__(self, path: Path, source: Source, environ: Mapping[str, str]) -> None:
+        self.path = path
+        self._source = source
+        self._environ = environ
+        self._clusters: Mapping[str, Any] = source.values["clusters"]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The profiles' names, in the order of the file."""
+        return tuple(self._clusters)
+
+    def description(self, name: str) -> str:
+        """A profile's line for `--cluster-list`."""
+        return str(self._clusters[name].get("description", ""))
+
+    def profile(self, name: str) -> Profile:
+        """One profile with its variables filled in; raises `UsageProblems`."""
+        if name not in self._clusters:
+            what, expected = f"no profile `{name}` in {self._source.file}", listed(self.names)
+            hint = near(name, self.names)
+            raise UsageProblems([Problem(what, "--cluster", f"one of {expected}", hint)])
+        found: list[Problem] = []
+        with _collect(found, name, self._source):
+            values = fill_in(self._clusters[name], lambda key: variable(key, self._environ))
+            profile = Profile.model_validate(values, context=context(values, expanded=True))
+        if found:
+            raise UsageProblems(found)
+        profile._name = name
+        profile._source = self._source
+        return profile
+
+
+def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
+    """Read and check a file of profiles; raises `UsageProblems` with all that is wrong."""
+    source = read(path, READING)
+    found = [*source.problems, *_top_level(source)]
+    clusters = source.values.get("clusters") if isinstance(source.values, dict) else None
+    for name, values in clusters.items() if isinstance(clusters, dict) else ():
+        found += _static_problems(name, values, source)
+    if found:
+        raise UsageProblems(sorted(dict.fromkeys(found), key=_line))
+    return ClusterFile(path, source, environ)
+
+
+def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
+    """The problems of a profile that do not depend on the environment."""
+    found = []
+    if not re.fullmatch(NAME, name):
+        where = source.where(("clusters", name))
+        found.append(Problem(f"`{name}` is not a valid name for a profile", where, NAME_FORM))
+    with _collect(found, name, source):
+        fill_in(values, lambda key: "")
+    with _collect(found, name, source):
+        Profile.model_validate(values, context=context(values, expanded=False))
+    return found
+
+
+@contextmanager
+def _collect(found: list[Problem], name: str, source: Source) -> Iterator[None]:
+    """Add the errors raised inside the block to `found`."""
+    try:
+        yield
+    except ValidationError as error:
+        top = ("clusters", name)
+        found += problems(error, ".".join(top), lambda route: source.where((*top, *route)))
+
+
+def _line(problem: Problem) -> int:
+    line = problem.where.rpartition(":")[2]
+    return int(line) if line.isdigit() else 0
+
+
+def _top_level(source: Source) -> Iterator[Problem]:
+    expected = "a mapping with the key `clusters`"
+    values = source.values
+    if not isinstance(values, dict):
+        yield Problem(
+            "the file is empty" if values is None else "the file is not a mapping",
+            source.file,
+            expected,
+        )
+        return
+    for key in values:
+        if key != "clusters" and not key.startswith("x-"):
+            yield Problem(
+                f"unknown key `{key}` at the top",
+                source.where((key,)),
+                "`clusters`, or a key that starts with `x-` (for anchors)",
+                near(key, ["clusters"]),
+            )
+    if "clusters" not in values:
+        yield Problem("the file has no `clusters`", source.file, expected)
+    elif not isinstance(values["clusters"], dict) or not values["clusters"]:
+        yield Problem(
+            "`clusters` lists no profile",
+            source.where(("clusters",)),
+            "profiles, each under its name",
+        )

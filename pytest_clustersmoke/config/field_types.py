@@ -1,0 +1,258 @@
+"""Types of values in cluster.yaml that pydantic does not have: paths, tolerances, names.
+
+A value that does not fit raises `misfit`, which says what was expected. Validators get the whole
+profile as written in their context, so a rule between two keys is checked at one of them, whatever
+else is wrong with the profile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from ..text import near
+from .yaml_source import Route
+
+# The type of an error that carries `what`, `expected` and `todo` in its context.
+MISFIT = "misfit"
+# Errors of several keys: the route from the validated value, the error, and the key's value.
+Misfits = list[tuple[Route, PydanticCustomError, Any]]
+
+Scalar = str | int | float | bool
+_SCALAR_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
+# Of profiles and phases.
+NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+NAME_FORM = "letters, digits, `_` and `-`"
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_PERCENT = re.compile(r"([-+]?\d+(?:\.\d+)?) *%")
+# Set by torchrun or by the launcher for each rank or process.
+_LAUNCHER_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NCCL_DEBUG_FILE",
+)
+
+
+class Section(BaseModel):
+    """A mapping of cluster.yaml with a fixed set of keys."""
+
+    # Inner models are built once, as part of the profile that holds them.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+def misfit(expected: str, todo: str = "", what: str = "{key} {is}") -> PydanticCustomError:
+    """An error for a user. In `what`, `{key}` is the value's full name, `{at}` the name of its
+    section, and `{is}` says what the value is."""
+    return PydanticCustomError(MISFIT, "misfit", {"what": what, "expected": expected, "todo": todo})
+
+
+def raise_misfits(misfits: Misfits) -> None:
+    """Raise all of them at once, if there are any."""
+    details = [
+        InitErrorDetails(type=error, loc=route, input=value) for route, error, value in misfits
+    ]
+    if details:
+        raise ValidationError.from_exception_data("cluster.yaml", details)
+
+
+def context(profile: Any, expanded: bool) -> dict[str, Any]:
+    """What validators can look at besides their own value."""
+    return {"profile": profile, "expanded": expanded}
+
+
+def elsewhere(info: ValidationInfo, *route: str) -> Any:
+    """The value of another key of the profile as written; None if it is absent."""
+    value = (info.context or {}).get("profile")
+    for key in route:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def is_open(text: str, info: ValidationInfo) -> bool:
+    """Whether the text still holds variables, so that its final form is not known."""
+    return "$" in text and not (info.context or {}).get("expanded")
+
+
+def listed(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def key_of(kind: str, known: Iterable[str]) -> AfterValidator:
+    """A name out of a fixed set; `kind` says what the names are."""
+    words = tuple(known)
+
+    def check(word: str) -> str:
+        if word not in words:
+            what = f"unknown {kind} `{word}` in {{at}}"
+            raise misfit(f"one of {listed(words)}", near(word, words), what)
+        return word
+
+    return AfterValidator(check)
+
+
+def name_of(thing: str, pattern: str, form: str) -> AfterValidator:
+    """A name that users choose."""
+
+    def check(name: str) -> str:
+        if not re.fullmatch(pattern, name):
+            raise misfit(form, what=f"`{name}` in {{at}} is not a valid name for {thing}")
+        return name
+
+    return AfterValidator(check)
+
+
+def _listed_phase(name: str, info: ValidationInfo) -> str:
+    phases = elsewhere(info, "phases")
+    if isinstance(phases, dict) and phases and name not in phases:
+        what = f"`{name}` in {{at}} is not listed under `phases`"
+        raise misfit(f"one of {listed(phases)}", near(name, phases), what)
+    return name
+
+
+def _not_the_launchers(name: str) -> str:
+    if name in _LAUNCHER_VARIABLES:
+        what = f"`{name}` in {{at}} is reserved: the tool sets it for each process"
+        raise misfit("", "remove it", what)
+    return name
+
+
+def _path(value: Any, info: ValidationInfo) -> Path:
+    if not isinstance(value, str):
+        raise misfit("an absolute path")
+    if not is_open(value, info):
+        _check_path(value)
+    return Path(value)
+
+
+def _path_text(value: Any, info: ValidationInfo) -> str:
+    return str(_path(value, info))
+
+
+def _check_path(value: str) -> None:
+    if not value.startswith(("/", "~/")) and value != "~":
+        raise misfit("an absolute path")
+    if "%" in value or not value.isprintable():
+        # sbatch fills in %j and the like in the paths of a job's files.
+        raise misfit("a path without `%` and control characters, which sbatch would misread")
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise misfit("text that is not blank")
+    return value
+
+
+def _line(value: str) -> str:
+    if not _text(value).isprintable():
+        raise misfit("one line of text")
+    return value
+
+
+def _variable_value(value: Any) -> str:
+    # Numbers arrive as the text that was written: see `schema.is_text`.
+    if not isinstance(value, str):
+        raise misfit("text", 'write "" for an empty value' if value is None else "")
+    if "\n" in value or "\0" in value:
+        raise misfit("one line of text")
+    return value
+
+
+def _argument(value: Any) -> Scalar | None:
+    if value is not None and not isinstance(value, Scalar):
+        raise misfit("text, a number, true, false or null")
+    if isinstance(value, str) and ("\n" in value or "\0" in value):
+        raise misfit("one line of text")
+    return value
+
+
+def _percent(value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise misfit(f"a percentage such as `-10 %` (is {value:g} a fraction or a percentage?)")
+    match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise misfit("a percentage such as `-10 %`")
+    return float(match[1]) / 100
+
+
+def _lower(value: Any) -> float:
+    share = _percent(value)
+    if not -1 < share <= 0:
+        raise misfit("more than -100 % and at most 0 %: how far below the value still passes")
+    return share
+
+
+def _upper(value: Any) -> float:
+    share = _percent(value)
+    if share < 0:
+        raise misfit("at least 0 %: how far above the value still passes")
+    return share
+
+
+def _day(value: Any) -> date:
+    try:
+        if isinstance(value, str) and _DAY.fullmatch(value):
+            return date.fromisoformat(value)
+    except ValueError:
+        pass
+    raise misfit("a calendar date such as `2026-12-31`")
+
+
+def _nothing_is_empty(value: Any) -> Any:
+    """`mlp_1gpu:` without a value lists the phase and sets nothing."""
+    return {} if value is None else value
+
+
+_TEXT_SCHEMA = WithJsonSchema({"type": "string"})
+_PERCENT_SCHEMA = WithJsonSchema({"type": "string", "pattern": r"^[-+]?\d+(\.\d+)? *%$"})
+
+AbsolutePath = Annotated[Path, PlainValidator(_path), _TEXT_SCHEMA]
+PathText = Annotated[str, PlainValidator(_path_text), _TEXT_SCHEMA]
+Text = Annotated[str, AfterValidator(_text)]
+Line = Annotated[str, AfterValidator(_line)]
+PhaseName = Annotated[str, name_of("a phase", NAME, NAME_FORM)]
+ListedPhase = Annotated[str, AfterValidator(_listed_phase)]
+_VARIABLE_FORM = "letters, digits and `_`, not starting with a digit"
+VariableName = Annotated[
+    str,
+    name_of("a variable", r"[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_FORM),
+    AfterValidator(_not_the_launchers),
+]
+VariableValue = Annotated[
+    str, PlainValidator(_variable_value), WithJsonSchema({"type": ["string", "number", "boolean"]})
+]
+Version = Annotated[Line, WithJsonSchema({"type": ["string", "number"]})]
+_ARGUMENT_FORM = "letters, digits and `_`, starting with a letter"
+ArgumentName = Annotated[str, name_of("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
+Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
+Lower = Annotated[float, PlainValidator(_lower), _PERCENT_SCHEMA]
+Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
+Day = Annotated[
+    date,
+    PlainValidator(_day),
+    WithJsonSchema({"type": "string", "format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}),
+]
+Count = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NothingIsEmpty = BeforeValidator(_nothing_is_empty)

@@ -1,0 +1,125 @@
+"""What `@pytest.mark.phase(...)` says, checked for itself, without any cluster."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..text import Problem, near
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MARKER_KEYS = ("script", "nodes", "gpus_per_node", "args", "small", "timeout_s")
+DEFAULT_TIMEOUT_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Marked:
+    """One phase marker that was found right."""
+
+    name: str
+    script: Path
+    nodes: int
+    gpus_per_node: int
+    args: Mapping[str, Any]
+    timeout_s: float
+    where: str
+    small: Mapping[str, Any] = field(default_factory=dict)  # arguments that train in seconds
+
+    @property
+    def size_mark(self) -> str:
+        return size_mark(self.nodes, self.gpus_per_node)
+
+
+def size_mark(nodes: int, gpus_per_node: int) -> str:
+    if nodes > 1:
+        return "multinode"
+    return "multigpu" if gpus_per_node > 1 else "singlegpu"
+
+
+def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Problem]:
+    """Arguments go to the nodes as JSON and to the program as words."""
+    if not isinstance(args, Mapping):
+        return [Problem(f"{key} of {phase} is no mapping", where, "a dict of options")]
+    return [
+        Problem(
+            f"{key}[{name!r}]={value!r} of {phase}",
+            where,
+            "a name, and text, a finite number, true, false, None, or a list of such",
+        )
+        for name, value in args.items()
+        if not isinstance(name, str) or not _is_plain(value)
+    ]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) and not isinstance(one, list | tuple) for one in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
+
+
+def read_marker(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], file: Path, where: str
+) -> tuple[Marked | None, list[Problem]]:
+    """Check one marker. `file` is the test file: `script` is relative to its directory."""
+    problems = [
+        Problem(
+            f"unknown argument `{key}` of the phase marker",
+            where,
+            f"one of {', '.join(MARKER_KEYS)}",
+            near(key, MARKER_KEYS),
+        )
+        for key in kwargs
+        if key not in MARKER_KEYS
+    ]
+    name = args[0] if len(args) == 1 else None
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problems.append(
+            Problem(
+                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
+                where,
+                "one name of letters, digits, `_` and `-` first: "
+                '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
+            )
+        )
+    script = kwargs.get("script")
+    if not isinstance(script, str) or not script:
+        problems.append(
+            Problem(
+                f"phase {name!r} has no script",
+                where,
+                'script="PROGRAM.py", a program that torchrun can run, beside the test file',
+            )
+        )
+    for key in ("nodes", "gpus_per_node", "timeout_s"):
+        value = kwargs.get(key, 1)
+        kinds = (int, float) if key == "timeout_s" else (int,)
+        if type(value) not in kinds or not math.isfinite(value) or value <= 0:
+            expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
+            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, expected))
+    for key in ("args", "small"):
+        problems += _argument_problems(key, kwargs.get(key, {}), f"phase {name!r}", where)
+    if problems:
+        return None, problems
+    assert isinstance(name, str) and isinstance(script, str)
+    path = (file.parent / script).resolve()
+    if not path.is_file():
+        problems.append(
+            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
+        )
+    marked = Marked(
+        name,
+        path,
+        int(kwargs.get("nodes", 1)),
+        int(kwargs.get("gpus_per_node", 1)),
+        dict(kwargs.get("args", {})),
+        float(kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)),
+        where,
+        dict(kwargs.get("small", {})),
+    )
+    return marked, problems

@@ -1,0 +1,389 @@
+"""The validated, frozen profile: its keys, their types, and the rules between them.
+
+The descriptions go into the JSON Schema."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from ..text import near
+from . import field_types as f
+from .metrics import METRICS
+from .sbatch_options import Options, normal
+from .waivers import Known
+from .yaml_source import Reading, Route, Source
+
+# Seconds without progress after which a stage counts as hung; a profile may set its own.
+STAGE_LIMITS_S: dict[str, float] = {
+    "init": 120,
+    "data": 600,
+    "model": 300,
+    "compile": 600,
+    "first_step": 300,
+    "train_step": 60,
+    "probe": 300,
+    "checkpoint": 600,
+    "reload": 600,
+}
+# Kinds of criteria that `require` can make necessary for FIT.
+CRITERIA_KINDS = ("transports", "references", "history")
+# What `expect.<phase>.versions` can be compared with.
+VERSION_NAMES = (
+    "python",
+    "torch",
+    "cuda",
+    "cudnn",
+    "nccl",
+    "driver",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "datasets",
+    "accelerate",
+)
+
+TRANSPORT_FAMILIES = ("P2P", "SHM", "NET", "NVLS", "COLLNET")
+_GLOB_START = re.compile(r"[*?\[]")
+
+
+def _with_defaults(limits: dict[str, float]) -> dict[str, float]:
+    return {**STAGE_LIMITS_S, **limits}
+
+
+def _transport(glob: str, info: ValidationInfo) -> str:
+    if not f.is_open(glob, info) and not _names_transport(glob):
+        start = _GLOB_START.split(glob)[0].split("/")[0]
+        raise f.misfit(
+            "a glob over NCCL's names, such as `P2P/*`, `SHM*`, `NET/IB*`",
+            near(start.upper(), TRANSPORT_FAMILIES),
+            f"`{glob}` in {{at}} matches no transport",
+        )
+    return glob
+
+
+def _names_transport(glob: str) -> bool:
+    """Whether a glob can match a name that starts with one of the families."""
+    before_glob = _GLOB_START.split(glob)[0]
+    if before_glob != glob and "/" not in before_glob:
+        return any(
+            family.startswith(before_glob) or before_glob.startswith(family)
+            for family in TRANSPORT_FAMILIES
+        )
+    return before_glob.split("/")[0] in TRANSPORT_FAMILIES
+
+
+_StageLimits = dict[Annotated[str, f.key_of("stage", STAGE_LIMITS_S)], f.Seconds]
+_Transports = tuple[Annotated[str, AfterValidator(_transport)], ...]
+
+
+class Hardware(f.Section):
+    """The hardware of a node."""
+
+    gpu: f.Line = Field(
+        description="the GPU's name as its driver reports it; `any`; or `none` to request no GPU"
+    )
+    device: Literal["cuda", "cpu", "auto"] = Field(
+        default="cuda",
+        description="what ranks train on; `auto` means CUDA if a node has enough GPUs",
+    )
+    gpus_per_node: f.Count = Field(description="GPUs of a node, and so the most ranks it runs")
+    interconnect: str = Field(default="", description="how the nodes are connected, for the reader")
+    nodes: f.Count | None = Field(
+        default=None, description="how many nodes the cluster has, if that limits a phase"
+    )
+
+    @model_validator(mode="after")
+    def _trains_on_something(self) -> Hardware:
+        if self.gpu == "none" and self.device != "cpu":
+            what = "`gpu: none` in {at} without `device: cpu`"
+            error = f.misfit("the GPU's name, or `device: cpu`", what=what)
+            f.raise_misfits([(("gpu",), error, self.gpu)])
+        return self
+
+
+class EnvBlock(f.Section):
+    """Variables of the node's environment."""
+
+    set: dict[f.VariableName, f.VariableValue] = Field(
+        default={}, description="variables to set, after `unset`"
+    )
+    unset: tuple[f.VariableName, ...] = Field(
+        default=(), description="variables to remove, after `setup`"
+    )
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> EnvBlock:
+        misfits: f.Misfits = []
+        for name in (name for name in self.set if name in self.unset):
+            what = f"`{name}` in {{at}} is under both `set` and `unset`"
+            misfits.append((("set", name), f.misfit("one of the two", what=what), name))
+        f.raise_misfits(misfits)
+        return self
+
+
+class EnvSettings(f.Section):
+    """The environment on the nodes, by the number of nodes of a phase."""
+
+    common: EnvBlock = Field(default=EnvBlock(), description="for every phase")
+    single_node: EnvBlock = Field(
+        default=EnvBlock(), description="for phases of one node, after `common`"
+    )
+    multi_node: EnvBlock = Field(
+        default=EnvBlock(), description="for phases of several nodes, after `common`"
+    )
+
+
+class Limits(f.Section):
+    """How much of the cluster a run may use, and how long it waits."""
+
+    max_jobs: f.Count = Field(default=8, description="jobs at once, pending or running")
+    queue_wait_s: f.Seconds | None = Field(
+        default=None, description="how long a job may wait in the queue; no limit by default"
+    )
+    poll_s: Annotated[float, Field(gt=0, le=3)] = Field(
+        default=2.0, description="seconds between two queries of the scheduler while a job runs"
+    )
+    dump_wait_s: f.Seconds = Field(
+        default=10.0, description="seconds to wait for the other nodes' stacks after a hang"
+    )
+    keep_runs: f.Count = Field(default=30, description="how many runs are kept")
+
+
+class PhaseSettings(f.Section):
+    """What this cluster sets for one phase; absent keys keep the values of the marker."""
+
+    nodes: f.Count | None = Field(default=None, description="nodes of the job")
+    gpus_per_node: f.Count | None = Field(
+        default=None, description="GPUs, and so ranks, on each node"
+    )
+    timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
+    writes_gib: f.Seconds | None = Field(
+        default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
+    )
+    slurm: Options = Field(default={}, description="sbatch options; `false` drops one")
+    args: dict[f.ArgumentName, f.Argument] = Field(
+        default={}, description="arguments of the rank program"
+    )
+    env: EnvBlock = Field(default=EnvBlock(), description="variables, after those of the cluster")
+    stage_limits_s: _StageLimits = Field(
+        default={}, description="as for the cluster, for this phase"
+    )
+
+    @field_validator("nodes", "gpus_per_node")
+    @classmethod
+    def _fits_the_hardware(cls, asked: int | None, info: ValidationInfo) -> int | None:
+        there = f.elsewhere(info, "hardware", str(info.field_name))
+        if asked is not None and isinstance(there, int) and asked > there:
+            thing = "nodes" if info.field_name == "nodes" else "GPUs per node"
+            what = f"{{at}} asks for {asked} {thing}, but the hardware has {there}"
+            raise f.misfit(f"at most {there}", what=what)
+        return asked
+
+
+class Reference(f.Section):
+    """What a metric is compared with: a value and its tolerance."""
+
+    value: f.Seconds = Field(description="what was measured when the cluster was healthy")
+    lower: f.Lower | None = Field(
+        default=None, description="how far below the value still passes, such as `-10 %`"
+    )
+    upper: f.Upper | None = Field(
+        default=None, description="how far above the value still passes, such as `+10 %`"
+    )
+    unit: str = Field(description="the metric's unit")
+    source: f.Line = Field(description="where the value comes from, for the reader of a failure")
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Reference:
+        if self.lower is None and self.upper is None:
+            what = "{key} has no bound, so it can never fail"
+            raise f.misfit("`lower` or `upper`, such as `lower: -10 %`", what=what)
+        return self
+
+    @property
+    def low(self) -> float | None:
+        """The lowest value that still passes, in the metric's unit."""
+        return None if self.lower is None else self.value * (1 + self.lower)
+
+    @property
+    def high(self) -> float | None:
+        """The highest value that still passes, in the metric's unit."""
+        return None if self.upper is None else self.value * (1 + self.upper)
+
+
+def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
+    misfits: f.Misfits = []
+    for name, reference in references.items():
+        expected = f"`{METRICS[name].unit}`, the unit of {name}"
+        if reference.unit != METRICS[name].unit:
+            error = f.misfit(expected, "convert the value if it was measured in another unit")
+            misfits.append(((name, "unit"), error, reference.unit))
+    f.raise_misfits(misfits)
+    return references
+
+
+_References = Annotated[
+    dict[Annotated[str, f.key_of("metric", METRICS)], Reference], AfterValidator(_in_their_units)
+]
+
+
+class Expectation(f.Section):
+    """The transports and versions that must be found in a phase."""
+
+    intra_node: _Transports = Field(default=(), description="transports inside a node, as globs")
+    inter_node: _Transports = Field(default=(), description="transports between nodes, as globs")
+    forbid: _Transports = Field(default=(), description="transports that must not occur, as globs")
+    gpudirect: Literal["required", "forbidden", "any"] = Field(
+        default="any", description="GPUDirect RDMA between nodes"
+    )
+    hca: f.Line | None = Field(default=None, description="name of the RDMA device, as a glob")
+    versions: dict[Annotated[str, f.key_of("name", VERSION_NAMES)], f.Version] = Field(
+        default={}, description="versions in the ranks, as globs"
+    )
+
+
+class Profile(f.Section):
+    """One cluster of cluster.yaml, validated, with its variables filled in."""
+
+    backend: Literal["local", "slurm"] = Field(
+        description="how jobs are run: on this machine, or by Slurm"
+    )
+    description: str = Field(default="", description="one line for `--cluster-list`")
+    shared_dir: f.AbsolutePath = Field(
+        description="directory of the runs, which every node sees under the same path"
+    )
+    node_local: tuple[f.PathText, ...] = Field(
+        default=(), description="paths that nodes do not share; nothing of a run may lie there"
+    )
+    python: f.Line | None = Field(
+        default=None, description="shell command for Python on the nodes; by default this Python"
+    )
+    lab: bool = Field(default=False, description="use the Slurm that `clustersmoke lab up` started")
+    hardware: Hardware = Field(description="what a node has")
+    setup: tuple[f.Text, ...] = Field(
+        default=(),
+        description="shell lines that run before the job; the node's shell expands variables",
+    )
+    slurm: Options = Field(default={}, description="sbatch options of every job")
+    env: EnvSettings = Field(default=EnvSettings(), description="variables on the nodes")
+    limits: Limits = Field(
+        default=Limits(), description="how much a run may use, and how long it waits"
+    )
+    stage_limits_s: Annotated[_StageLimits, AfterValidator(_with_defaults)] = Field(
+        default=STAGE_LIMITS_S,
+        description="seconds without progress after which a stage counts as hung",
+    )
+    require: tuple[Annotated[str, f.key_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
+        default=(), description="kinds of criteria without which a phase cannot be FIT"
+    )
+    sizes: Literal["full", "small"] = Field(
+        default="full",
+        description="`small`: each phase runs with the arguments that its marker gives as `small`",
+    )
+    phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
+        min_length=1, description="the phases that run here, with what this cluster sets for each"
+    )
+    references: dict[f.ListedPhase, _References] = Field(
+        default={}, description="by phase and metric, what to measure against"
+    )
+    history_check: Literal["fail", "warn"] = Field(
+        default="fail",
+        description="whether a metric that differs from its past runs fails its criterion, or is "
+        "only reported (for a machine that also does other work)",
+    )
+    expect: dict[f.ListedPhase, Expectation] = Field(
+        default={}, description="by phase, transports and versions that must be found"
+    )
+    known: tuple[Known, ...] = Field(
+        default=(), description="failures to report as known, neither as passed nor as failed"
+    )
+
+    @field_validator("shared_dir")
+    @classmethod
+    def _is_shared(cls, shared: Path, info: ValidationInfo) -> Path:
+        own = f.elsewhere(info, "node_local")
+        for path in own if isinstance(own, tuple) else ():
+            if isinstance(path, str) and path and shared.is_relative_to(path):
+                what = f"`shared_dir` in {{at}} is {shared}, below {path}, which nodes do not share"
+                expected = "a directory that every node sees under the same path"
+                raise f.misfit(expected, what=what)
+        return shared
+
+    @field_validator("lab")
+    @classmethod
+    def _is_a_slurm(cls, lab: bool, info: ValidationInfo) -> bool:
+        if lab and f.elsewhere(info, "backend") == "local":
+            what = "`lab: true` in {at}, but the profile's backend is `local`"
+            raise f.misfit("`backend: slurm`, since the lab runs Slurm", what=what)
+        return lab
+
+    _name: str = PrivateAttr("")
+    _source: Source = PrivateAttr(default_factory=lambda: Source("cluster.yaml"))
+
+    @property
+    def name(self) -> str:
+        """The profile's name: its key under `clusters`."""
+        return self._name
+
+    def where(self, *route: str | int) -> str:
+        """`file:line` of a key, or of the nearest key around it if it is absent."""
+        under: Route = ("clusters", self._name)
+        for part in route:
+            under = (*under, key_form(under, part) if isinstance(part, str) else part)
+        return self._source.where(under)
+
+    def wrote(self, *route: str) -> bool:
+        """Whether the key is in the file; otherwise its value is the tool's default."""
+        return ("clusters", self._name, *route) in self._source.lines
+
+
+def key_form(route: Route, key: str) -> str:
+    """The canonical form of sbatch options and arguments: underscores in place of dashes."""
+    inside = route[2:]
+    if inside == ("slurm",) or (
+        len(inside) == 3 and inside[0] == "phases" and inside[2] in ("slurm", "args")
+    ):
+        return normal(key)
+    return key
+
+
+def is_text(route: Route) -> bool:
+    """Whether a number is text at this key: `2.10` is a version, `1` the value of a variable."""
+    inside = route[2:]
+    in_env = inside[:1] == ("env",) or (inside[:1] == ("phases",) and inside[2:3] == ("env",))
+    return (in_env and inside[-2:-1] == ("set",)) or (
+        inside[:1] == ("expect",) and inside[2:3] == ("versions",)
+    )
+
+
+READING = Reading(key=key_form, is_text=is_text)
+
+
+def section_model(route: Route) -> type[BaseModel] | None:
+    """The model at a route inside a profile; None if users choose the keys there."""
+    if route == ():
+        return Profile
+    models: dict[tuple[str, int], type[BaseModel]] = {
+        ("hardware", 1): Hardware,
+        ("limits", 1): Limits,
+        ("env", 1): EnvSettings,
+        ("env", 2): EnvBlock,
+        ("phases", 2): PhaseSettings,
+        ("phases", 3): EnvBlock,
+        ("references", 3): Reference,
+        ("expect", 2): Expectation,
+        ("known", 2): Known,
+    }
+    return models.get((str(route[0]), len(route)))

@@ -1,0 +1,115 @@
+"""Acknowledged failures: what an entry of `known` may cover, and for how long.
+
+Somebody is responsible for an acknowledgement, so it must be exact and short-lived: an entry that
+covers every failure, a phase that does not run here, or more than LONGEST_DAYS is refused. An
+expired entry is not a mistake: it has no effect, and the run says so.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date, timedelta
+from fnmatch import fnmatchcase
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from ..text import near
+from . import field_types as f
+from .hostlist import MOST, expand_hostlist
+
+# A quarter: whoever is responsible for a failure reviews it at least that often.
+LONGEST_DAYS = 90
+# A name with numbers in one pair of brackets, with wildcards only behind it; or a name alone.
+_RANGE = r"\d{1,9}(?:-\d{1,9})?"
+_HOST = rf"(?:[^,\[\]\s*?]+\[{_RANGE}(?:,{_RANGE})*\][^,\[\]\s]*|[^,\[\]\s]+)"
+_HOST_LIST = re.compile(rf"{_HOST}(?:,{_HOST})*")
+# A criterion's own name; its parameters may stand in brackets.
+_ONE_NAME = re.compile(r"\w+(?:\[[^*?\[\]]*\])?")
+
+
+class Known(f.Section):
+    """A failure acknowledged until a day: of a node, or of a criterion of a phase."""
+
+    node: f.Line | None = Field(
+        default=None, description="the node that is bad, or a Slurm host list"
+    )
+    phase: f.Line | None = Field(
+        default=None, description="the phase whose criterion fails, as a glob"
+    )
+    criterion: f.Line | None = Field(
+        default=None, description="the criterion that fails, as a glob; `job` for the job itself"
+    )
+    reason: f.Line = Field(description="why it fails and who takes care of it, in one line")
+    until: f.Day = Field(description="the last day on which this is valid")
+
+    @field_validator("node")
+    @classmethod
+    def _is_host_list(cls, node: str | None) -> str | None:
+        if node is not None and not _is_host_list(node):
+            raise f.misfit(
+                "names as Slurm writes them (`gpu[10-12,20],login1`), with `*` and `?` as "
+                "wildcards; `[` opens a range of numbers",
+                what=f"`node: {node}` in {{at}} is not a list of nodes",
+            )
+        return node
+
+    @field_validator("phase")
+    @classmethod
+    def _matches_a_phase(cls, phase: str | None, info: ValidationInfo) -> str | None:
+        phases = _listed_phases(info)
+        if phase is not None and phases and not any(fnmatchcase(name, phase) for name in phases):
+            what = f"`{phase}` in {{at}} matches no phase listed under `phases`"
+            raise f.misfit(f"one of {f.listed(phases)}", near(phase, phases), what)
+        return phase
+
+    @field_validator("until")
+    @classmethod
+    def _is_soon(cls, until: date) -> date:
+        last = date.today() + timedelta(days=LONGEST_DAYS)
+        if until > last:
+            raise f.misfit(
+                f"a day up to {last.isoformat()}",
+                "review the entry and renew it by then",
+                f"{{key}} {{is}}, more than {LONGEST_DAYS} days ahead",
+            )
+        return until
+
+    @model_validator(mode="after")
+    def _names_something(self, info: ValidationInfo) -> Known:
+        targets = {"node": self.node, "phase": self.phase, "criterion": self.criterion}
+        globs = {key: glob for key, glob in targets.items() if glob is not None}
+        if list(globs) not in (["node"], ["phase", "criterion"]):
+            has = " and ".join(f"`{key}`" for key in globs) or "neither `node` nor `phase`"
+            raise f.misfit("either `node`, or `phase` with `criterion`", what=f"{{key}} has {has}")
+        if _is_everything(globs, _listed_phases(info)):
+            named = " and ".join(f"`{key}: {glob}`" for key, glob in globs.items())
+            what = f"{named} in {{key}} covers every failure"
+            raise f.misfit("the names of what is known to fail", what=what)
+        return self
+
+
+def _listed_phases(info: ValidationInfo) -> list[str]:
+    phases = f.elsewhere(info, "phases")
+    return list(phases) if isinstance(phases, dict) else []
+
+
+def _is_host_list(text: str) -> bool:
+    """Whether the whole text is a list that expand() reads, without an empty range."""
+    if _HOST_LIST.fullmatch(text) is None:
+        return False
+    ranges = [one for group in re.findall(r"\[([^]]*)\]", text) for one in group.split(",")]
+    ends = [one.partition("-")[::2] for one in ranges]
+    forward = all(int(first) <= int(last or first) for first, last in ends)
+    return forward and len(expand_hostlist(text)) < MOST
+
+
+def _is_everything(globs: dict[str, str], phases: list[str]) -> bool:
+    """Whether an entry covers every failure: of any node, or of any phase's job or criteria."""
+    if "node" in globs:
+        names = expand_hostlist(globs["node"])
+        return any(not re.search(r"\w", name.partition(".")[0]) for name in names)
+    phase, criterion = globs["phase"], globs["criterion"]
+    every = set(phase) <= set("*?") or (
+        re.search(r"[*?\[]", phase) and all(fnmatchcase(name, phase) for name in phases)
+    )
+    return bool(every) and (criterion == "job" or _ONE_NAME.fullmatch(criterion) is None)

@@ -1,0 +1,68 @@
+"""Numbers of a training that are not finite: in which step, and on which rank first.
+
+A loss shows a NaN on the rank that has it; a reduction hands it to all, whose losses show it one
+step later. The gradients that each rank watched before their reduction tell whose it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..evidence.job_results import RankResult
+from ..evidence.metric import fail
+from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import number
+
+
+@dataclass(frozen=True, order=True)
+class _Bad:
+    """Where one rank's numbers end. In a step the loss comes before the gradients."""
+
+    step: float
+    order: int
+    rank: int
+    what: str
+
+
+def check(phase: PhaseResult) -> None:
+    """Fails where a rank's loss or watched gradient is not finite, naming the first; where ranks
+    have not told of their losses; and where some watched their gradients and others did not."""
+    __tracebackhide__ = True
+    losses, watched = phase.events("losses"), phase.events("gradient_watch")
+    everyone = list(range(phase.world_size))
+    if sorted(losses) != everyone:
+        fail(f"losses are told by ranks {sorted(losses)} of {phase.world_size}")
+    if watched and sorted(watched) != everyone:
+        fail(f"gradients are watched by ranks {sorted(watched)} of {phase.world_size}")
+    bad = [
+        _Bad(_step(one), 0, rank, "the loss is")
+        for rank, one in losses.items()
+        if one.get("local_finite") is not True
+    ]
+    bad += [
+        _Bad(_step(one), 1, rank, f"the gradient of {one.get('not_finite_in')} is")
+        for rank, one in watched.items()
+        if one.get("not_finite_at") is not None
+    ]
+    if bad:
+        _fail(min(bad), bad, phase.ranks)
+    assert all(math.isfinite(loss) for loss in phase.losses)
+
+
+def _step(event: dict[str, Any]) -> float:
+    said = number(event.get("not_finite_at"))
+    return said if said is not None and said >= 1 else math.inf
+
+
+def _fail(first: _Bad, bad: list[_Bad], ranks: Sequence[RankResult]) -> None:
+    __tracebackhide__ = True
+    same = {one.rank for one in bad if (one.step, one.order) == (first.step, first.order)}
+    where = ", ".join(str(ranks[rank]) for rank in sorted(same))
+    step = f"step {first.step:g}" if math.isfinite(first.step) else "a step that is not told"
+    fail(
+        f"{first.what} not finite, first at {step} on {where}; "
+        f"on {len({one.rank for one in bad})} ranks in all"
+    )

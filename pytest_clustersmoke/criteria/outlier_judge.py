@@ -1,0 +1,178 @@
+"""A value beside those of the past: their median and their spread, which few bad runs move.
+
+The spread is the mean distance from the median, each distance counted up to 5 scaled MADs; times
+sqrt(pi / 2) it estimates the standard deviation of values that scatter normally. The MAD alone (the
+median of the distances, times 1.4826: C. Leys et al., J. Exp. Soc. Psychol. 49 (2013) 764-766,
+doi:10.1016/j.jesp.2013.03.013) withstands bad runs as well, but says so little of ten runs that a
+bound with few false failures lies beyond a loss of 30 % in every fifth history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..evidence.history.past_records import PastRecord
+from ..evidence.metric import show
+
+SCALE = 1.4826  # 1 / the normal distribution's quantile at 0.75
+MEAN_SCALE = math.sqrt(math.pi / 2)
+FAR_MADS = 5.0
+NOT_ENOUGH: Literal["not enough history"] = "not enough history"
+WINDOW, MIN_RUNS = 60, 8  # good runs: the newest so many, and no judgement on fewer
+# In spreads, times `widening`. Chosen so that a metric without any change fails in at most about
+# 1 of 10,000 nights, at 8 to 60 runs whose noise is normal, of 2 to 10 %:
+# `pytest tests/history/test_noise.py -s` computes it, docs/reference/history.md has the figures.
+WARN_SPREADS, FAIL_SPREADS = 3.0, 4.0
+LEAST_SPREAD = 0.015  # of the median: eight quiet nights are no proof of a quiet machine
+LEAST = 0.05  # of the median; nearer to it nothing is told, however quiet the past was
+LEAST_ABSOLUTE = 1e-6  # in the metric's unit: of a median of 0 there are no shares
+# Of throughput, bandwidth and memory, whose loss is the cluster's. Times and losses have longer
+# tails than any bound above allows for: they warn.
+FAILING_UNITS = frozenset({"steps/s", "samples/s", "tokens/s", "GB/s", "GiB"})
+
+
+def widening(runs: int) -> float:
+    """How much wider bounds are for the median and spread of few runs, which are inexact."""
+    return 1 + 4.6 / (runs - 4)
+
+
+@dataclass(frozen=True)
+class PastLevel:
+    """Where values lay, and how far they scattered, in the metric's unit."""
+
+    runs: int
+    median: float
+    mad: float  # scaled
+    spread: float
+
+    def off(self, spreads: float) -> float:
+        """How far from the median a value must lie to be told, in the metric's unit."""
+        far = spreads * widening(self.runs) * self.spread
+        return max(far, LEAST * abs(self.median), LEAST_ABSOLUTE)
+
+    def distance(self, value: float) -> str:
+        """`30.1 % below the median 9.501`."""
+        if value == self.median:
+            return f"the median {show(self.median)}"
+        side = "below" if value < self.median else "above"
+        far = abs(value - self.median)
+        share = f"{far / abs(self.median) * 100:.1f} %" if self.median else show(far)
+        return f"{share} {side} the median {show(self.median)}"
+
+
+def level(values: Iterable[float]) -> PastLevel | None:
+    """The level of the newest values, which come first; None where there are too few."""
+    from statistics import fmean, median
+
+    finite = [value for value in values if math.isfinite(value)][:WINDOW]
+    if len(finite) < MIN_RUNS:
+        return None
+    middle = median(finite)
+    distances = [abs(value - middle) for value in finite]
+    mad, least = SCALE * median(distances), LEAST_SPREAD * abs(middle)
+    far = FAR_MADS * max(mad, least)
+    mean = fmean(min(distance, far) for distance in distances)
+    return PastLevel(len(finite), middle, mad, max(MEAN_SCALE * mean, least))
+
+
+@dataclass(frozen=True)
+class OutlierJudge:
+    """What values of one phase's metrics are judged beside: what changed since the last good run,
+    in words, and that run's id (empty where there is none); and what changed since the last good
+    run on other versions."""
+
+    changed: Sequence[str] = ()
+    last_good: str = ""
+    since_others: Sequence[str] = ()
+
+    def judge(
+        self,
+        said: str,
+        value: float,
+        higher_is_better: bool,
+        same: Sequence[float],
+        others: Sequence[float],
+        *,
+        fails: bool = True,
+    ) -> PastRecord:
+        """`said` is the value in words; `same` are values of good runs on the same hardware and
+        versions, `others` those on other versions, the newest first. Where `fails` is false no
+        number is worse than a warning."""
+        here = level(same)
+        known = sum(map(math.isfinite, same[:WINDOW])) if here is None else here.runs
+        if not math.isfinite(value):
+            record = _record(here, known, higher_is_better, fails)
+            return {**record, "status": "fail", "text": f"{said}, which is no number"}
+        if here is None:
+            return self._unjudged(said, value, higher_is_better, known, level(others))
+        record = _record(here, known, higher_is_better, fails)
+        if _beyond(value, here, record["fail"], higher_is_better):
+            record["status"] = "fail"
+        elif _beyond(value, here, record["warn"], higher_is_better):
+            record["status"] = "warn"
+        record["text"] = f"{said}: {_beside(value, here, record)}"
+        if record["status"] != "ok":
+            record["text"] += f"; {self._since()}"
+        return record
+
+    def _unjudged(
+        self, said: str, value: float, higher_is_better: bool, known: int, other: PastLevel | None
+    ) -> PastRecord:
+        """Too few runs on these versions. Those on others cannot fail a value, for it may be as
+        these versions make it; but a person shall know what they cost."""
+        few = (
+            f"not enough history: {known} good run{'s' * (known != 1)} on this hardware and these "
+            f"versions, {MIN_RUNS} are needed"
+        )
+        record = _record(None, known, higher_is_better, fails=False)
+        if other is None:
+            return {**record, "status": NOT_ENOUGH, "text": f"{said}: {few}"}
+        compared = _record(other, other.runs, higher_is_better, fails=False)
+        changed = f"changed: {', '.join(self.since_others) or 'unknown'}"
+        if _beyond(value, other, compared["warn"], higher_is_better):
+            beside = _beside(value, other, compared, " on other versions")
+            text = f"{said}: {beside}; {changed}; {few}"
+            return {**compared, "status": "warn", "text": text, "other_versions": True}
+        past = f"on other versions it is {other.distance(value)} of {other.runs} good runs"
+        text = f"{said}: {few}; {past} (spread {show(other.spread)}); {changed}"
+        return {**record, "status": NOT_ENOUGH, "text": text}
+
+    def _since(self) -> str:
+        if self.changed:
+            return f"changed: {', '.join(self.changed)}"
+        return f"no version changed since the last good run {self.last_good}"
+
+
+def _beside(value: float, here: PastLevel, record: PastRecord, where: str = "") -> str:
+    """`30.0 % below the median 9.500 of 12 good runs (spread 0.1; it warns from 9.0)`."""
+    bounds = [f"it warns from {show(record['warn'] or 0.0)}"]
+    if record["fail"] is not None:
+        bounds.append(f"fails from {show(record['fail'])}")
+    runs = f"{here.runs} good runs{where}"
+    return f"{here.distance(value)} of {runs} (spread {show(here.spread)}; {' and '.join(bounds)})"
+
+
+def _beyond(value: float, here: PastLevel, bound: float | None, higher_is_better: bool) -> bool:
+    """Whether a value is worse than the median, and as bad as the bound or worse."""
+    if bound is None:
+        return False
+    if higher_is_better:
+        return value < here.median and value <= bound
+    return value > here.median and value >= bound
+
+
+def _record(here: PastLevel | None, runs: int, higher_is_better: bool, fails: bool) -> PastRecord:
+    sign = -1.0 if higher_is_better else 1.0
+    return {
+        "status": "ok",
+        "runs": runs,
+        "median": here.median if here else None,
+        "mad": here.mad if here else None,
+        "spread": here.spread if here else None,
+        "warn": here.median + sign * here.off(WARN_SPREADS) if here else None,
+        "fail": here.median + sign * here.off(FAIL_SPREADS) if here and fails else None,
+        "text": "",
+    }

@@ -1,0 +1,220 @@
+"""A record beside the past: each metric, each phase's trend, and what changed since."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection
+
+from ..config.metrics import METRICS
+from ..evidence.history import setup_changes
+from ..evidence.history.history_database import reading
+from ..evidence.history.history_query import PhaseRun, StoredMetric, phase_runs, runs
+from ..evidence.history.history_store import Setup, text
+from ..evidence.history.past_records import (
+    Number,
+    PastRecord,
+    PhaseRecord,
+    RunRecord,
+    TrendRecord,
+)
+from ..evidence.metric import show
+from ..evidence.telemetry import plain
+from .outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
+
+MAX_TREND, MAX_CHANGES = 60, 12
+
+
+def past_of(
+    cluster: str,
+    phase: str,
+    hardware: str,
+    shape: str,
+    versions: Mapping[str, str],
+    metrics: Mapping[str, Number],
+    report_dir: Path,
+    before: float = math.inf,
+) -> dict[str, PastRecord]:
+    """Each metric's value beside the good runs that began before a time (Unix seconds). Raises
+    HistoryUnusable."""
+    measured = {
+        name: StoredMetric(float(value), METRICS[name].unit, METRICS[name].higher_is_better)
+        for name, value in metrics.items()
+    }
+    setup = Setup.of(hardware, shape, versions)
+    with reading(report_dir) as connection:
+        past = _PhasePast(connection, cluster, phase, setup, _stored(versions), before)
+        return past.judge(measured)
+
+
+def annotate(record: RunRecord, report_dir: Path) -> None:
+    """Fill in what a record says of the past: `past` of metrics, `trend` and `changed` of phases,
+    `changes` of the run. Runs that began later are not looked at, and what the criterion judged is
+    not judged again. Raises HistoryUnusable, and then leaves the record as it was."""
+    if "proof" in record:
+        return
+    compared = [phase for phase in record["phases"] if not phase.get("fault")]
+    with reading(report_dir) as connection:
+        found = [(phase, *_beside_past(connection, record, phase)) for phase in compared]
+        changes = _changes(connection, record, compared) if connection is not None else []
+    for phase, judged, trend, changed in found:
+        phase["trend"], phase["changed"] = trend, changed
+        for name, past in judged.items():
+            metric = phase["metrics"][name]
+            metric["past"] = metric["past"] or past
+    more = len(changes) - MAX_CHANGES
+    record["changes"] = changes[:MAX_CHANGES] + ([f"... and {more} more"] if more > 0 else [])
+
+
+def _beside_past(
+    connection: Connection | None, record: RunRecord, phase: PhaseRecord
+) -> tuple[dict[str, PastRecord], TrendRecord | None, list[str]]:
+    setup = Setup.of(phase["hardware"], phase["shape"], phase["versions"])
+    versions = _stored(phase["versions"])
+    past = _PhasePast(
+        connection, record["cluster"], phase["phase"], setup, versions, record["begun"]
+    )
+    measured = {
+        name: StoredMetric(float(metric["value"]), metric["unit"], metric["higher_is_better"])
+        for name, metric in phase["metrics"].items()
+    }
+    return past.judge(measured), past.trend(phase), past.changed
+
+
+def _stored(versions: Mapping[str, str]) -> dict[str, str]:
+    """Versions as they are stored."""
+    return {name: text(value) for name, value in versions.items()}
+
+
+class _PhasePast:
+    """The past of one phase on one cluster, for runs of one setup."""
+
+    def __init__(
+        self,
+        connection: Connection | None,
+        cluster: str,
+        phase: str,
+        setup: Setup,
+        versions: Mapping[str, str],
+        before: float,
+    ) -> None:
+        self._setup, self._versions = setup, versions
+        self._newest: list[PhaseRun] = []
+        self._same: list[PhaseRun] = []
+        self._others: list[PhaseRun] = []
+        last_good: list[PhaseRun] = []
+        if connection is not None:
+            # Of the newest runs the good ones may be few, so each question is asked by itself.
+            past = partial(phase_runs, connection, cluster, phase, before=before)
+            self._newest = past(limit=MAX_TREND)
+            last_good = past(good=True, limit=1)
+            self._same = past(good=True, setup=setup, limit=WINDOW)
+            self._others = past(good=True, setup=setup, other_versions=True, limit=WINDOW)
+        self.changed = self._changed_since(last_good)
+        self._last_good = last_good[0].run_id if last_good else ""
+
+    def _changed_since(self, past: list[PhaseRun]) -> list[str]:
+        """What changed since the newest of these runs."""
+        return [
+            f"{change} (last good run {run.run_id})"
+            for run in past[:1]
+            for change in setup_changes.setup_changes(
+                run, self._setup.hardware, self._setup.shape, self._versions
+            )
+        ]
+
+    def judge(self, metrics: Mapping[str, StoredMetric]) -> dict[str, PastRecord]:
+        judge = OutlierJudge(self.changed, self._last_good, self._changed_since(self._others))
+        return {
+            name: judge.judge(
+                f"{name} is {show(metric.value)} {metric.unit}".rstrip(),
+                metric.value,
+                metric.higher_is_better,
+                _values(self._same, name, metric.unit),
+                _values(self._others, name, metric.unit),
+                fails=metric.unit in FAILING_UNITS,
+            )
+            for name, metric in metrics.items()
+        }
+
+    def trend(self, phase: PhaseRecord) -> TrendRecord | None:
+        """The past runs, the oldest first; None where there is none."""
+        if not self._newest:
+            return None
+        shown = self._newest[::-1]
+        units = {name: metric["unit"] for name, metric in phase["metrics"].items()}
+        names = dict.fromkeys([*units, *(name for run in shown for name in run.metrics)])
+        values: dict[str, list[Number | None]] = {
+            name: [plain(_trend_value(run, name, units.get(name))) for run in shown]
+            for name in names
+        }
+        return {
+            "run_ids": [run.run_id for run in shown],
+            "begun": [run.begun for run in shown],
+            "good": [run.good for run in shown],
+            "same": [run.setup == self._setup for run in shown],
+            "metrics": values,
+        }
+
+
+def _values(past: list[PhaseRun], name: str, unit: str) -> list[float]:
+    return [value for run in past if (value := run.value(name, unit)) is not None]
+
+
+def _trend_value(run: PhaseRun, name: str, unit: str | None) -> float | None:
+    """In the unit of the phase's own value; of a metric that the phase lacks in any."""
+    found = run.metrics.get(name)
+    return found.value if found is not None and unit in (None, found.unit) else None
+
+
+def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord]) -> list[str]:
+    """What changed since each phase ran last on this cluster; the verdict since the last run that
+    was asked for the same."""
+    cluster, begun = record["cluster"], record["begun"]
+    selection = text(record["selection"])  # as it is stored
+    before = runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
+    words = []
+    if before and before[0].verdict != record["verdict"]:
+        words.append(f"verdict {before[0].verdict} -> {record['verdict']}")
+    pairs = [
+        (old, phase)
+        for phase in phases
+        for old in phase_runs(connection, cluster, phase["phase"], before=begun, limit=1)
+    ]
+    for old, phase in pairs:
+        words += _phase_changes(old, phase)
+    words += _version_changes(pairs)
+    placed = [(old, phase) for old, phase in pairs if old.nodes and phase["nodes"]]
+    old_nodes = {node for old, _ in placed for node in old.nodes}
+    new_nodes = {node["node"] for _, phase in placed for node in phase["nodes"]}
+    return words + setup_changes.node_changes(old_nodes, new_nodes)
+
+
+def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
+    name, outcome = phase["phase"], phase["outcome"]
+    if outcome != old.outcome and outcome != "passed":
+        return [f"{name} is {outcome}, was {old.outcome}"]
+    again = [f"{name} passes again, was {old.outcome}"] if outcome != old.outcome else []
+    results = {criterion: one["result"] for criterion, one in phase["criteria"].items()}
+    failed = sorted(
+        criterion
+        for criterion, result in results.items()
+        if result == "failed" and old.criteria.get(criterion) != "failed"
+    )
+    return again + ([f"{name}: {setup_changes.named(failed)} newly failed"] if failed else [])
+
+
+def _version_changes(pairs: list[tuple[PhaseRun, PhaseRecord]]) -> list[str]:
+    """Each change once, with its phases where it is not of all."""
+    phases_of: dict[str, list[str]] = defaultdict(list)
+    for old, phase in pairs:
+        if old.versions and phase["versions"]:  # a phase that never ran has none
+            for change in setup_changes.version_changes(old.versions, _stored(phase["versions"])):
+                phases_of[change].append(phase["phase"])
+    return [
+        change if len(names) == len(pairs) else f"{change} ({setup_changes.named(names)})"
+        for change, names in phases_of.items()
+    ]

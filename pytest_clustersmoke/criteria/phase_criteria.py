@@ -1,0 +1,192 @@
+"""Criteria that hold of any phase that trains: a base class for marked classes to inherit from.
+
+    @pytest.mark.phase("my_phase", script="train_mine.py", nodes=2, gpus_per_node=2)
+    class TestMine(Trained):
+        def test_something_of_its_own(self, phase): ...
+
+A phase that does not verify a thing (say, it saves no checkpoint) fails that criterion rather than
+passing over it: override the test where it does not apply. A class with criteria of its own on
+metrics names these in `judged_metrics`; all others that have a reference must meet it, too. Who
+overrides `test_throughput_…` or `test_memory_…` sets `throughput` or `memory` to what it checks.
+"""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from statistics import fmean
+from typing import ClassVar
+
+import pytest
+
+from ..evidence.gpu_model import ANY_GPU, fits
+from ..evidence.interfaces import unmatched_interfaces
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from . import finite_values, stragglers
+from .phase_view import PhaseView
+
+# A loss must fall by this share from its first steps to its last: the data of the programs can be
+# learnt, and random targets would leave it where it was. Single steps differ by their batch, so
+# several are averaged: a tenth of all, at least five.
+LOSS_FALL = 0.05
+LOSS_STEPS = 5
+VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
+
+
+class Started:
+    """The job came up as it was asked for."""
+
+    def test_every_node_is_allocated_once(self, phase: PhaseResult) -> None:
+        names = [node.name for node in phase.nodes]
+        assert len(set(names)) == len(names) == phase.spec["nodes"], names
+
+    def test_all_ranks_are_done(self, phase: PhaseResult) -> None:
+        assert phase.ranks_done == phase.world_size
+
+    def test_world_size_is_the_one_asked_for(self, phase: PhaseResult) -> None:
+        said = {rank: record.get("world_size") for rank, record in phase.events("group").items()}
+        assert said == dict.fromkeys(range(phase.world_size), phase.world_size)
+
+    def test_all_ranks_passed_the_barrier(self, phase: PhaseResult) -> None:
+        assert sorted(phase.events("barrier")) == list(range(phase.world_size))
+
+    def test_every_rank_has_a_device_of_its_own(self, phase: PhaseResult) -> None:
+        for rank in phase.ranks:  # the device follows it, where there are devices to choose from
+            expected = rank.rank % int(phase.spec["ranks_per_node"])
+            assert rank.local_rank == expected, (
+                f"{rank} takes {rank.local_rank} for its LOCAL_RANK, which is {expected}: does its "
+                "program use RANK in its place?"
+            )
+        devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
+        kinds = {device.split(":")[0] for _, device in devices}
+        assert len(kinds) == 1, f"ranks differ in their kind of device: {devices}"
+        if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
+            assert kinds == {"cuda"}
+            assert len(set(devices)) == phase.world_size, f"a device is shared: {devices}"
+        wanted = phase.spec.get("gpu")
+        if kinds == {"cuda"} and wanted not in ANY_GPU:
+            models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
+            assert all(fits(name, wanted) for name in models.values()), (
+                f"expected {wanted}: {models}"
+            )
+            assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
+
+    def test_pinned_interfaces_are_on_every_node(self, phase: PhaseResult) -> None:
+        """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""
+        untold = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
+        if untold:
+            raise Unmeasured("environment", f"{', '.join(untold)} told of no interfaces")
+        missing = unmatched_interfaces(phase)
+        assert not missing, "\n".join(map(str, missing))
+
+    def test_all_ranks_run_the_versions_expected(self, phase: PhaseResult) -> None:
+        """All ranks run the same versions, and those of the cluster's `expect`."""
+        for name in VERSION_FIELDS:
+            said = {rank.rank: rank.start.get(name) for rank in phase.ranks}
+            assert len(set(said.values())) == 1, f"ranks differ in {name}: {said}"
+        for name, wanted in (phase.expect.versions if phase.expect else {}).items():
+            for who, found in phase.versions(name).items():
+                assert found is not None and fnmatchcase(found, wanted), (
+                    f"{who} runs {name} {found}, expected {wanted}"
+                )
+
+    def test_metrics_are_as_in_the_past(self, phase: PhaseView) -> None:
+        """No metric is off what the same phase reached before on the same hardware and versions."""
+        phase.check_past()
+
+    def test_other_references_are_met(self, phase: PhaseResult) -> None:
+        """Every metric that has a reference, and that no criterion of its own judges, meets it."""
+        names = sorted(set(phase.references) - set(self.judged_metrics(phase)))
+        if not names:  # `require: references` is about the criteria that judge a metric each
+            pytest.skip("no metric has a reference but those that other criteria judge")
+        missed = [words for name in names if (words := _missed(phase, name))]
+        if missed:
+            fail("\n".join(missed))
+
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        """The metrics whose references other criteria of the class check."""
+        return ()
+
+
+class Trained(Started):
+    """The job trained: steps, loss, gradients, throughput, memory, checkpoint."""
+
+    throughput: ClassVar[tuple[str, ...]] = ("steps_per_s", "samples_per_s")
+    memory: ClassVar[tuple[str, ...]] = ("peak_memory_gib",)
+
+    def test_all_steps_are_done(self, phase: PhaseResult) -> None:
+        steps = phase.args.get("steps", phase.args.get("max_steps"))
+        assert phase.steps_done() == dict.fromkeys(range(phase.world_size), steps)
+
+    def test_loss_is_finite_on_every_rank(self, phase: PhaseResult) -> None:
+        """Every step's loss is a finite number, on each rank and averaged over all; and so is every
+        gradient that a program has watched, on its own rank, before any reduction."""
+        finite_values.check(phase)
+
+    def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
+        """The loss averaged over ranks is the same on each, and falls."""
+        losses = phase.losses
+        some = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
+        assert some, f"only {len(losses)} steps"
+        first, last = fmean(losses[:some]), fmean(losses[-some:])
+        assert last < first * (1 - LOSS_FALL), f"the loss went from {first:.4g} to {last:.4g}"
+
+    def test_gradients_are_in_sync(self, phase: PhaseResult) -> None:
+        phase.check_gradients()
+
+    def test_no_rank_falls_behind(self, phase: PhaseResult) -> None:
+        """No rank keeps the others waiting, by the time that each takes for its own part."""
+        stragglers.check(phase)
+
+    def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
+        self.check_metrics(phase, *self.throughput)
+
+    def test_memory_meets_the_reference(self, phase: PhaseResult) -> None:
+        self.check_metrics(phase, *self.memory)
+
+    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+        return (*super().judged_metrics(phase), *self.throughput, *self.memory)
+
+    def test_reloaded_checkpoint_equals_the_saved(self, phase: PhaseResult) -> None:
+        phase.check_reload()
+
+    @staticmethod
+    def check_metrics(phase: PhaseResult, *names: str) -> None:
+        """Each metric was measured; those with a reference meet it; none with one is unmeasured."""
+        __tracebackhide__ = True
+        for name in names:
+            value = phase.metric(name).value
+            if not (math.isfinite(value) and value > 0):
+                fail(f"{name} was not measured on every rank ({value})")
+        referenced = [name for name in names if name in phase.references]
+        for name in referenced:
+            phase.metric(name).check()
+        if not referenced:
+            phase.metric(names[0]).check()
+
+
+def _missed(phase: PhaseResult, name: str) -> str:
+    """How a metric misses its reference; empty where it meets it."""
+    metric = phase.metric(name)
+    if math.isnan(metric.value):
+        return f"{name} has a reference, and was not measured on every rank"
+    try:
+        metric.check()
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+class TalkedInsideNodes:
+    """NCCL's connections inside a node are those the cluster expects."""
+
+    def test_transports_inside_nodes_are_those_expected(self, phase: PhaseView) -> None:
+        phase.transports.intra_node.check()
+
+
+class TalkedBetweenNodes:
+    """NCCL's connections between nodes are those the cluster expects."""
+
+    def test_transports_between_nodes_are_those_expected(self, phase: PhaseView) -> None:
+        phase.transports.inter_node.check()

@@ -1,0 +1,115 @@
+"""Ranks that fall behind the others: told by what each does alone, before it waits for them.
+
+Synchronous training makes all ranks equally slow, so that a step's time tells none apart. What a
+rank does alone (its batch, its forward pass) does: from the step's begin, at which all ranks have
+just met, to `Step.local_done`.
+
+A rank falls behind where all of this holds, of its steps after warm-up:
+
+- its performance score, the others' median time by its own, is below 0.75: the bound of NVIDIA's
+  resiliency extension (`Report.identify_stragglers`);
+- it costs the job more than a tenth of its steps' time, from which on a job counts as straggling in
+  "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv:2505.05713);
+- it is late by more than the scheduling of cores or launches can explain;
+- it is so in three of four steps, not now and then.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..evidence.job_results import RankResult
+from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from ..evidence.telemetry import number
+
+LEAST_SCORE = 0.75
+MOST_SHARE = 0.1
+# Ranks that share cores wait for each other's time slices, of 3 to 6 ms each under Linux; a GPU's
+# launches are late by microseconds, its host's by some hundred of them.
+LATE_S = {"cpu": 0.020, "cuda": 0.001}
+FEWEST_STEPS = 5
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that falls behind: its own median seconds a step, the others', and the step's."""
+
+    rank: RankResult
+    own_s: float
+    others_s: float
+    step_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rank} on {self.rank.host} falls behind: its own part of a step takes "
+            f"{self.own_s * 1e3:.3g} ms, the others' {self.others_s * 1e3:.3g} ms, of "
+            f"{self.step_s * 1e3:.3g} ms a step"
+        )
+
+
+@dataclass(frozen=True)
+class _Times:
+    """One rank's seconds a step, after warm-up."""
+
+    rank: RankResult
+    own: list[float]
+    steps: list[float]
+
+
+def check(phase: PhaseResult) -> None:
+    """Fail naming the ranks that fall behind; unmeasured where ranks timed no part of their own."""
+    __tracebackhide__ = True
+    found = stragglers(phase)
+    if found:
+        fail("\n".join(map(str, found)))
+
+
+def stragglers(phase: PhaseResult) -> list[Straggler]:
+    """The ranks that fall behind, the slowest first."""
+    if phase.world_size < 2:
+        raise Unmeasured("stragglers", "there is no other rank to compare the one with")
+    times = [_times(rank) for rank in phase.ranks]
+    on_cuda = all(str(rank.start.get("device")).startswith("cuda") for rank in phase.ranks)
+    late_s = LATE_S["cuda" if on_cuda else "cpu"]
+    medians = [statistics.median(one.own) for one in times]
+    found = []
+    for index, one in enumerate(times):
+        others_s = statistics.median(medians[:index] + medians[index + 1 :])
+        step_s = statistics.median(one.steps)
+        # Its better steps, the lower quartile, must show it too.
+        for own_s in (medians[index], statistics.quantiles(one.own, n=4)[0]):
+            late = own_s - others_s
+            if own_s * LEAST_SCORE <= others_s or late <= max(late_s, MOST_SHARE * step_s):
+                break
+        else:
+            found.append(Straggler(one.rank, medians[index], others_s, step_s))
+    return sorted(found, key=lambda one: -one.own_s)
+
+
+def _times(rank: RankResult) -> _Times:
+    record = rank.events.last("step_times") or {}
+    warmup = record.get("warmup")
+    first = warmup if type(warmup) is int and warmup >= 0 else 0
+    own = seconds(record, "local_seconds")[first:]
+    steps = seconds(record, "seconds")[first:]
+    if len(own) != len(steps) or len(own) < FEWEST_STEPS:
+        raise Unmeasured(
+            "stragglers",
+            f"{rank} timed its own part in {len(own)} of {len(steps)} steps (step.local_done()), "
+            f"expected all, and at least {FEWEST_STEPS} after warm-up",
+        )
+    return _Times(rank, own, steps)
+
+
+def seconds(record: Mapping[str, Any], name: str) -> list[float]:
+    """A list of seconds that a rank wrote; empty where anything in it is none."""
+    raw = record.get(name)
+    listed = raw if isinstance(raw, list) else []
+    # Hundreds of thousands of them in a large job, nearly all plain numbers.
+    values = [one if type(one) is float else number(one) for one in listed]
+    good = [one for one in values if one is not None and 0 <= one < float("inf")]
+    return good if len(good) == len(values) else []

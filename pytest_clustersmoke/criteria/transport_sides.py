@@ -1,0 +1,342 @@
+"""A phase's transports, inside nodes and between them, against the cluster's `expect`.
+
+What is seen to be wrong fails, whatever else was not seen. Only then is asked whether all that had
+to be seen was: an edge of every rank, an edge that joins every node, both ends of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
+from .placed_links import PhaseLink, Transports
+
+if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
+    from ..config.profile import Expectation
+
+MOST_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Connection:
+    """All that is known of one transport from one rank to another: the logs of both its ends."""
+
+    source: int
+    destination: int
+    wording: str
+    links: tuple[PhaseLink, ...]
+
+    def nics(self) -> str:
+        """` (mlx5_0)`, or both ends' where they differ; empty where no log names one."""
+        ends = {link.edge.role: link.edge.nic for link in self.links if link.edge.nic}
+        names = list(dict.fromkeys(ends[role] for role in ("send", "receive") if role in ends))
+        return f" ({' -> '.join(names)})" if names else ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """The connections inside nodes, or those between nodes."""
+
+    transports: Transports
+    inside: bool
+
+    @property
+    def result(self) -> PhaseResult:
+        return self.transports.result
+
+    def links(self) -> list[PhaseLink]:
+        return [link for link in self.transports.placed.links if link.inside is self.inside]
+
+    def check(self) -> None:
+        """Every connection is one that the cluster expects, and all that must be are there.
+
+        Raises AssertionError with ranks, hosts, NICs and places of all that are not, and Unmeasured
+        where the logs do not tell enough to say so. Skips where there can be none: inside nodes of
+        one rank each, or between nodes where there is one.
+        """
+        __tracebackhide__ = True
+        where = "inside a node" if self.inside else "between nodes"
+        if self.result.backend != "nccl":
+            raise Unmeasured(
+                "transports",
+                f"the ranks talked over {self.result.backend}, which has none of NCCL's",
+            )
+        if none := self._none():
+            pytest.skip(none)
+        expect = self.result.expect
+        globs = self._globs(expect) if expect else ()
+        rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
+        if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
+            raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
+        wrong = [
+            f"{self._say(pair)}, {reason}: {pair.links[0].where}"
+            for pair, reason in self.judged()
+            if reason
+        ]
+        wrong += [*self._wrong_without_peer(expect), *self._wrong_anywhere(expect)]
+        if wrong:
+            fail(
+                _listed(wrong, f"connections {where} are not as cluster.yaml expects")
+                + self._hint()
+            )
+        if unknown := self._unknown(globs, expect, where):
+            raise Unmeasured("transports", unknown)
+        self.result.judged.add(INSIDE if self.inside else BETWEEN)
+
+    def _none(self) -> str:
+        """Why there can be no connection on this side; empty where there has to be one."""
+        key = "ranks_per_node" if self.inside else "nodes"
+        if int(self.result.spec[key]) > 1:
+            return ""
+        return "each node has one rank" if self.inside else "the phase has one node"
+
+    def judged(self) -> Iterator[tuple[Connection, str]]:
+        """Every connection, and why it is not as the cluster expects: empty where it is, or where
+        nothing is expected."""
+        expect = self.result.expect
+        globs = self._globs(expect) if expect else ()
+        for pair in self._pairs():
+            yield pair, self._reason(pair, globs, expect) if expect else ""
+
+    def _globs(self, expect: Expectation) -> tuple[str, ...]:
+        return expect.intra_node if self.inside else expect.inter_node
+
+    # -- What is wrong -----------------------------------------------------------------------------
+
+    def _pairs(self) -> Iterator[Connection]:
+        """The links by ranks and wording, the sender's log first."""
+        found: dict[tuple[int, int, str], list[PhaseLink]] = defaultdict(list)
+        for link in self.links():
+            found[link.source, link.destination, link.edge.wording].append(link)
+        for (source, destination, wording), links in sorted(found.items()):
+            links.sort(key=lambda link: (link.edge.role != "send", link.where))
+            yield Connection(source, destination, wording, tuple(links))
+
+    def _reason(self, pair: Connection, globs: Iterable[str], expect: Expectation) -> str:
+        """Why a connection is wrong; empty where it is not."""
+        transport = pair.links[0].transport
+        if reason := _forbidden(pair.wording, expect):
+            return reason
+        if globs and not any(matches(pair.wording, glob) for glob in globs):
+            return f"expected {' or '.join(globs)}"
+        if self.inside or transport.net is None:
+            return ""
+        if expect.gpudirect != "any" and transport.gdrdma is not (expect.gpudirect == "required"):
+            ends = {link.edge.role for link in pair.links}
+            end = f" at the {'sender' if 'send' in ends else 'receiver'}" if len(ends) == 1 else ""
+            return f"GPUDirect RDMA is {expect.gpudirect}{end}"
+        named = {link.edge.nic for link in pair.links if link.edge.nic}
+        if expect.hca and any(not _is_hca(nic, expect.hca) for nic in named):
+            return f"expected {expect.hca}"
+        return ""
+
+    def _wrong_without_peer(self, expect: Expectation) -> Iterator[str]:
+        """NVLS joins a rank to its node's switches, CollNet to the network: both without a peer."""
+        placed = self.transports.placed
+        if self.inside:
+            if reason := _forbidden("NVLS", expect):
+                yield from (f"{self._name(rank)}: NVLS, {reason}" for rank in sorted(placed.nvls))
+            return
+        for rank, connections in sorted(placed.collnet.items()):
+            for one in connections:
+                if reason := _forbidden(one.wording, expect):
+                    yield f"{self._name(rank)}: {one.wording}, {reason}: {one.where}"
+
+    def _wrong_anywhere(self, expect: Expectation) -> Iterator[str]:
+        """What is forbidden is so on both sides: it need not be placed."""
+        for edge, _ in self.transports.placed.unplaced:
+            if reason := _forbidden(edge.wording, expect):
+                ranks = f"ranks {edge.source} -> {edge.destination} of a communicator"
+                yield f"{ranks}: {edge.wording}, {reason}: {edge.where}"
+
+    def _hint(self) -> str:
+        """What the logs say of the cause."""
+        names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
+        scopes = {process.scope for process in self.transports.log.without_ib}
+        nodes = sorted({str(names.get(int(one), one)) for one in scopes if one.isdigit()})
+        return f"\nNCCL found no InfiniBand device on {', '.join(nodes)}" if nodes else ""
+
+    # -- What is not known -------------------------------------------------------------------------
+
+    def _unknown(self, globs: Iterable[str], expect: Expectation, where: str) -> str:
+        """The first thing without which nothing can be said to be right; empty if all is there."""
+        transports = self.transports
+        placed = transports.placed
+        if unreadable := self.result.nccl.unreadable:
+            return unreadable[0]
+        homeless = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
+        if homeless:
+            return f"{homeless[0]} has no known node"
+        if unplaced := placed.unplaced:
+            edge, reason = unplaced[0]
+            return (
+                f"{len(unplaced)} edges cannot be placed, the first {edge.source} -> "
+                f"{edge.destination} {edge.wording} at {edge.where}: {reason}"
+            )
+        if transports.log.torn_count:
+            return (
+                f"{transports.log.torn_count} lines of connections are torn or in unknown words, "
+                f"the first at {transports.log.torn[0]}"
+            )
+        links = self.links()
+        reduced = self._reduced_otherwise(globs)
+        if not links and not reduced:
+            return f"NCCL logged no connection {where}{self._why_none()}"
+        silent = self._silent_inside(links, reduced) if self.inside else self._apart(links, reduced)
+        if silent:
+            return f"NCCL logged no connection {where} of {silent}"
+        return ("" if self.inside else self._half_told(links, expect)) or self._cut_logs()
+
+    def _cut_logs(self) -> str:
+        """A rank whose own log is not whole: an init without its end, or no connection that it
+        made. What the others say of connections to it does not stand for those it made itself."""
+        placed, log = self.transports.placed, self.transports.log
+        for one in log.communicators:
+            for number, member in one.members.items():
+                if member.started and not member.complete:
+                    who = f"{member.process} (rank {number} of {one.ranks or '?'})"
+                    return f"NCCL's init of {who} began, and its end is not in the log"
+        sent = {link.source for link in placed.links if link.edge.role != "receive"}
+        mute = [
+            rank.rank
+            for rank in self.result.ranks
+            if rank.rank not in sent | placed.nvls | placed.collnet.keys()
+        ]
+        if mute and placed.links:
+            names = ", ".join(map(self._name, mute[:MOST_SHOWN]))
+            return f"NCCL logged no connection that {names} made"
+        return ""
+
+    def _reduced_otherwise(self, globs: Iterable[str]) -> set[int]:
+        """Ranks that NVLS (inside) or CollNet (between) serves, where these are expected: they
+        join no pair of ranks. NVLS runs over the NVLink switches that P2P runs over."""
+        placed = self.transports.placed
+        if self.inside:
+            allowed = any(matches("NVLS", glob) or glob.startswith("P2P") for glob in globs)
+            return placed.nvls if allowed else set()
+        return {
+            rank
+            for rank, held in placed.collnet.items()
+            if any(matches(one.wording, glob) for one in held for glob in globs)
+        }
+
+    def _why_none(self) -> str:
+        log = self.transports.log
+        if not (log.edges or log.communicators or log.versions or log.networks):
+            return ": its logs are missing or empty"
+        if not log.edges:
+            return (
+                ": it connects when a collective first needs it, and hides edges of subsystems "
+                "that NCCL_DEBUG_SUBSYS leaves out"
+            )
+        return ""
+
+    def _silent_inside(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
+        """A rank that shares its node and of which no connection inside it is known."""
+        seen = {rank for link in links for rank in (link.source, link.destination)} | reduced
+        crowds: dict[int, list[int]] = defaultdict(list)
+        for rank in self.result.ranks:
+            crowds[self.transports.nodes[rank.rank]].append(rank.rank)
+        silent = [r for crowd in crowds.values() if len(crowd) > 1 for r in crowd if r not in seen]
+        return ", ".join(map(self._name, silent[:MOST_SHOWN]))
+
+    def _apart(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
+        """Nodes that no chain of connections joins to the first one."""
+        node = self.transports.nodes
+        names = {node[rank.rank]: rank.node for rank in self.result.ranks}
+        joined: dict[int, set[int]] = defaultdict(set)
+        for link in links:
+            joined[node[link.source]].add(node[link.destination])
+            joined[node[link.destination]].add(node[link.source])
+        in_network = {node[rank] for rank in reduced}
+        for one in in_network:
+            joined[one] |= in_network
+        first = min(names)
+        reached, ahead = {first}, [first]
+        while ahead:
+            new = joined[ahead.pop()] - reached
+            reached |= new
+            ahead += new
+        apart = sorted(set(names) - reached)
+        return ", ".join(str(names[one]) for one in apart[:MOST_SHOWN])
+
+    def _half_told(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
+        """A network connection of which only one end's log is known, though both log it: the other
+        end may be another; or no NIC's name, where that matters."""
+        ends: dict[tuple[int, int], dict[str | None, PhaseLink]] = defaultdict(dict)
+        for link in links:
+            if link.transport.net is not None:
+                ends[link.source, link.destination][link.edge.role] = link
+                if expect.hca and link.edge.nic is None:
+                    return f"the RDMA device of {link.where} is not known"
+        for (source, destination), told in ends.items():
+            for role, end in (("send", "sender"), ("receive", "receiver")):
+                if role not in told:
+                    return (
+                        f"the {end} of {self._say_ends(source, destination)} logged nothing of it"
+                    )
+        return ""
+
+    # -- Words -------------------------------------------------------------------------------------
+
+    def _say(self, pair: Connection) -> str:
+        return f"{self._say_ends(pair.source, pair.destination)}: {pair.wording}{pair.nics()}"
+
+    def _say_ends(self, source: int, destination: int) -> str:
+        return f"{self._name(source)} -> {self._name(destination)}"
+
+    def _name(self, rank: int) -> str:
+        return str(self.result.ranks[rank])
+
+
+@dataclass(frozen=True)
+class TransportSides:
+    """The connections of a phase by side, each with the check that criteria use."""
+
+    transports: Transports
+
+    @property
+    def intra_node(self) -> Side:
+        """The connections inside nodes."""
+        return Side(self.transports, inside=True)
+
+    @property
+    def inter_node(self) -> Side:
+        """The connections between nodes."""
+        return Side(self.transports, inside=False)
+
+    def kinds(self) -> list[str]:
+        """The kinds of all connections, in alphabetical order."""
+        return self.transports.log.kinds()
+
+
+def matches(wording: str, glob: str) -> bool:
+    """Whether a glob of cluster.yaml means a transport: by its kind, or by NCCL's whole wording."""
+    from ..evidence.nccl.nccl_log import transport
+
+    return fnmatchcase(transport(wording).kind, glob) or fnmatchcase(wording, glob)
+
+
+def _forbidden(wording: str, expect: Expectation) -> str:
+    found = [glob for glob in expect.forbid if matches(wording, glob)]
+    return f"forbidden by {', '.join(found)}" if found else ""
+
+
+def _is_hca(nic: str, glob: str) -> bool:
+    """A NIC that NCCL merged of several (`mlx5_0+mlx5_1`) is each of them."""
+    return all(fnmatchcase(part, glob) for part in nic.split("+"))
+
+
+def _listed(wrong: list[str], what: str) -> str:
+    if len(wrong) == 1:
+        return wrong[0]
+    shown = "\n".join(f"  {one}" for one in wrong[:MOST_SHOWN])
+    rest = f"\n  … and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
+    return f"{len(wrong)} {what}:\n{shown}{rest}"

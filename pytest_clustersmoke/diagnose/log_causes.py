@@ -1,0 +1,231 @@
+"""What happened to a phase, by structured evidence -> why, where the texts around it tell that.
+
+A finding keeps its id, host and rank. Where a known primary failure stands in what the rank raised,
+in its own words, or in its node's logs, in this order, that one's cause and fix are told. Where
+none does, the finding says so, with the first error that no signature knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+from ..evidence.finding import Evidence, Finding, job_logs, last_line, lines_before
+from ..evidence.job_results import RankResult
+from ..evidence.nccl.log_reader import Unreadable
+from ..text import sanitize_lines
+from .failure_evidence import FailureEvidence
+from .signature_file import shipped_signatures
+from .signature_findings import UNKNOWN as UNKNOWN_ID
+from .signature_findings import UNKNOWN_CAUSE, order_findings
+from .signature_search import SignatureSearch
+
+# Findings that say what happened and not why.
+EXPLAINED = {
+    "rank-error",
+    "rank-died",
+    "hang",
+    "torchrun-failed",
+    "node-failed",
+    "launcher-failed",
+    "job-failed",
+    "job-lost",
+}
+# Of these nobody knows why they happened, unless a text tells it.
+UNKNOWN = {
+    "rank-error",
+    "rank-died",
+    "torchrun-failed",
+    "launcher-failed",
+    "job-failed",
+    "job-lost",
+}
+# How a process ended, which is known already where its exit status is.
+ENDS = {"rank_killed", "rank_crashed"}
+# What the victims of a hang say.
+WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
+# A phase of a thousand ranks may fail on each of them; the first tell why.
+MAX_EXPLAINED, MAX_FILES = 8, 64
+MAX_LOG_BYTES = 128 * 2**20
+
+
+def explain_findings(found: list[Finding], case: FailureEvidence) -> list[Finding]:
+    """The findings, the primary ones with the known cause behind them, where there is one."""
+    first = [one for one in found if one.primary and one.id in EXPLAINED][:MAX_EXPLAINED]
+    return [_explained(one, case) if one in first else one for one in found]
+
+
+def _explained(finding: Finding, case: FailureEvidence) -> Finding:
+    cause, unknown = _cause(finding, case)
+    if cause is not None and unknown is not None and finding.id != "rank-error":
+        return _with_both(finding, cause, unknown)
+    if cause is not None:
+        return _with(finding, cause)
+    code = finding.detail.get("exitcode")
+    if finding.id not in UNKNOWN or (code is not None and code <= 0):
+        return finding
+    if code is not None and unknown is None:
+        return _with_last_words(finding, case)
+    if unknown is None or finding.id == "rank-error":
+        said = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
+        return replace(finding, cause=f"{finding.cause}{said}")
+    return replace(
+        finding,
+        cause=f"{finding.cause}; {unknown.cause}",
+        evidence=(*finding.evidence, *unknown.evidence[:1]),
+    )
+
+
+def _with(finding: Finding, cause: Finding) -> Finding:
+    return replace(
+        finding,
+        cause=f"{finding.cause}; that is: {cause.cause}",
+        fix=cause.fix,
+        evidence=(*finding.evidence, *cause.evidence[:1]),
+        detail={**finding.detail, "signature": cause.id},
+    )
+
+
+def _with_last_words(finding: Finding, case: FailureEvidence) -> Finding:
+    """A rank that left with a status of its own may have said why in words of any kind, as the last
+    line of its stderr: `raise SystemExit("...")`."""
+    said: list[Evidence] = []
+    for path in _stderr_of(finding, case):
+        said += last_line(path)
+    if not said:
+        return finding
+    told = f"{finding.cause}; unknown cause; its last words: {said[0].text}"
+    return replace(finding, cause=told, evidence=(*finding.evidence, said[0]))
+
+
+def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
+    """A known cause, and the exception before it that nobody knows and from which it may follow."""
+    told = _with(finding, cause)
+    said = before.cause.removeprefix(UNKNOWN_CAUSE)
+    return replace(
+        told,
+        cause=f"{told.cause}; before that the rank raised, unknown to every signature: {said}",
+        evidence=(*told.evidence, *before.evidence[:1]),
+    )
+
+
+def _cause(finding: Finding, case: FailureEvidence) -> tuple[Finding | None, Finding | None]:
+    """The most exact of the known causes: of the first place that has one, with an error that is
+    not known where it came before it. Without any, the first error that is not known."""
+    known = shipped_signatures()
+    general = {one.id for one in known if one.general}
+    rough: Finding | None = None
+    unknown: Finding | None = None
+    ends = ENDS if "exitcode" in finding.detail else set()
+    ends = ends | WAITED if finding.id == "hang" else ends
+    for tier in (_raised, _said, _node_logs):
+        search = SignatureSearch(known)
+        tier(search, finding, case)
+        before: Finding | None = None
+        for one in order_findings(search):
+            elsewhere = one.ranks and finding.ranks and not set(one.ranks) & set(finding.ranks)
+            if not one.primary or elsewhere or one.id in ends:
+                continue
+            if one.id == UNKNOWN_ID:
+                unknown, before = unknown or one, one
+            elif one.id not in general:
+                return one, before
+            else:
+                rough = rough or one
+    return rough, unknown
+
+
+def _raised(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """The exceptions that the finding's ranks wrote down."""
+    for rank in case.result.ranks:
+        error = rank.events.last("error")
+        if rank.rank not in finding.ranks or error is None:
+            continue
+        raised = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
+        stream = io.BytesIO(sanitize_lines(raised).encode())
+        search.stream(stream, str(rank.events.path), rank.node, rank.rank)
+        _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
+
+
+def _put_on_line(search: SignatureSearch, file: str, line: int) -> None:
+    """An event is one line of its file, whatever lines its text has."""
+    for match in search.matches.values():
+        match.lines = [
+            one._replace(number=line) if one.file == file else one for one in match.lines
+        ]
+
+
+def _said(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """The standard error of the finding's ranks; of all ranks of its nodes, where it names none. A
+    rank that ended well survived whatever it said: it may have caught it and tried again."""
+    files: list[tuple[Path, str, int | None]] = []
+    well = {_place(case.result.ranks[rank]) for rank in case.survivors}
+    if finding.ranks:
+        names = {rank.rank: rank.node for rank in case.result.ranks}
+        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, case).items()]
+    else:
+        for number, name in _nodes(finding, case):
+            logs = case.directory.rank_logs(number).glob("**/stderr.log")
+            said = [path for path in logs if (number, path.parent.name) not in well]
+            files += [(path, name, None) for path in said]
+    _search(search, files)
+
+
+def _stderr_of(finding: Finding, case: FailureEvidence) -> dict[Path, int]:
+    """The standard error of the finding's ranks, and whose each is."""
+    found: dict[Path, int] = {}
+    for rank in case.result.ranks:
+        node = rank.start.get("node_rank")
+        if rank.rank in finding.ranks and isinstance(node, int):
+            logs = case.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
+            found |= dict.fromkeys(sorted(logs), rank.rank)
+    return found
+
+
+def _place(rank: RankResult) -> tuple[object, str]:
+    """The node of a rank by number, and the name of its folder of logs there."""
+    return rank.start.get("node_rank"), str(rank.local_rank)
+
+
+def _node_logs(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """What NCCL and torchrun say on the finding's nodes, and what the job's own shell printed."""
+    files: list[tuple[Path, str, int | None]] = []
+    for number, name in _nodes(finding, case):
+        nccl = case.directory.nccl_logs(number).glob("*.log")
+        files += [(path, name, None) for path in (*nccl, case.directory.torchrun_log(number))]
+    files += [(path, "", None) for path in job_logs(case.directory)]
+    _search(search, files)
+
+
+def _nodes(finding: Finding, case: FailureEvidence) -> Iterator[tuple[int, str]]:
+    for node in case.result.nodes:
+        if not finding.hosts or node.name in finding.hosts:
+            yield node.node_rank, node.name
+
+
+def _search(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
+    for path, host, rank in sorted(files)[:MAX_FILES]:
+        # What was never written, or is no text: the finding stands without it.
+        with contextlib.suppress(OSError):
+            for stream, line in _parts(path):
+                with contextlib.suppress(Unreadable):
+                    search.stream(stream, str(path), host, rank, line)
+
+
+def _parts(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A log, and the number of its first line; of one of gigabytes its beginning and its end, where
+    a failure stands."""
+    with path.open("rb") as stream:
+        if stream.seek(0, os.SEEK_END) <= MAX_LOG_BYTES:
+            stream.seek(0)
+            yield stream, 1
+            return
+        stream.seek(0)
+        yield io.BytesIO(stream.read(MAX_LOG_BYTES // 8)), 1
+        end = stream.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
+        yield stream, lines_before(stream, end) + 1

@@ -1,0 +1,227 @@
+"""`signatures.yaml` -> the known failures: the text that shows each, its cause and its fix.
+
+All that is wrong in the file is reported at once, with lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..text import Problem, UsageProblems, near
+
+FILE = Path(__file__).with_name("signatures.yaml")
+MAX_LINES = 12
+MIN_WORD = 6
+ID = re.compile(r"[a-z][a-z0-9_]*")
+# Groups that tell where it happened; all others have a name in words.
+PLACES = {"host", "rank"}
+KINDS: dict[str, tuple[type, str]] = {
+    "id": (str, "a name in lower case with underscores"),
+    "primary": (bool, "true or false"),
+    "general": (bool, "true or false"),
+    "late": (bool, "true or false"),
+    "follows": (tuple, "a list of ids"),
+    "cause": (str, "why it happens, in a sentence"),
+    "fix": (str, "what to do, in a sentence"),
+    "source": (str, "where it is described: a link, or a document and its section"),
+    "lines": (int, f"how many lines it spans, 2 to {MAX_LINES}"),
+    "names": (dict, "what its groups are: `group: words`"),
+    "patterns": (tuple, "a list of texts, or of `word` and `regex`"),
+    "samples": (tuple, "a list of `text` and `source`"),
+}
+NEEDED = ("id", "primary", "cause", "fix", "source", "patterns", "samples")
+HARMLESS_NEEDED = ("id", "source", "patterns", "samples")
+# These let a hostile line cost time without end.
+ENDLESS = re.compile(r"(?<!\\)\.[*+]|\.\{\d*,\}|[*+}]\)[*+{]")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A text in a log: `word` stands literally in every line that may hold it, and leads there;
+    `regex`, where there is one, must match around it."""
+
+    word: str
+    regex: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A real text of a failure, and where it is from."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Signature:
+    """`primary`: it names a cause, where other texts only follow from one. `general`: it names a
+    cause so roughly that it counts as one only where nothing more exact was found. `late`: the
+    failure of a rank brings it about, too (the others waited until the time was up), so that it
+    is a cause only where no other exact one, and no unknown Python exception, was found. `follows`:
+    signatures that explain it; found beside one of them, it follows from that.
+
+    `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
+    groups `host` and `rank` tell where it happened. `harmless`: no failure, though it looks it."""
+
+    id: str
+    patterns: tuple[Pattern, ...]
+    cause: str = ""
+    fix: str = ""
+    source: str = ""
+    primary: bool = True
+    general: bool = False
+    late: bool = False
+    follows: tuple[str, ...] = ()
+    lines: int = 1
+    names: dict[str, str] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    harmless: bool = False
+
+
+@lru_cache(maxsize=1)
+def shipped_signatures() -> tuple[Signature, ...]:
+    """The signatures that ship, the harmless ones included."""
+    return load_signatures(FILE)
+
+
+def load_signatures(path: Path) -> tuple[Signature, ...]:
+    """Read and check a file of signatures; raises UsageProblems with all that is wrong in it."""
+    from ..config.yaml_source import Reading, read
+
+    text = ("text", "word", "regex", "source", "cause", "fix")
+    source = read(path, Reading(is_text=lambda route: route[-1] in text or "names" in route))
+    checker = _Checker(source)
+    found = checker.signatures()
+    problems = [*source.problems, *checker.problems]
+    if problems:
+        raise UsageProblems(problems)
+    return tuple(found)
+
+
+class _Checker:
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.problems: list[Problem] = []
+
+    def signatures(self) -> list[Signature]:
+        top = self._source.values
+        if not isinstance(top, dict) or not isinstance(top.get("signatures"), tuple):
+            self._bad((), "holds no signatures", "a list under `signatures`")
+            return []
+        for key in set(top) - {"signatures", "harmless"}:
+            self._bad((key,), f"unknown key `{key}`", "`signatures` and `harmless`")
+        found = [
+            one
+            for section in ("signatures", "harmless")
+            for index, values in enumerate(top.get(section) or ())
+            if (one := self._signature((section, index), values)) is not None
+        ]
+        self._check_ids(found)
+        return found
+
+    def _signature(self, route: tuple[Any, ...], values: Any) -> Signature | None:
+        """One entry; None where something is wrong with it."""
+        before = len(self.problems)
+        harmless = route[0] == "harmless"
+        if not isinstance(values, dict):
+            self._bad(route, "a signature is no mapping", "its keys, `id` first")
+            return None
+        for key in HARMLESS_NEEDED if harmless else NEEDED:
+            if key not in values:
+                self._bad(route, f"the signature has no `{key}`", KINDS[key][1])
+        for key, value in values.items():
+            self._check_kind((*route, key), key, value)
+        if len(self.problems) > before:
+            return None
+        lines, names = values.get("lines", 1), values.get("names", {})
+        patterns = tuple(self._patterns(route, values["patterns"]))
+        samples = tuple(self._samples(route, values["samples"]))
+        self._check_groups(route, patterns, names)
+        if not ID.fullmatch(values["id"]):
+            self._bad((*route, "id"), f"`{values['id']}` is no id", KINDS["id"][1])
+        if "lines" in values and not 2 <= lines <= MAX_LINES:
+            self._bad((*route, "lines"), f"`lines` is {lines}", KINDS["lines"][1])
+        if values.get("general") and not values.get("primary"):
+            self._bad((*route, "general"), "general, but not primary", "`primary: true` with it")
+        if values.get("late") and (values.get("general") or not values.get("primary")):
+            self._bad((*route, "late"), "late, but no exact cause", "`primary: true`, not general")
+        kept = {key: value for key, value in values.items() if key not in ("patterns", "samples")}
+        return Signature(**kept, patterns=patterns, samples=samples, harmless=harmless)
+
+    def _check_kind(self, route: tuple[Any, ...], key: str, value: Any) -> None:
+        if key not in KINDS:
+            self._bad(route, f"unknown key `{key}`", ", ".join(KINDS), near(key, KINDS))
+            return
+        kind, expected = KINDS[key]
+        wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
+        if wrong or (kind in (str, tuple) and not value):
+            self._bad(route, f"`{key}` is {value!r:.60}", expected)
+
+    def _patterns(self, route: tuple[Any, ...], values: Any) -> Iterator[Pattern]:
+        for index, value in enumerate(values):
+            at = (*route, "patterns", index)
+            if isinstance(value, str):
+                value = {"word": value}
+            if not isinstance(value, dict) or not {"word"} <= set(value) <= {"word", "regex"}:
+                self._bad(at, "a pattern is of another form", KINDS["patterns"][1])
+                continue
+            word, regex = value["word"], value.get("regex")
+            if not isinstance(word, str) or len(word) < MIN_WORD or "\n" in word:
+                expected = f"at least {MIN_WORD} characters of one line"
+                self._bad(at, f"`{word}` as a word leads to too much", expected)
+                continue
+            yield Pattern(word, self._regex(at, regex))
+
+    def _regex(self, route: tuple[Any, ...], regex: Any) -> re.Pattern[str] | None:
+        if regex is None:
+            return None
+        if not isinstance(regex, str):
+            self._bad(route, f"`regex` is {regex!r:.60}", "a regular expression")
+            return None
+        if endless := ENDLESS.search(regex):
+            expected = "repetitions with a bound, such as `.{0,200}?`"
+            self._bad(route, f"`{endless.group()}` in the regex has no bound", expected)
+            return None
+        try:
+            return re.compile(regex, re.MULTILINE)
+        except re.error as error:
+            self._bad(route, f"the regex is malformed: {error}", "a regex of Python's `re`")
+            return None
+
+    def _samples(self, route: tuple[Any, ...], values: Any) -> Iterator[Sample]:
+        for index, value in enumerate(values):
+            whole = isinstance(value, dict) and set(value) == {"text", "source"}
+            if not whole or not all(isinstance(one, str) and one for one in value.values()):
+                at = (*route, "samples", index)
+                self._bad(at, "a sample is of another form", KINDS["samples"][1])
+                continue
+            yield Sample(**value)
+
+    def _check_groups(
+        self, route: tuple[Any, ...], patterns: tuple[Pattern, ...], names: dict[str, Any]
+    ) -> None:
+        groups = {group for one in patterns if one.regex for group in one.regex.groupindex}
+        for group in sorted(groups - PLACES - set(names)):
+            self._bad((*route, "names"), f"the group `{group}` has no name", KINDS["names"][1])
+        for name in sorted(set(names) - groups):
+            self._bad((*route, "names", name), f"no regex has a group `{name}`", "names of groups")
+
+    def _check_ids(self, found: list[Signature]) -> None:
+        ids: set[str] = set()
+        for one in found:
+            if one.id in ids:
+                self._bad(("signatures",), f"the id `{one.id}` stands twice", "each id once")
+            ids.add(one.id)
+        for one in found:
+            for other in one.follows:
+                if other not in ids or other == one.id:
+                    what = f"`{one.id}` follows `{other}`, which is no other signature"
+                    self._bad(("signatures",), what, "ids of signatures", near(str(other), ids))
+
+    def _bad(self, route: tuple[Any, ...], what: str, expected: str, todo: str = "") -> None:
+        self.problems.append(Problem(what, self._source.where(route), expected, todo))

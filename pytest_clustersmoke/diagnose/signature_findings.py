@@ -1,0 +1,169 @@
+"""All that was found in a job's logs -> findings, the first cause first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from ..evidence.finding import Evidence, Finding
+from .first_error import LAST, TRACEBACK, WEIGHTS, UnknownError
+from .log_lines import LogLine, Time
+from .signature_search import SignatureMatch, SignatureSearch
+
+UNKNOWN = "unknown"
+UNKNOWN_FIX = (
+    "read the log around that line; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL make the "
+    "next run say more"
+)
+UNKNOWN_CAUSE = "unknown cause; the first error: "
+# Last words count where nothing else is a cause.
+STARTED = WEIGHTS.keys() - {LAST}
+# A rank that logged so much more had gone on.
+GOES_ON_LINES = 500
+Key = tuple[bool, Time, int, int]
+UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
+# Slurm tells of an end and ends the ranks within this, its KillWait (30 s) included.
+TOGETHER_S = 120
+NEVER: Time = (0, 0, 0, 0, 0.0)
+
+
+def order_findings(search: SignatureSearch) -> list[Finding]:
+    """Causes before what follows from them; within each by time, else by file and line."""
+    matches = search.matches
+    raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
+    unmatched = [line for _, line, _, _ in search.unknown.errors]
+    clock = _Clock([*unmatched, *(line for one in matches.values() for line in one.lines)])
+    exact = {
+        name
+        for name, one in matches.items()
+        if one.signature.primary and not one.signature.general
+        if not _explained(one, search, clock)
+    }
+    late = {name for name in exact if matches[name].signature.late}
+    others = [line for name in exact - late for line in matches[name].lines] + raised
+    exact -= {
+        name
+        for name in late
+        if not all(clock.surely_before(matches[name].lines[0], line) for line in others)
+    }
+    unknown = _first_on_its_rank(search, exact, clock) if exact else _unknown(search, STARTED)
+    told = [(clock.first([unknown[1]]), _unknown_finding(*unknown))] if unknown else []
+    for one in matches.values():
+        primary = one.signature.id in exact
+        if one.signature.general:
+            explained = _explained(one, search, clock)
+            primary = not exact and unknown is None and not explained
+        told.append((clock.first(one.lines), _finding(one, primary)))
+    if not any(one.primary for _, one in told) and (last := _unknown(search, {LAST})):
+        told.append(((False, NEVER, 0, 0), _unknown_finding(*last)))
+    return [one for _, one in sorted(told, key=lambda pair: (not pair[1].primary, pair[0]))]
+
+
+def _explained(match: SignatureMatch, search: SignatureSearch, clock: _Clock) -> bool:
+    """Whether something that explains it was found. An end that came long after it explains
+    nothing: the ranks that were left waited for it."""
+    others = [search.matches[name] for name in match.signature.follows if name in search.matches]
+    return any(
+        not (other.signature.late or other.signature.general)
+        or not clock.long_before(match.lines, other.lines)
+        for other in others
+    )
+
+
+def _finding(match: SignatureMatch, primary: bool) -> Finding:
+    said = ", ".join(f"{words} {value}" for words, value in match.names.items())
+    return Finding(
+        match.signature.id,
+        match.signature.cause + (f" ({said})" if said else ""),
+        match.signature.fix,
+        primary,
+        tuple(Evidence(line.file, line.number, line.text) for line in match.lines),
+        tuple(match.hosts),
+        tuple(sorted(match.ranks)),
+        {"lines": match.count, "more": match.capped},
+    )
+
+
+def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
+    """The first of the errors of these kinds that no signature knows."""
+    errors = [one for one in search.unknown.errors if one[0].kind in kinds]
+    if not errors:
+        return None
+    clock = _Clock(line for _, line, _, _ in errors)
+    return min(errors, key=lambda one: (WEIGHTS[one[0].kind], clock.first([one[1]])))
+
+
+def _first_on_its_rank(
+    search: SignatureSearch, exact: Collection[str], clock: _Clock
+) -> UnknownAt | None:
+    """The first exception that no signature knows, and behind which the same rank logged a known
+    cause: that may follow from it. Where the program handled it or went on, it was none."""
+    known = [line for name in exact for line in search.matches[name].lines]
+    found = []
+    for one in search.unknown.errors:
+        error, line = one[0], one[1]
+        mine = [other for other in known if _same_writer(line, other)]
+        behind = [other for other in mine if other.number > line.number]
+        if error.kind != TRACEBACK or error.handled or not behind or len(behind) < len(mine):
+            continue
+        soon = min(other.number for other in behind) - line.number <= GOES_ON_LINES
+        if soon and not clock.long_before([line], behind):
+            found.append(one)
+    return min(found, key=lambda one: clock.first([one[1]]), default=None)
+
+
+def _same_writer(one: LogLine, other: LogLine) -> bool:
+    return one.source == other.source and one.rank is not None and one.rank == other.rank
+
+
+def _unknown_finding(
+    error: UnknownError, line: LogLine, hosts: list[str], ranks: list[int]
+) -> Finding:
+    where = f" ({error.where})" if error.where else ""
+    return Finding(
+        UNKNOWN,
+        f"{UNKNOWN_CAUSE}{line.text}{where}",
+        UNKNOWN_FIX,
+        True,
+        (Evidence(line.file, line.number, line.text),),
+        tuple(hosts),
+        tuple(ranks),
+        {"lines": 1, "more": False},
+    )
+
+
+class _Clock:
+    """When lines were written. A line without a time was written before those behind it in its
+    file, so it takes the time of the next of them that has one."""
+
+    def __init__(self, lines: Iterable[LogLine]) -> None:
+        self._times: dict[tuple[int, int], Time | None] = {}
+        later: dict[int, Time] = {}
+        for line in sorted(lines, key=lambda line: (line.source, -line.number)):
+            if line.time is not None:
+                later[line.source] = line.time
+            self._times[line.source, line.number] = later.get(line.source)
+
+    def first(self, lines: list[LogLine]) -> Key:
+        return min(self._key(line) for line in lines)
+
+    def surely_before(self, line: LogLine, other: LogLine) -> bool:
+        """Whether a line was written before another: in one file, or by the times of both."""
+        if line.source == other.source:
+            return line.number < other.number
+        mine, others = self._key(line), self._key(other)
+        return not mine[0] and not others[0] and mine[1] < others[1]
+
+    def long_before(self, lines: list[LogLine], others: list[LogLine]) -> bool:
+        """Whether the first of these lines was written well before the first of the others."""
+        mine, other = self.first(lines)[1], self.first(others)[1]
+        return NEVER not in (mine, other) and _seconds(mine) + TOGETHER_S < _seconds(other)
+
+    def _key(self, line: LogLine) -> Key:
+        time = self._times[line.source, line.number]
+        return time is None, time or NEVER, line.source, line.number
+
+
+def _seconds(time: Time) -> float:
+    """For differences: months count as 31 days, which is exact within one."""
+    month, day, hour, minute, second = time
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second

@@ -1,0 +1,171 @@
+"""history.db in the report directory: opened for reading or for writing, or refused in words.
+
+It has a rollback journal, and a lock file beside it for its writers: other machines may write into
+the report directory, and not all network file systems carry SQLite's own locks between them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from ...text import sanitize_line
+from .history_schema import VERSION, migrate, version_of
+
+NAME = "history.db"
+# A write takes milliseconds; so long a writer waits for others before it gives up.
+# After an interrupt somebody waits for the prompt.
+PATIENCE_S, HURRIED_S = 20.0, 5.0
+READ_PATIENCE_S = 2.0
+MODE = 0o644  # as all files of a report
+MAX_HOLDER = 500
+_DAMAGED = ("not a database", "malformed", "decode")
+
+
+class HistoryUnusable(Exception):
+    """The history cannot be read or written: what, why, and what to do, in one line.
+
+    The file is left as it is. A run goes on without its history.
+    """
+
+
+@contextmanager
+def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
+    """A connection that only reads, on one state of the database; None where there is none yet.
+
+    Raises HistoryUnusable, also for what of the database goes wrong inside the `with`: rows whose
+    values are not of their kind, say.
+    """
+    import sqlite3
+
+    path = report_dir / NAME
+    if not _exists(path):
+        yield None
+        return
+    try:
+        with closing(_connect(path, READ_PATIENCE_S)) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("BEGIN")
+            yield connection if _usable_version(connection, path) else None
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise HistoryUnusable(_explain(path, "read", str(error))) from error
+
+
+def _exists(path: Path) -> bool:
+    """Raises HistoryUnusable where the file system does not say: no right, a stale handle, a
+    server that is gone."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise HistoryUnusable(_explain(path, "read", error.strerror or str(error))) from error
+    return True
+
+
+@contextmanager
+def writing(report_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[sqlite3.Connection]:
+    """A connection in one transaction: all that is done in the `with`, or nothing. The database is
+    made where there is none, and brought to today's version. Others are waited for so many seconds.
+    Raises HistoryUnusable."""
+    import sqlite3
+
+    path = report_dir / NAME
+    give_up = time.monotonic() + patience_s
+    try:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        with _lock_file(path, patience_s):
+            if not path.exists():  # before SQLite makes it: its journal takes over the permissions
+                path.touch()
+                path.chmod(MODE)
+            left_s = max(0.0, give_up - time.monotonic())
+            with closing(_connect(path, left_s)) as connection:
+                _begin(connection, path)
+                yield connection
+                connection.execute("COMMIT")  # what is not committed before the end is undone
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise HistoryUnusable(_explain(path, "written", str(error))) from error
+    except OSError as error:
+        raise HistoryUnusable(_explain(path, "written", error.strerror or str(error))) from error
+
+
+def _begin(connection: sqlite3.Connection, path: Path) -> None:
+    import sqlite3
+
+    _usable_version(connection, path)
+    # Earlier versions kept it in WAL mode on local disks. While somebody reads it, it stays so.
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode = delete")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("BEGIN IMMEDIATE")
+    migrate(connection)
+
+
+def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
+    """For writing, also where it only reads: only who may write can undo what a killed writer left.
+    Where the file is not ours to write, SQLite opens it for reading."""
+    import sqlite3
+
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
+
+
+def _usable_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version, where we can use it; 0 of an empty file. Raises HistoryUnusable, and
+    sqlite3.Error."""
+    version = version_of(connection)
+    if version is None:
+        raise HistoryUnusable(
+            f"{path} is a database, but no history of clustersmoke; it was left as it is; "
+            "move it away, or choose another report directory"
+        )
+    if version > VERSION:
+        raise HistoryUnusable(
+            f"{path} is of version {version}, and this clustersmoke knows up to {VERSION}; "
+            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+        )
+    return version
+
+
+@contextmanager
+def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
+    from filelock import SoftFileLock, Timeout
+
+    lock = SoftFileLock(path.with_name(f"{NAME}.lock"), timeout=patience_s, mode=MODE)
+    try:
+        lock.acquire(poll_interval=0.05)
+    except Timeout as error:
+        raise HistoryUnusable(
+            f"this run is not in the history: {lock.lock_file} was held for {patience_s:g} s by "
+            f"{_holder(Path(lock.lock_file))}; delete the file if that process is gone"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(lock: Path) -> str:
+    """`process 4711 of node3`, as the file says: it has the id and the host, a line each."""
+    try:
+        lines = lock.read_bytes()[:MAX_HOLDER].decode(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    if len(lines) < 2:
+        return "a process it does not name"
+    return f"process {sanitize_line(lines[0])} of {sanitize_line(lines[1])}"
+
+
+def _explain(path: Path, done: str, why: str) -> str:
+    why = sanitize_line(why)  # it may quote what stands in the file
+    if any(word in why for word in _DAMAGED):
+        return (
+            f"{path} is damaged, or no database ({why}); it was left as it is; move it away, "
+            "and a new history begins with the next run"
+        )
+    lost = "; this run is not in the history" if done == "written" else ""
+    return f"{path} cannot be {done} ({why}){lost}"

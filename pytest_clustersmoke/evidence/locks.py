@@ -1,0 +1,195 @@
+"""Who has a cluster under `--cluster-exclusive`, and whether the controller of a run still lives.
+
+Both are locks that a process holds through filelock. The kernel, or the NFS server, gives a lock
+back when its holder ends, however it ended; the file stays, and says nothing without its lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock
+
+from ..config.profile import Profile
+from ..text import Problem, UsageProblems, sanitize_line
+from .run_directory import RunDir, read_json, write_json
+
+OPTION = "--cluster-exclusive"
+CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # whoever can reach a cluster's directory can lock it
+MAX_WORD = 80
+# File systems without locks (Lustre mounted without `flock`) say nothing: a run there is taken to
+# live as long as a job may run.
+LONGEST_S = 8 * 24 * 3600
+# A controller shows every BEAT_S that it lives; clocks of hosts and of file servers differ.
+BEAT_S, SILENT_S = 60.0, 1800.0
+
+
+def cluster_lock_path(shared_dir: Path, cluster: str) -> Path:
+    """Profiles that share a directory have a lock each."""
+    return shared_dir / f".exclusive.{cluster}.lock"
+
+
+def lock_cluster(shared_dir: Path, cluster: str, run_id: str) -> BaseFileLock:
+    """Take the cluster's lock, or say who has it. Never waits for it. Raises UsageProblems."""
+    from filelock import FileLock, Timeout
+
+    path = cluster_lock_path(shared_dir, cluster)
+    lock = FileLock(
+        path,
+        mode=CLUSTER_MODE,
+        thread_local=False,
+        fallback_to_soft=False,  # a marker file would outlive its holder
+        on_acquired=partial(_name_holder, run_id),
+    )
+    try:
+        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise _taken(path, cluster) from None
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return lock
+
+
+def _name_holder(run_id: str, fd: int) -> None:
+    """Write into the lock's file who holds it, for whoever meets the lock."""
+    import psutil
+
+    about = {
+        "run_id": run_id,
+        "user": psutil.Process().username(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, (json.dumps(about) + "\n").encode(), 0)
+    os.fsync(fd)  # a reader on another host finds it on the file server
+
+
+def _taken(path: Path, cluster: str) -> UsageProblems:
+    word = {
+        key: sanitize_line(str(value))[:MAX_WORD] for key, value in (read_json(path) or {}).items()
+    }
+    who = "a run that has not said who it is has it"
+    if word:
+        who = (
+            f"run {word.get('run_id')} has it since {word.get('since')} "
+            f"(pid {word.get('pid')} of {word.get('user')} on {word.get('host')})"
+        )
+    todo = f"wait until that run has ended, or leave {OPTION} away"
+    return UsageProblems([Problem(f"{cluster} is in use: {who}; {path}", OPTION, todo=todo)])
+
+
+def _unusable(path: Path, error: OSError) -> UsageProblems:
+    what = f"the lock {path} cannot be taken ({error.strerror or error})"
+    expected = (
+        "a file that this user can write, on a file system with locks "
+        "(Lustre has them when mounted with `flock`)"
+    )
+    return UsageProblems([Problem(what, OPTION, expected)])
+
+
+def describe_run(profile: Profile, run_id: str) -> dict[str, Any]:
+    """What run.json says of a run: who asked for what, where and when (Unix seconds)."""
+    hardware = profile.hardware
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "cluster": profile.name,
+        "backend": profile.backend,
+        "hardware": {
+            "gpu": hardware.gpu,
+            "device": hardware.device,
+            "gpus_per_node": hardware.gpus_per_node,
+            "interconnect": hardware.interconnect,
+        },
+        "require": list(profile.require),
+        "begun": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "phases_chosen": [],
+        "phases_of_cluster": list(profile.phases),
+        "selection": "",
+    }
+
+
+class ControllerLock:
+    """The lock of one run, held by this process while it is the run's controller."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.about = read_json(run.run) or {}
+        self._run = run
+        self._lock = _run_lock(run)
+        self._locks = _acquire(self._lock) is True
+
+    def announce(self, asked: Mapping[str, Any], report: Path) -> None:
+        """Say what was chosen, here and where the report will be: whoever finds no report there
+        knows by it where the evidence lies. Raises OSError where it cannot be written."""
+        self.about.update(asked, locks=self._locks)
+        write_json(self._run.run, self.about)
+        report.mkdir(parents=True, exist_ok=True)
+        write_json(report / "run.json", {**self.about, "evidence": str(self._run.root)}, 0o644)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+@contextmanager
+def seized(run: RunDir) -> Iterator[bool]:
+    """Whether the run's controller is dead; while this lasts the run is ours, so that two commands
+    do not report it both."""
+    about = read_json(run.run) or {}
+    lock = _run_lock(run)
+    try:
+        taken = _acquire(lock)
+        free = not about.get("locks") if taken is None else taken
+        yield free and _is_dead(run, about)
+    finally:
+        lock.release()
+
+
+def _run_lock(run: RunDir) -> BaseFileLock:
+    from filelock import FileLock
+
+    return FileLock(run.lock, mode=RUN_MODE, thread_local=False, fallback_to_soft=False)
+
+
+def _acquire(lock: BaseFileLock) -> bool | None:
+    """Take the lock; False where somebody has it, None where the file system has none."""
+    from filelock import Timeout
+
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_dead(run: RunDir, about: Mapping[str, Any]) -> bool:
+    """Of a run whose lock is free. On some file systems locks hold on one host alone (Lustre's
+    `localflock`, NFS' `local_lock`, BeeGFS), and on some there are none: then the beats say."""
+    if about.get("locks") and about.get("host") == socket.gethostname():
+        return True
+    try:
+        silent_s = time.time() - run.run.stat().st_mtime
+    except OSError:
+        return False
+    return silent_s > (SILENT_S if about.get("locks") else LONGEST_S)
+
+
+def beat(run: RunDir) -> None:
+    """Show other hosts that the controller lives; the watch over its jobs calls this."""
+    with contextlib.suppress(OSError):
+        os.utime(run.run)

@@ -1,0 +1,306 @@
+"""What a phase's job left behind, as a criterion sees it.
+
+Every file read here was written by a job, so its content is hostile text: a value of the wrong kind
+counts as missing, and what is missing is never a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config.hostlist import expand_hostlist
+from ..config.metrics import METRICS
+from .job_results import NodeResult, RankResult
+from .metric import Metric, Unmeasured, fail
+from .nccl.log_reader import NodeLogs, read_nodes
+from .run_directory import PhaseDir, job_of, read_json, refresh
+from .scheduler_record import read_scheduler_record
+from .telemetry import number, of_job, read_events
+
+if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
+    from ..config.profile import Expectation, Profile, Reference
+
+OUTCOMES = (
+    "passed",
+    "failed",
+    "cluster_failed",
+    "never_ran",
+    "preempted",
+    "cancelled",
+    "lost",
+)
+
+
+@dataclass(frozen=True)
+class PastRuns:
+    """Where a phase's past runs are told, and whether a regression fails or is only told."""
+
+    cluster: str
+    report_dir: Path
+    fails: bool
+    begun: float = math.inf  # of this run, Unix s: those that began later are no past of it
+
+
+@dataclass(frozen=True, repr=False)
+class PhaseResult:
+    """A finished phase. Attributes are what its job wrote down; checks raise AssertionError."""
+
+    directory: PhaseDir
+    spec: Mapping[str, Any]
+    job: Mapping[str, Any]
+    nodes: tuple[NodeResult, ...]
+    ranks: tuple[RankResult, ...]
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    expect: Expectation | None = None
+    # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
+    # was not measured.
+    judged: set[str] = field(default_factory=set)
+    past: PastRuns | None = None
+
+    def __repr__(self) -> str:
+        return f"<phase {self.name}: {self.outcome}>"  # pytest prints it above a failed check
+
+    @property
+    def name(self) -> str:
+        return str(self.spec["phase"])
+
+    @property
+    def outcome(self) -> str:
+        return str(self.job.get("outcome", "lost"))
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The rank program's arguments as the phase resolved them."""
+        return dict(self.spec.get("args", {}))
+
+    @property
+    def world_size(self) -> int:
+        return int(self.spec["nodes"]) * int(self.spec["ranks_per_node"])
+
+    @property
+    def ranks_done(self) -> int:
+        return sum(rank.done for rank in self.ranks)
+
+    @property
+    def backend(self) -> str:
+        """The process group's backend, as every rank said: nccl or gloo."""
+        return str(
+            self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks})
+        )
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of every step, averaged over all ranks; the same on each, or this fails."""
+        per_rank = {rank.rank: self._last(rank, "losses", "mean") for rank in self.ranks}
+        raw = self._agreed("losses", per_rank)
+        values = [number(one) for one in raw] if isinstance(raw, list) else []
+        return [math.nan if value is None else value for value in values]
+
+    def metric(self, name: str) -> Metric:
+        """A metric over all ranks: the lowest where higher is better, else the highest."""
+        if name not in METRICS:
+            raise KeyError(f"unknown metric {name!r}; known: {', '.join(METRICS)}")
+        values = [rank.metrics().get(name, math.nan) for rank in self.ranks]
+        missing = [
+            rank.rank for rank, value in zip(self.ranks, values, strict=True) if math.isnan(value)
+        ]
+        if missing or not values:
+            return Metric(name, math.nan, self.references.get(name), self.judged)
+        worst = min(values) if METRICS[name].higher_is_better else max(values)
+        return Metric(name, worst, self.references.get(name), self.judged)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric that all ranks wrote."""
+        names = [name for name in METRICS if any(name in rank.metrics() for rank in self.ranks)]
+        found = {name: self.metric(name).value for name in names}
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+    def fact(self, name: str) -> Any:
+        """A fact on which all ranks agree; fails naming the ranks where they do not."""
+        return self._agreed(f"fact {name!r}", self.facts(name))
+
+    def facts(self, name: str) -> dict[int, Any]:
+        """rank -> what it said of `name`; None for a rank that said nothing."""
+        return {rank.rank: rank.facts().get(name) for rank in self.ranks}
+
+    def events(self, event: str) -> dict[int, dict[str, Any]]:
+        """rank -> its last event of this name; ranks without one are missing."""
+        found = {rank.rank: rank.events.last(event) for rank in self.ranks}
+        return {rank: record for rank, record in found.items() if record is not None}
+
+    @cached_property
+    def nccl(self) -> NodeLogs:
+        """NCCL's logs of all nodes, read when they are first asked for."""
+        folders = {one.node_rank: self.directory.nccl_logs(one.node_rank) for one in self.nodes}
+        told = [rank.start.get("nccl") for rank in self.ranks]
+        versions = {version for version in told if isinstance(version, str)}
+        version = versions.pop() if len(versions) == 1 else None
+        return read_nodes(folders, self.directory.root, version)
+
+    def transport_summary(self) -> str:
+        """What the ranks talked over, in a few words: NCCL's kinds, `gloo`, or `unknown`."""
+        backends = {str(record.get("backend")) for record in self.events("group").values()}
+        if backends != {"nccl"}:
+            return ", ".join(sorted(backends)) or "unknown"
+        unknown = "none" if self.world_size == 1 else "unknown"
+        return ", ".join(self.nccl.log.kinds()) or unknown
+
+    def check_gradients(self) -> None:
+        """Every rank compared every parameter's reduced gradient with an all-reduce of its own."""
+        __tracebackhide__ = True
+        records = self.events("gradients")
+        self._all_ranks(records, "a gradient probe")
+        for rank, record in records.items():
+            if record.get("compared") != record.get("parameters") or not record.get("compared"):
+                fail(
+                    f"{self.ranks[rank]} compared {record.get('compared')} of "
+                    f"{record.get('parameters')} parameters"
+                )
+            if record.get("synced") is not True:
+                fail(
+                    f"gradients are not in sync on {self.ranks[rank]}: relative error "
+                    f"{record.get('max_relative_error')} at {record.get('worst')}, tolerance "
+                    f"{record.get('tolerance')} for {record.get('precision')}"
+                )
+        if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
+            raise Unmeasured(
+                "gradients", "the local gradients were too alike for a missing reduction to show"
+            )
+
+    def check_reload(self) -> None:
+        """Every rank read the checkpoint into a model built anew and found it bit for bit."""
+        __tracebackhide__ = True
+        records = self.events("reload")
+        self._all_ranks(records, "a comparison after reload")
+        for rank, record in records.items():
+            if record.get("equal") is not True or not record.get("tensors"):
+                fail(
+                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of "
+                    f"{record.get('tensors')} tensors {record.get('mismatched')} are not what was "
+                    "saved"
+                )
+
+    def checkpoint_files(self) -> dict[str, int]:
+        """File -> bytes, as rank 0 listed them when all ranks had written."""
+        record = self.events("checkpoint").get(0, {})
+        files = record.get("files")
+        entries = files if isinstance(files, list) else []
+        return {
+            str(one["name"]): int(one["bytes"])
+            for one in entries
+            if isinstance(one, dict) and isinstance(one.get("bytes"), int) and "name" in one
+        }
+
+    def versions(self, name: str) -> dict[str, str | None]:
+        """Who -> its version of `name`: what each rank imported, what each node has installed."""
+        if any(name in rank.start for rank in self.ranks):
+            return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
+        return {node.name: node.version(name) for node in self.nodes}
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Stage -> seconds on the slowest rank; compilation is a stage of its own."""
+        longest: dict[str, float] = {}
+        for rank in self.ranks:
+            for record in rank.events.named("stage"):
+                seconds = number(record.get("seconds"))
+                ended = record.get("state") == "end"
+                if ended and seconds is not None and math.isfinite(seconds):
+                    name = str(record.get("name"))
+                    longest[name] = max(longest.get(name, 0.0), seconds)
+        return longest
+
+    def steps_done(self) -> dict[int, int]:
+        """rank -> how many steps it finished."""
+        said = {rank: record.get("step") for rank, record in self.events("step").items()}
+        return {rank: step if type(step) is int else 0 for rank, step in said.items()}
+
+    def _all_ranks(self, records: Mapping[int, Any], what: str) -> None:
+        __tracebackhide__ = True
+        missing = [rank.rank for rank in self.ranks if rank.rank not in records]
+        if missing or len(self.ranks) != self.world_size:
+            fail(f"rank {missing[0] if missing else '?'} wrote no result of {what}")
+
+    def _agreed(self, what: str, per_rank: Mapping[int, Any]) -> Any:
+        __tracebackhide__ = True
+        if not per_rank:
+            fail(f"no rank said anything of {what}")
+        first = next(iter(per_rank.values()))
+        for rank, value in per_rank.items():
+            if value is None:
+                fail(f"rank {rank} said nothing of {what}")
+            if value != first:
+                fail(f"ranks differ in {what}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
+        return first
+
+    @staticmethod
+    def _last(rank: RankResult, event: str, key: str) -> Any:
+        return (rank.events.last(event) or {}).get(key)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def collect(
+    directory: PhaseDir,
+    profile: Profile | None = None,
+    report_dir: Path | None = None,
+    *,
+    all_marks: bool = True,
+) -> PhaseResult:
+    """Read everything a phase's job left behind in its directory; its past runs are those that
+    `report_dir` has. Without `all_marks` only the last step of each rank is read."""
+    spec = read_json(directory.spec) or {
+        "phase": directory.root.name,
+        "nodes": 0,
+        "ranks_per_node": 0,
+    }
+    refresh(directory, int(spec["nodes"]))
+    name, world_size = spec["phase"], int(spec["nodes"]) * int(spec["ranks_per_node"])
+    return PhaseResult(
+        directory=directory,
+        spec=spec,
+        job=read_json(directory.result) or {},
+        nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
+        ranks=tuple(_rank(directory, rank, job_of(spec), all_marks) for rank in range(world_size)),
+        references=dict(profile.references.get(name, {})) if profile else {},
+        expect=profile.expect.get(name) if profile else None,
+        past=_past(directory, profile, report_dir) if profile and report_dir else None,
+    )
+
+
+def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
+    about = read_json(directory.run.run) or {}
+    begun = number(about.get("begun"))
+    fails = profile.history_check == "fail"
+    return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
+
+
+def _rank(directory: PhaseDir, rank: int, job: str, all_marks: bool) -> RankResult:
+    """A rank's own events; those of another job count for nothing."""
+    events = read_events(directory.rank_events(rank), all_marks)
+    return RankResult(rank, of_job(events, job, rank) if job else events)
+
+
+def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResult]:
+    found = [
+        NodeResult(
+            node,
+            read_json(directory.node_facts(node)) or {},
+            read_json(directory.node_result(node)) or {},
+        )
+        for node in node_ranks
+    ]
+    # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
+    silent = [node for node in found if not node.facts and not node.result]
+    had = expand_hostlist(read_scheduler_record(directory.scheduler).job.nodes) if silent else []
+    told = [name for name in had if name not in {node.name for node in found}]
+    if len(told) != len(silent):
+        return found
+    by_rank = dict(zip((node.node_rank for node in silent), told, strict=True))
+    return [replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in found]

@@ -1,0 +1,276 @@
+"""Every file name of a run, in one place, and the two ways files are written.
+
+<shared_dir>/<run_id>/               0700, ours, or refused
+    run.json, controller.lock        what was asked, and by whom; held while the controller lives
+    journal.jsonl                    what was submitted, how it ended, what was judged, in order
+    phases/<phase>/
+        spec.json                    the job, as plain data; written before it is submitted
+        preflight.txt                what the scheduler said of it before it was submitted
+        batch.sh, submitit/          the batch script, and what submitit writes
+        setup_failed                 the setup line that failed, where one did
+        claim.<node>                 made with O_EXCL by the node that starts: at most once
+        started_again                what a later start wrote, which found the claim and ended
+        scheduler.jsonl              what the scheduler said of a job that did not end well
+        rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
+        nodes/<node>/                facts.json, meeting.json (what it found of the others),
+                                     events.jsonl, result.json, torchrun.log, logs/,
+                                     dumped (the dumps of its ranks are taken)
+        ranks/<rank>.jsonl           the rank's own events
+        dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
+        nccl/<node>/HOST.PID.log     NCCL's own words
+        build/<node>/                kernels that the node's ranks compile
+        output/                      what the rank program writes (checkpoints)
+        result.json                  the phase's result, as the controller collected it
+        past.json                    what the criterion on past runs found, for the record
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..text import Problem, UsageProblems
+
+MAX_JSON_BYTES = 64 * 2**20
+RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file whole or not at all, with its final permissions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(temporary).chmod(mode)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
+    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none that can be read."""
+    try:
+        with path.open("rb") as stream:
+            value = json.loads(stream.read(MAX_JSON_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def listed(directory: Path) -> bool:
+    """Whether a directory can be listed. It is then read anew: NFS forgets what was not there."""
+    try:
+        next(directory.iterdir(), None)
+    except OSError:
+        return False
+    return True
+
+
+def job_of(spec: Mapping[str, Any]) -> str:
+    """A job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
+    where the spec names no run, as one written by hand."""
+    return f"{spec['run_id']}/{spec.get('phase')}" if spec.get("run_id") else ""
+
+
+@dataclass(frozen=True)
+class PhaseDir:
+    """The paths of one phase's job."""
+
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def preflight(self) -> Path:
+        return self.root / "preflight.txt"
+
+    @property
+    def batch_script(self) -> Path:
+        return self.root / "batch.sh"
+
+    @property
+    def submitit(self) -> Path:
+        return self.root / "submitit"
+
+    @property
+    def setup_failed(self) -> Path:
+        return self.root / "setup_failed"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.root / "rendezvous.json"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort.json"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def past(self) -> Path:
+        return self.root / "past.json"
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.root.parent.parent)
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output"
+
+    @property
+    def dumps(self) -> Path:
+        return self.root / "dumps"
+
+    @property
+    def started_again(self) -> Path:
+        return self.root / "started_again"
+
+    @property
+    def scheduler(self) -> Path:
+        return self.root / "scheduler.jsonl"
+
+    def claim(self, node_rank: int) -> Path:
+        return self.root / f"claim.{node_rank}"
+
+    def node(self, node_rank: int | str) -> Path:
+        """`node_rank` may be a shell variable, here and below, for the dry run."""
+        return self.root / "nodes" / f"{node_rank:0>4}"
+
+    def node_facts(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "facts.json"
+
+    def node_meeting(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "meeting.json"
+
+    def node_events(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "events.jsonl"
+
+    def node_result(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "result.json"
+
+    def torchrun_log(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "torchrun.log"
+
+    def rank_logs(self, node_rank: int | str) -> Path:
+        return self.node(node_rank) / "logs"
+
+    def dumped(self, node_rank: int) -> Path:
+        return self.node(node_rank) / "dumped"
+
+    def rank_events(self, rank: int) -> Path:
+        return self.root / "ranks" / f"{rank:05d}.jsonl"
+
+    def rank_stack(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.stack.txt"
+
+    def rank_flight_recorder(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
+
+    def rank_flight_recorder_brief(self, rank: int) -> Path:
+        """Without source lines; there only where the rank could not write the whole."""
+        return self.dumps / f"rank_{rank:05d}.flight_recorder.brief.json"
+
+    def rank_py_spy(self, rank: int) -> Path:
+        return self.dumps / f"rank_{rank:05d}.py-spy.txt"
+
+    def nccl_logs(self, node_rank: int | str) -> Path:
+        return self.root / "nccl" / f"{node_rank:0>4}"
+
+    def build(self, node_rank: int | str) -> Path:
+        return self.root / "build" / f"{node_rank:0>4}"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The paths of one run, under the cluster's shared directory."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "controller.lock"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    def phase(self, name: str) -> PhaseDir:
+        return PhaseDir(self.root / "phases" / name)
+
+
+def create_run(shared_dir: Path, run_id: str) -> RunDir:
+    """Make the run's directory, 0700 and ours.
+
+    Raises UsageProblems where it cannot be made or is somebody else's.
+    """
+    root = shared_dir / run_id
+    try:
+        shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        root.mkdir(mode=0o700)
+        info = root.lstat()
+    except OSError as error:
+        raise UsageProblems(
+            [
+                Problem(
+                    f"the run directory {root} cannot be made ({error.strerror or error})",
+                    "shared_dir",
+                    "a directory that this user can write",
+                    "set `shared_dir` of this cluster to one",
+                )
+            ]
+        ) from error
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        problem = Problem(f"the run directory {root} is not ours", "shared_dir")
+        raise UsageProblems([problem])
+    return RunDir(root)
+
+
+def make_phase(phase: PhaseDir, nodes: int) -> None:
+    """Make the directories that every job of so many nodes writes into.
+
+    From here on only files come. Whoever looks for one too early makes NFS remember that it is not
+    there, until its directory is listed; of a directory that was missed nobody would know. Raises
+    OSError.
+    """
+    for node in range(nodes):
+        phase.node(node).mkdir(parents=True, exist_ok=True)
+    phase.rank_events(0).parent.mkdir(parents=True, exist_ok=True)
+
+
+def refresh(phase: PhaseDir, nodes: int) -> None:
+    """List what `make_phase` has made, so that NFS forgets which files were not there."""
+    for one in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
+        listed(one)
+
+
+def check_path(path: Path, where: str, todo: str) -> list[Problem]:
+    """What sbatch would misread in a path: `%` starts one of its patterns, and a newline ends a
+    line of the script."""
+    names = {"%": "a `%`", "\n": "a newline", "\r": "a carriage return"}
+    bad = [name for char, name in names.items() if char in str(path)]
+    if not bad:
+        return []
+    what = f"the path {str(path)!r} holds {' and '.join(bad)}, which sbatch would misread"
+    return [Problem(what, where, "a path without it", todo)]

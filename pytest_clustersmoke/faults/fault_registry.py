@@ -1,0 +1,255 @@
+"""The faults, by what they hit: ranks, training, checkpoints, collectives, the job's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .fault import ALONE, AMONG, JOB, Fault
+
+FINITE = "test_loss_is_finite_on_every_rank"
+FALLS = "test_loss_over_all_ranks_falls"
+GRADIENTS = "test_gradients_are_in_sync"
+RELOAD = "test_reloaded_checkpoint_equals_the_saved"
+THROUGHPUT = "test_throughput_meets_the_reference"
+BEHIND = "test_no_rank_falls_behind"
+COLLECTIVES = "test_every_collective_is_correct"
+INSIDE = "test_transports_inside_nodes_are_those_expected"
+BETWEEN = "test_transports_between_nodes_are_those_expected"
+SAME_WEIGHTS = "test_ranks_end_with_the_same_weights"
+
+# Without progress for so long, a rank of a small phase is hung.
+STILL_S = 10.0
+
+
+def _death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
+    """One of several ranks ends in training; the others wait for it."""
+    given: dict[str, Any] = {"ranks": 2, "trains": True, **more}
+    job = frozenset({JOB})
+    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **given)
+
+
+def _still(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
+    """One of several ranks keeps the others waiting for ever."""
+    given: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
+    given["stage_limits_s"] = {stage: STILL_S}
+    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **given)
+
+
+RANKS = (
+    _death("rank-killed-at-start", "SIGKILL before the process group is open"),
+    _death("rank-killed", "SIGKILL at the third step, before its collectives"),
+    _death("rank-killed-in-collective", "SIGKILL while it waits in a collective for the others"),
+    _death("rank-exited", "os._exit(3) at the third step"),
+    _death("rank-raised", "an exception at the third step", "rank-error"),
+    _still("rank-hung", "it stands still at the third step", ("hang",), "train_step"),
+    _still(
+        "rank-out-of-step",
+        "it leaves out a collective that the others take part in, and goes on",
+        ("collective-mismatch",),
+        "train_step",
+        blames=AMONG,
+    ),
+    Fault(
+        "rank-slow",
+        "it sleeps in each step as long as the step takes, at least 0.25 s",
+        "rank",
+        frozenset({BEHIND}),
+        blames=ALONE,
+        ranks=2,
+        trains=True,
+    ),
+)
+TRAINING = (
+    Fault(
+        "all-slow",
+        "every rank sleeps in each step as long as the step takes, at least 0.25 s",
+        "ranks",
+        frozenset({THROUGHPUT}),
+        trains=True,
+        slower_than_alone=True,
+    ),
+    Fault(
+        "no-gradient-sync",
+        "DistributedDataParallel reduces no gradient",
+        "ranks",
+        frozenset({GRADIENTS}),
+        # The ranks' weights drift apart, and rank 0's are saved.
+        follows=frozenset({RELOAD, SAME_WEIGHTS}),
+        ranks=2,
+        trains=True,
+        mark="ddp",
+    ),
+    Fault(
+        "no-gradient-sync-zero",
+        "DeepSpeed reduces no gradient",
+        "ranks",
+        frozenset({GRADIENTS}),
+        ranks=2,
+        trains=True,
+        mark="deepspeed",
+    ),
+    Fault(
+        "gradient-flipped",
+        "the sign of one parameter's gradient is turned on one rank after the reduction",
+        "rank",
+        frozenset({GRADIENTS}),
+        blames=ALONE,
+        ranks=2,
+        trains=True,
+        mark="ddp",
+    ),
+    Fault(
+        "loss-nan",
+        "one number of the last batch is NaN on one rank",
+        "rank",
+        frozenset({FINITE}),
+        follows=frozenset({FALLS}),  # the last losses' mean is NaN
+        blames=ALONE,
+        ranks=2,
+        trains=True,
+    ),
+    Fault(
+        "loss-flat",
+        "every update of the parameters is taken back",
+        "ranks",
+        frozenset({FALLS}),
+        trains=True,
+    ),
+)
+CHECKPOINTS = (
+    Fault(
+        "checkpoint-truncated",
+        "the largest file of the checkpoint is cut in half after saving",
+        "ranks",
+        frozenset({JOB}),
+        findings=("rank-error",),
+        signatures=("checkpoint_damaged",),
+        trains=True,
+    ),
+    Fault(
+        "checkpoint-foreign",
+        "what is saved are other weights than those trained",
+        "ranks",
+        frozenset({RELOAD}),
+        trains=True,
+    ),
+    _still(
+        "checkpoint-rank0-only",
+        "rank 0 alone saves what every rank has a part of",
+        ("hang", "collective-mismatch"),
+        "checkpoint",
+        mark="deepspeed",
+        # Each waits where the other does not come.
+        blames=AMONG,
+    ),
+)
+COLLECTIVE = (
+    Fault(
+        "result-corrupted",
+        "one number of a reduced buffer is wrong on one rank",
+        "rank",
+        frozenset({COLLECTIVES}),
+        blames=ALONE,
+        ranks=2,
+    ),
+    Fault(
+        "p2p-off",
+        "NCCL_P2P_DISABLE=1: the GPUs of a node talk through shared memory",
+        "job",
+        frozenset({INSIDE}),
+        ranks=2,
+        transports="inside",
+        unexpected=("SHM/direct/direct",),
+        env={"NCCL_P2P_DISABLE": "1"},
+    ),
+    Fault(
+        "network-in-node",
+        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1: the GPUs of a node talk over the network",
+        "job",
+        frozenset({INSIDE}),
+        ranks=2,
+        transports="inside",
+        unexpected=("NET/Socket/0", "NET/IB/0"),
+        env={"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+    ),
+    Fault(
+        "infiniband-off",
+        "NCCL_IB_DISABLE=1: the nodes talk over sockets",
+        "job",
+        frozenset({BETWEEN}),
+        nodes=2,
+        ranks=2,
+        transports="between",
+        unexpected=("NET/Socket/0",),
+        env={"NCCL_IB_DISABLE": "1"},
+    ),
+)
+SETTINGS = (
+    Fault(
+        "batch-arithmetic",
+        "train_batch_size of the DeepSpeed configuration is one more than its parts make",
+        "ranks",
+        frozenset({JOB}),
+        findings=("rank-error",),
+        signatures=("ds_batch_arithmetic",),
+        trains=True,
+        mark="deepspeed",
+    ),
+    Fault(
+        "optimizer-missing",
+        "the DeepSpeed configuration of ZeRO has no optimizer",
+        "ranks",
+        frozenset({JOB}),
+        findings=("rank-error",),
+        signatures=("ds_zero_requires_optimizer",),
+        trains=True,
+        mark="deepspeed",
+    ),
+    Fault(
+        "interface-missing",
+        "NCCL and gloo are pinned to an interface that no node has",
+        "job",
+        frozenset({JOB}),
+        findings=("interface-missing",),
+        ranks=2,
+        env={"NCCL_SOCKET_IFNAME": "=staged0", "GLOO_SOCKET_IFNAME": "staged0"},
+    ),
+    Fault(
+        "setup-line-fails",
+        "one more setup line ends with status 3",
+        "job",
+        frozenset({JOB}),
+        findings=("setup-line-failed",),
+        setup=("(exit 3)  # staged",),
+    ),
+    Fault(
+        "package-missing",
+        "the interpreter on the nodes is started without its site-packages",
+        "job",
+        frozenset({JOB}),
+        findings=("package-missing-on-node",),
+        python_flags="-I -S",
+    ),
+    Fault(
+        "time-limit",
+        "the phase may run for one second",
+        "job",
+        frozenset({JOB}),
+        findings=("time-limit",),
+        timeout_s=1.0,
+    ),
+    Fault(
+        "submission-refused",
+        "the job asks for a partition that there is not",
+        "job",
+        frozenset({JOB}),
+        findings=("partition-unknown", "submission-refused"),  # before sbatch is asked, or by it
+        outcome="never_ran",
+        backend="slurm",
+        slurm={"partition": "clustersmoke-staged"},
+    ),
+)
+
+FAULTS: dict[str, Fault] = {
+    one.name: one for one in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
+}

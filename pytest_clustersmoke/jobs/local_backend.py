@@ -1,0 +1,228 @@
+"""This machine: N virtual nodes, each a process in a session and process group of its own.
+
+submitit's local job cannot be re-attached and claims to be done, so a virtual node is known by its
+pid and start time, and its end is that of its whole process tree.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from submitit.local.local import LocalExecutor, LocalJob
+
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..evidence.run_directory import PhaseDir, write_whole
+from ..evidence.scheduler_record import JobState
+from ..evidence.telemetry import read_events
+from ..node import abort_flag, process_tree
+from ..node.node_job import run_node
+from . import batch_script as script
+from .backend import Refused
+from .slurm_client import clean_environ, run_command
+
+CANCEL_GRACE_S = 1.5
+
+
+@dataclass
+class _Node:
+    process: subprocess.Popen[bytes]
+    started: float
+
+
+@dataclass
+class _Job:
+    nodes: list[_Node]
+    directory: PhaseDir
+    world_size: int
+    submitted: float
+    gpus: list[str]
+    cancelled: bool = False
+
+    def running(self) -> bool:
+        return any(node.process.poll() is None for node in self.nodes)
+
+
+class LocalBackend:
+    """Virtual nodes of this machine."""
+
+    def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
+        self._profile = profile
+        self._environ = clean_environ(environ)
+        self._jobs: dict[str, _Job] = {}
+        self._gpus = _visible_gpus(environ) if profile.hardware.device != "cpu" else []
+        # One phase always runs; a second one where every rank has a GPU, or a core, of its own.
+        self.ranks_at_once: int | None = len(self._gpus) or cores()
+
+    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+        count = phase.nodes.value
+        write_whole(directory.batch_script, self.script(phase, directory))
+        job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
+        job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
+        self._jobs[job_id] = job
+        try:
+            for node_rank in range(count):
+                environ = self._environ | {
+                    "CUDA_VISIBLE_DEVICES": _devices(phase, node_rank, job.gpus),
+                    "SUBMITIT_EXECUTOR": "local",
+                    "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
+                }
+                python = script.interpreter(phase, self._profile)
+                executor = _VirtualNode(directory, environ, python)
+                executor.submit(run_node, str(directory.spec), node_rank)
+                assert executor.process is not None
+                started = process_tree.started_at(executor.process.pid)
+                job.nodes.append(_Node(executor.process, started))
+        except OSError as error:
+            self.cancel([job_id])
+            raise Refused(f"a virtual node cannot be started: {error}") from error
+        return job_id
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        return {job_id: self._state(self._jobs[job_id]) for job_id in job_ids}
+
+    def _state(self, job: _Job) -> JobState:
+        codes = [node.process.poll() for node in job.nodes]
+        names = f"local[0-{len(codes) - 1}]" if len(codes) > 1 else "local0"
+        at = job.submitted
+        if any(code is None for code in codes):
+            _end_with_the_first(job, codes)
+            return JobState("running", "RUNNING", "", names, at, at)
+        raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
+        return JobState("ended", raw, "", names, at, at)
+
+    def details(self, job_id: str, state: JobState, nodes: str) -> None:
+        return None  # no scheduler stands between us and these jobs
+
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        """End the virtual nodes and every rank of theirs, wherever it has moved to."""
+        jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+        running = [node for job in jobs for node in job.nodes if node.process.poll() is None]
+        trees = [process for node in running for process in process_tree.tree(node.process.pid)]
+        for job in jobs:
+            job.cancelled = True
+        for node in running:
+            process_tree.send(node.process.pid, node.started, signal.SIGTERM)
+        deadline = time.monotonic() + CANCEL_GRACE_S
+        while time.monotonic() < deadline and any(node.process.poll() is None for node in running):
+            time.sleep(0.05)
+        for job in jobs:
+            trees += _ranks(job)
+        process_tree.end(trees, 0.0)
+        return True
+
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        """Nothing to do: a virtual node is known as soon as it is started."""
+
+    def script(self, phase: Phase, directory: PhaseDir) -> str:
+        python = script.interpreter(phase, self._profile)
+        command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
+        lines = [
+            "#!/bin/bash",
+            f"# Run once for each of {phase.nodes.value} virtual nodes of this machine.",
+            *script.strict_setup(script.setup(phase, self._profile), directory),
+            *script.environment(phase),
+            f"exec {command}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _free_gpus(self) -> list[str]:
+        busy = {
+            gpu
+            for job in self._jobs.values()
+            if job.running()
+            for gpu in job.gpus[: job.world_size]
+        }
+        return [gpu for gpu in self._gpus if gpu not in busy]
+
+
+class _VirtualNode(LocalExecutor):
+    """submitit's local executor, with the batch script in a session and process group of its own:
+    a Ctrl-C at the terminal must not end it behind our back."""
+
+    def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
+        self._directory = directory
+        self._environ = environ
+        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory.submitit, python=python)
+
+    def _submit_command(self, command: str) -> LocalJob[Any]:
+        job_id = self._environ["SUBMITIT_LOCAL_JOB_ID"]
+        log = Path(self.folder) / f"{job_id}_0_log"
+        with (
+            log.with_suffix(".out").open("ab") as out,
+            log.with_suffix(".err").open("ab") as err,
+        ):
+            self.process = subprocess.Popen(
+                ["bash", str(self._directory.batch_script)],
+                env=dict(self._environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        return LocalJob(folder=self.folder, job_id=job_id, tasks=[0])
+
+
+def _devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:
+    """The GPUs of a virtual node: a slice of those that are free, or all share the one there is."""
+    per_node = phase.gpus_per_node.value
+    if len(gpus) >= phase.world_size:
+        return ",".join(gpus[node_rank * per_node : (node_rank + 1) * per_node])
+    return ",".join(gpus[:1]) if per_node == 1 else ""
+
+
+def cores() -> int:
+    """The cores this process may use: those it may run on, and no more than its cgroup's quota."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # cgroup v1, or no quota (`max`)
+        return allowed
+
+
+def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
+    """What `srun --kill-on-bad-exit` does: a node that failed without a word ends the others."""
+    for node_rank, code in enumerate(codes):
+        if code and not job.directory.node_result(node_rank).exists():
+            why = f"the node's launcher ended with status {code} and left no result"
+            cause = {"reason": "launcher", "why": why, "rank": None, "gone": node_rank}
+            abort_flag.raise_flag(job.directory, node_rank, f"local{node_rank}", cause)
+            return
+
+
+def _ranks(job: _Job) -> list[Any]:
+    """The rank processes of a job that still run: torchrun starts each in its own session."""
+    found = []
+    for rank in range(job.world_size):
+        start = read_events(job.directory.rank_events(rank)).last("start") or {}
+        identity = process_tree.identity(start)
+        if identity is not None:
+            found.append(process_tree.find(*identity))
+    return [process for process in found if process is not None]
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+    """The GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        return [one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1")]
+    tool = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if tool is None:
+        return []
+    try:
+        answer = run_command([tool, "-L"], environ)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line for line in answer.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(lines))]

@@ -1,0 +1,115 @@
+"""Slurm: one job of N nodes with one task each, which starts torchrun."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..evidence.run_directory import PhaseDir, write_whole
+from ..evidence.scheduler_record import JobState, SchedulerRecord
+from ..node.node_job import run_node
+from . import batch_script as script
+from .slurm_client import SlurmClient
+
+
+class SlurmBackend:
+    """Jobs through sbatch; states by one squeue for all; one scancel for all."""
+
+    ranks_at_once: int | None = None
+
+    def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
+        self._profile = profile
+        self._client = SlurmClient(environ)
+
+    def submit(self, phase: Phase, directory: PhaseDir) -> str:
+        executor = self._executor(phase, directory)
+        job = executor.submit(run_node, str(directory.spec))
+        return str(job.job_id)
+
+    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+        return self._client.job_states(job_ids)
+
+    def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
+        return self._client.job_record(job_id, state, nodes)
+
+    def cancel(self, job_ids: Iterable[str]) -> bool:
+        jobs = list(job_ids)
+        return not jobs or self._client.cancel(*jobs)
+
+    def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
+        self._client.cancel(f"--name={job_name(phase, directory)}")
+
+    def script(self, phase: Phase, directory: PhaseDir) -> str:
+        executor = self._executor(phase, directory)
+        return executor._make_submission_file_text(executor._submitit_command_str, "")
+
+    def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
+        executor = _Sbatch(directory, self._client, script.interpreter(phase, self._profile))
+        options: dict[str, Any] = {
+            key: one.value
+            for key, one in phase.slurm.items()
+            if one.value is not None and one.value is not False  # --mem=0 is a value
+        }
+        cpus = options.pop("cpus_per_task", None)
+        srun_args = ["--export=ALL", "--kill-on-bad-exit=1"]
+        if cpus is not None:
+            srun_args.append(f"--cpus-per-task={cpus}")  # since 22.05 srun does not inherit it
+            options["cpus_per_task"] = cpus
+        if self._profile.hardware.gpu != "none":
+            options["gpus_per_node"] = phase.gpus_per_node.value
+        run_id = directory.root.parent.parent.name
+        executor.update_parameters(
+            job_name=job_name(phase, directory),
+            comment=f"clustersmoke run={run_id} phase={phase.name}",
+            nodes=phase.nodes.value,
+            ntasks_per_node=1,
+            setup=script.strict_setup(script.setup(phase, self._profile), directory)
+            + script.environment(phase),
+            srun_args=srun_args,
+            wckey=None,
+            additional_parameters={
+                "no_requeue": True,  # a phase runs at most once
+                "export": "ALL",
+                **options,
+            },
+        )
+        return executor
+
+
+def job_name(phase: Phase, directory: PhaseDir) -> str:
+    """Run and phase, so that squeue alone finds any job of ours."""
+    return f"clustersmoke-{directory.root.parent.parent.name}-{phase.name}"
+
+
+class _Sbatch(SlurmExecutor):
+    """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
+    it asks for no early signal, and sbatch runs in a session and an environment of ours."""
+
+    def __init__(self, directory: PhaseDir, client: SlurmClient, python: str) -> None:
+        self._directory = directory
+        self._client = client
+        super().__init__(directory.submitit, python=python)
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def _make_submission_file_text(self, command: str, uid: str) -> str:
+        text = str(super()._make_submission_file_text(command, uid))
+        # submitit always asks for --signal=USR2@90, which reaches every process of the step and
+        # ends jobs of a few minutes early, as FAILED and not TIMEOUT.
+        lines = text.splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("#SBATCH --signal="))
+
+    def _submit_command(self, command: str) -> SlurmJob[Any]:
+        path = self._directory.batch_script
+        Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(path, self._make_submission_file_text(command, ""))
+        job_id = self._client.submit(path, str(self.parameters["job_name"]))
+        tasks = list(range(self._num_tasks()))
+        return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)

@@ -1,0 +1,221 @@
+"""Slurm's words about jobs -> records: states, how a job ended, whether one would be taken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from ..evidence.scheduler_record import (
+    AccountingEntry,
+    JobState,
+    NodeStatus,
+    OtherJob,
+    ScheduledJob,
+)
+from ..text import sanitize_line
+from .slurm_records import fields_of, given, rows
+
+PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+# Why a job waits that was put back when its launch had failed: nobody but an operator starts it
+# again (squeue and scontrol write it differently).
+HELD = {"launch failed requeued held", "launch_failed_requeued_held"}
+# A job completes, with this reason, for as long as what is left of it on its other nodes takes to
+# end; that a node failed it is known all the while.
+NODE_DOWN = "NodeDown"
+# Any word that is in neither set is that of a job which is still there.
+ENDED = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "LAUNCH_FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "RECONFIG_FAIL",
+    "REVOKED",
+    "TIMEOUT",
+}
+SQUEUE_FIELDS = "%i|%T|%r|%N|%V|%S"
+SACCT_FIELDS = "JobIDRaw,State,Reason,NodeList,Submit,Start"
+SINFO_FIELDS = "%N|%T|%H|%u|%E"
+ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,NodeList,End"
+OTHERS_FIELDS = "%i|%u|%P|%q|%S|%N"
+SHOWN_OF_JOBS = (
+    *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
+    *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
+)
+# Words of a node's state that keep jobs from it, as sinfo writes it (man sinfo, NODE STATE CODES).
+_DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
+_DRAINED = re.compile(r"drain|maint")
+_STARTS = re.compile(
+    r"\bto start at (\S+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
+)
+# The controller could not be asked, or not now; or the job could run and would have to wait
+# (ESLURM_NODES_BUSY, ESLURM_RESERVATION_BUSY): this says nothing against the job.
+_NO_ANSWER = re.compile(
+    r"unable to contact|timed out|temporarily|zero bytes|connection (refused|reset)|"
+    r"communication connection|authentication|credential|try again|not responding|"
+    r"could not establish a configuration source|"
+    r"requested nodes are busy|requested reservation is in use",
+    re.I,
+)
+_PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
+# Slurm's words (src/common/slurm_errno.c; reasons of limits in job_state_reason_string) -> cause.
+_REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (identity, re.compile(words, re.I))
+    for identity, words in (
+        ("partition-unknown", r"invalid partition"),
+        ("partition-down", r"partition not available|partition.*(inactive|drain)"),
+        ("account-refused", r"invalid account"),
+        ("qos-refused", r"invalid qos"),
+        ("time-over-limit", r"MaxWall|requested time limit"),
+        ("too-many-gpus", r"(Max|Min)GRES|invalid generic resource"),
+        ("too-many-nodes", r"MaxNode|GrpNode|node count"),
+        ("submission-refused", r"group not permitted"),
+    )
+)
+_NO_NODES = re.compile(
+    r"requested node configuration is not available|nodes? .*not available", re.I
+)
+
+
+@dataclass(frozen=True)
+class TrialSubmission:
+    """What `sbatch --test-only` said of a batch script. `accepted` is None where Slurm gave no
+    answer; `start`, in Unix seconds, `nodes` and `partition` are those of its estimate, where it
+    made one. `causes` are the ids of the findings that the words of a refusal name."""
+
+    accepted: bool | None
+    words: str
+    start: float | None = None
+    nodes: str = ""
+    partition: str = ""
+    silent: bool = False
+
+    @property
+    def causes(self) -> set[str]:
+        return {identity for identity, words in _REFUSALS if words.search(self.words)}
+
+    @property
+    def no_nodes(self) -> bool:
+        return bool(_NO_NODES.search(self.words))
+
+
+def parse_squeue(text: str) -> dict[str, JobState]:
+    """`squeue -h -o SQUEUE_FIELDS`, by job id."""
+    return {cells[0]: _state(*cells[1:]) for _, cells in rows(text, 6)}
+
+
+def parse_sacct(text: str) -> dict[str, JobState]:
+    """`sacct -n -P -X -o SACCT_FIELDS`, by job id."""
+    return parse_squeue(text)
+
+
+def parse_scontrol_job(text: str) -> JobState:
+    """`scontrol -o show job`."""
+    names = ("JobState", "Reason", "NodeList", "SubmitTime", "StartTime")
+    return _state(*(_first_words(text, names)))
+
+
+def parse_scheduled_job(text: str) -> ScheduledJob:
+    """The same, with what tells how it ended."""
+    shown = sanitize_line(next(iter(text.splitlines()), ""))
+    values = dict(zip(SHOWN_OF_JOBS, map(given, _first_words(shown, SHOWN_OF_JOBS)), strict=True))
+    return ScheduledJob(
+        state=values["JobState"],
+        reason=values["Reason"],
+        partition=values["Partition"],
+        qos=values["QOS"],
+        nodes=values["NodeList"],
+        started=values["StartTime"],
+        ended=values["EndTime"],
+        preempted=values["PreemptTime"],
+        time_limit=values["TimeLimit"],
+        memory_per_node=values["MinMemoryNode"],
+        memory_per_cpu=values["MinMemoryCPU"],
+        text=" ".join(f"{name}={value}" for name, value in values.items() if value),
+        shown=shown,
+    )
+
+
+def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
+    """`sinfo -h -N -o SINFO_FIELDS`: each node once, though it is listed for each partition."""
+    found = {}
+    for line, (name, state, since, by, reason) in rows(text, 5):
+        found[name] = NodeStatus(
+            name,
+            state,
+            down=bool(_DOWN.search(state)),
+            drained=bool(_DRAINED.search(state)),
+            prolog_failed=reason.startswith("Prolog error"),
+            since=since,
+            by=by,
+            reason=given(reason),
+            text=line,
+        )
+    return tuple(found.values())
+
+
+def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:
+    """`sacct -n -P -X -D -o ACCOUNTING_FIELDS`."""
+    entries = []
+    for line, (_, state, *_) in rows(text, 5):
+        by = re.fullmatch(r"CANCELLED by (\d{1,10})", state)
+        word = (state.split() or [""])[0].rstrip("+")
+        entries.append(AccountingEntry(word, int(by[1]) if by else -1, line))
+    return tuple(entries)
+
+
+def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
+    """`squeue -h -o OTHERS_FIELDS`."""
+    return tuple(
+        OtherJob(job, user, partition, given(qos), started, line)
+        for line, (job, user, partition, qos, started, _) in rows(text, 6)
+    )
+
+
+def parse_test_only(status: int, output: str) -> TrialSubmission:
+    """What the words and the exit status of `sbatch --test-only` mean."""
+    lines = [
+        _PREFIX.sub("", sanitize_line(line.strip())) for line in output.splitlines() if line.strip()
+    ]
+    words = "; ".join(dict.fromkeys(lines))
+    if status == 0:
+        found = _STARTS.search(words)
+        if not found:
+            return TrialSubmission(True, words)
+        where = (found[3] or "").rstrip(";")
+        return TrialSubmission(True, words, unix_seconds(found[1]), found[2], where)
+    if _NO_ANSWER.search(words) or not words:
+        return TrialSubmission(None, words or f"sbatch --test-only ended with status {status}")
+    return TrialSubmission(False, words)
+
+
+def unix_seconds(text: str) -> float | None:
+    """Slurm prints local time without a zone; TZ is the same for its commands and for us."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp()
+    except ValueError:
+        return None
+
+
+def _first_words(shown: str, names: tuple[str, ...]) -> list[str]:
+    """Fields of `scontrol -o show job`, whose values hold no spaces."""
+    fields = fields_of(shown)
+    return [(fields.get(name, "").split() or [""])[0] for name in names]
+
+
+def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> JobState:
+    # sacct says "CANCELLED by 1000" and marks truncated states with a "+".
+    word = (raw.split() or [""])[0].rstrip("+")
+    if word == "COMPLETING" and reason == NODE_DOWN:
+        word = "NODE_FAIL"
+    kind = "pending" if word in PENDING else "ended" if word in ENDED else "running"
+    kind = "held" if kind == "pending" and reason in HELD else kind
+    start = unix_seconds(started)
+    waits = kind in ("pending", "held")  # then it is an estimate
+    times = (None, start) if waits else (start, None)
+    return JobState(kind, word, given(reason), given(nodes), unix_seconds(submitted), *times)

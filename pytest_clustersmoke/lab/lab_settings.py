@@ -1,0 +1,79 @@
+"""What a lab is, in plain data: what is asked for, what is running, and how it is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..text import Problem, UsageProblems
+
+DEFAULT_NAME = "lab"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
+
+
+class LabError(Exception):
+    """There is no such lab, or none can be had here; the text says what to do."""
+
+
+class LabStartError(LabError):
+    """A lab was being started and could not be; what was started has been ended."""
+
+
+@dataclass(frozen=True)
+class LabSettings:
+    """What `clustersmoke lab up` is asked for."""
+
+    name: str = DEFAULT_NAME
+    nodes: int = 4
+    gpus_per_node: int = 2
+    cpus_per_node: int = 8
+    accounting: bool = False
+    isolated: bool = False
+    memory: bool = False
+    directory: Path | None = None
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A Slurm that runs; `slurm_conf` is all that sbatch, srun and squeue need to find it."""
+
+    name: str
+    slurm_conf: Path
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    accounting: bool
+    isolated: bool
+
+
+def check_settings(settings: LabSettings) -> None:
+    """Raise UsageProblems with everything in the settings that no lab can be made of."""
+    problems = []
+    if not NAME.fullmatch(settings.name):
+        problems.append(
+            Problem(
+                f"`{settings.name}` is no name for a lab",
+                where="--name",
+                expected="1 to 31 of a-z, 0-9, `_` and `-`, starting with a letter or a digit",
+            )
+        )
+    for option, value, low, high in (
+        ("--nodes", settings.nodes, 1, 64),
+        ("--gpus-per-node", settings.gpus_per_node, 0, 16),
+        ("--cpus-per-node", settings.cpus_per_node, 1, 256),
+    ):
+        if not low <= value <= high:
+            problems.append(
+                Problem(f"{value} is out of range", where=option, expected=f"{low} to {high}")
+            )
+    if settings.directory is not None and re.search(r"[^\w./+@:-]", str(settings.directory)):
+        # slurm.conf has no quoting: a blank, `#`, `%`, `,` or `[` in a path would be misread.
+        problems.append(
+            Problem(
+                f"the path {str(settings.directory)!r} cannot be written in slurm.conf",
+                where="--dir",
+                expected="letters, digits and . _ - + @ : / only",
+            )
+        )
+    if problems:
+        raise UsageProblems(problems)

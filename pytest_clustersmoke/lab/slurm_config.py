@@ -1,0 +1,186 @@
+"""The texts of a lab's configuration files, from plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .lab_paths import LabDir
+from .memory_limits import DEFAULT_MIB_PER_CPU, mountpoint
+
+# Far more than the machine has, as with CPUs and GPUs: job scripts of large clusters are taken.
+NODE_MEMORY_MIB = 1024 * 1024
+PARTITIONS = ("main", "high")
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node: its name, the host name it reports, and where its slurmd listens."""
+
+    name: str
+    hostname: str
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the configuration files say."""
+
+    files: LabDir
+    cluster: str
+    user: str
+    control_host: str
+    control_address: str
+    control_port: int
+    nodes: tuple[NodePlan, ...]
+    cpus_per_node: int
+    gpus_per_node: int
+    slurm_version: tuple[int, int]
+    accounting_port: int | None = None
+    # Whether jobs get no more memory than they ask for.
+    memory: bool = False
+    # Whether slurmd and srun listen on one address only, as told by the file that each reads.
+    daemons_bound: bool = True
+    clients_bound: bool = True
+
+    @property
+    def daemons_conf(self) -> Path:
+        """The file for the daemons and for what runs in jobs; often the same as for clients."""
+        same = self.daemons_bound == self.clients_bound
+        return self.files.slurm_conf if same else self.files.daemons_conf
+
+
+def slurm_conf(plan: Plan, bound: bool) -> str:
+    """slurm.conf: quick to start, to schedule and to cancel.
+
+    `bound`: whoever reads it listens only on the address that the host's name resolves to. Else
+    that holds for slurmctld alone, and slurmd and srun listen on every address they see.
+    """
+    listening = "NoInAddrAny,NoCtldInAddrAny" if bound else "NoCtldInAddrAny"
+    files = plan.files
+    lines = [
+        f"ClusterName={plan.cluster}",
+        f"SlurmctldHost={plan.control_host}({plan.control_address})",
+        f"SlurmctldPort={plan.control_port}",
+        f"SlurmUser={plan.user}",
+        f"SlurmdUser={plan.user}",
+        "AuthType=auth/munge",
+        "CredType=cred/munge",
+        f"AuthInfo=socket={files.munge_socket}",
+        f"CommunicationParameters={listening}",
+        f"StateSaveLocation={files.controller_spool}",
+        f"SlurmdSpoolDir={files.run}/spool/%n",
+        f"SlurmctldPidFile={files.run}/slurmctld.pid",
+        f"SlurmdPidFile={files.run}/slurmd.%n.pid",
+        f"SlurmctldLogFile={files.log('slurmctld')}",
+        f"SlurmdLogFile={files.logs}/slurmd-%n.log",
+        # Not the system's own, whose plugins are for another cluster.
+        f"PlugStackConfig={files.plugstack_conf}",
+        "MailProg=/bin/true",
+        "ProctrackType=proctrack/linuxproc",
+        f"TaskPlugin=task/{'cgroup' if plan.memory else 'none'}",
+        "JobAcctGatherType=jobacct_gather/none",
+        "MpiDefault=none",
+        "SelectType=select/cons_tres",
+        *_consumable(plan),
+        # The CPUs and memory below are taken as said, however few the machine has.
+        "SlurmdParameters=config_overrides",
+        "ReturnToService=2",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "SlurmdTimeout=5",
+        "KillWait=2",
+        "CompleteWait=0",
+        "MessageTimeout=10",
+        "SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,"
+        "sched_min_interval=0",
+    ]
+    lines += _accounting(plan)
+    gres = ""
+    if plan.gpus_per_node:
+        lines.append("GresTypes=gpu")
+        gres = f" Gres=gpu:fake:{plan.gpus_per_node}"
+    lines += [
+        f"NodeName={node.name} NodeHostname={node.hostname} NodeAddr={node.address} "
+        f"Port={node.port} CPUs={plan.cpus_per_node} RealMemory={NODE_MEMORY_MIB}{gres} "
+        "State=UNKNOWN"
+        for node in plan.nodes
+    ]
+    names = ",".join(node.name for node in plan.nodes)
+    low, high = PARTITIONS
+    times = "DefaultTime=01:00:00 MaxTime=INFINITE State=UP"
+    lines += [
+        f"PartitionName={low} Nodes={names} Default=YES PriorityTier=1 {times}",
+        f"PartitionName={high} Nodes={names} Default=NO PriorityTier=10 {times}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _consumable(plan: Plan) -> list[str]:
+    if not plan.memory:
+        return ["SelectTypeParameters=CR_CPU"]
+    return ["SelectTypeParameters=CR_CPU_Memory", f"DefMemPerCPU={DEFAULT_MIB_PER_CPU}"]
+
+
+def _accounting(plan: Plan) -> list[str]:
+    if plan.accounting_port is None:
+        return ["AccountingStorageType=accounting_storage/none"]
+    return [
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost={plan.control_address}",
+        f"AccountingStoragePort={plan.accounting_port}",
+        f"AccountingStoragePass={plan.files.munge_socket}",
+        # Without it an unknown account or QOS would be taken with a shrug.
+        "AccountingStorageEnforce=associations,limits,qos",
+        *(["AccountingStorageTRES=gres/gpu"] if plan.gpus_per_node else []),
+    ]
+
+
+def gres_conf(plan: Plan) -> str:
+    """gres.conf: the fake GPUs, by the files that stand for their devices."""
+    if not plan.gpus_per_node:
+        return "AutoDetect=off\n"
+    return (
+        "AutoDetect=off\n"
+        f"Name=gpu Type=fake File={plan.files.devices}/nvidia[0-{plan.gpus_per_node - 1}]\n"
+    )
+
+
+def cgroup_conf(plan: Plan) -> str:
+    """cgroup.conf: the lab's own groups for memory, or no control groups at all, which each version
+    has to be told in its own way."""
+    if plan.memory:
+        return (
+            "CgroupPlugin=cgroup/v1\n"
+            f"CgroupMountpoint={mountpoint(plan.files)}\n"
+            "ConstrainRAMSpace=yes\n"
+            "MinRAMSpace=1\n"  # MiB; as little as a test asks for
+            + ("CgroupAutomount=no\n" if plan.slurm_version < (23, 11) else "")
+        )
+    if plan.slurm_version >= (23, 11):
+        return "CgroupPlugin=disabled\n"
+    return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+def slurmdbd_conf(plan: Plan) -> str:
+    """slurmdbd.conf; slurmdbd refuses it unless only its owner can read it."""
+    files = plan.files
+    return "\n".join(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={files.munge_socket}",
+            "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
+            "DbdHost=localhost",
+            f"DbdAddr={plan.control_address}",
+            f"DbdPort={plan.accounting_port}",
+            f"SlurmUser={plan.user}",
+            f"PidFile={files.run}/slurmdbd.pid",
+            f"LogFile={files.log('slurmdbd')}",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",
+            "StorageLoc=slurm_acct_db",
+            f"StorageUser={plan.user}",
+            "",
+        ]
+    )

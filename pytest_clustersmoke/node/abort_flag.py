@@ -1,0 +1,57 @@
+"""The flag in the run directory that ends a phase on every node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..evidence.run_directory import PhaseDir, listed
+
+if TYPE_CHECKING:
+    from .node_job import NodeJob
+
+
+class NodeFailed(Exception):
+    """This node's part of the job is over and did not succeed; the text is the reason."""
+
+
+class Aborted(Exception):
+    """Another node raised the flag; the text is what it wrote."""
+
+    def __init__(self, flag: dict[str, Any]) -> None:
+        super().__init__(f"{flag.get('node')}: {flag.get('why')}")
+
+
+def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) -> None:
+    """Raise the flag that ends the phase on every node; the first to raise it is the one kept."""
+    raise_flag(job.dir, job.node_rank, job.node_name, {"reason": reason, "why": why, "rank": rank})
+
+
+def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, Any]) -> None:
+    """Raise the flag for a node. `gone` in the cause is a node that can write nothing any more.
+
+    Raises OSError where its words cannot be written; even then it is up, if a file can be made.
+    """
+    flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
+    text = json.dumps(flag) + "\n"
+    draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
+    try:
+        draft.write_text(text)
+        os.link(draft, directory.abort)  # whole at once, and fails where the flag is up already
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links on this file system, or a full disk
+        with contextlib.suppress(FileExistsError), directory.abort.open("x") as stream:
+            stream.write(text)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def visible(path: Path) -> bool:
+    """Whether a file is there. Listing its directory first makes NFS forget that it was not."""
+    return listed(path.parent) and path.exists()

@@ -1,0 +1,106 @@
+"""A check that failed, and a node's facts by kind."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+from ...evidence.telemetry import number
+from ...evidence.variable_names import shown
+from ..gpu_facts import rows
+
+FAILURE, WARNING = "failure", "warning"
+FACTS, MEETING = "facts", "meeting"
+MANY = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that failed on these nodes (by rank).
+
+    `what` says it in words without the nodes' names, so that nodes of which the same holds are
+    told together; `fact` is the key that shows it, in a node's `file`: its facts, or what it wrote
+    of the meeting.
+    """
+
+    id: str
+    nodes: tuple[int, ...]
+    what: str
+    fix: str
+    severity: str = FAILURE
+    fact: str = ""
+    file: str = FACTS
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's facts; what is missing or of the wrong kind is None."""
+
+    rank: int
+    facts: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.text("node") or f"node {self.rank}"
+
+    def text(self, key: str) -> str | None:
+        value = self.facts.get(key)
+        return shown(value) if isinstance(value, str) else None
+
+    def number(self, key: str) -> float | None:
+        value = number(self.facts.get(key))
+        return value if value is not None and math.isfinite(value) else None
+
+    def mapping(self, key: str) -> dict[str, Any] | None:
+        value = self.facts.get(key)
+        return value if isinstance(value, dict) else None
+
+    def rows(self, key: str) -> list[dict[str, str]] | None:
+        """A table's rows, of which the texts alone count."""
+        return rows(self.facts, key)
+
+
+def nodes_of(facts: Sequence[Mapping[str, Any] | None]) -> list[Node]:
+    """The nodes that told their facts; the others are unknown."""
+    return [Node(rank, one) for rank, one in enumerate(facts) if one]
+
+
+def merged(checks: Iterable[Check]) -> list[Check]:
+    """Nodes of which the same holds told together, failures first."""
+    together: dict[tuple[str, str, str], Check] = {}
+    for one in sorted(checks, key=lambda check: check.severity != FAILURE):
+        key = (one.severity, one.id, one.what)
+        nodes = {*(together[key].nodes if key in together else ()), *one.nodes}
+        together[key] = replace(together.get(key, one), nodes=tuple(sorted(nodes)))
+    return list(together.values())
+
+
+def most_common(values: Iterable[T]) -> T | None:
+    """The value that more nodes have than any other; None where two have as many."""
+    first, *others = Counter(values).most_common(2)
+    return None if others and others[0][1] == first[1] else first[0]
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a, b and 7 more`."""
+    all_words = list(words)
+    more = len(all_words) - MANY
+    text = ", ".join(all_words[:MANY])
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def size(count: float) -> str:
+    """Bytes, in words."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.4g} {unit}"
+    return f"{count:.0f} bytes"

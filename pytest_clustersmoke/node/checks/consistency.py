@@ -1,0 +1,107 @@
+"""What has to be the same on all nodes of a job: versions, driver, GPU model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...evidence.gpu_model import ANY_GPU
+from ...evidence.variable_names import shown
+from ..gpu_facts import share
+from .check_result import FAILURE, WARNING, Check, Node, listed, most_common
+from .gpu_checks import wanted
+
+ABSENT = "not installed"
+SAME_ENVIRONMENT = (
+    "have every node use the same environment: see that the profile's `setup` and `python` lead to "
+    "one installation that all nodes share, or to equal ones"
+)
+
+
+def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+    """Python and packages; the nodes that differ from most are named with all in which they do."""
+    told = {node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None}
+    names = sorted({name for found in told.values() for name in found})
+    packages = {name for node in nodes for name in node.mapping("packages") or {}}
+    odd: dict[int, list[str]] = defaultdict(list)
+    for name in names:
+        default = ABSENT if name in packages else None
+        values = {rank: found.get(name, default) for rank, found in told.items()}
+        known = {rank: value for rank, value in values.items() if value is not None}
+        if len(set(known.values())) < 2:
+            continue
+        common = most_common(known.values())
+        if common is None:
+            yield _undecided("versions-differ", name, known, nodes)
+            continue
+        for rank, value in known.items():
+            if value != common:
+                odd[rank].append(f"{name} {value} (the other nodes: {common})")
+    for rank, words in odd.items():
+        what = f"runs other versions: {listed(words)}"
+        yield Check("versions-differ", (rank,), what, SAME_ENVIRONMENT, FAILURE, "packages")
+
+
+def _installed(node: Node) -> dict[str, str]:
+    found = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
+    named = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
+    return found | {name: value for name, value in named.items() if value is not None}
+
+
+def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+    """A warning: during an upgrade nodes differ for a time, and NCCL gets on with it."""
+    known = {
+        node.rank: shown(gpus[0]["driver_version"])
+        for node in nodes
+        if wanted(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
+    }
+    fix = "have the same driver on all nodes of a job, or choose nodes that have it"
+    yield from _differing("driver-differs", "the GPUs' driver", known, nodes, fix)
+
+
+def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+    """A warning, and only where the profile names no model: else each node is held to that."""
+    if spec.get("gpu") not in ANY_GPU:
+        return
+    known = {}
+    for node in nodes:
+        ours = share(node.facts)
+        if wanted(node, spec) and ours is not None and ours.exact and ours.gpus:
+            models = sorted({shown(str(gpu.get("name"))) for gpu in ours.gpus})
+            known[node.rank] = " and ".join(models)
+    fix = "choose nodes of one kind: the slowest GPU holds up all others"
+    yield from _differing("gpu-model-differs", "GPU", known, nodes, fix)
+
+
+def _differing(
+    identity: str, what: str, known: Mapping[int, str], nodes: Sequence[Node], fix: str
+) -> Iterator[Check]:
+    if len(set(known.values())) < 2:
+        return
+    common = most_common(known.values())
+    if common is None:
+        yield _undecided(identity, what, known, nodes, fix, WARNING, "gpus")
+        return
+    for rank, value in known.items():
+        if value != common:
+            words = f"{what}: {value}; most nodes of the job have {common}"
+            yield Check(identity, (rank,), words, fix, WARNING, "gpus")
+
+
+def _undecided(
+    identity: str,
+    what: str,
+    known: Mapping[int, str],
+    nodes: Sequence[Node],
+    fix: str = SAME_ENVIRONMENT,
+    severity: str = FAILURE,
+    fact: str = "packages",
+) -> Check:
+    """As many nodes have one as have another: all are named, since either may be the wrong one."""
+    names = {node.rank: node.name for node in nodes}
+    by_value: dict[str, list[str]] = defaultdict(list)
+    for rank, value in known.items():
+        by_value[value].append(names[rank])
+    said = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
+    return Check(identity, tuple(known), f"{what} differs: {said}", fix, severity, fact)

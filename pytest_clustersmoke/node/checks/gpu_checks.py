@@ -1,0 +1,169 @@
+"""A node's GPUs: how many, which model, their errors, who else is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...evidence.gpu_model import ANY_GPU, fits
+from ...evidence.variable_names import shown
+from ..gpu_facts import busy, share
+from .check_result import FAILURE, WARNING, Check, Node, listed
+
+YES = ("Yes", "1")  # as drivers write a flag
+# NVIDIA GPU Memory Error Management: a row or page whose replacement is pending is replaced by a
+# reset of the GPU only; nvidia-smi(1) of pages: they "can still be allocated, and may cause
+# further reliability issues".
+FLAGS = (
+    (
+        "gpu-row-remap-failed",
+        "remapped_rows.failure",
+        "a row of its memory could not be replaced",
+        "take the node out of service; the GPU has to be exchanged",
+    ),
+    (
+        "gpu-row-remap-pending",
+        "remapped_rows.pending",
+        "a bad row of its memory still waits to be replaced",
+        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; watch it after that",
+    ),
+    (
+        "gpu-page-retirement-pending",
+        "retired_pages.pending",
+        "a bad page of its memory is still in use until it is retired",
+        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; watch it after that",
+    ),
+)
+
+
+def wanted(node: Node, spec: Mapping[str, Any]) -> bool:
+    """Whether the node's ranks will train on GPUs. `auto` takes them where each rank finds one."""
+    device = spec.get("device")
+    if device == "auto":
+        ours = share(node.facts)
+        return ours is not None and 0 < asked(spec) <= len(ours.gpus)
+    return device == "cuda"
+
+
+def asked(spec: Mapping[str, Any]) -> int:
+    per_node = spec.get("ranks_per_node")
+    return per_node if isinstance(per_node, int) else 0
+
+
+def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    words = node.text("gpu_tool_failed")
+    if words is not None and spec.get("device") != "cpu":
+        needed = spec.get("device") == "cuda"
+        if not needed and node.facts.get("gpu_on_bus") is False:
+            return  # the tool is installed on a machine without a GPU
+        yield Check(
+            "gpu-driver-failed",
+            (node.rank,),
+            f"nvidia-smi failed: {words}",
+            "run nvidia-smi on the node; its kernel's log (dmesg, lines with NVRM) says more; "
+            "reload the driver or reboot the node",
+            FAILURE if needed else WARNING,
+            "gpu_tool_failed",
+        )
+        return
+    if not wanted(node, spec):
+        return
+    yield from _missing(node, spec)
+    yield from _model(node, spec)
+    yield from _errors(node)
+    yield from _in_use(node, spec)
+
+
+def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    ours, visible = share(node.facts), node.facts.get("cuda_visible_devices")
+    if ours is None:
+        if node.facts.get("gpus") is None and node.facts.get("gpu_driver") is False:
+            what = "has no GPU: there is neither nvidia-smi nor a GPU's driver or device"
+            yield _too_few(node, spec, 0, what)
+        return
+    if len(ours.gpus) >= asked(spec):
+        return
+    there = len(node.rows("gpus") or ())
+    what = f"has {there} GPUs by nvidia-smi"
+    if isinstance(visible, str):
+        what += f", of which CUDA_VISIBLE_DEVICES={shown(visible)!r} leaves {len(ours.gpus)}"
+    yield _too_few(node, spec, len(ours.gpus), what)
+
+
+def _too_few(node: Node, spec: Mapping[str, Any], seen: int, what: str) -> Check:
+    return Check(
+        "gpus-missing",
+        (node.rank,),
+        f"{what}; the phase asks for {asked(spec)}",
+        'see whether a GPU has gone (nvidia-smi -L, and the kernel\'s log: "fallen off the bus"), '
+        "whether the job asked the scheduler for that many, and whether a setup line or the "
+        "profile's `env` sets CUDA_VISIBLE_DEVICES",
+        fact="gpus" if node.facts.get("gpus") is not None else "gpu_driver",
+        detail={"seen": seen, "asked": asked(spec)},
+    )
+
+
+def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    ours, model = share(node.facts), spec.get("gpu")
+    if ours is None or not ours.exact or model in ANY_GPU or _divided(ours.gpus):
+        return
+    others = {gpu["name"] for gpu in ours.gpus if "name" in gpu and not fits(gpu["name"], model)}
+    if others:
+        yield Check(
+            "gpu-model-differs",
+            (node.rank,),
+            f"has {listed(sorted(map(shown, others)))}, the profile's hardware.gpu is {model}",
+            "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
+            fact="gpus",
+        )
+
+
+def _divided(gpus: list[dict[str, str]]) -> bool:
+    return any(gpu.get("mig.mode.current") == "Enabled" for gpu in gpus)
+
+
+def _errors(node: Node) -> Iterator[Check]:
+    ours = share(node.facts)
+    for gpu in ours.gpus if ours and ours.exact else ():
+        errors = gpu.get("ecc.errors.uncorrected.volatile.total", "")
+        if errors.isascii() and errors.isdigit() and errors.strip("0"):
+            yield Check(
+                "gpu-ecc-errors",
+                (node.rank,),
+                f"{_label(gpu)} has {errors[:20]} uncorrectable memory errors since its driver "
+                "was loaded",
+                "reset the GPU (nvidia-smi --gpu-reset) or reboot the node, and take it out of "
+                "service where they come back; the kernel's log has their Xid",
+                fact="gpus",
+            )
+        for identity, field, words, fix in FLAGS:
+            if gpu.get(field) in YES:
+                what = f"{_label(gpu)}: {words} ({field})"
+                yield Check(identity, (node.rank,), what, fix, fact="gpus")
+
+
+def _label(gpu: Mapping[str, str]) -> str:
+    return shown(f"GPU {gpu.get('index')} ({gpu.get('name')}, {gpu.get('pci.bus_id')})")
+
+
+def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    """Ours have not started yet, so whoever computes on our GPUs is somebody else."""
+    found = busy(node.facts)
+    if not found:
+        return
+    said = [
+        shown(f"pid {one.get('pid')} {one.get('name')} ({one.get('memory')} on {one.get('gpu')})")
+        for one in found
+    ]
+    # Slurm gives a GPU to one job alone; on this machine a desktop may share it.
+    severity = FAILURE if spec.get("backend") == "slurm" else WARNING
+    yield Check(
+        "gpu-in-use",
+        (node.rank,),
+        f"its GPUs are in use by others before the job has started: {listed(said)}",
+        "end these processes (what an earlier job left behind, or work past the scheduler): with "
+        "them on the GPU no measurement is worth anything",
+        severity,
+        "gpu_processes",
+        detail={"processes": said[:100]},
+    )

@@ -1,0 +1,176 @@
+"""Interfaces that a variable pins, and interfaces that are down on one node alone.
+
+NCCL and gloo give up where they find none of those that they were told to use. What is not certain
+to end the job is at most a warning: a criterion judges it once it is known what the ranks used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from ...evidence.interfaces import (
+    BY_DEVICE,
+    BY_NAME,
+    are_apart,
+    node_variables,
+    selected,
+    unmatched_on,
+    with_address,
+)
+from ...evidence.variable_names import shown
+from ...evidence.variable_values import selection
+from . import rdma_checks
+from .check_result import FAILURE, WARNING, Check, Node, listed
+from .gpu_checks import asked
+
+BY_PREFIX = "NCCL_SOCKET_IFNAME"
+FIX_DOWN = (
+    "look at the interface on the node (`ip -br addr`, ethtool), at its cable and switch port; "
+    "take the node out of service until it is up"
+)
+Table = Mapping[str, Mapping[str, Any]]
+
+
+def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+    apart = are_apart(node.facts for node in nodes)
+    without_port = {rank for check in rdma_checks.checks(nodes, spec) for rank in check.nodes}
+    for node in nodes:
+        for check in _missing(node, spec, apart):
+            if check.detail["variable"] != BY_DEVICE or node.rank not in without_port:
+                yield check
+    if apart:
+        tables = {node.rank: table for node in nodes if (table := _table(node)) is not None}
+        for node in nodes:
+            if node.rank in tables and len(tables) == len(nodes):
+                yield from _down(node, spec, tables)
+
+
+def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
+    """Variables that select nothing on the node by which its ranks could talk."""
+    missed = {one.name: one for one in unmatched_on(node.name, node.facts, spec, apart)}
+    for name, one in missed.items():
+        severity = _severity(name, missed, node, spec)
+        if severity is None:
+            continue
+        there = listed(one.there) or "none"
+        yield Check(
+            "interface-missing",
+            (node.rank,),
+            f"{name}={one.value} ({one.source}) {one.why}; it has {there}",
+            f"unset {name}, or have it select what every node has (`ip -br addr`, ibstat)",
+            severity,
+            "rdma_ports" if name == BY_DEVICE else "interfaces",
+            detail={"variable": name, "value": one.value},
+        )
+
+
+def _severity(
+    name: str, missed: Collection[str], node: Node, spec: Mapping[str, Any]
+) -> str | None:
+    """A failure where the job is certain to end of it; None where nothing need come of it."""
+    # With NCCL_COMM_ID the ranks meet by the interface that leads to its address.
+    several = _nodes(spec) * asked(spec) > 1
+    met_otherwise = node_variables(node.facts, spec).get("NCCL_COMM_ID")
+    ends_nccl = several and BY_PREFIX in missed and not met_otherwise
+    if name == BY_NAME:  # on `auto` the ranks take one of the two
+        either = ends_nccl and spec.get("device") == "auto"
+        return FAILURE if either or _talks_gloo(node, spec) else WARNING
+    if not _talks_nccl(spec):
+        return None
+    if name == BY_PREFIX:
+        return FAILURE if ends_nccl else WARNING
+    # Without a port NCCL falls back to sockets.
+    return WARNING if name == BY_DEVICE and _nodes(spec) > 1 else None
+
+
+def _talks_nccl(spec: Mapping[str, Any]) -> bool:
+    """Whether the ranks are certain to train on GPUs."""
+    return spec.get("device") == "cuda"
+
+
+def _talks_gloo(node: Node, spec: Mapping[str, Any]) -> bool:
+    """Whether the ranks are certain to train on CPUs, and so to talk over gloo."""
+    device = spec.get("device")
+    return device == "cpu" or (device == "auto" and node.facts.get("gpu_driver") is False)
+
+
+def _nodes(spec: Mapping[str, Any]) -> int:
+    count = spec.get("nodes")
+    return count if isinstance(count, int) else 0
+
+
+def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> Iterator[Check]:
+    """Interfaces without a link here that have one on each other node: a failure where a variable
+    leaves the ranks no other one."""
+    own = tables[node.rank]
+    others = [table for rank, table in tables.items() if rank != node.rank]
+    pinned = _pinned_down(node, spec, own, others)
+    if pinned:
+        name, value, chosen = pinned
+        what = f"{name}={shown(value)} selects {listed(map(shown, chosen))}, which is down; "
+        yield _is_down_here(node, chosen, what, others, FAILURE)
+        return
+    if _carriers(own) >= min(map(_carriers, others)):
+        return  # built or cabled in another way, and no less
+    for name in own:
+        here_down = _physical(own[name]) and own[name].get("up") is False
+        if here_down and all(_carries(other.get(name, {})) for other in others):
+            yield _is_down_here(node, [name], f"{shown(name)} is down; ", others, WARNING)
+
+
+def _is_down_here(
+    node: Node, names: Sequence[str], what: str, others: Sequence[Table], severity: str
+) -> Check:
+    count = len(others)
+    up = f"it is up on {'the other node' if count == 1 else f'each of the {count} other nodes'}"
+    detail = {"interfaces": [shown(name) for name in names[:8]]}
+    return Check(
+        "interface-down", (node.rank,), what + up, FIX_DOWN, severity, "interfaces", detail=detail
+    )
+
+
+def _pinned_down(
+    node: Node, spec: Mapping[str, Any], own: Table, others: Sequence[Table]
+) -> tuple[str, str, list[str]] | None:
+    """The variable by which all that the ranks may use is down here, and on no other node."""
+    variables = node_variables(node.facts, spec)
+    for name, counts in ((BY_NAME, _talks_gloo(node, spec)), (BY_PREFIX, _talks_nccl(spec))):
+        value = variables.get(name, "")
+        if not counts or len(value) < 2 or (name == BY_PREFIX and selection(value).negated):
+            continue
+        chosen = selected(name, value, with_address(own))
+        here = [own[one].get("up") for one in chosen]
+        there = [
+            any(table[one].get("up") is True for one in selected(name, value, with_address(table)))
+            for table in others
+        ]
+        if chosen and all(there) and all(up is False for up in here):
+            return name, value, chosen
+    return None
+
+
+def _table(node: Node) -> Table | None:
+    """The node's interfaces; None where they were not told, or not in full."""
+    table = node.mapping("interfaces")
+    whole = table is not None and all(isinstance(entry, dict) for entry in table.values())
+    return table if whole else None
+
+
+def _carriers(table: Table) -> int:
+    return sum(map(_carries, table.values()))
+
+
+def _carries(entry: Mapping[str, Any]) -> bool:
+    """Whether an adapter is up with an address of more than its own link."""
+    addresses = [*_texts(entry.get("ipv4")), *_texts(entry.get("ipv6"))]
+    routed = [one for one in addresses if not one.startswith(("169.254.", "fe80:"))]
+    return _physical(entry) and entry.get("up") is True and bool(routed)
+
+
+def _physical(entry: Mapping[str, Any]) -> bool:
+    return entry.get("physical") is True
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []

@@ -1,0 +1,140 @@
+"""RDMA ports that are down or slow on one node and not on the others.
+
+A port that is down on every node alike is not cabled, and no finding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ...evidence.interfaces import is_active, node_variables, selects_port, uses_infiniband
+from ...evidence.variable_names import shown
+from .check_result import FAILURE, WARNING, Check, Node
+
+ACTIVE = "ACTIVE"
+RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
+FIX = (
+    "look at the port on the node (ibstat, ibstatus) and at its cable and switch port; take the "
+    "node out of service until it is up"
+)
+Key = tuple[str, str]
+
+
+def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
+    """Whether the job's nodes talk over InfiniBand, as its profile says."""
+    several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
+    if not several or spec.get("device") == "cpu" or not nodes:
+        return False
+    if not uses_infiniband(node_variables(nodes[0].facts, spec)):
+        return False
+    between = spec.get("inter_node")
+    globs = between if isinstance(between, list) else []
+    if globs:
+        return any(str(glob).startswith("NET/IB") for glob in globs)
+    return "infiniband" in str(spec.get("interconnect")).casefold()
+
+
+def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
+    if not expected(nodes, spec):
+        return
+    ports = {node.rank: found for node in nodes if (found := _ports(node, spec)) is not None}
+    if len(ports) < 2:
+        return
+    for rank, own in ports.items():
+        others = [found for other, found in ports.items() if other != rank]
+        yield from _down(rank, own, others)
+        yield from _slow(rank, own, others)
+        if not own and all(others):
+            yield _without(rank, ports)
+
+
+def _without(rank: int, ports: Mapping[int, Mapping[Key, Any]]) -> Check:
+    names = sorted({hca for found in ports.values() for hca, _ in found})
+    what = f"has no RDMA port; each other node of the job has ({', '.join(names)})"
+    return Check("rdma-port-down", (rank,), what, FIX, fact="rdma_ports")
+
+
+def _down(
+    rank: int, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
+) -> Iterator[Check]:
+    for key, port in own.items():
+        if is_active(port):
+            continue
+        there = [found[key] for found in others if key in found and not _other_way(own, found)]
+        up = [one for one in there if is_active(one)]
+        if not up:
+            continue
+        # On some nodes it may not be cabled; that it is so on this one alone is no plan.
+        alone = len(up) == len(others)
+        state = shown(str(port.get("state")))
+        yield Check(
+            "rdma-port-down",
+            (rank,),
+            f"{_label(key)} is {state}; it is {ACTIVE} on {len(up)} of the {len(others)} other "
+            "nodes",
+            FIX,
+            FAILURE if alone else WARNING,
+            "rdma_ports",
+            detail={"hca": key[0], "port": key[1], "state": state},
+        )
+
+
+def _other_way(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key, Any]) -> bool:
+    """Whether another node has ports of other names, and no more of them up than this one: of one
+    name they are then not one place of the same cabling."""
+    up, ups = (sum(map(is_active, ports.values())) for ports in (own, other))
+    return own.keys() != other.keys() and up >= ups
+
+
+def _slow(
+    rank: int, own: Mapping[Key, Mapping[str, str]], others: list[dict[Key, dict[str, str]]]
+) -> Iterator[Check]:
+    for key, port in own.items():
+        rate = _rate(port)
+        rates = [_rate(found[key]) for found in others if key in found and is_active(found[key])]
+        best = max((one for one in rates if one is not None), default=None)
+        if rate is not None and best is not None and is_active(port) and rate < best:
+            yield Check(
+                "rdma-port-slow",
+                (rank,),
+                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port of another "
+                f"node at {best:g} Gb/sec",
+                "look at the port's cable and switch port (iblinkinfo); where the nodes' adapters "
+                "differ by plan, choose nodes that are alike",
+                WARNING,
+                "rdma_ports",
+                detail={
+                    "hca": key[0],
+                    "port": key[1],
+                    "rate_gb_per_s": rate,
+                    "best_gb_per_s": best,
+                },
+            )
+
+
+def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | None:
+    """The ports that NCCL may use; those for Ethernet are passed over beside InfiniBand."""
+    rows = node.rows("rdma_ports")
+    if rows is None or any("state" not in row for row in rows):
+        return None
+    layers = {row.get("link_layer") for row in rows}
+    if "InfiniBand" in layers:
+        rows = [row for row in rows if row.get("link_layer") == "InfiniBand"]
+    pinned = node_variables(node.facts, spec).get("NCCL_IB_HCA", "")
+    return {
+        (shown(str(row.get("hca"))), shown(str(row.get("port")))): row
+        for row in rows
+        if not pinned or selects_port(pinned, row)
+    }
+
+
+def _rate(port: Mapping[str, str]) -> float | None:
+    """Gbit/s, of the kernel's `200 Gb/sec (4X HDR)`."""
+    found = RATE.match(str(port.get("rate")))
+    return float(found.group(1)) if found else None
+
+
+def _label(key: Key) -> str:
+    return f"RDMA port {key[0]}:{key[1]}"

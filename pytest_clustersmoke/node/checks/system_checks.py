@@ -1,0 +1,119 @@
+"""A node's /dev/shm, its limits, its directories for temporary files and builds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import gpu_checks
+from .check_result import FAILURE, WARNING, Check, Node, size
+from .rdma_checks import expected
+
+# NCCL's troubleshooting guide on Docker's default of 64 MiB: `--shm-size=1g`.
+SHM_BYTES = 2**30
+# One segment of NCCL's shared-memory transport: 9,637,888 bytes (NVIDIA/nccl issue 342).
+SHM_SEGMENT_BYTES = 9_637_888
+# NCCL's troubleshooting guide: `--ulimit memlock=-1`. Linux's own default, 8 MiB (64 KiB before
+# 5.16), is less than what the buffers of a few peers take.
+MEMLOCK_BYTES = 2**30
+# Linux's default for the soft limit since 2.x (RLIMIT_NOFILE); ranks and NCCL's sockets count.
+OPEN_FILES = 1024
+TMP_BYTES = 64 * 2**20
+
+
+def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    yield from _shm(node, spec)
+    yield from _limits(node, spec)
+    yield from _tmp(node)
+    yield from _build_directory(node)
+
+
+def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    """Only NCCL between GPUs of a node needs it; gloo does not."""
+    if gpu_checks.asked(spec) < 2 or not gpu_checks.wanted(node, spec):
+        return
+    capacity, free = node.number("dev_shm_bytes"), node.number("dev_shm_free_bytes")
+    if free is not None and free < SHM_SEGMENT_BYTES:
+        yield Check(
+            "shm-full",
+            (node.rank,),
+            f"/dev/shm has {size(free)} free"
+            + (f" of {size(capacity)}" if capacity is not None else "")
+            + f"; one segment of NCCL's is {size(SHM_SEGMENT_BYTES)}",
+            "remove what ended jobs left there (ls /dev/shm: nccl-*, torch_*), or make it larger",
+            fact="dev_shm_free_bytes",
+        )
+    elif capacity is not None and capacity < SHM_BYTES:
+        yield Check(
+            "shm-small",
+            (node.rank,),
+            f"/dev/shm has {size(capacity)}; NCCL's guide asks for 1 GiB in a container",
+            "start the container with --shm-size=1g (or --ipc=host), or mount /dev/shm larger",
+            WARNING,
+            "dev_shm_bytes",
+        )
+
+
+def _limits(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
+    locked = node.number("memlock_limit_bytes")
+    exempt = node.facts.get("may_lock_memory") is not False
+    if locked is not None and locked < MEMLOCK_BYTES and not exempt and expected([node], spec):
+        yield Check(
+            "memlock-limit",
+            (node.rank,),
+            f"a process may lock {size(locked)} of memory; InfiniBand registers its buffers so",
+            "set `ulimit -l unlimited` for slurmd (LimitMEMLOCK=infinity) and keep Slurm from "
+            "passing on the login node's limit (PropagateResourceLimitsExcept=MEMLOCK)",
+            WARNING,
+            "memlock_limit_bytes",
+        )
+    files = node.number("open_files_limit")
+    if files is not None and files < OPEN_FILES:
+        yield Check(
+            "open-files-limit",
+            (node.rank,),
+            f"a process may open {files:.0f} files; Linux's default is {OPEN_FILES}",
+            "raise the soft limit (`ulimit -n`) in `setup`, or for slurmd (LimitNOFILE)",
+            WARNING,
+            "open_files_limit",
+        )
+
+
+def _tmp(node: Node) -> Iterator[Check]:
+    tmp = Node(node.rank, node.mapping("tmp") or {})
+    path, error, instead = tmp.text("path"), tmp.text("error"), tmp.text("instead")
+    free = tmp.number("free_bytes")
+    if error:
+        what = f"files cannot be made in {path}, the directory for temporary files: {error}"
+        yield Check(
+            "tmp-not-writable",
+            (node.rank,),
+            what + (f"; {instead} is taken in its place" if instead else ""),
+            "free or repair that file system on the node, or have TMPDIR name a directory that is "
+            "there on every node of the job",
+            WARNING if instead else FAILURE,
+            "tmp",
+        )
+    elif free is not None and free < TMP_BYTES:
+        yield Check(
+            "tmp-full",
+            (node.rank,),
+            f"{path}, the directory for temporary files, has {size(free)} free",
+            "free that file system on the node: compiled kernels and dumps go there",
+            WARNING,
+            "tmp",
+        )
+
+
+def _build_directory(node: Node) -> Iterator[Check]:
+    build = Node(node.rank, node.mapping("build_directory") or {})
+    if build.text("error"):
+        yield Check(
+            "build-directory-not-writable",
+            (node.rank,),
+            f"TORCH_EXTENSIONS_DIR={build.text('path')}: {build.text('error')}",
+            "set it in cluster.yaml to a directory that this user can write on every node, or "
+            "leave it out: then each run has its own",
+            WARNING,
+            "build_directory",
+        )

@@ -1,0 +1,246 @@
+"""What the node is: host, hardware, versions, limits. Read without importing torch.
+
+Every fact is best effort and says `null` where it cannot be known: facts inform a verdict, and a
+node without `nvidia-smi` must still be able to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..evidence.variable_names import of_families
+from . import gpu_facts
+
+PACKAGES = (
+    "pytest-clustersmoke",
+    "submitit",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "datasets",
+    "accelerate",
+    "numpy",
+    "nvidia-nccl-cu11",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+# NCCL's own configuration file for the whole node; of its users' only so much is read.
+NCCL_CONF = "/etc/nccl.conf"
+MAX_CONF_BYTES = 64 * 2**10
+DEV_SHM = "/dev/shm"
+NETWORK = Path("/sys/class/net")
+# linux/capability.h: with it the limit on locked memory does not count.
+CAP_IPC_LOCK = 14
+
+
+def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> dict[str, Any]:
+    """The facts of this node as plain data; sizes in bytes, times in seconds.
+
+    `device` is what the ranks train on: the health of GPUs is not asked for where none is used.
+    """
+    return {
+        "node_rank": node_rank,
+        "node": node_name,
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "boot_id": _text("/proc/sys/kernel/random/boot_id"),
+        "network_namespace": _link("/proc/self/ns/net"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+        "packages": _packages(),
+        "torch_cuda": _torch_build(),
+        **gpu_facts.ask(health=device != "cpu"),
+        "interfaces": _interfaces(),
+        "rdma_ports": _rdma_ports(),
+        # What the ranks inherit; the launcher's own (NCCL_DEBUG_FILE and the like) come on top.
+        "variables": of_families(os.environ),
+        "nccl_conf": _nccl_conf(),
+        "cpus_allowed": len(os.sched_getaffinity(0)),
+        "cpus_online": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        **_dev_shm(),
+        "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "may_lock_memory": _may_lock_memory(),
+        "open_files_limit": _limit(resource.RLIMIT_NOFILE),
+        **scratch_directories(os.environ),
+    }
+
+
+def _packages() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _torch_build() -> str | None:
+    """The CUDA version torch was built for, out of its version file: importing it takes seconds."""
+    try:
+        location = metadata.distribution("torch").locate_file("torch/version.py")
+        found = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
+    except (metadata.PackageNotFoundError, OSError):
+        return None
+    return found.group(1) if found else None
+
+
+def _interfaces() -> dict[str, dict[str, Any]]:
+    import psutil
+
+    addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
+    return {
+        name: {
+            "up": name in states and states[name].isup,
+            "speed_mbit": states[name].speed if name in states else None,
+            "physical": _is_physical(name),
+            "ipv4": [one.address for one in entries if one.family == socket.AF_INET],
+            "ipv6": [one.address for one in entries if one.family == socket.AF_INET6],
+        }
+        for name, entries in addresses.items()
+    }
+
+
+def _is_physical(name: str) -> bool:
+    """Whether an interface is an adapter, or a bond of some; bridges and tunnels come and go."""
+    return any((NETWORK / name / kind).exists() for kind in ("device", "bonding"))
+
+
+def _rdma_ports() -> list[dict[str, str | None]]:
+    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    return [
+        {
+            "hca": port.parent.parent.name,
+            "port": port.name,
+            "state": _text(port / "state"),
+            "rate": _text(port / "rate"),
+            "link_layer": _text(port / "link_layer"),
+        }
+        for port in ports
+    ]
+
+
+def _nccl_conf() -> dict[str, dict[str, str]]:
+    """What NCCL's configuration files set, the one that wins first: NCCL takes from them what
+    the environment does not set. As its setEnvFile reads them (src/misc/param.cc)."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        home = ""
+    users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
+    found = {}
+    for path in filter(None, (users, NCCL_CONF)):
+        if not Path(path).is_file():  # a FIFO of that name would be waited on for ever
+            continue
+        try:
+            with Path(path).open(errors="replace") as stream:
+                lines = stream.read(MAX_CONF_BYTES).split("\n")
+        except OSError:
+            continue
+        pairs: dict[str, str] = {}
+        for line in lines:
+            name, is_setting, value = line.partition("=")
+            if is_setting and not line.startswith("#"):
+                pairs.setdefault(name, value)
+        found[path] = of_families(pairs)
+    return found
+
+
+def _text(path: str | Path) -> str | None:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _link(path: str) -> str | None:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return None
+
+
+def _dev_shm() -> dict[str, int | None]:
+    try:
+        usage = shutil.disk_usage(DEV_SHM)
+    except OSError:
+        return {"dev_shm_bytes": None, "dev_shm_free_bytes": None}
+    return {"dev_shm_bytes": usage.total, "dev_shm_free_bytes": usage.free}
+
+
+def _may_lock_memory() -> bool | None:
+    """Whether this process may lock memory whatever the limit is."""
+    status = _text("/proc/self/status") or ""
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.M)
+    return bool(int(found.group(1), 16) >> CAP_IPC_LOCK & 1) if found else None
+
+
+def _limit(kind: int) -> int | None:
+    soft = resource.getrlimit(kind)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+# The node's own directories that ranks write to: that for temporary files, that for builds.
+
+DEFAULT = "/tmp"
+FALLBACKS = (DEFAULT, "/var/tmp", "/usr/tmp")  # as Python's tempfile has them
+PROBE_BYTES = 4096
+
+
+def scratch_directories(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The facts `tmp` and `build_directory`; the second is null where the profile names none.
+
+    Each has its `path`, why it cannot be used (`error`, else null), and its `free_bytes`; `tmp`
+    has the directory that is taken in its place as `instead`, null where there is none.
+    """
+    path = environ.get("TMPDIR") or DEFAULT
+    found = _look(path)
+    if found["error"]:
+        usable = (other for other in FALLBACKS if other != path and not _look(other)["error"])
+        found["instead"] = next(usable, None)
+    build = environ.get("TORCH_EXTENSIONS_DIR")
+    return {"tmp": found, "build_directory": _look_above(build) if build else None}
+
+
+def _look(path: str) -> dict[str, Any]:
+    error = None
+    try:
+        with tempfile.TemporaryFile(dir=path, prefix=".clustersmoke.") as stream:
+            stream.write(b"\0" * PROBE_BYTES)
+            stream.flush()
+    except OSError as failed:
+        error = failed.strerror or str(failed)
+    return {"path": path, "error": error, "free_bytes": _free(path)}
+
+
+def _look_above(path: str) -> dict[str, Any]:
+    """A directory that may still have to be made: whether it, or the first above it, takes files;
+    nothing is written, since others may build there at this moment."""
+    wanted = Path(path)
+    there = next((one for one in (wanted, *wanted.parents) if one.exists()), None)
+    usable = there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    error = None if usable else f"{there} cannot be written"
+    return {"path": path, "error": error, "free_bytes": _free(str(there))}
+
+
+def _free(path: str) -> int | None:
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None

@@ -1,0 +1,142 @@
+"""Process trees, looked at and ended by pid and start time: a pid alone may be somebody else's."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..evidence.process_start import start_s
+
+KILLED_WITHIN_S = 1.0
+POLL_S = 0.02
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be loaded
+
+
+def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
+    """The pid and start time in a rank's event `start`; None where they can be no process's."""
+    pid, started = start.get("pid"), start.get("pid_started")
+    if type(pid) is not int or pid <= 0:  # True is an int, and no pid
+        return None
+    if not isinstance(started, float) or not math.isfinite(started):
+        return None
+    return pid, started
+
+
+def alive(pid: int, started: float | None = None) -> bool:
+    """Whether that very process runs; a zombie has ended."""
+    return find(pid, started) is not None
+
+
+def find(pid: int, started: float | None = None) -> psutil.Process | None:
+    try:
+        process = psutil.Process(pid)
+        if started is not None and start_s(pid) != started:
+            return None
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except (psutil.Error, OSError, ValueError):  # a pid below 1 is a ValueError to psutil
+        return None
+
+
+def running(process: psutil.Process) -> bool:
+    """Whether it still runs: a zombie has ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """The process and all its descendants, as they are at this moment."""
+    try:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def adopt_orphans() -> None:
+    """From now on a descendant that loses its parent becomes this process's child, not init's:
+    what it starts stays known, whoever of them ends first."""
+    PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> list[psutil.Process]:
+    """This process's own children, adopted ones included."""
+    return psutil.Process().children()
+
+
+def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
+    """All that descends from this process and still runs, but for the children `besides` and what
+    descends from them."""
+    ours = [child for child in children() if child not in besides]
+    return {process for child in ours for process in tree(child.pid) if running(process)}
+
+
+def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Process]:
+    """TERM, then after `grace_s` KILL. Returns what is still there (in uninterruptible sleep).
+
+    Nothing is reaped: an exit status is for whoever started the process, and there only once.
+    """
+    left = list(processes)
+    for stop, within_s in (
+        (psutil.Process.terminate, grace_s),
+        (psutil.Process.kill, KILLED_WITHIN_S),
+    ):
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                stop(process)
+        left = _left(left, within_s)
+    return left
+
+
+def _left(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Which of these have not ended by themselves within this time."""
+    deadline = time.monotonic() + within_s
+    while (left := [one for one in processes if running(one)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
+
+
+def end_with_parent() -> None:
+    """Called in a child before its exec: it gets TERM when its parent ends, by KILL too, so that a
+    launcher that was killed leaves no torchrun behind (which then ends its ranks)."""
+    PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def send(pid: int, started: float | None, signum: signal.Signals) -> None:
+    """Send a signal to that very process; nothing happens where it has ended."""
+    process = find(pid, started)
+    if process is not None:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            os.kill(process.pid, signum)
+
+
+def exit_code(pid: int, started: float) -> int | None:
+    """How that very process ended, as torchrun counts: its exit status, or minus the number of the
+    signal. None where it runs, or its parent has reaped it already, or the kernel does not say."""
+    try:
+        if start_s(pid) != started or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            return None
+        status = int(Path(f"/proc/{pid}/stat").read_text().rpartition(" ")[2])  # proc(5): the last
+    except (psutil.Error, OSError, ValueError):
+        return None
+    return os.waitstatus_to_exitcode(status)
+
+
+def started_at(pid: int) -> float:
+    """When the process started, in seconds since boot; 0.0 where it has ended already."""
+    try:
+        return start_s(pid)
+    except (OSError, ValueError):
+        return 0.0

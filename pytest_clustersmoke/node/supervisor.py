@@ -1,0 +1,168 @@
+"""The watch over this node's ranks: a rank that dies or stands still ends the phase on all nodes.
+
+torchrun does not carry a node's death to the others, so the nodes tell each other through a flag
+in the run directory. Whoever raises or sees it takes dumps of its own ranks first (stacks, flight
+recorder), and only then ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from ..evidence.run_directory import read_json
+from ..evidence.telemetry import EventWriter
+from . import node_dumps, process_tree
+from .abort_flag import raise_abort, visible
+from .node_job import NodeJob
+from .rank_progress import RankWatch, Trouble
+from .suspension import Pauses
+
+TICK_S = 0.1
+FLAG_POLL_S = 0.5  # every node sees the flag within a second; the file system is shared, so no more
+# From TERM to KILL. Where torchrun still lives, the phase is cut short: the dumps are taken, and a
+# controller that cancels waits for little longer than this. What outlived torchrun gets more.
+CUT_SHORT_GRACE_S = 0.2
+OUTLIVED_GRACE_S = 1.0
+REAP_S = 5.0  # torchrun has been killed; what is still there then sleeps uninterruptibly
+
+
+def supervise_ranks(
+    job: NodeJob, command: list[str], env: Mapping[str, str], events: EventWriter
+) -> dict[str, Any]:
+    """Run torchrun to its end, or end it. Returns the node's result as plain data."""
+    started = time.monotonic()
+    process_tree.adopt_orphans()
+    others = process_tree.children()
+    with job.dir.torchrun_log(job.node_rank).open("ab") as log:
+        agent = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=process_tree.end_with_parent,
+        )
+    pauses = Pauses()  # from here on there is a thread: nothing is run before a child's exec
+    watch = RankWatch(job, pauses.seconds)
+    try:
+        events.write("torchrun_start", command=command, pid=agent.pid)
+        trouble = _watch(job, agent, watch)
+        seconds = time.monotonic() - started
+        result = _judge(agent, watch, trouble)
+        if not result["ok"]:
+            events.write("trouble", **{key: result[key] for key in result if key != "ok"})
+            if result["reason"] != "aborted":
+                raise_abort(job, result["reason"], result["why"], result["rank"])
+            with _held(agent):
+                taken = node_dumps.take(job, watch, agent.pid)
+                job.dir.dumped(job.node_rank).touch()
+            events.write("dumped", **taken)
+            watch.read()
+            events.write("ranks", states=watch.states(ended_by_us=taken["aborted"]))
+    finally:
+        _end(agent, watch, others)
+        watch.close()
+        pauses.close()
+    if watch.paused_s:
+        events.write("paused", seconds=round(watch.paused_s, 1))
+    if not result["ok"]:
+        _await_other_dumps(job, float(job.spec["dump_wait_s"]))
+    events.write("torchrun_end", returncode=agent.returncode, seconds=seconds)
+    return result | {
+        "torchrun_s": seconds,
+        "returncode": agent.returncode,
+        "paused_s": watch.paused_s,
+    }
+
+
+def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Trouble | None:
+    """Follow the ranks until torchrun ends (None) or something is wrong."""
+    next_flag, held = 0.0, False
+    while True:
+        returncode = agent.poll()
+        watch.read()
+        trouble = watch.trouble()
+        if held != watch.someone_is_gone():
+            # Before torchrun sees so, too, and ends the others, whose dumps are still to be taken.
+            held = not held
+            agent.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
+        if trouble is not None:
+            return trouble
+        if returncode is not None:
+            return None
+        now = time.monotonic()
+        if now >= next_flag:
+            next_flag = now + FLAG_POLL_S
+            if visible(job.dir.abort):
+                flag = read_json(job.dir.abort) or {}
+                return Trouble("aborted", f"{flag.get('node')}: {flag.get('why')}", None)
+        watch.wait(TICK_S)
+
+
+def _judge(
+    agent: subprocess.Popen[bytes], watch: RankWatch, trouble: Trouble | None
+) -> dict[str, Any]:
+    """Success is torchrun's zero and every local rank's `done`; either alone is nothing."""
+    if trouble is not None:
+        return {"ok": False, **trouble.as_fields()}
+    unfinished = watch.unfinished()
+    if agent.returncode == 0 and not unfinished:
+        return {"ok": True}
+    if agent.returncode == 0:
+        why = f"torchrun ended with status 0, but rank {unfinished[0]} never said it was done"
+        return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
+    why = f"torchrun ended with status {agent.returncode}"
+    return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
+
+
+@contextlib.contextmanager
+def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Stop torchrun while the dumps are taken: it would end the ranks where one has failed."""
+    agent.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.send_signal(signal.SIGCONT)
+
+
+def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
+    """The scheduler ends all nodes once one task fails; so give the others time to write first."""
+    deadline = time.monotonic() + limit_s
+    silent = {job.node_rank, (read_json(job.dir.abort) or {}).get("gone")}
+    others = [node for node in range(job.nodes) if node not in silent]
+    while others and time.monotonic() < deadline:
+        others = [
+            node
+            for node in others
+            if visible(job.dir.node_events(node))
+            and not visible(job.dir.dumped(node))
+            and not visible(job.dir.node_result(node))
+        ]
+        time.sleep(TICK_S)
+
+
+def _end(
+    agent: subprocess.Popen[bytes], watch: RankWatch, others: Collection[psutil.Process]
+) -> None:
+    """End torchrun and all that it and its ranks have started, whatever session it moved to; not
+    the `others`, which were here before."""
+    grace_s = CUT_SHORT_GRACE_S if agent.poll() is None else OUTLIVED_GRACE_S
+    tried: set[psutil.Process] = set()
+    # Again, for what was started meanwhile, or came to us when its parent ended.
+    while group := (process_tree.descendants(besides=others) | _ranks(watch)) - tried:
+        process_tree.end(group, grace_s)
+        tried |= group
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        agent.wait(timeout=REAP_S)
+
+
+def _ranks(watch: RankWatch) -> set[psutil.Process]:
+    """The live ranks and all below them, wherever they belong now."""
+    return {one for _, pid, _ in watch.live() for one in process_tree.tree(pid)}

@@ -1,0 +1,137 @@
+"""torchrun's command line, and the environment its ranks see."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..evidence.run_directory import PhaseDir
+from .node_job import NodeJob
+from .rendezvous import Meeting
+
+# torchrun looks at its ranks this often. Our own watch is quicker, so that it can take dumps of
+# the other ranks before torchrun ends them; the cost is up to this much at the end of a good run.
+MONITOR_INTERVAL_S = 0.5
+# What a login shell or a set-up line may have left, and must not reach the ranks: a build directory
+# shared with others can hold a stale lock, at which a compile waits for ever; NCCL's choice of
+# subsystems can hide the connections that criteria judge.
+# The fault that ranks stage is set from the job's spec alone.
+FAULT = "CLUSTERSMOKE_FAULT"
+NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
+# Levels of NCCL_DEBUG from which the transports can be read; NCCL takes them in any case.
+TELLING_LEVELS = ("INFO", "TRACE")
+
+
+def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> None:
+    """Set and unset the profile's variables again here: they may not have survived the way.
+
+    The interpreter's own directory goes first on PATH: DeepSpeed looks for ninja there.
+    """
+    for name in (*NEVER_INHERITED, *to_unset):
+        os.environ.pop(name, None)
+    os.environ.update(to_set)
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+
+
+def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
+    """The torchrun line of a phase for people, with what only the node knows as shell variables."""
+    names = Agent("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+    # `@` needs no quotes, and `$` would be quoted away.
+    words = arguments(spec, directory, Agent(*(f"@{name}@" for name in names)))
+    line = shlex.join(["torchrun", *words])
+    for name in names:
+        line = line.replace(f"@{name}@", f"${name}")
+    return line
+
+
+def command(job: NodeJob, meeting: Meeting) -> list[str]:
+    """The exact command of this node's torchrun agent."""
+    node = Agent(str(job.node_rank), meeting.address, str(meeting.port))
+    run = [sys.executable, "-m", "torch.distributed.run"]
+    return [*run, *arguments(job.spec, job.dir, node)]
+
+
+class Agent(NamedTuple):
+    """What differs between the agents of a job, as torchrun's words."""
+
+    node_rank: str
+    master_addr: str
+    master_port: str
+
+
+def arguments(spec: Mapping[str, Any], directory: PhaseDir, node: Agent) -> list[str]:
+    """torchrun's arguments for the job of `spec`."""
+    if spec["nodes"] == 1:
+        where = ["--standalone", "--local-addr", "127.0.0.1"]
+    else:
+        where = ["--nnodes", str(spec["nodes"]), "--node-rank", node.node_rank]
+        where += ["--master-addr", node.master_addr, "--master-port", node.master_port]
+    return [
+        *where,
+        *("--nproc-per-node", str(spec["ranks_per_node"])),
+        *("--max-restarts", "0"),
+        *("--monitor-interval", str(MONITOR_INTERVAL_S)),
+        *("--log-dir", str(directory.rank_logs(node.node_rank))),
+        *("--redirects", "3"),
+        str(spec["script"]),
+        *spec["argv"],
+    ]
+
+
+def launcher_environment(
+    directory: PhaseDir,
+    device: str,
+    node_rank: int | str,
+    node_name: str,
+    profile: Mapping[str, str],
+) -> dict[str, str]:
+    """What the launcher sets for the ranks, whatever the variables of the `profile` say (but for
+    a level of NCCL_DEBUG that tells enough)."""
+    level = profile.get("NCCL_DEBUG", "")
+    return {
+        "CLUSTERSMOKE_PHASE_DIR": str(directory.root),
+        "CLUSTERSMOKE_NODE_RANK": str(node_rank),
+        "CLUSTERSMOKE_NODE_NAME": node_name,
+        "CLUSTERSMOKE_DEVICE": device,
+        # One file a process: the lines of two processes in one file tear each other.
+        "NCCL_DEBUG": level if level.upper() in TELLING_LEVELS else "INFO",
+        "NCCL_DEBUG_FILE": str(directory.nccl_logs(node_rank) / "%h.%p.log"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def defaults(directory: PhaseDir, node_rank: int | str) -> dict[str, str]:
+    """What the launcher sets where neither the profile nor the node has it (the node's build
+    directory counts for nothing: NEVER_INHERITED).
+
+    The build directory is this run's and node's own: no stale lock, no race with another build.
+    """
+    return {"TORCH_EXTENSIONS_DIR": str(directory.build(node_rank)), "OMP_NUM_THREADS": "1"}
+
+
+def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
+    """The environment of the ranks: this process's own, and what tells them where to write."""
+    env = dict(os.environ)
+    job.dir.nccl_logs(job.node_rank).mkdir(parents=True, exist_ok=True)
+    job.dir.output.mkdir(parents=True, exist_ok=True)
+    job.dir.dumps.mkdir(parents=True, exist_ok=True)
+    env |= launcher_environment(
+        job.dir, str(job.spec["device"]), job.node_rank, job.node_name, job.spec["env_set"]
+    )
+    for name, value in defaults(job.dir, job.node_rank).items():
+        env.setdefault(name, value)
+    if meeting.one_host and job.spec["device"] != "cuda":
+        # Virtual nodes of one machine: nothing may listen beyond loopback.
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", FAULT):
+        env.pop(name, None)
+    if fault := job.spec.get("fault"):  # staged by --cluster-prove; never inherited
+        env[FAULT] = fault["name"]
+    if job.spec.get("nccl_hostid"):
+        env["NCCL_HOSTID"] = f"{job.spec['run_id']}-{job.node_rank}"
+    return env

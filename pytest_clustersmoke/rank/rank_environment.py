@@ -1,0 +1,108 @@
+"""Which rank this process is, from the environment of torchrun and of the node's launcher."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..evidence.run_directory import PhaseDir, job_of, read_json
+
+DEFAULT_TIMEOUT_S = 600.0
+FAULT = "CLUSTERSMOKE_FAULT"
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """This rank's place among the others, where it writes (None by hand), and the fault that it has
+    to stage (None but under --cluster-prove)."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    node: str
+    phase_dir: PhaseDir | None
+    device_wish: str
+    timeout_s: float
+    fault: dict[str, Any] | None = None
+
+    @property
+    def job(self) -> str:
+        """The job whose rank this is, as its events name it; empty by hand."""
+        spec = read_json(self.phase_dir.spec) if self.phase_dir is not None else None
+        return job_of(spec or {})
+
+
+def read_rank_environment() -> RankEnvironment:
+    """Read the environment; a program started by plain `python` is the one rank of its world."""
+    if "RANK" not in os.environ:
+        _stand_alone()
+    phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
+    phase_dir = PhaseDir(Path(phase)) if phase else None
+    return RankEnvironment(
+        rank=_count("RANK"),
+        local_rank=_count("LOCAL_RANK", "0"),
+        world_size=_count("WORLD_SIZE", "1"),
+        local_world_size=_count("LOCAL_WORLD_SIZE", "1"),
+        node_rank=_count("CLUSTERSMOKE_NODE_RANK", os.environ.get("GROUP_RANK", "0")),
+        node=os.environ.get("CLUSTERSMOKE_NODE_NAME") or socket.gethostname(),
+        phase_dir=phase_dir,
+        device_wish=_device_wish(),
+        timeout_s=_timeout_s(),
+        fault=_fault(phase_dir) if phase_dir else None,
+    )
+
+
+def _fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
+    """The fault that the phase's spec names; the launcher must say the same, or nothing runs."""
+    found = (read_json(phase_dir.spec) or {}).get("fault")
+    fault = found if isinstance(found, dict) else {}
+    named, told = fault.get("name"), os.environ.get(FAULT)
+    if named != told:
+        raise ValueError(
+            f"{FAULT}={told!r} in the rank's environment, but {phase_dir.spec} names {named!r}: "
+            "faults are staged by --cluster-prove alone, which sets both"
+        )
+    return fault or None
+
+
+def _stand_alone() -> None:
+    """The variables torchrun would set for one rank, with a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def _count(name: str, default: str | None = None) -> int:
+    text = os.environ.get(name, default)
+    if text is None or not text.isdecimal():
+        raise ValueError(
+            f"{name}={text!r} in the rank's environment; expected a whole number, as torchrun sets"
+        )
+    return int(text)
+
+
+def _device_wish() -> str:
+    wish = os.environ.get("CLUSTERSMOKE_DEVICE") or "auto"
+    if wish not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"CLUSTERSMOKE_DEVICE={wish!r}; expected auto, cpu or cuda")
+    return wish
+
+
+def _timeout_s() -> float:
+    text = os.environ.get("CLUSTERSMOKE_PG_TIMEOUT_S")
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = 0.0
+    if not 0 < timeout_s < float("inf"):
+        raise ValueError(f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected seconds above 0")
+    return timeout_s

@@ -1,0 +1,72 @@
+"""What a rank says: events to its file, and from rank 0 a readable line on stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config.metrics import METRICS
+from ..evidence.telemetry import EventWriter
+from .rank_environment import RankEnvironment
+
+
+class RankEventWriter:
+    """Writes events where there is a phase directory; prints on rank 0, by hand as on a cluster."""
+
+    def __init__(self, place: RankEnvironment) -> None:
+        self._speaks = place.rank == 0
+        self._writer: EventWriter | None = None
+        if place.phase_dir is not None:
+            self._writer = EventWriter(place.phase_dir.rank_events(place.rank))
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        if self._writer is not None:
+            self._writer.write(name, **fields)
+        if self._speaks and (line := _line(name, fields)):
+            print(line, flush=True)
+
+    def say(self, text: str) -> None:
+        if self._speaks:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _line(name: str, fields: dict[str, Any]) -> str:
+    """The event as a line for people; empty where it tells them nothing."""
+    if name == "start":
+        return (
+            f"rank {fields['rank']} of {fields['world_size']} on {fields['node']}: "
+            f"{fields['device']} ({fields['device_name']}), torch {fields['torch']}"
+        )
+    if name == "stage":
+        return f"{name} {fields['name']}: {fields['seconds']:.2f} s" if "seconds" in fields else ""
+    if name == "step":
+        if "steps_per_s" not in fields:  # marked by a program that prints what it measures itself
+            return ""
+        loss = fields.get("loss")
+        tail = "" if loss is None else f"  loss {loss:.4f}"
+        return f"step {fields['step']}/{fields['steps']}{tail}"
+    if name == "metrics":
+        return "\n".join(
+            f"{key} {value:.4g} {METRICS[key].unit}" for key, value in fields["values"].items()
+        )
+    if name == "losses":
+        return f"loss, mean of all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
+    if name == "gradients":
+        return (
+            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: largest relative error "
+            f"{fields['max_relative_error']:.2e} of {fields['compared']} parameters "
+            f"({fields['worst']}), tolerance {fields['tolerance']:.0e}"
+        )
+    if name == "checkpoint":
+        size = sum(file["bytes"] for file in fields["files"])
+        return f"checkpoint: {len(fields['files'])} files, {size:,} bytes"
+    if name == "reload":
+        state = "equal" if fields["equal"] else f"NOT equal: {', '.join(fields['mismatched'])}"
+        return f"reload: {fields['tensors']} tensors, {state}"
+    if name == "fact":
+        return "\n".join(f"{key}: {value}" for key, value in fields["values"].items())
+    return ""

@@ -1,0 +1,151 @@
+"""What the nodes said of themselves, for the record: once for each node; and where nodes differ.
+
+Facts were written by jobs: a file of them may be large, or nested without measure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..evidence.phase_result import PhaseResult
+from ..text import sanitize_line
+from .run_record import DifferenceRecord, FactsRecord
+
+# A node with eight GPUs and ten network cards writes some 10,000 characters, nested four deep.
+MAX_CHARACTERS, MAX_FACT, MAX_DEPTH = 2**18, 2**16, 6
+CUT = "…"  # begins every word that stands where something was left out
+# What NodeRecord and FactsRecord say already.
+SAID = {"node_rank", "node", "host"}
+# Facts of launch.facts that nodes of one kind have in common.
+COMMON = (
+    "kernel",
+    "python",
+    "torch_cuda",
+    "cpus_online",
+    "cpus_allowed",
+    "memory_bytes",
+    "dev_shm_bytes",
+    "memlock_limit_bytes",
+    "open_files_limit",
+)
+MAX_WORDS = 200
+MAX_DIFFERENCES = 1000
+UNKNOWN = "not told"
+
+
+@dataclass
+class _Node:
+    host: str = ""
+    by_phase: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class FactsCollector:
+    """The facts of all nodes of a run, gathered phase by phase."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, int], _Node] = {}
+
+    def add(self, result: PhaseResult) -> None:
+        """Take what the nodes of a phase wrote. Two of one name in one phase are two nodes."""
+        named: Counter[str] = Counter()
+        for one in result.nodes:
+            node = self._nodes.setdefault((one.name, named[one.name]), _Node())
+            named[one.name] += 1
+            if one.facts or not node.host:
+                node.host = one.host
+            if one.facts:
+                node.by_phase[result.name] = bounded(
+                    {name: value for name, value in one.facts.items() if name not in SAID}
+                )
+
+    def records(self) -> list[FactsRecord]:
+        """Each node once, in the order of the phases."""
+        return [_record(name, node) for (name, _), node in self._nodes.items()]
+
+
+def _record(name: str, node: _Node) -> FactsRecord:
+    last = next(reversed(node.by_phase.values()), {})
+    earlier = {phase: _unlike(facts, last) for phase, facts in node.by_phase.items()}
+    return FactsRecord(
+        node=name,
+        host=node.host,
+        phases=list(node.by_phase),
+        facts=last,
+        earlier={phase: facts for phase, facts in earlier.items() if facts},
+    )
+
+
+def _unlike(facts: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    names = dict.fromkeys([*facts, *last])
+    return {name: facts.get(name) for name in names if facts.get(name) != last.get(name)}
+
+
+def bounded(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts, of which those beyond any measure are left out, and say so."""
+    kept: dict[str, Any] = {}
+    left = MAX_CHARACTERS
+    for count, (name, value) in enumerate(facts.items()):
+        if _is_deeper(value, MAX_DEPTH):
+            value = f"{CUT} nested deeper than {MAX_DEPTH}"
+        size = len(name) + len(json.dumps(value))
+        if size > MAX_FACT:
+            name, value = name[:MAX_WORDS], f"{CUT} {size} characters"
+            size = len(name) + len(value)
+        left -= size
+        if left < 0:
+            kept[CUT] = f"{CUT} {len(facts) - count} more"
+            break
+        kept[name] = value
+    return kept
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(inner) and (levels == 0 or any(_is_deeper(one, levels - 1) for one in inner))
+
+
+def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
+    """Every fact that is not the same on all nodes, with the nodes of each value; the value that
+    most nodes have first. A node that wrote no facts at all differs in nothing."""
+    by_node = {node.node: dict(common_facts(node.facts)) for node in nodes if node.facts}
+    names = sorted({name for facts in by_node.values() for name in facts})
+    found: list[DifferenceRecord] = []
+    for name in names:
+        by_value: dict[str, list[str]] = defaultdict(list)
+        for node, facts in sorted(by_node.items()):
+            by_value[facts.get(name, UNKNOWN)].append(node)
+        if len(by_value) > 1:
+            ordered = sorted(by_value.items(), key=lambda pair: (-len(pair[1]), pair[0]))
+            found.append(DifferenceRecord(fact=name, values=dict(ordered)))
+    return found[:MAX_DIFFERENCES]
+
+
+def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts in which nodes of one kind are alike; those of a wrong type are left out."""
+    for name in COMMON:
+        if facts.get(name) is not None:
+            yield name, _word(facts[name])
+    packages = facts.get("packages")
+    for name, version in packages.items() if isinstance(packages, dict) else ():
+        yield f"package {_word(name)}", _word(version)
+    gpus = _rows(facts.get("gpus"))
+    if gpus:
+        yield "GPUs", str(len(gpus))
+        yield "GPU", ", ".join(sorted({_word(gpu.get("name")) for gpu in gpus}))
+        yield "driver", ", ".join(sorted({_word(gpu.get("driver_version")) for gpu in gpus}))
+    ports = _rows(facts.get("rdma_ports"))
+    if ports:
+        rates = sorted(f"{_word(port.get('hca'))} {_word(port.get('rate'))}" for port in ports)
+        yield "RDMA ports", ", ".join(rates)[:MAX_WORDS]
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _word(value: Any) -> str:
+    return sanitize_line(str(value)[:MAX_WORDS])

@@ -1,0 +1,1 @@
+"""One pytest session: items, phases chosen, the watching thread, xdist, progress, the live view."""

@@ -1,0 +1,311 @@
+"""One run: submits all phases, watches them, tells each one's result, cancels what is left.
+
+A thread of its own talks to the scheduler, so that no criterion waits for another phase, and no
+Ctrl-C in the main thread cuts a submission in half. What it learns is written to the run directory
+(that is how xdist's workers hear of it) and told to whoever waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from .. import diagnose
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..diagnose.node_findings import check_warnings
+from ..evidence.finding import Finding
+from ..evidence.locks import BEAT_S, beat
+from ..evidence.phase_result import PhaseResult, collect
+from ..evidence.run_directory import PhaseDir, RunDir, make_phase, write_json
+from ..evidence.scheduler_record import JobState
+from ..evidence.telemetry import EventWriter
+from ..jobs.backend import Backend, Refused, make_spec
+from ..jobs.job_watch import Poller, Watched
+from ..jobs.outcome import Judgement, job_times, judge
+from ..node.abort_flag import visible
+from ..preflight.slurm_check import Checked
+from ..report.verdict import CriterionResult
+from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
+
+__all__ = ["Progress", "Session", "WatchFailed"]
+
+CLOSE_S = 2.7  # and about a second to write the report and leave
+CANCEL_CONFIRM_S = 2.0
+# How long the end may wait for a scheduler that has not answered yet; its command goes on alone.
+LAST_CALL_S = 0.3
+
+
+class Session:
+    """The life of one run's jobs. `start`, then `wait` for each phase, then `close`."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        profile: Profile,
+        phases: Iterable[Phase],
+        backend: Backend,
+        check: Callable[[Iterable[Phase], RunDir], Checked] | None = None,
+    ) -> None:
+        self.run, self.profile = run, profile
+        self.phases = {phase.name: phase for phase in phases}
+        self._backend, self._check = backend, check
+        self._starts: Mapping[str, float] = {}
+        self._waiting = list(self.phases.values())
+        self._watched: dict[str, Watched] = {}
+        self._submitted_wall: dict[str, float] = {}
+        self._judged: dict[tuple[str, str], str] = {}
+        self._beaten = time.monotonic()
+        self.board = Board(self.phases)
+        self._stop = threading.Event()
+        self._submitting: Phase | None = None
+        self._ending = threading.Lock()
+        self._ended_ids: set[str] = set()
+        self._journal = EventWriter(run.journal)
+        self._thread = threading.Thread(target=self._work, name="clustersmoke-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(
+        self, phase: str, tell: Callable[[Progress], None], tick: Callable[[], None] = nothing
+    ) -> None:
+        """Return when the phase's result is known, as Board.wait does."""
+        self.board.wait(phase, tell, tick)
+
+    @property
+    def outcomes(self) -> dict[str, Judgement]:
+        return self.board.outcomes
+
+    def judged(self, phase: str, criterion: str, one: CriterionResult) -> None:
+        """Keep what was judged: where this process is killed, the journal alone tells it."""
+        self._beat()
+        if self._judged.get((phase, criterion)) != one.result:
+            self._judged[phase, criterion] = one.result
+            with contextlib.suppress(OSError):  # a full disk must not fail a criterion
+                self._journal.write("judged", phase=phase, criterion=criterion, **one.as_dict())
+
+    def failed(self, test: str) -> None:
+        """Keep that a test failed which is no phase's."""
+        with contextlib.suppress(OSError):
+            self._journal.write("failed", test=test)
+
+    def cancel(self) -> None:
+        """Have every job ended; returns at once, so that a signal handler may call it.
+
+        A thread of its own does it: the watching one may be waiting for a slow scheduler.
+        """
+        if not self._stop.is_set():
+            self._stop.set()
+            _aside(self._cancel_quietly)
+
+    def close(self) -> list[str]:
+        """Cancel what is left and wait, for a bounded time, until the scheduler has taken it.
+
+        Returns the phases whose submission the scheduler has not answered: their jobs may yet
+        appear in its queue.
+        """
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=CLOSE_S)
+        if not self._thread.is_alive():
+            with contextlib.suppress(OSError):  # a full disk must not hide the verdict
+                self._journal.write("closed")
+            return []
+        _aside(self._cancel_quietly).join(timeout=LAST_CALL_S)
+        phase = self._submitting
+        if phase is None:
+            return []
+        directory = self.run.phase(phase.name)
+        _aside(lambda: self._backend.cancel_named(phase, directory)).join(timeout=LAST_CALL_S)
+        return [phase.name]
+
+    def _work(self) -> None:
+        try:
+            self._preflight()
+            poller = Poller(self._backend, self.profile.limits.poll_s)
+            while (self._waiting or self._watched) and not self._stop.is_set():
+                self._beat()
+                self._submit_ready(poller)
+                poller.poll(self._watched.values())
+                self._look()
+                self._stop.wait(TICK_S)
+            if self._watched or self._waiting:
+                self._cancel_all()
+        except BaseException as error:  # told to whoever waits; a thread has nobody else to tell
+            self.board.fail(error)
+            self._cancel_quietly()
+
+    def _beat(self) -> None:
+        if time.monotonic() - self._beaten >= BEAT_S:
+            self._beaten = time.monotonic()
+            beat(self.run)
+
+    def _preflight(self) -> None:
+        """Ask the scheduler about all phases; those that it would not run are told now."""
+        if self._check is None:
+            return
+        self.board.awaits("preflight")
+        checked = self._check(list(self._waiting), self.run)
+        self.board.awaits("")
+        self._starts = checked.starts
+        for line in checked.lines:
+            self.board.tell("preflight", line)
+        for phase in [one for one in self._waiting if one.name in checked.findings]:
+            findings = checked.findings[phase.name]
+            self._waiting.remove(phase)
+            self._write_spec(phase)
+            self._journal.write("refused", phase=phase.name, words=findings[0].cause)
+            nodes = all(one.id == "nodes-unavailable" for one in findings)
+            judgement = Judgement("cluster_failed" if nodes else "never_ran", findings[0].cause)
+            self._finish(phase.name, judgement, None, "", findings)
+
+    def _write_spec(self, phase: Phase) -> PhaseDir:
+        directory = self.run.phase(phase.name)
+        spec = make_spec(phase, self.profile, self.run.root.name, directory.root)
+        write_json(directory.spec, spec)
+        return directory
+
+    def _submit_ready(self, poller: Poller) -> None:
+        while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
+            self._submit(self._waiting.pop(0))
+            poller.soon()
+
+    def _has_room(self, phase: Phase) -> bool:
+        """On this machine the cap follows cores or GPUs, so that ranks do not thrash."""
+        if len(self._watched) >= self.profile.limits.max_jobs:
+            return False
+        most = self._backend.ranks_at_once
+        if most is None or not self._watched:
+            return True
+        busy = sum(self.phases[name].world_size for name in self._watched)
+        return busy + phase.world_size <= most
+
+    def _submit(self, phase: Phase) -> None:
+        directory = self._write_spec(phase)
+        make_phase(directory, phase.nodes.value)
+        self._journal.write("intent", phase=phase.name, **self._fault_of(phase.name))
+        self._submitted_wall[phase.name] = time.time()
+        self._submitting = phase
+        try:
+            job_id = self._backend.submit(phase, directory)
+        except Refused as refusal:
+            self._submitting = None
+            self._journal.write("refused", phase=phase.name, words=str(refusal))
+            finding = diagnose.refused(str(refusal), directory.batch_script)
+            judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
+            self._finish(phase.name, judgement, None, "", [finding])
+            return
+        watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
+        self._watched[phase.name] = watched  # first: what goes wrong from here on ends the job
+        self._submitting = None
+        self._journal.write("submitted", phase=phase.name, job_id=job_id)
+        when = self._submitted_wall[phase.name]
+        self.board.submitted(phase.name, job_id, when, self._starts.get(phase.name))
+
+    def _look(self) -> None:
+        for job in list(self._watched.values()):
+            if job.over():
+                self._settle(job, "")
+                continue
+            limit = self.profile.limits.queue_wait_s
+            if not job.running and limit and time.monotonic() - job.submitted_at > limit:
+                self._settle(job, f"queue: the job did not start within {limit:g} s")
+            elif job.straggling():
+                self._backend.cancel([job.job_id])
+                self._settle(job, "")
+            else:
+                self.board.see(job)
+
+    def _settle(self, job: Watched, ours: str) -> None:
+        pending = job.state is not None and job.state.kind in ("pending", "held")
+        if pending and job.job_id not in self._ended_ids and not job.succeeded():
+            self._backend.cancel([job.job_id])  # nobody waits for it any more; it may be requeued
+        result = collect(job.directory)
+        if not self._stop.is_set():
+            job.ask_details(self._backend, result)
+            result = collect(job.directory)  # with the names of nodes that never wrote theirs
+        judgement = judge(result, job.witness(), ours)
+        findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
+        if judgement.outcome == "failed":  # a node's own words may be those of a victim
+            judgement = Judgement("failed", findings[0].cause)
+        findings += check_warnings(result)
+        self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
+
+    def _finish(
+        self,
+        name: str,
+        judgement: Judgement,
+        state: JobState | None,
+        job_id: str,
+        findings: list[Finding],
+        result: PhaseResult | None = None,
+    ) -> None:
+        self._watched.pop(name, None)
+        directory = self.run.phase(name)
+        times = job_times(result or collect(directory), state, self._submitted_wall.get(name))
+        record = {
+            "schema": 1,
+            "phase": name,
+            "job_id": job_id,
+            "outcome": judgement.outcome,
+            "reason": judgement.reason,
+            **self._fault_of(name),
+            "scheduler_state": state.raw if state else "",
+            "scheduler_nodes": state.nodes if state else "",
+            "estimated_start": self._starts.get(name),
+            **times,
+            "findings": [finding.as_dict() for finding in findings],
+        }
+        write_json(directory.result, record)
+        self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
+        self.board.finish(name, judgement, times["run_s"])
+
+    def _fault_of(self, name: str) -> dict[str, str]:
+        """The mark of a phase in which a fault is staged, for every record of it."""
+        staged = self.phases[name].staged
+        return {"fault": staged.fault} if staged else {}
+
+    def _cancel_all(self) -> None:
+        """One call ends every job of the run; then the scheduler's word on each, for a while."""
+        jobs = list(self._watched.values())
+        failed = {job.phase for job in jobs if visible(job.directory.abort)}
+        self._end_jobs()
+        deadline = time.monotonic() + CANCEL_CONFIRM_S
+        while time.monotonic() < deadline and not all(job.ended_at for job in jobs):
+            states = self._backend.states([job.job_id for job in jobs])
+            for job in jobs:
+                if job.job_id in states:
+                    job.hear(states[job.job_id])
+            self._end_jobs()  # again where the scheduler did not take it
+            time.sleep(TICK_S)
+        for job in jobs:
+            self._settle(job, "" if job.phase in failed else "the run was interrupted")
+        while self._waiting:
+            phase = self._waiting.pop(0)
+            judgement = Judgement("cancelled", "the run was interrupted before it was submitted")
+            self._finish(phase.name, judgement, None, "", [])
+
+    def _end_jobs(self) -> None:
+        """End the jobs that were not ended yet, with one call; from whichever thread is first."""
+        with self._ending:
+            jobs = {job.job_id for job in list(self._watched.values())} - self._ended_ids
+            if jobs and self._backend.cancel(sorted(jobs)):
+                self._ended_ids |= jobs
+                self._journal.write("cancelled", jobs=sorted(jobs))
+
+    def _cancel_quietly(self) -> None:
+        try:
+            self._end_jobs()
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                self._journal.write("cancel_failed", why=str(error))
+
+
+def _aside(call: Callable[[], object]) -> threading.Thread:
+    """Run a call in a thread that holds up nobody."""
+    thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,111 @@
+"""Draws rows on a terminal below the cursor, which it leaves where it was: pytest goes on writing
+there as if nothing had been drawn.
+
+rich's own Live keeps the cursor below what it drew, and goes up by as many rows as it remembers to
+erase them: after a resize those are other rows. With the cursor above, everything below it is ours,
+however the terminal has laid it out anew, and "erase to the end of the screen" leaves nothing. The
+cursor is never hidden, so nothing has to be put right after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+# ECMA-48 and VT100: move down one row keeping the column, and scroll at the last one; save and
+# restore the cursor; erase to the end of the line, of the screen; give up a sequence half sent.
+DOWN, SAVE, RESTORE, REST_OF_LINE, REST, CANCEL = (
+    "\x1bD",
+    "\x1b7",
+    "\x1b8",
+    "\x1b[K",
+    "\x1b[J",
+    "\x18",
+)
+# Where a terminal does not say its size.
+SIZE = os.terminal_size((80, 24))
+
+
+class Screen:
+    """A terminal, by a descriptor of our own: pytest's capture may have turned its one away."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._encoding = stream.encoding or "utf-8"
+        self._fd = os.dup(stream.fileno())
+        self._drawn: Sequence[str] = ()
+        self._size: os.terminal_size | None = None  # when it was drawn on; None: nothing is there
+        self._half = False
+        self._on_stop: Any = None
+
+    @property
+    def size(self) -> os.terminal_size:
+        size = os.get_terminal_size(self._fd)
+        return os.terminal_size((size.columns or SIZE.columns, size.lines or SIZE.lines))
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Draw these in place of what is there. Nothing happens where they are the same, or where
+        pytest runs in the background of this terminal. Each must be shorter than a row."""
+        size = self.size
+        if (lines == self._drawn and size == self._size) or not self._in_foreground():
+            return
+        if not lines:
+            self.erase()
+            return
+        if self._size is None:
+            self._write(SAVE)
+            self._size = size
+            self._watch_stops()
+        back = RESTORE if size == self._size else ""  # the terminal moved it with its row
+        room = DOWN * len(lines) + f"\x1b[{len(lines)}A"
+        body = "".join(f"\r\n{line}{REST_OF_LINE}" for line in lines)
+        self._half = True
+        # What a user types is echoed at the cursor: the next drawing starts where this one did.
+        self._write(f"{back}{room}{SAVE}{body}{REST}{RESTORE}{SAVE}")
+        self._half = False
+        self._drawn, self._size = lines, size
+
+    def erase(self) -> None:
+        """Leave the terminal as it was before; also where an interrupt came amidst drawing."""
+        if self._size is None:
+            return
+        back = RESTORE if self._half or self.size == self._size else ""
+        self._write(f"{CANCEL if self._half else ''}{back}{REST}")
+        self._drawn, self._size, self._half = (), None, False
+        self._forget_stops()
+
+    def close(self) -> None:
+        """Nothing is drawn from here on."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, text: str) -> None:
+        rest = text.encode(self._encoding, errors="replace")
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+    def _in_foreground(self) -> bool:
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:  # not the terminal that controls us: then it has no background
+            return True
+
+    # Ctrl-Z: the shell's prompt must not come amidst the rows.
+
+    def _watch_stops(self) -> None:
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+                self._on_stop = signal.signal(signal.SIGTSTP, self._stop)
+
+    def _forget_stops(self) -> None:
+        if self._on_stop is not None:
+            signal.signal(signal.SIGTSTP, self._on_stop)
+            self._on_stop = None
+
+    def _stop(self, number: int, frame: Any) -> None:
+        with contextlib.suppress(OSError):
+            self.erase()
+        os.kill(os.getpid(), signal.SIGTSTP)  # its own handler again: here it stops

@@ -1,0 +1,83 @@
+"""`--cluster-dry-run`: all that would be submitted, and where each value came from."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..config.phase import Phase, Sourced
+from ..config.profile import Profile
+from ..evidence.run_directory import PhaseDir, RunDir
+from ..jobs.backend import make_backend, make_spec
+from ..node.torchrun import defaults, describe, launcher_environment
+from ..preflight.variable_remarks import planned
+from ..text import Problem
+
+
+def print_plan(
+    phases: Iterable[Phase], profile: Profile, run_id: str, refused: Iterable[Problem] = ()
+) -> None:
+    """Print each phase's batch script, environment, torchrun line and sources to stdout, after
+    what a run would be refused for."""
+    backend = make_backend(profile, os.environ)
+    run = RunDir(profile.shared_dir / run_id)
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # paths and arguments may hold any character
+    out.write(f"\ncluster {profile.name}: nothing is submitted\n")
+    out.writelines(f"a run would be refused: {problem}\n" for problem in refused)
+    for phase in phases:
+        directory = run.phase(phase.name)
+        out.write(f"\n=== {phase.name} ({phase.where})\n")
+        out.write(f"--- batch script\n{backend.script(phase, directory)}\n")
+        for title, lines in (
+            ("environment of the node", _environment(phase, profile, directory)),
+            ("torchrun line, on each node", [_torchrun(phase, profile, directory)]),
+            ("where each value came from", _sources(phase)),
+        ):
+            out.write(f"--- {title}\n")
+            out.writelines(f"{line}\n" for line in lines)
+    out.flush()
+
+
+def _torchrun(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
+    run_id = directory.root.parent.parent.name
+    return describe(make_spec(phase, profile, run_id, directory.root), directory)
+
+
+def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:
+    for name, one in phase.env_unset.items():
+        yield f"unset {name}    # {one.source}"
+    for name, one in phase.env_set.items():
+        yield f"{name}={one.value}    # {one.source}"
+    asked = {name: str(one.value) for name, one in phase.env_set.items()}
+    ours = launcher_environment(
+        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME", asked
+    )
+    for name, value in ours.items():
+        yield f"{name}={value}    # the launcher"
+    for name, value in defaults(directory, "$NODE_RANK").items():
+        if name not in phase.env_set:
+            yield f"{name}={value}    # the launcher, unless it is set"
+    for remark in planned(phase, profile, os.environ):
+        yield str(remark)
+
+
+def _sources(phase: Phase) -> Iterator[str]:
+    rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
+    for name in ("nodes", "gpus_per_node", "timeout_s"):
+        one: Sourced = getattr(phase, name)
+        rows.append((name, one.value, one.source))
+    groups: Mapping[str, Mapping[str, Sourced]] = {
+        "args": phase.args,
+        "slurm": phase.slurm,
+        "stage_limits_s": phase.stage_limits_s,
+    }
+    for group, values in groups.items():
+        rows += [(f"{group}.{name}", one.value, one.source) for name, one in values.items()]
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, source in rows:
+        yield f"{name:<{width}}  {value}    # {source}"

@@ -1,0 +1,337 @@
+"""The suite of one pytest session with a cluster: which phases, their jobs, their results.
+
+It exists only where a cluster was chosen. Under xdist the controller owns the jobs and each worker
+has a suite that waits for results in the run directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.junitxml import xml_key
+
+from ..config.cluster_file import find_config
+from ..config.phase import Phase
+from ..config.profile import Profile
+from ..criteria.phase_view import PhaseView
+from ..evidence.locks import ControllerLock
+from ..evidence.run_directory import RunDir
+from ..report.record_builder import FinishedRun
+from ..report.verdict import RunTally, RunVerdict, judge
+from ..text import UsageProblems
+from .collection import Collected
+from .interrupts import Interrupts
+from .items import JobFailed, JobItem, phase_class, phase_classes
+from .job_session import Session
+from .live.live_view import Show, say
+from .tally import count_report, count_selection, mark_known, mark_report, words_of
+
+
+class Suite(Collected):
+    """One session's phases on one cluster."""
+
+    latest = "latest"  # the link to its report
+
+    def __init__(self, config: pytest.Config, profile: Profile) -> None:
+        super().__init__(config, profile)
+        self.tally = RunTally(frozenset(profile.require))
+        self.verdict: RunVerdict | None = None
+        self.known_remarks: list[str] = []
+        self.remarks: list[str] = []  # on the report itself
+        self.run: RunDir | None = None
+        self.session: Session | None = None
+        self.show: Show | None = None
+        self._results: dict[str, PhaseView] = {}
+        self._controller: ControllerLock | None = None
+        self._interrupts = Interrupts(self._cancel)
+        # junit.xml lies in the run's own directory, unless the user asked for one elsewhere.
+        self._has_own_junit = not getattr(config.option, "xmlpath", None) and not self._plans_only
+        if self._has_own_junit and not hasattr(config, "workerinput"):
+            config.option.xmlpath = str(self.report_path / "junit.xml")
+
+    # The run
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
+        chosen = [self._names[cls] for cls in phase_classes(session.items)]
+        phases = [self.phases[name] for name in chosen]
+        self._count_selection(phases, *self.criteria(session.items))
+        if self.config.getoption("--cluster-dry-run"):
+            from .plan import print_plan
+
+            print_plan(phases, self.profile, self.run_id, self.refused)
+            session.items.clear()  # nothing runs, and nothing is reported as if it had
+            return (yield)
+        goes_on = not session.testsfailed or self.config.option.continue_on_collection_errors
+        if phases and not self._plans_only and goes_on:
+            self.start(phases)
+        return (yield)
+
+    def _count_selection(
+        self,
+        phases: list[Phase],
+        defined: Mapping[str, Iterable[str]],
+        selected: Mapping[str, Iterable[str]],
+    ) -> None:
+        """These phases were chosen, and these of their criteria."""
+        count_selection(self.tally, self.config, phases, self.profile, defined, selected)
+
+    def start(self, phases: list[Phase]) -> None:
+        """Check what can be known before, then submit. Raises UsageError with all problems."""
+        from .. import preflight
+        from .job_session import Session as JobSession
+
+        try:
+            self._take_cluster()
+            environ, no_lab = self.scheduler_environ()
+            if no_lab:
+                raise UsageProblems(no_lab)
+            start = preflight.prepare(self.profile, self.run_id, environ)
+        except UsageProblems as problems:
+            raise pytest.UsageError(str(problems)) from None
+        self.run = start.run
+        for line in preflight.remarks(self.profile, phases, os.environ):
+            say(self.config, line)
+        self._announce(start.run)
+        self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
+        self.show = Show(self.config, self.session)
+        self._interrupts.catch()
+        self._recover()
+        self.session.start()
+
+    def _take_cluster(self) -> None:
+        """Under --cluster-exclusive take the cluster's lock until pytest has done with all else."""
+        if self.config.getoption("--cluster-exclusive"):
+            from ..evidence.locks import lock_cluster
+
+            held = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
+            self.config.add_cleanup(held.release)
+
+    def _announce(self, run: RunDir) -> None:
+        """From here on a later command can tell what became of the run, whatever ends this one."""
+        from ..evidence.locks import ControllerLock
+
+        try:
+            self._controller = ControllerLock(run)
+            self._controller.announce(self.asked(), self.report_path)
+        except OSError as error:
+            raise pytest.UsageError(f"nothing is submitted: {error}") from None
+
+    def _recover(self) -> None:
+        """Tell what became of runs before this one that were never reported."""
+        from ..report.recovery import recover
+
+        for line in recover(self.report_dir, os.environ):
+            say(self.config, line)
+
+    def asked(self) -> dict[str, Any]:
+        """What run.json says of what was asked, beside the cluster."""
+        config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
+        return {
+            "phases_chosen": list(self.tally.phases),
+            "selection": self.tally.selection,
+            "config": str(config.absolute()),
+        }
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What run.json says of the run that was started."""
+        assert self._controller is not None
+        return self._controller.about
+
+    def _cancel(self) -> None:
+        if self.session is not None:
+            self.session.cancel()
+
+    def result_of(self, item: pytest.Item) -> PhaseView:
+        """Wait for the item's phase, and give the item the phase's properties."""
+        cls = phase_class(item)
+        assert cls is not None
+        name = self._names[cls]
+        if name not in self._results:
+            self.wait(name)
+            from ..criteria.phase_view import PhaseView
+            from ..evidence.phase_result import collect
+
+            assert self.run is not None
+            self._results[name] = PhaseView.of(
+                collect(self.run.phase(name), self.profile, self.report_dir)
+            )
+        result = self._results[name]
+        known = {key for key, _ in item.user_properties}
+        if "phase" not in known:
+            from ..report.junit import phase_properties
+
+            item.user_properties += phase_properties(result)
+        return result
+
+    def wait(self, name: str) -> None:
+        assert self.show is not None
+        self.show.wait(name)
+
+    def run_job(self, item: JobItem) -> None:
+        result = self.result_of(item)
+        if result.outcome != "passed":
+            from ..report.terminal import job_failure
+
+            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
+        """A criterion of a job that did not pass ends in one line that points to the job."""
+        cls = phase_class(pyfuncitem)
+        if cls is None:
+            return
+        result = self.result_of(pyfuncitem)
+        if result.outcome != "passed":
+            pytest.fail(
+                f"phase {result.name}: {result.outcome}; see {cls.nodeid}::job", pytrace=False
+            )
+
+    # The end
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        cls = phase_class(item)
+        name = self._names.get(cls, "") if cls else ""
+        if name:
+            result = self._results.get(name)
+            mark_report(report, item, call, name, result)
+            if result is not None and call.excinfo:
+                mark_known(report, item, result, call.excinfo.value, self.acknowledgements)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        judged = self._count(report)
+        if judged is not None and self.session is not None:
+            phase, name = judged
+            self.session.judged(phase, name, self.tally.phases[phase].criteria[name])
+        elif self.session is not None and report.failed:
+            self.session.failed(report.nodeid)
+
+    def _count(self, report: pytest.TestReport) -> tuple[str, str] | None:
+        return count_report(self.tally, report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """With --continue-on-collection-errors the phases run all the same."""
+        self.tally.other_failures += report.failed
+        if report.skipped:
+            self.tally.skipped_files.append(f"{report.nodeid} ({words_of(report)})")
+
+    def pytest_keyboard_interrupt(self) -> None:
+        self.tally.interrupted = True
+        self._cancel()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        if self.session is None:
+            self._drop_junit()  # nothing ran, so there is no run to report
+            self._no_verdict(session, int(exitstatus))
+            return (yield)
+        self._interrupts.ending()
+        self._judge_run(session, int(exitstatus))
+        try:
+            yield
+        except Exception as error:  # junit.xml on a full disk, say; or another plugin's end
+            self._say_traceback()
+            self.remarks.append(f"pytest's own end failed: {type(error).__name__}: {error}")
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        try:
+            self._publish(session)
+        finally:
+            self._interrupts.release()
+        return None
+
+    def _no_verdict(self, session: pytest.Session, exitstatus: int) -> None:
+        """Whoever asked for a cluster shall not take other tests' success for its verdict."""
+        asked = self.config.getoption("--cluster") and not self._plans_only
+        if asked and exitstatus == pytest.ExitCode.OK:
+            say(self.config, f"no phase ran on {self.profile.name}: no verdict")
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
+        """Have every job ended, then give the verdict: pytest writes its files with it next."""
+        assert self.session is not None and self.show is not None and self.run is not None
+        for name in self.session.close():
+            self.absences.append(
+                f"{name}: the scheduler has not answered its submission; look into the queue"
+            )
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self.show.close()
+        for name, judgement in self.session.outcomes.items():
+            self.tally.phase(name).outcome = judgement.outcome
+        self.tally.exitstatus = exitstatus
+        self.verdict = self._give_verdict()
+        session.exitstatus = self.verdict.exit_status
+        try:
+            self._complete_junit()
+        except Exception as error:  # of ours, and no reason to lose the verdict
+            self._say_traceback()
+            self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
+
+    def _give_verdict(self) -> RunVerdict:
+        return judge(self.tally)
+
+    def _complete_junit(self) -> None:
+        from ..report.junit import complete
+
+        assert self.run is not None
+        self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
+        xml = self.config.stash.get(xml_key, None)
+        if xml is not None:  # else `-p no:junitxml`, say
+            complete(xml, self._finished())
+
+    def _drop_junit(self) -> None:
+        """No file is written, and none is announced."""
+        xml = self.config.stash.get(xml_key, None)
+        if self._has_own_junit and xml is not None:
+            xml.logfile = os.devnull  # its own end of the session is under way already
+            del self.config.stash[xml_key]
+            self.config.pluginmanager.unregister(xml)
+
+    def _finished(self) -> FinishedRun:
+        """What the report is made from."""
+        from ..report.record_builder import FinishedRun
+
+        assert self.run is not None and self.verdict is not None
+        return FinishedRun(
+            directory=self.run,
+            target=self.report_path,
+            about=self.about,
+            tally=self.tally,
+            verdict=self.verdict,
+            profile=self.profile,
+            phases=self.phases,
+            absences=tuple(self.absences),
+            known_remarks=tuple(self.known_remarks),
+        )
+
+    @staticmethod
+    def _say_traceback() -> None:
+        with contextlib.suppress(OSError):  # nobody hears it
+            traceback.print_exc()
+
+    def _publish(self, session: pytest.Session) -> None:
+        """Write the report, then end the terminal's output with the verdict."""
+        from ..report.publication import finish
+
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        written = finish(self._finished(), reporter, latest=self.latest, remarks=self.remarks)
+        if not written and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        assert self._controller is not None
+        self._controller.release()
+
+    @property
+    def report_path(self) -> Path:
+        return self.report_dir / self.run_id

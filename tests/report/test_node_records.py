@@ -1,0 +1,155 @@
+"""Facts of nodes in the record: once for each node, bounded; and where nodes differ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.report.node_records import (
+    MAX_FACT,
+    UNKNOWN,
+    FactsCollector,
+    bounded,
+    find_differences,
+)
+from pytest_clustersmoke.report.run_record import FactsRecord
+from tests import records
+
+
+def told(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:
+    """A phase whose nodes told these facts."""
+    directory = RunDir(root).phase(phase)
+    directory.root.mkdir(parents=True)
+    write_json(directory.spec, {"phase": phase, "nodes": len(facts), "ranks_per_node": 0})
+    for number, one in enumerate(facts):
+        directory.node(number).mkdir(parents=True)
+        if one:
+            write_json(directory.node_facts(number), {"node_rank": number, **one})
+    return collect(directory)
+
+
+def gathered(*results: PhaseResult) -> list[FactsRecord]:
+    found = FactsCollector()
+    for one in results:
+        found.add(one)
+    return found.records()
+
+
+def test_a_node_has_its_facts_once(tmp_path: Path) -> None:
+    """As the last phase found it; what an earlier phase found otherwise stands by its name."""
+    packages = {"torch": "2.5.1"}
+    first = {"node": "a", "host": "h", "time": 1.0, "packages": packages, "swap": 1}
+    (one,) = gathered(
+        told(tmp_path, "p", first),
+        told(tmp_path, "q", {**first, "time": 2.0}),
+        told(tmp_path, "r", {"node": "a", "host": "h", "time": 2.0, "packages": packages}),
+    )
+    assert one.model_dump() == {
+        "node": "a",
+        "host": "h",
+        "phases": ["p", "q", "r"],
+        "facts": {"time": 2.0, "packages": packages},
+        "earlier": {"p": {"time": 1.0, "swap": 1}, "q": {"swap": 1}},
+    }
+
+
+def test_a_silent_node_keeps_what_it_told_before(tmp_path: Path) -> None:
+    """A phase in which it told nothing says nothing; one that never told anything has no facts."""
+    here = {"node": "node 0", "host": "h", "kernel": "6"}
+    one, other = gathered(told(tmp_path, "p", here, {}), told(tmp_path, "q", {}, {}))
+    assert (one.phases, one.host, one.facts) == (["p"], "h", {"kernel": "6"})
+    assert (other.node, other.phases, other.facts) == ("node 1", [], {})
+
+
+def test_two_nodes_of_one_name_are_two(tmp_path: Path) -> None:
+    """What one of them said is not the other's."""
+    twins = [{"node": "a", "kernel": "5"}, {"node": "a", "kernel": "6"}]
+    result = told(tmp_path, "p", *twins)
+    assert [one.facts for one in gathered(result)] == [{"kernel": "5"}, {"kernel": "6"}]
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"deep": nested(700)},
+        {"text": "x" * 10**7},
+        {"x" * 10**6: 1},
+        {"list": [0] * 10**6},
+        {str(number): number for number in range(10**5)},
+        {"wide": {str(n): {str(m): ["word" * 100] * 9 for m in range(99)} for n in range(99)}},
+        {"number": 10**4000, "numbers": [10**4000] * 400},
+    ],
+)
+def test_facts_without_end_are_cut_and_say_so(facts: dict[str, Any]) -> None:
+    """Each fact, its depth, and all together have a bound."""
+    kept = json.dumps(bounded(facts), ensure_ascii=False)
+    assert len(kept) < 500_000
+    assert "…" in kept
+
+
+def test_a_fact_that_is_cut_says_how_large_it_is() -> None:
+    """A reader sees how much is not there; other facts stay."""
+    kept = bounded({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
+    cut = f"\u2026 {MAX_FACT + 3} characters"
+    assert kept == {"t": cut, "d": "\u2026 nested deeper than 6", "kernel": "6"}
+    many = bounded({str(number): "x" * 1000 for number in range(1000)})
+    assert many["\u2026"] == f"\u2026 {1000 - (len(many) - 1)} more"
+
+
+def test_usual_facts_are_whole() -> None:
+    """What a node with eight GPUs tells is not touched."""
+    gpus = [{"name": "H100", "uuid": f"GPU-{n}", "remapped": {"pending": 0}} for n in range(8)]
+    facts = {"gpus": gpus, "interfaces": {"ib0": {"ipv4": ["10.0.0.1"]}}, "x": None, "y": 1.5}
+    assert bounded(facts) == facts
+
+
+def differences(*nodes: records.Record) -> dict[str, dict[str, list[str]]]:
+    found = find_differences(FactsRecord.model_validate(node) for node in nodes)
+    return {one.fact: one.values for one in found}
+
+
+def test_equal_nodes_differ_in_nothing() -> None:
+    """Nodes that tell the same facts, and one that tells none, give no difference."""
+    silent = {**records.facts(4), "facts": {}}
+    assert differences(*map(records.facts, range(4)), silent) == {}
+
+
+def test_the_odd_node_is_named_last() -> None:
+    """The value that most nodes have comes first, with its nodes."""
+    odd = records.facts(2, kernel="5.10.0")
+    found = differences(records.facts(0), records.facts(1), odd)
+    assert found == {"kernel": {"6.1.0": ["node0", "node1"], "5.10.0": ["node2"]}}
+    assert list(found["kernel"]) == ["6.1.0", "5.10.0"]
+
+
+def test_packages_gpus_and_ports_are_compared() -> None:
+    """A package that is missing, another driver, a port at half its rate."""
+    ports = [{"hca": "mlx5_0", "rate": "400 Gb/sec"}]
+    slow = [{"hca": "mlx5_0", "rate": "200 Gb/sec"}]
+    gpus = [{"name": "NVIDIA H100", "driver_version": "535.1"}]
+    one = records.facts(0, rdma_ports=ports)
+    other = records.facts(1, rdma_ports=slow, gpus=gpus, packages={})
+    found = differences(one, other)
+    assert found["RDMA ports"] == {"mlx5_0 200 Gb/sec": ["node1"], "mlx5_0 400 Gb/sec": ["node0"]}
+    assert found["driver"] == {"535.1": ["node1"], "550.54.15": ["node0"]}
+    assert found["package torch"] == {"2.5.1": ["node0"], UNKNOWN: ["node1"]}
+
+
+def test_hostile_facts_are_cleaned() -> None:
+    """Facts of the wrong kind are no crash, and escapes in them are none in the record."""
+    odd = records.facts(1, kernel="\x1b[2J", packages=["x"], gpus="many", rdma_ports=[1])
+    found = differences(records.facts(0), odd)
+    assert all("\x1b" not in value for values in found.values() for value in values)
+    assert "kernel" in found
