@@ -26,6 +26,10 @@ CONTRACT = yaml.safe_load((ROOT / "tests" / "contract.yaml").read_text())
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# (\S+\.py)\n")
 PHASE_NAME = re.compile(r"@pytest\.mark\.phase\(\s*\"(\w+)\"")
+# A file of this repository, as text and commands name it.
+OWN_FILE = re.compile(
+    r"(?<![\w/-])((?:benchmarks|pytest_clustersmoke|smoke_tests|tests)/[\w./-]*\w)"
+)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Criteria that need a GPU, references, a past, or other ranks.
 SKIPPABLE = {
@@ -163,6 +167,13 @@ def test_links_lead_somewhere(path: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_named_files_exist(path: Path) -> None:
+    """Files of the repository that a page names are there, but for those that its examples make."""
+    named = set(OWN_FILE.findall(path.read_text())) - set(EXAMPLES)
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 def test_index_has_every_page() -> None:
