@@ -1,8 +1,8 @@
-"""The collectives of train_allreduce.py: their sizes and bandwidths as nccl-tests defines them
-(doc/PERFORMANCE.md there), how they are called, what goes in, and what must come out.
+"""The collectives of train_allreduce.py: sizes and bandwidths by the definitions of nccl-tests
+(github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), the calls, their data and the expected results.
 
-Every result is known without a collective: whole numbers that float32 holds exactly, sums included,
-so that one wrong bit anywhere is a wrong element.
+Data are whole numbers that float32 holds exactly, sums included, so that each result is known
+without a collective and one wrong bit anywhere is a wrong element.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ELEMENT_BYTES = 4  # float32
 ALIGN = 4  # elements: a rank's share is a whole number of 16 bytes
 EXACT = 2**24  # float32 holds every whole number up to here
-# Data repeat after a prime number of elements: chunks that change places, whose sizes are powers of
-# two, then show.
-PERIOD = 127
+PERIOD = 127  # data repeat after a prime number of elements, so that misplaced chunks show
 PRIME = 16_777_213  # the largest below 2**24
 CHUNK = 2**22  # elements checked at once: 32 MiB of indices, beside the buffers
 
-# A name that is newer than torch 2.2 is taken where it is there: the old one then warns.
+# torch deprecated the old names after 2.2.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def elements(name: str, asked_bytes: int, ranks: int) -> int:
-    """How many float32 a collective of `asked_bytes` has: all-reduce's buffer, all that all-gather
-    puts out, all that reduce-scatter takes in, what all-to-all sends. In the last three each rank
-    has the same share, rounded down, which may leave nothing."""
+    """How many float32 a collective of `asked_bytes` has: the buffer of all-reduce, the output of
+    all-gather, the input of reduce-scatter, what all-to-all sends. In the last three each rank has
+    the same share, rounded down; at the smallest sizes nothing is left."""
     count = asked_bytes // ELEMENT_BYTES
     return count if name == "all_reduce" else count // (ranks * ALIGN) * ranks * ALIGN
 
@@ -52,7 +50,7 @@ def weight(rank: int) -> int:
 class Collectives:
     """The collectives over all ranks, on two buffers as large as the largest size.
 
-    all-reduce is in place, on `received`: torch has no other.
+    all-reduce works in place, on `received`.
     """
 
     def __init__(self, rank: Rank, max_bytes: int) -> None:
@@ -82,7 +80,7 @@ class Collectives:
             work.wait()
 
     def why_absent(self, name: str) -> str | None:
-        """Try the collective once. torch's words where this gloo has it not; other errors rise."""
+        """Try the collective once; torch's message where this gloo does not support it."""
         try:
             self.call(name, ALIGN * self.ranks)()
         except RuntimeError as error:  # NotImplementedError is one
@@ -93,12 +91,12 @@ class Collectives:
         return None
 
     def clear(self, count: int) -> None:
-        """All zeros, for the timing: sums of all-reduce in place would grow until they overflow."""
+        """Zeros, for the timing: the sums of all-reduce in place would grow until they overflow."""
         self.sent[:count] = 0
         self.received[:count] = 0
 
     def fill(self, name: str, count: int) -> None:
-        """Put in this rank's data, and where results come out what no result is."""
+        """Write this rank's data, and -1, which no result is, where results will be."""
         self.received[:count] = -1
         own = count // self.ranks if name == "all_gather" else count
         for part, index in self._parts(own):
@@ -110,7 +108,7 @@ class Collectives:
                 self.sent[part] = self.marked(self.rank, index)
 
     def check(self, name: str, count: int, peer: int = 0) -> dict[str, Any]:
-        """Compare every element of the result: how many there are, are wrong, and the first."""
+        """Compare every element of the result: their number, how many are wrong, the first."""
         checked = count // self.ranks if name == "reduce_scatter" else count
         wrong, first = 0, None
         for part, index in self._parts(checked):
@@ -136,16 +134,16 @@ class Collectives:
         return self.marked(peer, index)
 
     def summand(self, weights: int, index: torch.Tensor) -> torch.Tensor:
-        """What one rank adds by its weight, or all of them by the sum of theirs: always exact."""
+        """What a rank adds, given its weight; the sum over all ranks, given the sum of weights."""
         period = min(PERIOD, EXACT // self.weights)
         return (weights * (index % period + 1)).float()
 
     def marked(self, rank: torch.Tensor | int, index: torch.Tensor) -> torch.Tensor:
-        """An element that tells whose it is and where it stood."""
+        """An element that shows which rank sent it and where it stood."""
         return ((rank * 1_000_003 + index) % PRIME).float()
 
     def _parts(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """`count` elements in pieces: where each lies, and the numbers of its elements."""
+        """`count` elements in pieces: the slice of each, and the indices of its elements."""
         for begin in range(0, count, CHUNK):
             end = min(begin + CHUNK, count)
             yield slice(begin, end), torch.arange(begin, end, device=self.device)

@@ -1,5 +1,5 @@
-"""Instruction data of train_lora_sft.py. Rank 0 loads and tokenises them, and sends them to all:
-ranks that did so at once, over one cache of `datasets`, would race for its files."""
+"""Instruction data of train_lora_sft.py. Rank 0 loads and tokenises them and sends them to all:
+if every rank did so, they would race for the files of one cache of `datasets`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prompt(example: dict[str, Any]) -> str:
 
 
 def load_examples(source: str, count: int) -> list[dict[str, Any]]:
-    """The first `count` of "shipped", of a directory of data files, or of a name on the hub."""
+    """The first `count` examples of "shipped", a directory of data files, or a name on the hub."""
     if source == "shipped":
         rows = Dataset.from_list([json.loads(line) for line in SHIPPED.read_text().splitlines()])
     else:
@@ -40,7 +40,7 @@ def load_examples(source: str, count: int) -> list[dict[str, Any]]:
 
 
 def load_tokenizer(model: str) -> Any:
-    """The model's own; bytes for `tiny`, which has nothing to download."""
+    """The tokenizer of the model; for `tiny` one of bytes, which needs no download."""
     tokenizer = ByT5Tokenizer() if model == "tiny" else AutoTokenizer.from_pretrained(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # Mistral has none
     tokenizer.padding_side = "right"
@@ -48,8 +48,8 @@ def load_tokenizer(model: str) -> Any:
 
 
 def tokenise(texts: list[str], tokenizer: Any, seq_len: int) -> Batch:
-    """Each text with an end mark, cut or padded to `seq_len` tokens. Padding is learnt, too."""
-    end = "" if isinstance(tokenizer, ByT5Tokenizer) else tokenizer.eos_token  # it adds its own
+    """Each text and an end token, cut or padded to `seq_len` tokens. Labels include the padding."""
+    end = "" if isinstance(tokenizer, ByT5Tokenizer) else tokenizer.eos_token  # ByT5 adds its own
     form = {"max_length": seq_len, "truncation": True, "padding": "max_length"}
     encoded = tokenizer([text + end for text in texts], return_tensors="pt", **form)
     tokens = encoded["input_ids"]
@@ -64,7 +64,7 @@ def share_examples(args: argparse.Namespace, rank: Rank) -> tuple[Batch, int]:
         texts = [prompt(example) for example in load_examples(args.dataset, args.subset_size)]
         made = [(rank.rank, tokenise(texts, tokenizer, args.seq_len), tokenizer.get_vocab())]
         if args.model != "tiny" and not Path(args.model).is_dir():
-            # Or all ranks would download it at once.
+            # Otherwise all ranks would download it at once.
             snapshot_download(args.model, allow_patterns=["*.json", "model*.safetensors"])
     dist.broadcast_object_list(made, src=0)
     made_by, examples, vocabulary = made[0]
@@ -75,15 +75,15 @@ def share_examples(args: argparse.Namespace, rank: Rank) -> tuple[Batch, int]:
         dataset_digest=digest({name: column.tolist() for name, column in examples.items()}),
         tokenizer_digest=digest(vocabulary),
     )
-    return examples, len(vocabulary)
+    return examples, max(vocabulary.values()) + 1
 
 
 def batch_of(examples: Batch, rows: range, device: torch.device) -> Batch:
-    """These rows, beginning anew where there are no more."""
+    """These rows of the examples; after the last comes the first again."""
     index = torch.tensor(rows) % len(examples["input_ids"])
     return {name: column[index].to(device) for name, column in examples.items()}
 
 
 def digest(values: Any) -> str:
-    """A short text, to be compared between ranks."""
+    """A short text that ranks can compare."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

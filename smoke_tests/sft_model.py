@@ -31,7 +31,7 @@ def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
         num_key_value_heads=2,
         use_cache=False,
     )
-    tiny: torch.nn.Module = transformers.MistralForCausalLM(config)
+    tiny: Any = transformers.MistralForCausalLM(config)
     return tiny.to(dtype)
 
 
@@ -59,8 +59,8 @@ def evaluate(model: Any, batch: Batch, precision: str) -> float:
 
 
 def checksums(model: Any, device: torch.device) -> dict[str, int]:
-    """Of each parameter a 64-bit sum over its bits. Each element has an odd factor of its own, so
-    that no change of one escapes. To hash 14 GB on the CPU would outlast the training."""
+    """A 64-bit sum over the bits of each parameter. Each element has an odd factor of its own, so
+    that a change of any one of them shows. Hashing 14 GB on the CPU would outlast the training."""
     integers, sums = {2: torch.int16, 4: torch.int32}, {}
     for name, parameter in model.named_parameters():
         bits = parameter.detach().flatten().view(integers[parameter.element_size()]).to(device)
@@ -70,7 +70,7 @@ def checksums(model: Any, device: torch.device) -> dict[str, int]:
 
 
 def state_of(model: Any, device: torch.device) -> dict[str, Any]:
-    """What a model built anew must have again: the adapters, and the base they belong to."""
+    """What a new model must hold once it has loaded the checkpoint: adapters, and their base."""
     adapters = get_peft_model_state_dict(model, save_embedding_layers=False)
     return {"adapters": dict(adapters), "parameters": checksums(model, device)}
 

@@ -1,8 +1,8 @@
-"""How long one call of a collective takes, as nccl-tests times it: batches of calls, the device
-synchronised at both ends of each.
+"""How long one call of a collective takes, timed as nccl-tests does: in batches of calls, with the
+device synchronised before and after each batch.
 
-nccl-tests gives the mean over ranks unless its `-a` asks for another; here the slowest rank's time
-stands, and of several batches the median, so that one hiccup is neither a result nor a dip.
+nccl-tests reports the mean over ranks by default; here the time is that of the slowest rank, and
+the median of several batches, so that one hiccup is neither a result nor a dip.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from pytest_clustersmoke.rank import Rank
 
-# A batch has fewer iterations than asked for where they would take longer than this: on a slow
-# network a size would else take minutes, and prove nothing more.
+# A batch that would take longer than this gets fewer iterations than asked for: on a slow network a
+# size would otherwise take minutes, and prove nothing more.
 BATCH_S = 0.5
 
 
@@ -31,7 +31,7 @@ class Timing(NamedTuple):
 
 
 class Stopwatch:
-    """All ranks time together: all of them call `time` and `slowest` in the same order."""
+    """All ranks time together: they call `time` and `slowest` in the same order."""
 
     def __init__(self, rank: Rank, iterations: int, warmup: int, repeats: int) -> None:
         self.rank = rank
@@ -39,15 +39,15 @@ class Stopwatch:
         self.done, self.steps = 0, 0  # measurements, for the marks of progress
 
     def time(self, call: Callable[[], object] | None) -> Timing:
-        """Time a call that was made once already, so that its connections are there. A rank without
-        a call only keeps step."""
+        """Time a call that was made once before, so that its connections are open. A rank without a
+        call only takes part in the barriers."""
         first_s = self.slowest([self.batch(call, 1)])[0]
         iterations = max(1, min(self.iterations, int(BATCH_S / max(first_s, 1e-9))))
         self.rank.mark(self.done, self.steps)
         self.batch(call, min(self.warmup, iterations))
         own = []
         for _ in range(self.repeats):
-            self.rank.barrier()  # or the first ranks' time would hold their wait for the last
+            self.rank.barrier()  # or the time of early ranks would include their wait for the last
             own.append(self.batch(call, iterations))
             self.rank.mark(self.done, self.steps)
         timing = Timing(median(self.slowest(own)), median(own), iterations)
@@ -56,7 +56,7 @@ class Stopwatch:
         return timing
 
     def batch(self, call: Callable[[], object] | None, count: int) -> float:
-        """Seconds of one of `count` calls on this rank."""
+        """Mean seconds of `count` calls on this rank."""
         if call is None or not count:
             return 0.0
         self.synchronize()

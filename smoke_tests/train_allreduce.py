@@ -72,7 +72,7 @@ def ladder(max_bytes: int, factor: int) -> list[int]:
 
 
 def present(rank: Rank, collectives: Collectives) -> list[str]:
-    """The collectives that there are. gloo of older torch has not all of them."""
+    """The collectives that work here; gloo of older versions of torch lacks some."""
     absent = {name: collectives.why_absent(name) for name in NAMES}
     rank.fact(left_out={name: why for name, why in absent.items() if why is not None})
     return [name for name, why in absent.items() if why is None]
@@ -81,11 +81,11 @@ def present(rank: Rank, collectives: Collectives) -> list[str]:
 def measure(
     name: str, asked_bytes: int, rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> dict[str, float]:
-    """Check and time one collective at one size; the metrics that follow."""
+    """Check and time one collective at one size; returns the metrics that follow."""
     count = elements(name, asked_bytes, rank.world_size)
     call = collectives.call(name, count)
     collectives.fill(name, count)
-    call()  # connects as well: NCCL from 2.22 does so when a connection is first needed
+    call()  # also opens the connections: NCCL from 2.22 on does so at the first use
     checked = collectives.check(name, count)
     collectives.clear(count)
     timing = watch.time(call)
@@ -114,13 +114,13 @@ def measure(
 
 
 def rounds(nodes: int) -> range:
-    """The distances of rounds in which each two nodes meet once; none for one node."""
+    """The rounds in which each pair of nodes meets once, by `distance`; none for one node."""
     return range(1, 1 << (nodes - 1).bit_length())
 
 
 def peer_of(rank: Rank, distance: int) -> int | None:
-    """The rank of the same local rank on the node whose number differs by these bits. In each such
-    round a node is in one pair at most; where there is no such node its ranks have no peer."""
+    """The rank with this local rank on the node whose number differs in the bits of `distance`, so
+    that a node is in one pair at most; None where there is no such node."""
     node = rank.rank // rank.local_world_size
     peer = (node ^ distance) * rank.local_world_size + rank.local_rank
     return peer if peer < rank.world_size else None
@@ -129,9 +129,9 @@ def peer_of(rank: Rank, distance: int) -> int | None:
 def measure_pairs(
     distance: int, count: int, rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> float:
-    """Check and time the pairs of one round, all at once; GB/s each way of the slowest of them.
+    """Check and time the pairs of one round, all at once; returns the GB/s of the slowest.
 
-    GB/s are those of nccl-tests' sendrecv (src/sendrecv.cu): the bytes sent by their time.
+    As in nccl-tests' sendrecv.cu, that is the bytes sent each way over their time.
     """
     size_bytes = count * ELEMENT_BYTES
     peer = peer_of(rank, distance)
@@ -160,7 +160,7 @@ def measure_pairs(
 def measure_all(
     sizes: list[int], names: list[str], rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> dict[str, float]:
-    """Every collective at every size, then every pair of nodes; the metrics, each at its best."""
+    """Every collective at every size, then every pair of nodes; returns the best of each metric."""
     ranks, nodes = rank.world_size, rank.world_size // rank.local_world_size
     plan = [(name, size) for size in sizes for name in names if elements(name, size, ranks)]
     watch.steps = len(plan) + len(rounds(nodes))
@@ -181,8 +181,8 @@ def measure_all(
 def main() -> None:
     args = parse_args()
     if debug.get_debug_level() == debug.DebugLevel.DETAIL:
-        # It puts a collective of its own over gloo before each of ours, which would be timed with
-        # it, and takes sends and receives out of their batch. The group looks at it as it opens.
+        # It runs a collective of its own over gloo before each of ours, which would be timed, too,
+        # and splits batches of sends and receives. The process group reads the level as it opens.
         debug.set_debug_level(debug.DebugLevel.INFO)
     with Rank.start(init="torch") as rank:
         watch = Stopwatch(rank, args.iterations, args.warmup, args.repeats)

@@ -41,7 +41,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArguments:
-    """Trainer's settings. Making them opens the process group."""
+    """The settings of Trainer. Creating them opens the process group."""
     settings = transformers.TrainingArguments(
         output_dir="",  # agreed between the ranks once the group is open
         max_steps=args.max_steps,
@@ -52,10 +52,10 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
         use_cpu=rank.device.type == "cpu",
         ddp_timeout=int(rank.timeout_s),
         ddp_find_unused_parameters=False,  # every adapter takes part in every step
-        # They are constants; to broadcast them is a collective in each forward pass, in which a
-        # slow rank would make the others as slow.
+        # They are constants, and broadcasting them would be a collective in each forward pass, in
+        # which a slow rank would make the others as slow.
         ddp_broadcast_buffers=False,
-        remove_unused_columns=False,  # `row` is for our record
+        remove_unused_columns=False,  # SftTrainer records `row`
         dataloader_pin_memory=rank.device.type != "cpu",
         save_strategy="no",
         logging_strategy="no",
@@ -63,7 +63,7 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
         disable_tqdm=True,
     )
     if rank.world_size == 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")  # Trainer opens none for one rank; the checks need one
+        dist.init_process_group("gloo")  # Trainer opens none for one rank, and the checks need one
     rank.group_opened()
     settings.output_dir = str(rank.output_dir)
     return settings
@@ -75,7 +75,7 @@ class SftTrainer(transformers.Trainer):
     def __init__(self, log: StepLog, **given: Any) -> None:
         super().__init__(**given)
         self.add_callback(StepEnd(self, log))
-        self.model_accepts_loss_kwargs = False  # our loss is a mean already; later versions scale
+        self.model_accepts_loss_kwargs = False  # or newer versions scale our loss, which is a mean
         self.step_log = log
         self.rows: list[torch.Tensor] = []
 
@@ -126,8 +126,8 @@ def train(
 
 
 def probe(args: argparse.Namespace, rank: Rank, trainer: Any, examples: Batch) -> None:
-    """Are the gradients that DDP makes the mean of those of all ranks?"""
-    first = rank.rank * args.micro_batch  # every rank its own rows, or a sync would prove nothing
+    """Are the gradients that DDP computes the mean over all ranks?"""
+    first = rank.rank * args.micro_batch  # each rank has its own rows, or sync would prove nothing
     batch = batch_of(examples, range(first, first + args.micro_batch), rank.device)
     bare, wrapped = trainer.model, trainer.model_wrapped
     wrapped.train()
@@ -162,7 +162,7 @@ def main() -> None:
             precision=args.precision,
         )
 
-        # Loop. The adapters must change and nothing else may.
+        # Loop. All adapters must change, and nothing else.
         loss_before, before = evaluate(model, fixed, args.precision), checksums(model, rank.device)
         trainer = train(args, rank, settings, model, examples)
         loss_after, after = evaluate(model, fixed, args.precision), checksums(model, rank.device)
@@ -178,7 +178,7 @@ def main() -> None:
         )
         probe(args, rank, trainer, examples)
 
-        # Checkpoint. Rank 0 saves the adapters; each rank loads them over a base built anew.
+        # Checkpoint. Rank 0 saves the adapters; each rank loads them onto a new base.
         path = rank.output_dir / "adapter"
         trained = rank.digest(state_of(model, rank.device))
         rank.save_checkpoint(lambda: save(model, path) if rank.is_main else None)

@@ -101,8 +101,7 @@ def main() -> None:
             optimizer.step()
             step.record(loss=loss)
 
-        # Checkpoint. All ranks hold the same state: rank 0 saves it, and each loads it into a
-        # model built anew.
+        # Checkpoint. Rank 0 saves what all ranks hold; each rank loads it into a new model.
         path = rank.output_dir / ("ddp.pt" if rank.world_size > 1 else "mlp.pt")
         trained = state_of(model, optimizer)
         rank.save_checkpoint(lambda: torch.save(trained, path) if rank.is_main else None)

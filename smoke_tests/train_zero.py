@@ -124,7 +124,7 @@ def backward(
     micro_batches: int,
     local_done: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Everything of one update but its last step."""
+    """Everything of an update except the optimizer's step."""
     for micro in range(micro_batches):
         if micro:
             engine.step()  # between micro batches it only counts
@@ -146,7 +146,7 @@ def load(directory: Path, engine: Any) -> dict[str, Any]:
 
 
 def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
-    """Train and save; what was saved, as a digest. The engine ends here: two might not fit."""
+    """Train and save; returns a digest of that. The engine is freed, since two might not fit."""
     from deepspeed.utils import safe_get_full_grad
 
     # Data. Every rank draws its own share.
@@ -164,7 +164,7 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         applied=safe_get_full_grad,  # what engine.step() is about to clip and apply
         precision=facts["precision"],
     )
-    engine.step()  # DeepSpeed has no other way to be rid of the gradients
+    engine.step()  # DeepSpeed offers no other way to drop the gradients
 
     # Loop.
     for step in rank.steps(

@@ -11,7 +11,7 @@ from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.marker import Marked
 from pytest_clustersmoke.config.phase import Phase, resolve
 from pytest_clustersmoke.config.profile import Profile
-from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.criteria.phase_view import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
@@ -98,4 +98,4 @@ class Evidence:
         return self
 
     def result(self, profile: Profile | None = None) -> PhaseView:
-        return PhaseView.of(collect(self.dir, profile))
+        return view_phase(collect(self.dir, profile))

@@ -360,7 +360,7 @@ def test_a_rank_without_events_is_placed_by_its_log(job: Job, tmp_path: Path) ->
     node that kept its log."""
     transports = judge(job.stage(tmp_path, unknown=[6]), tmp_path).transports
     transports.inter_node.check()
-    assert transports.transports.nodes[6] == 3
+    assert transports.nodes[6] == 3
 
 
 def test_a_rank_that_nothing_places_is_no_pass(job: Job, tmp_path: Path) -> None:

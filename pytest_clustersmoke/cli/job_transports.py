@@ -61,7 +61,7 @@ class JobTransports:
     @cached_property
     def asymmetric(self) -> list[tuple[int, int]]:
         """Pairs of ranks whose ends told different kinds of one channel."""
-        return sorted({(one.source, one.destination) for one in self.links if one.asymmetric})
+        return sorted({(link.source, link.destination) for link in self.links if link.asymmetric})
 
     @cached_property
     def networks(self) -> dict[str, list[NcclProcess | None]]:

@@ -38,12 +38,12 @@ def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
     key = [f"{letter} {sanitize_line(kind)}" for kind, letter in codes.items()]
     key += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]
     yield from out.wrap("; ".join(key), rest="  ")
-    for one in job.log.communicators:
-        links = list(job.of(one))
+    for communicator in job.log.communicators:
+        links = list(job.of(communicator))
         if links:
             yield ""
-            yield out.bold(f"communicator {one.index}, from rows to columns:")
-            yield from _matrix(job, one, links, codes, out)
+            yield out.bold(f"communicator {communicator.index}, from rows to columns:")
+            yield from _matrix(job, communicator, links, codes, out)
     loose = sum(1 for link in job.links if not link.communicators)
     if loose:
         yield f"({plural(loose, 'edge')} of no known communicator not shown)"
@@ -55,7 +55,7 @@ def assign_letters(kinds: Sequence[str]) -> dict[str, str]:
     used = set(CODES.values())
     for kind in kinds:
         free = DIRECT if kind.endswith("/GDRDMA") else PLAIN
-        letter = CODES.get(kind) or next((one for one in free if one not in used), OTHER)
+        letter = CODES.get(kind) or next((mark for mark in free if mark not in used), OTHER)
         letters[kind] = letter
         used.add(letter)
     return letters
@@ -63,12 +63,12 @@ def assign_letters(kinds: Sequence[str]) -> dict[str, str]:
 
 def _matrix(
     job: JobTransports,
-    one: Communicator,
+    communicator: Communicator,
     links: Sequence[Link],
     letters: dict[str, str],
     out: TextOutput,
 ) -> Iterator[str]:
-    placement = job.placements[one.index]
+    placement = job.placements[communicator.index]
     cells: dict[tuple[int, int], str] = {}
     for link in links:
         letter = letters[link.kind]
@@ -83,8 +83,8 @@ def _matrix(
     if out.width is not None and max(map(len, lines)) > out.width:
         yield from out.wrap("(wider than the terminal; `| less -S` shows its lines whole)")
     yield from lines
-    if one.ranks is not None and one.ranks > len(ranks):
-        yield f"({plural(one.ranks - len(ranks), 'rank')} without any line left out)"
+    if communicator.ranks is not None and communicator.ranks > len(ranks):
+        yield f"({plural(communicator.ranks - len(ranks), 'rank')} without any line left out)"
 
 
 def _grid(

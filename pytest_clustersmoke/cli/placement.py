@@ -107,7 +107,7 @@ class Placement:
         """Hold the names against bus ids, local ranks and NCCL's own count of nodes."""
         fewest: dict[HostNode, int] = {}
         for name, ranks in self.ranks_of.items():
-            members = [communicator.members[one] for one in ranks if one in communicator.members]
+            members = [communicator.members[rank] for rank in ranks if rank in communicator.members]
             fewest[name] = self._least(name, members)
         counted, least = communicator.nodes, sum(fewest.values())
         if counted is None:
@@ -150,4 +150,6 @@ def place(log: Log) -> tuple[Placement, ...]:
         own = edge.own_rank
         if own is not None and edge.logger is not None and len(edge.communicators) == 1:
             claims[edge.communicators[0]].setdefault(own, {})[edge.logger] = None
-    return tuple(Placement(one, claims[one.index]) for one in log.communicators)
+    return tuple(
+        Placement(communicator, claims[communicator.index]) for communicator in log.communicators
+    )

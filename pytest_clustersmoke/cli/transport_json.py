@@ -73,23 +73,23 @@ def _record(job: JobTransports) -> dict[str, Any]:
     }
 
 
-def _communicator(job: JobTransports, one: Communicator) -> dict[str, Any]:
-    placement = job.placements[one.index]
+def _communicator(job: JobTransports, communicator: Communicator) -> dict[str, Any]:
+    placement = job.placements[communicator.index]
     processes = set(placement.processes.values())
     networks = {name for process in processes for name in job.log.networks.get(process, ())}
-    ranks = sorted({*one.members, *placement.processes})
+    ranks = sorted({*communicator.members, *placement.processes})
     return {
-        "index": one.index,
-        "id": one.id,
-        "ranks": one.ranks,
-        "nodes": job.nodes(one),
-        "complete": one.complete,
+        "index": communicator.index,
+        "id": communicator.id,
+        "ranks": communicator.ranks,
+        "nodes": job.nodes(communicator),
+        "complete": communicator.complete,
         "version": job.log.version if len(job.log.versions) == 1 else None,
-        "nvls": one.nvls,
+        "nvls": communicator.nvls,
         "collnet": any(c.logger in processes for c in job.log.collnet) if processes else None,
         "networks": sorted(networks),
-        "members": [_member(rank, one.members.get(rank), placement) for rank in ranks],
-        "edges": map(_edge, job.of(one)),
+        "members": [_member(rank, communicator.members.get(rank), placement) for rank in ranks],
+        "edges": map(_edge, job.of(communicator)),
     }
 
 
@@ -141,16 +141,16 @@ def _edge(link: Link) -> dict[str, Any]:
 def _collnet(job: JobTransports) -> list[dict[str, Any]]:
     return [
         {
-            "rank": one.rank,
-            "transport": one.wording,
-            "kind": one.kind,
-            "role": one.role,
-            "channels": one.channels,
-            "nic": one.nic,
-            **_who(one.logger),
-            **_where(one.where),
+            "rank": connection.rank,
+            "transport": connection.wording,
+            "kind": connection.kind,
+            "role": connection.role,
+            "channels": connection.channels,
+            "nic": connection.nic,
+            **_who(connection.logger),
+            **_where(connection.where),
         }
-        for one in job.log.collnet
+        for connection in job.log.collnet
     ]
 
 

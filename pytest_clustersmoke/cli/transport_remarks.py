@@ -41,13 +41,15 @@ def remarks(job: JobTransports) -> list[TransportRemark]:
 
 
 def _init(job: JobTransports) -> Remarks:
-    for one in job.log.communicators:
-        stuck = [rank for rank, who in one.members.items() if who.started and not who.complete]
+    for communicator in job.log.communicators:
+        stuck = [
+            rank for rank, who in communicator.members.items() if who.started and not who.complete
+        ]
         if stuck:
             yield TransportRemark(
-                f"init of communicator {one.index} began and did not complete on "
+                f"init of communicator {communicator.index} began and did not complete on "
                 f"{plural(len(stuck), 'rank')}: {ranges(stuck)}",
-                [_name_rank(job, (one.index,), rank) for rank in stuck],
+                [_name_rank(job, (communicator.index,), rank) for rank in stuck],
             )
 
 
@@ -65,12 +67,14 @@ def _why_no_edges(job: JobTransports) -> Iterator[str]:
         else:
             yield "nothing of NCCL's is here: is this the log of a rank, and NCCL_DEBUG=INFO set?"
         return
-    if not any(who.complete for one in log.communicators for who in one.members.values()):
+    if not any(
+        who.complete for communicator in log.communicators for who in communicator.members.values()
+    ):
         yield (
             "no init of a communicator completes here: it may have failed, or the log be cut, "
             "before anything was connected"
         )
-    if log.communicators and all(one.ranks == 1 for one in log.communicators):
+    if log.communicators and all(communicator.ranks == 1 for communicator in log.communicators):
         yield "communicators of one rank connect nothing"
         return
     versions = [tuple(map(int, version.split(".")[:2])) for version in log.versions]
@@ -85,39 +89,39 @@ def _why_no_edges(job: JobTransports) -> Iterator[str]:
 
 
 def _net_inside(job: JobTransports) -> Remarks:
-    found = [one for one in job.links if one.placement == INTRA and one.transport.net]
+    found = [link for link in job.links if link.placement == INTRA and link.transport.net]
     yield from _of_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
 
 
 def _socket_beside(job: JobTransports) -> Remarks:
-    nets = [one for one in job.links if one.transport.net]
-    others = sorted({one.kind for one in nets} - {"NET/Socket"})
+    nets = [link for link in job.links if link.transport.net]
+    others = sorted({link.kind for link in nets} - {"NET/Socket"})
     if others:
-        found = [one for one in nets if one.kind == "NET/Socket"]
+        found = [link for link in nets if link.kind == "NET/Socket"]
         yield from _of_links(job, found, f"NET/Socket beside {', '.join(others)}", _pairs(nets))
 
 
 def _without_gpudirect(job: JobTransports) -> Remarks:
     by_net: dict[str, list[Link]] = defaultdict(list)
-    for one in job.links:
+    for link in job.links:
         # Where the ends differ that is said of itself.
-        if one.transport.net and one.placement != INTRA and not one.asymmetric:
-            by_net[one.transport.net].append(one)
+        if link.transport.net and link.placement != INTRA and not link.asymmetric:
+            by_net[link.transport.net].append(link)
     for net, links in sorted(by_net.items()):
-        without = [one for one in links if not one.transport.gdrdma]
+        without = [link for link in links if not link.transport.gdrdma]
         if len(without) < len(links):
             text = f"NET/{net} without GPUDirect RDMA beside NET/{net}/GDRDMA"
             yield from _of_links(job, without, text, _pairs(links))
 
 
 def _asymmetric(job: JobTransports) -> Remarks:
-    found = [one for one in job.links if one.asymmetric]
+    found = [link for link in job.links if link.asymmetric]
     yield from _of_links(job, found, "the two ends use different transports", _pairs(job.links))
 
 
 def _node_local_between(job: JobTransports) -> Remarks:
-    between = [one for one in job.links if one.placement == INTER]
-    found = [one for one in between if not one.transport.net and one.kind != MNNVL]
+    between = [link for link in job.links if link.placement == INTER]
+    found = [link for link in between if not link.transport.net and link.kind != MNNVL]
     text = "P2P or SHM between two host names (containers of one node? only MNNVL joins nodes)"
     yield from _of_links(job, found, text, _pairs(between))
 
@@ -128,15 +132,15 @@ def _rare_inside(job: JobTransports) -> Remarks:
     total = job.sides.get(INTRA, 0)
     for kind, count in sorted(pairs.items()):
         if count <= RARE_SHARE * total and not kind.startswith("NET/"):
-            links = [one for one in job.links if one.placement == INTRA and one.kind == kind]
+            links = [link for link in job.links if link.placement == INTRA and link.kind == kind]
             most = max(pairs, key=lambda other: pairs[other])
             yield from _of_links(job, links, f"{kind} inside a node, where most are {most}", total)
 
 
 def _networks(job: JobTransports) -> Remarks:
     if len(job.networks) > 1:
-        told = [f"{name}: {_listed(hosts_of(users))}" for name, users in job.networks.items()]
-        yield TransportRemark("the networks chosen differ", told)
+        networks = [f"{name}: {_listed(hosts_of(users))}" for name, users in job.networks.items()]
+        yield TransportRemark("the networks chosen differ", networks)
     without = {process.host for process in job.log.without_ib}
     hosts = {node.host for placement in job.placements for node in placement.nodes.values()}
     if without and hosts - without:
@@ -152,7 +156,7 @@ def _versions(job: JobTransports) -> Remarks:
 
 
 def _unplaced(job: JobTransports) -> Remarks:
-    unknown = [one for one in job.links if one.placement is None]
+    unknown = [link for link in job.links if link.placement is None]
     if unknown:
         doubts = {why: None for placement in job.placements for why in placement.doubts}
         yield TransportRemark(
@@ -163,31 +167,31 @@ def _unplaced(job: JobTransports) -> Remarks:
 
 
 def _silent(job: JobTransports) -> Remarks:
-    told: dict[str, list[int]] = defaultdict(list)
-    for one in job.log.communicators:
-        spans = list(_silent_ranks(job, one))
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for communicator in job.log.communicators:
+        spans = list(_silent_ranks(job, communicator))
         if spans:
             count = sum(last - first + 1 for first, last in spans)
-            of = f" of {one.ranks:,}" if one.ranks else ""
+            of = f" of {communicator.ranks:,}" if communicator.ranks else ""
             ranks = "rank" if count == 1 else "ranks"
-            told[f"{ranks} {span_list(spans)} ({count:,}{of})"].append(one.index)
-    if told:
+            by_text[f"{ranks} {span_list(spans)} ({count:,}{of})"].append(communicator.index)
+    if by_text:
         yield TransportRemark(
             "some ranks have no line here that is surely theirs; give the logs of all nodes",
-            [f"communicator {ranges(whose)}: {text}" for text, whose in told.items()],
+            [f"communicator {ranges(whose)}: {text}" for text, whose in by_text.items()],
         )
 
 
-def _silent_ranks(job: JobTransports, one: Communicator) -> Iterator[tuple[int, int]]:
+def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tuple[int, int]]:
     """The ranks of a communicator of which no line is here, as spans: there may be millions."""
-    placement = job.placements[one.index]
-    heard = sorted({*placement.nodes, *placement.disputed, *one.members})
-    if one.ranks is None:
-        named = {rank for link in job.of(one) for rank in (link.source, link.destination)}
+    placement = job.placements[communicator.index]
+    heard = sorted({*placement.nodes, *placement.disputed, *communicator.members})
+    if communicator.ranks is None:
+        named = {rank for link in job.of(communicator) for rank in (link.source, link.destination)}
         yield from ((rank, rank) for rank in sorted(named.difference(heard)))
         return
     expected = 0
-    for rank in [*heard, one.ranks]:
+    for rank in [*heard, communicator.ranks]:
         if rank > expected:
             yield expected, rank - 1
         expected = max(expected, rank + 1)
@@ -222,11 +226,11 @@ def _of_links(job: JobTransports, found: list[Link], text: str, of: int) -> Rema
     """A remark on links, none where there are none: how many pairs, of how many, and each."""
     if found:
         examples = []
-        for one in found:
-            source = _name_rank(job, one.communicators, one.source)
-            destination = _name_rank(job, one.communicators, one.destination)
-            roles = f" ({' and '.join(one.roles)})" if one.asymmetric and one.roles else ""
-            examples.append(f"{source} -> {destination}: {one.wording}{roles}: {one.where}")
+        for link in found:
+            source = _name_rank(job, link.communicators, link.source)
+            destination = _name_rank(job, link.communicators, link.destination)
+            roles = f" ({' and '.join(link.roles)})" if link.asymmetric and link.roles else ""
+            examples.append(f"{source} -> {destination}: {link.wording}{roles}: {link.where}")
         yield TransportRemark(f"{text}: {_pairs(found):,} of {plural(of, 'pair')}", examples)
 
 
@@ -240,9 +244,9 @@ def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) ->
     gpu = None
     if member is not None:
         gpu = member.cuda_device if member.nvml_device is None else member.nvml_device
-    told = [node.host] if node else []
-    told += [f"GPU {gpu}"] if gpu is not None else []
-    return f"{rank} ({', '.join(told)})" if told else str(rank)
+    place = [node.host] if node else []
+    place += [f"GPU {gpu}"] if gpu is not None else []
+    return f"{rank} ({', '.join(place)})" if place else str(rank)
 
 
 def _pairs(links: Iterable[Link]) -> int:

@@ -78,9 +78,9 @@ def _some(
 ) -> Iterator[str]:
     """Lines of the first texts, and how many more there are."""
     more = 0
-    for number, one in enumerate(texts):
+    for number, text in enumerate(texts):
         if most is None or number < most:
-            yield from out.wrap(sanitize_line(one), first, rest)
+            yield from out.wrap(sanitize_line(text), first, rest)
         else:
             more += 1
     if more:
@@ -93,25 +93,27 @@ def _some(
 def _communicators(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
     found = job.log.communicators
     if len(found) > MAX_COMMUNICATORS and not everything:
-        sizes = Counter(_size(job, one) for one in found).most_common()
-        told = (f"{plural(count, 'communicator')}: {size}" for size, count in sizes)
-        yield from _some(told, MAX_COMMUNICATORS, "", "  ", out)
+        sizes = Counter(_size(job, communicator) for communicator in found).most_common()
+        lines = (f"{plural(count, 'communicator')}: {size}" for size, count in sizes)
+        yield from _some(lines, MAX_COMMUNICATORS, "", "  ", out)
         return
-    for one in found:
-        name = f"communicator {one.index}" + (f" (id {one.id})" if one.id else "")
-        yield from out.wrap(sanitize_line(f"{name}: {_size(job, one)}"), rest="  ")
-        yield from _nodes(job, one, out, everything)
+    for communicator in found:
+        name = f"communicator {communicator.index}" + (
+            f" (id {communicator.id})" if communicator.id else ""
+        )
+        yield from out.wrap(sanitize_line(f"{name}: {_size(job, communicator)}"), rest="  ")
+        yield from _nodes(job, communicator, out, everything)
 
 
-def _size(job: JobTransports, one: Communicator) -> str:
+def _size(job: JobTransports, communicator: Communicator) -> str:
     """`16 ranks on 2 nodes, init complete`."""
-    nodes = job.nodes(one)
-    ranks = "ranks unknown" if one.ranks is None else plural(one.ranks, "rank")
+    nodes = job.nodes(communicator)
+    ranks = "ranks unknown" if communicator.ranks is None else plural(communicator.ranks, "rank")
     where = ", nodes unknown" if nodes is None else f" on {plural(nodes, 'node')}"
-    done = sum(who.complete for who in one.members.values())
-    if one.complete:
+    done = sum(who.complete for who in communicator.members.values())
+    if communicator.complete:
         init = "init complete"
-    elif one.complete is False:
+    elif communicator.complete is False:
         init = f"init not complete (it is on {done:,})"
     else:
         init = f"init complete on {done:,}, unknown of the others" if done else "init unknown"
@@ -119,39 +121,41 @@ def _size(job: JobTransports, one: Communicator) -> str:
 
 
 def _nodes(
-    job: JobTransports, one: Communicator, out: TextOutput, everything: bool
+    job: JobTransports, communicator: Communicator, out: TextOutput, everything: bool
 ) -> Iterator[str]:
-    crowds = job.placements[one.index].ranks_of
+    crowds = job.placements[communicator.index].ranks_of
     twice = Counter(node.host for node in crowds)
     names = [f"{n.host} ({n.scope})" if twice[n.host] > 1 else n.host for n in crowds]
     most = len(names) if everything or len(names) <= MAX_NODES else MAX_NODES // 2
     width = max(map(len, names[:most]), default=0)
-    told = (
+    lines = (
         f"{name.ljust(width)}  {'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}"
         for name, ranks in zip(names, crowds.values(), strict=True)
     )
-    yield from _some(told, most, "  ", "      ", out)
+    yield from _some(lines, most, "  ", "      ", out)
 
 
 def _networks(job: JobTransports) -> str:
-    told = []
+    networks = []
     for name, processes in job.networks.items():
         hosts = len(hosts_of(processes))
-        told.append(f"{name} on {plural(hosts, 'host')}" if hosts else name)
-    if not told:
+        networks.append(f"{name} on {plural(hosts, 'host')}" if hosts else name)
+    if not networks:
         return "network chosen: unknown"
-    return f"network chosen: {', '.join(told)} (only the edges show what carried anything)"
+    return f"network chosen: {', '.join(networks)} (only the edges show what carried anything)"
 
 
 def _in_network(job: JobTransports) -> str:
-    with_nvls = sum(bool(one.nvls) for one in job.log.communicators)
+    with_nvls = sum(bool(communicator.nvls) for communicator in job.log.communicators)
     if 0 < with_nvls < len(job.log.communicators):
         nvls = f"connected in {plural(with_nvls, 'communicator')}"
     else:
         nvls = "connected" if with_nvls or job.log.nvls else "no connection logged"
-    ranks = Counter(kind for kind, _ in {(one.kind, one.rank) for one in job.log.collnet})
-    told = [f"{kind} by {plural(count, 'rank')}" for kind, count in sorted(ranks.items())]
-    return f"NVLS: {nvls}; CollNet: {', '.join(told) or 'no connection logged'}"
+    ranks = Counter(
+        kind for kind, _ in {(connection.kind, connection.rank) for connection in job.log.collnet}
+    )
+    kinds = [f"{kind} by {plural(count, 'rank')}" for kind, count in sorted(ranks.items())]
+    return f"NVLS: {nvls}; CollNet: {', '.join(kinds) or 'no connection logged'}"
 
 
 def _remark(remark: TransportRemark, out: TextOutput, everything: bool) -> Iterator[str]:
@@ -174,9 +178,11 @@ def _summary(job: JobTransports) -> list[str]:
     """A row for each side and kind."""
     order, rows = list(SIDES), []
     for side, kind in sorted(job.pairs, key=lambda key: (order.index(key[0]), key[1])):
-        links = [one for one in job.links if one.placement == side and one.kind == kind]
-        used = sorted({one for link in links for one in link.connections})
-        purpose = ", ".join(PURPOSES.get(one, f"connection {one}") for one in used) or UNKNOWN
+        links = [link for link in job.links if link.placement == side and link.kind == kind]
+        used = sorted({number for link in links for number in link.connections})
+        purpose = (
+            ", ".join(PURPOSES.get(number, f"connection {number}") for number in used) or UNKNOWN
+        )
         pairs = f"{job.pairs[side, kind]:,}"
         rows.append([SIDES[side], kind, pairs, purpose, _nic_counts(links)])
     return table(["side", "kind", "#pairs", "used for", "NICs (pairs)"], rows)
@@ -235,8 +241,8 @@ def _nics(link: Link) -> str:
     if not link.transport.net:
         return ""
     ends = {"send": link.sender_nics, "receive": link.receiver_nics}
-    told = [_listed(nics) or UNKNOWN for role, nics in ends.items() if role in link.roles]
-    return " -> ".join(dict.fromkeys(told)) or _listed(link.nics) or UNKNOWN
+    names = [_listed(nics) or UNKNOWN for role, nics in ends.items() if role in link.roles]
+    return " -> ".join(dict.fromkeys(names)) or _listed(link.nics) or UNKNOWN
 
 
 def _hosts(link: Link) -> str:
@@ -247,6 +253,6 @@ def _hosts(link: Link) -> str:
 
 
 def _listed(words: Iterable[str]) -> str:
-    told = list(words)
-    more = f", +{len(told) - MAX_NAMES}" if len(told) > MAX_NAMES else ""
-    return ", ".join(told[:MAX_NAMES]) + more
+    shown = list(words)
+    more = f", +{len(shown) - MAX_NAMES}" if len(shown) > MAX_NAMES else ""
+    return ", ".join(shown[:MAX_NAMES]) + more

@@ -69,15 +69,15 @@ def _read(words: list[str]) -> JobTransports:
     inputs = Inputs.of(words)
     reader, read, refused = Reader(), [], list(inputs.refused)
     with ReadProgress(sys.stderr, inputs.size) as progress:
-        for one in inputs.found:
+        for source in inputs.found:
             try:
-                with open_stream(one.path, progress) as stream:
-                    reader.stream(stream, one.name, one.scope)
-                read.append(one.name)
+                with open_stream(source.path, progress) as stream:
+                    reader.stream(stream, source.name, source.scope)
+                read.append(source.name)
             except Unreadable as error:
-                refused.append((one.name, str(error).removeprefix(one.name).strip()))
+                refused.append((source.name, str(error).removeprefix(source.name).strip()))
             except OSError as error:
-                refused.append((one.name, f"cannot be read: {error.strerror or error}"))
+                refused.append((source.name, f"cannot be read: {error.strerror or error}"))
     return JobTransports(reader.log(), tuple(read), tuple(refused))
 
 

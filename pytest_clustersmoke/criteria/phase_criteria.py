@@ -22,7 +22,6 @@ import pytest
 from ..evidence.gpu_model import ANY_GPU, fits
 from ..evidence.interfaces import unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
-from ..evidence.phase_result import PhaseResult
 from . import finite_values, stragglers
 from .phase_view import PhaseView
 
@@ -37,21 +36,21 @@ VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
 class Started:
     """The job came up as it was asked for."""
 
-    def test_every_node_is_allocated_once(self, phase: PhaseResult) -> None:
+    def test_every_node_is_allocated_once(self, phase: PhaseView) -> None:
         names = [node.name for node in phase.nodes]
         assert len(set(names)) == len(names) == phase.spec["nodes"], names
 
-    def test_all_ranks_are_done(self, phase: PhaseResult) -> None:
+    def test_all_ranks_are_done(self, phase: PhaseView) -> None:
         assert phase.ranks_done == phase.world_size
 
-    def test_world_size_is_the_one_asked_for(self, phase: PhaseResult) -> None:
+    def test_world_size_is_the_one_asked_for(self, phase: PhaseView) -> None:
         said = {rank: record.get("world_size") for rank, record in phase.events("group").items()}
         assert said == dict.fromkeys(range(phase.world_size), phase.world_size)
 
-    def test_all_ranks_passed_the_barrier(self, phase: PhaseResult) -> None:
+    def test_all_ranks_passed_the_barrier(self, phase: PhaseView) -> None:
         assert sorted(phase.events("barrier")) == list(range(phase.world_size))
 
-    def test_every_rank_has_a_device_of_its_own(self, phase: PhaseResult) -> None:
+    def test_every_rank_has_a_device_of_its_own(self, phase: PhaseView) -> None:
         for rank in phase.ranks:  # the device follows it, where there are devices to choose from
             expected = rank.rank % int(phase.spec["ranks_per_node"])
             assert rank.local_rank == expected, (
@@ -72,7 +71,7 @@ class Started:
             )
             assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
 
-    def test_pinned_interfaces_are_on_every_node(self, phase: PhaseResult) -> None:
+    def test_pinned_interfaces_are_on_every_node(self, phase: PhaseView) -> None:
         """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""
         untold = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
         if untold:
@@ -80,7 +79,7 @@ class Started:
         missing = unmatched_interfaces(phase)
         assert not missing, "\n".join(map(str, missing))
 
-    def test_all_ranks_run_the_versions_expected(self, phase: PhaseResult) -> None:
+    def test_all_ranks_run_the_versions_expected(self, phase: PhaseView) -> None:
         """All ranks run the same versions, and those of the cluster's `expect`."""
         for name in VERSION_FIELDS:
             said = {rank.rank: rank.start.get(name) for rank in phase.ranks}
@@ -95,7 +94,7 @@ class Started:
         """No metric is off what the same phase reached before on the same hardware and versions."""
         phase.check_past()
 
-    def test_other_references_are_met(self, phase: PhaseResult) -> None:
+    def test_other_references_are_met(self, phase: PhaseView) -> None:
         """Every metric that has a reference, and that no criterion of its own judges, meets it."""
         names = sorted(set(phase.references) - set(self.judged_metrics(phase)))
         if not names:  # `require: references` is about the criteria that judge a metric each
@@ -104,7 +103,7 @@ class Started:
         if missed:
             fail("\n".join(missed))
 
-    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+    def judged_metrics(self, phase: PhaseView) -> tuple[str, ...]:
         """The metrics whose references other criteria of the class check."""
         return ()
 
@@ -115,16 +114,16 @@ class Trained(Started):
     throughput: ClassVar[tuple[str, ...]] = ("steps_per_s", "samples_per_s")
     memory: ClassVar[tuple[str, ...]] = ("peak_memory_gib",)
 
-    def test_all_steps_are_done(self, phase: PhaseResult) -> None:
+    def test_all_steps_are_done(self, phase: PhaseView) -> None:
         steps = phase.args.get("steps", phase.args.get("max_steps"))
         assert phase.steps_done() == dict.fromkeys(range(phase.world_size), steps)
 
-    def test_loss_is_finite_on_every_rank(self, phase: PhaseResult) -> None:
+    def test_loss_is_finite_on_every_rank(self, phase: PhaseView) -> None:
         """Every step's loss is a finite number, on each rank and averaged over all; and so is every
         gradient that a program has watched, on its own rank, before any reduction."""
         finite_values.check(phase)
 
-    def test_loss_over_all_ranks_falls(self, phase: PhaseResult) -> None:
+    def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """The loss averaged over ranks is the same on each, and falls."""
         losses = phase.losses
         some = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
@@ -132,27 +131,27 @@ class Trained(Started):
         first, last = fmean(losses[:some]), fmean(losses[-some:])
         assert last < first * (1 - LOSS_FALL), f"the loss went from {first:.4g} to {last:.4g}"
 
-    def test_gradients_are_in_sync(self, phase: PhaseResult) -> None:
+    def test_gradients_are_in_sync(self, phase: PhaseView) -> None:
         phase.check_gradients()
 
-    def test_no_rank_falls_behind(self, phase: PhaseResult) -> None:
+    def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
         """No rank keeps the others waiting, by the time that each takes for its own part."""
         stragglers.check(phase)
 
-    def test_throughput_meets_the_reference(self, phase: PhaseResult) -> None:
+    def test_throughput_meets_the_reference(self, phase: PhaseView) -> None:
         self.check_metrics(phase, *self.throughput)
 
-    def test_memory_meets_the_reference(self, phase: PhaseResult) -> None:
+    def test_memory_meets_the_reference(self, phase: PhaseView) -> None:
         self.check_metrics(phase, *self.memory)
 
-    def judged_metrics(self, phase: PhaseResult) -> tuple[str, ...]:
+    def judged_metrics(self, phase: PhaseView) -> tuple[str, ...]:
         return (*super().judged_metrics(phase), *self.throughput, *self.memory)
 
-    def test_reloaded_checkpoint_equals_the_saved(self, phase: PhaseResult) -> None:
+    def test_reloaded_checkpoint_equals_the_saved(self, phase: PhaseView) -> None:
         phase.check_reload()
 
     @staticmethod
-    def check_metrics(phase: PhaseResult, *names: str) -> None:
+    def check_metrics(phase: PhaseView, *names: str) -> None:
         """Each metric was measured; those with a reference meet it; none with one is unmeasured."""
         __tracebackhide__ = True
         for name in names:
@@ -166,7 +165,7 @@ class Trained(Started):
             phase.metric(names[0]).check()
 
 
-def _missed(phase: PhaseResult, name: str) -> str:
+def _missed(phase: PhaseView, name: str) -> str:
     """How a metric misses its reference; empty where it meets it."""
     metric = phase.metric(name)
     if math.isnan(metric.value):

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from ..evidence.phase_result import PhaseResult
-from .placed_links import Transports
-from .transport_sides import TransportSides
+from .transport_sides import Transports
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,14 +17,10 @@ class PhaseView(PhaseResult):
     A subclass, so that what takes a PhaseResult takes this too, with the same typed attributes.
     """
 
-    @classmethod
-    def of(cls, result: PhaseResult) -> PhaseView:
-        return cls(**{field.name: getattr(result, field.name) for field in fields(PhaseResult)})
-
     @cached_property
-    def transports(self) -> TransportSides:
+    def transports(self) -> Transports:
         """NCCL's connections, inside nodes and between them."""
-        return TransportSides(Transports(self))
+        return Transports(self)
 
     def check_past(self) -> None:
         """No metric is off what this phase reached in the past, on the same hardware and versions.
@@ -36,3 +31,8 @@ class PhaseView(PhaseResult):
         from .past_criterion import judge_past
 
         judge_past(self)
+
+
+def view_phase(result: PhaseResult) -> PhaseView:
+    """The same evidence, as criteria see it."""
+    return PhaseView(**{field.name: getattr(result, field.name) for field in fields(PhaseResult)})

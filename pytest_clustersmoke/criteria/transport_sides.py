@@ -10,13 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
+from ..evidence.nccl.nccl_log import Log
 from ..evidence.phase_result import PhaseResult
-from .placed_links import PhaseLink, Transports
+from .placed_links import PhaseLink, PlacedEdges, place_edges
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Expectation
@@ -40,16 +42,53 @@ class Connection:
         return f" ({' -> '.join(names)})" if names else ""
 
 
+class Transports:
+    """The connections of a phase, on two sides, each with the check that criteria use."""
+
+    def __init__(self, result: PhaseResult) -> None:
+        self._result = result
+
+    @property
+    def log(self) -> Log:
+        """NCCL's logs of all nodes. What cannot be read of them is in `unreadable`."""
+        return self._result.nccl.log
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        return self._result.nccl.unreadable
+
+    @cached_property
+    def placed(self) -> PlacedEdges:
+        """Each edge of the logs between the ranks of the phase that it joins."""
+        return place_edges(self._result)
+
+    @property
+    def nodes(self) -> dict[int, int]:
+        """Rank of the phase -> its node rank; ranks that nothing places are missing."""
+        return self.placed.nodes
+
+    @property
+    def intra_node(self) -> Side:
+        """The connections inside nodes."""
+        return Side(self, self._result, inside=True)
+
+    @property
+    def inter_node(self) -> Side:
+        """The connections between nodes."""
+        return Side(self, self._result, inside=False)
+
+    def kinds(self) -> list[str]:
+        """The kinds of all connections, in alphabetical order."""
+        return self.log.kinds()
+
+
 @dataclass(frozen=True)
 class Side:
     """The connections inside nodes, or those between nodes."""
 
     transports: Transports
+    result: PhaseResult
     inside: bool
-
-    @property
-    def result(self) -> PhaseResult:
-        return self.transports.result
 
     def links(self) -> list[PhaseLink]:
         return [link for link in self.transports.placed.links if link.inside is self.inside]
@@ -145,9 +184,9 @@ class Side:
                 yield from (f"{self._name(rank)}: NVLS, {reason}" for rank in sorted(placed.nvls))
             return
         for rank, connections in sorted(placed.collnet.items()):
-            for one in connections:
-                if reason := _forbidden(one.wording, expect):
-                    yield f"{self._name(rank)}: {one.wording}, {reason}: {one.where}"
+            for connection in connections:
+                if reason := _forbidden(connection.wording, expect):
+                    yield f"{self._name(rank)}: {connection.wording}, {reason}: {connection.where}"
 
     def _wrong_anywhere(self, expect: Expectation) -> Iterator[str]:
         """What is forbidden is so on both sides: it need not be placed."""
@@ -160,7 +199,7 @@ class Side:
         """What the logs say of the cause."""
         names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
         scopes = {process.scope for process in self.transports.log.without_ib}
-        nodes = sorted({str(names.get(int(one), one)) for one in scopes if one.isdigit()})
+        nodes = sorted({str(names.get(int(scope), scope)) for scope in scopes if scope.isdigit()})
         return f"\nNCCL found no InfiniBand device on {', '.join(nodes)}" if nodes else ""
 
     # -- What is not known -------------------------------------------------------------------------
@@ -169,8 +208,8 @@ class Side:
         """The first thing without which nothing can be said to be right; empty if all is there."""
         transports = self.transports
         placed = transports.placed
-        if unreadable := self.result.nccl.unreadable:
-            return unreadable[0]
+        if transports.unreadable:
+            return transports.unreadable[0]
         homeless = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
         if homeless:
             return f"{homeless[0]} has no known node"
@@ -198,10 +237,10 @@ class Side:
         """A rank whose own log is not whole: an init without its end, or no connection that it
         made. What the others say of connections to it does not stand for those it made itself."""
         placed, log = self.transports.placed, self.transports.log
-        for one in log.communicators:
-            for number, member in one.members.items():
+        for communicator in log.communicators:
+            for number, member in communicator.members.items():
                 if member.started and not member.complete:
-                    who = f"{member.process} (rank {number} of {one.ranks or '?'})"
+                    who = f"{member.process} (rank {number} of {communicator.ranks or '?'})"
                     return f"NCCL's init of {who} began, and its end is not in the log"
         sent = {link.source for link in placed.links if link.edge.role != "receive"}
         mute = [
@@ -224,7 +263,7 @@ class Side:
         return {
             rank
             for rank, held in placed.collnet.items()
-            if any(matches(one.wording, glob) for one in held for glob in globs)
+            if any(matches(connection.wording, glob) for connection in held for glob in globs)
         }
 
     def _why_none(self) -> str:
@@ -256,8 +295,8 @@ class Side:
             joined[node[link.source]].add(node[link.destination])
             joined[node[link.destination]].add(node[link.source])
         in_network = {node[rank] for rank in reduced}
-        for one in in_network:
-            joined[one] |= in_network
+        for other in in_network:
+            joined[other] |= in_network
         first = min(names)
         reached, ahead = {first}, [first]
         while ahead:
@@ -265,7 +304,7 @@ class Side:
             reached |= new
             ahead += new
         apart = sorted(set(names) - reached)
-        return ", ".join(str(names[one]) for one in apart[:MOST_SHOWN])
+        return ", ".join(str(names[node]) for node in apart[:MOST_SHOWN])
 
     def _half_told(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
         """A network connection of which only one end's log is known, though both log it: the other
@@ -276,9 +315,9 @@ class Side:
                 ends[link.source, link.destination][link.edge.role] = link
                 if expect.hca and link.edge.nic is None:
                     return f"the RDMA device of {link.where} is not known"
-        for (source, destination), told in ends.items():
+        for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
-                if role not in told:
+                if role not in by_role:
                     return (
                         f"the {end} of {self._say_ends(source, destination)} logged nothing of it"
                     )
@@ -294,27 +333,6 @@ class Side:
 
     def _name(self, rank: int) -> str:
         return str(self.result.ranks[rank])
-
-
-@dataclass(frozen=True)
-class TransportSides:
-    """The connections of a phase by side, each with the check that criteria use."""
-
-    transports: Transports
-
-    @property
-    def intra_node(self) -> Side:
-        """The connections inside nodes."""
-        return Side(self.transports, inside=True)
-
-    @property
-    def inter_node(self) -> Side:
-        """The connections between nodes."""
-        return Side(self.transports, inside=False)
-
-    def kinds(self) -> list[str]:
-        """The kinds of all connections, in alphabetical order."""
-        return self.transports.log.kinds()
 
 
 def matches(wording: str, glob: str) -> bool:
@@ -337,6 +355,6 @@ def _is_hca(nic: str, glob: str) -> bool:
 def _listed(wrong: list[str], what: str) -> str:
     if len(wrong) == 1:
         return wrong[0]
-    shown = "\n".join(f"  {one}" for one in wrong[:MOST_SHOWN])
+    shown = "\n".join(f"  {text}" for text in wrong[:MOST_SHOWN])
     rest = f"\n  … and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
     return f"{len(wrong)} {what}:\n{shown}{rest}"

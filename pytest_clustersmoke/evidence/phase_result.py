@@ -98,7 +98,7 @@ class PhaseResult:
         """The loss of every step, averaged over all ranks; the same on each, or this fails."""
         per_rank = {rank.rank: self._last(rank, "losses", "mean") for rank in self.ranks}
         raw = self._agreed("losses", per_rank)
-        values = [number(one) for one in raw] if isinstance(raw, list) else []
+        values = [number(value) for value in raw] if isinstance(raw, list) else []
         return [math.nan if value is None else value for value in values]
 
     def metric(self, name: str) -> Metric:
@@ -136,9 +136,9 @@ class PhaseResult:
     @cached_property
     def nccl(self) -> NodeLogs:
         """NCCL's logs of all nodes, read when they are first asked for."""
-        folders = {one.node_rank: self.directory.nccl_logs(one.node_rank) for one in self.nodes}
-        told = [rank.start.get("nccl") for rank in self.ranks]
-        versions = {version for version in told if isinstance(version, str)}
+        folders = {node.node_rank: self.directory.nccl_logs(node.node_rank) for node in self.nodes}
+        said = [rank.start.get("nccl") for rank in self.ranks]
+        versions = {version for version in said if isinstance(version, str)}
         version = versions.pop() if len(versions) == 1 else None
         return read_nodes(folders, self.directory.root, version)
 
@@ -191,9 +191,9 @@ class PhaseResult:
         files = record.get("files")
         entries = files if isinstance(files, list) else []
         return {
-            str(one["name"]): int(one["bytes"])
-            for one in entries
-            if isinstance(one, dict) and isinstance(one.get("bytes"), int) and "name" in one
+            str(entry["name"]): int(entry["bytes"])
+            for entry in entries
+            if isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and "name" in entry
         }
 
     def versions(self, name: str) -> dict[str, str | None]:
@@ -299,8 +299,8 @@ def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResul
     # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
     silent = [node for node in found if not node.facts and not node.result]
     had = expand_hostlist(read_scheduler_record(directory.scheduler).job.nodes) if silent else []
-    told = [name for name in had if name not in {node.name for node in found}]
-    if len(told) != len(silent):
+    names = [name for name in had if name not in {node.name for node in found}]
+    if len(names) != len(silent):
         return found
-    by_rank = dict(zip((node.node_rank for node in silent), told, strict=True))
+    by_rank = dict(zip((node.node_rank for node in silent), names, strict=True))
     return [replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in found]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ..criteria.node_pairs import Pairs
-from ..criteria.placed_links import Transports
-from ..criteria.transport_sides import Connection, TransportSides
+from ..criteria.transport_sides import Connection, Transports
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
 from .run_record import GroupRecord, LinkRecord, TopologyRecord
@@ -34,10 +33,9 @@ def build_topology(result: PhaseResult) -> TopologyRecord | None:
 
 def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
     transports = Transports(result)
-    sides = TransportSides(transports)
     judged = [
         (pair, reason, side.inside)
-        for side in (sides.intra_node, sides.inter_node)
+        for side in (transports.intra_node, transports.inter_node)
         for pair, reason in side.judged()
     ]
     counts: Counter[tuple[Nodes, str]] = Counter()
@@ -48,7 +46,7 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
         counts[group] += 1
         unexpected[group] += bool(reason)
     judged.sort(key=lambda one: (not one[1], one[0].source, one[0].destination))
-    notes = list(result.nccl.unreadable)
+    notes = list(transports.unreadable)
     if lost := len(transports.placed.unplaced):
         notes.append(f"{lost} connections are between ranks that are not known")
     if not judged:

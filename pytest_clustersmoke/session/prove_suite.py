@@ -145,7 +145,7 @@ class ProveSuite(Suite):
         name = item.staged_name if isinstance(item, GateItem) else self._current
         if name not in self._results:
             self.wait(name)
-            from ..criteria.phase_view import PhaseView
+            from ..criteria.phase_view import view_phase
             from ..evidence.phase_result import collect
 
             assert self.run is not None
@@ -153,7 +153,7 @@ class ProveSuite(Suite):
             assert staged is not None
             # What a cluster expects of the phase holds of the small one, too; references do not.
             self._results[name] = replace(
-                PhaseView.of(collect(self.run.phase(name))),
+                view_phase(collect(self.run.phase(name))),
                 expect=self.profile.expect.get(staged.base),
             )
         return self._results[name]

@@ -156,11 +156,11 @@ class Suite(Collected):
         name = self._names[cls]
         if name not in self._results:
             self.wait(name)
-            from ..criteria.phase_view import PhaseView
+            from ..criteria.phase_view import view_phase
             from ..evidence.phase_result import collect
 
             assert self.run is not None
-            self._results[name] = PhaseView.of(
+            self._results[name] = view_phase(
                 collect(self.run.phase(name), self.profile, self.report_dir)
             )
         result = self._results[name]
