@@ -5,7 +5,7 @@
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
 # make bench        what a phase costs beyond its own work, reading NCCL's logs, watching gradients
-# make faults       every staged fault, and docs/faults.md from what was measured
+# make faults       every staged fault, and docs/reference/staged-faults.md from what was measured
 # make soak         the ladder 20 times on the lab
 # TORCH=cuda        with any of them: the newest torch instead of the one of constraints-cpu.txt
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any of them: its CPU build

@@ -1,4 +1,4 @@
-"""Every fault of tests/faults staged, and docs/faults.md written from what the tests measured.
+"""Stage every fault of tests/faults, and write docs/reference/staged-faults.md from the measures.
 
 python -m benchmarks.faults                    about 20 minutes on two cores
 python -m benchmarks.faults junit.xml ...      from reports of earlier runs of these tests
@@ -16,22 +16,22 @@ from pathlib import Path
 from tests.faults.measures import HEAD, Measured, by_family, from_junit, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "faults.md"
+DOCUMENT = ROOT / "docs" / "reference" / "staged-faults.md"
 INTRODUCTION = """\
 # Staged faults
 
-What a failure is found by, proven: each fault below is staged in a real job, on virtual nodes of
-one machine or on a real Slurm, and a test holds what came of it against its row in
-`tests/faults/table/`: the criteria that fail and those that stay green, the finding, its cause,
-rank and host, and how long it took. Faults of hardware, which cannot be had without it, are
-replayed: a rank of a real job leaves the recorded words of one and ends as that one did; so is
-Slurm's word of an out-of-memory kill, next to a real one where the kernel can limit memory.
+Each fault below is staged in a real job, on virtual nodes of one machine or on a real Slurm. A
+test compares the result with its row in `tests/faults/table/`: the criteria that fail and those
+that stay green, the finding, its cause, rank and host, and how long it took. Faults of hardware
+cannot be staged without it and are replayed: a rank of a real job writes the recorded words of
+one and ends as that one did. Slurm's report of an out-of-memory kill is replayed, too, beside a
+real one where the kernel can limit memory.
 
-Written by `make faults` (`python -m benchmarks.faults`); the tests print the first table, too.
-Seconds run from just before the fault, or from Slurm's own record of it, to the finding on the
-controller. A rank's death must be told within 10 s, a hang within its stage's limit (4 s here,
-where the row says no other) and 15 s, a node's within 10 s of Slurm knowing it. Rows without
-seconds are those of criteria, judged once the phase has ended, and those that never ran.
+`make faults` (`python -m benchmarks.faults`) writes this page; the tests also print the first
+table. Seconds run from just before the fault, or from Slurm's own record of it, to the finding on
+the controller. A rank's death must be found within 10 s, a hang within its stage's limit (4 s here,
+unless the row says otherwise) and 15 s, a node's failure within 10 s of Slurm knowing it. Rows
+without seconds are those of criteria, judged when the phase has ended, and those that never ran.
 
 A cause is named where the finding has one. An exception of the program's own (`raises_...`) is
 known to no signature: its finding gives the exception, and says that its cause is unknown.
@@ -64,7 +64,7 @@ def read(paths: Sequence[Path]) -> list[Measured]:
 
 
 def document(rows: Sequence[Measured]) -> str:
-    """docs/faults.md."""
+    """docs/reference/staged-faults.md."""
     head = ("fault", "family", "red", "finding and signature", "rank", "host", "seconds")
     lines = [
         (

@@ -44,7 +44,8 @@ from tests.surface import (
 # Classes whose first argument is the id of a finding.
 FINDING_TYPES = {"Finding", "Check"}
 PACKAGE = Path(pytest_clustersmoke.__file__).parent
-EXIT_STATUSES, STAGED_FAULTS = ROOT / "docs" / "exit-statuses.md", ROOT / "docs" / "faults.md"
+REFERENCE = ROOT / "docs" / "reference"
+EXIT_STATUSES, STAGED_FAULTS = REFERENCE / "exit-statuses.md", REFERENCE / "staged-faults.md"
 BROKEN_LOG = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory.\n"
 NCCL_LOG = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
 

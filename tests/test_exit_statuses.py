@@ -1,4 +1,4 @@
-"""Every exit status that docs/exit-statuses.md lists is one that really comes."""
+"""Every exit status that docs/reference/exit-statuses.md lists is one that really comes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_clustersmoke.cli import parser
 from tests.harness import BARE, Suite
 
 ROOT = Path(__file__).resolve().parent.parent
-DOC = ROOT / "docs" / "exit-statuses.md"
+DOC = ROOT / "docs" / "reference" / "exit-statuses.md"
 FAILS = "def test_fails(self, phase):\n    assert False"
 # Statuses of `clustersmoke` that other tests provoke, by subcommand and status.
 ELSEWHERE = {

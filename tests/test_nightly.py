@@ -1,4 +1,4 @@
-"""The examples of docs/nightly.md: what the page shows is what the files hold, and it works."""
+"""docs/how-to/run-every-night.md shows what the example files hold, and they work."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def crontab() -> list[tuple[str, str]]:
 
 def test_the_page_shows_the_files() -> None:
     """Each example stands in a block of the page, letter for letter, and is linked from it."""
-    page = (DOCS / "nightly.md").read_text()
+    page = (DOCS / "how-to" / "run-every-night.md").read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for path in (SCRIPT, CRONTAB, WORKFLOW):
         assert path.read_text() in blocks, path.name
-        assert f"(examples/{path.name})" in page
+        assert f"(../examples/{path.name})" in page
     assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW])
 
 
 def test_the_page_shows_the_line_of_a_second_run(tmp_path: Path) -> None:
     """What the page says of a cluster in use has the words of the real refusal."""
-    page = (DOCS / "nightly.md").read_text()
+    page = (DOCS / "how-to" / "run-every-night.md").read_text()
     (line,) = re.findall(r"^ERROR: (--cluster-exclusive: .*)$", page, re.MULTILINE)
     path = locks.cluster_lock_path(tmp_path, "gilbreth")
     path.write_text(

@@ -166,5 +166,5 @@ def _next(draft: ClusterDraft, directory: Path, written: list[str], own_ini: boo
         *([f"  cd {shlex.quote(str(directory))}"] if directory != Path.cwd() else []),
         f"{pytest} --cluster-dry-run    # submits nothing",
         pytest,
-        "  every night: docs/nightly.md of pytest-clustersmoke",
+        "  every night: docs/how-to/run-every-night.md of pytest-clustersmoke",
     ]

@@ -1,4 +1,6 @@
-"""The transports of a job as one JSON object, for programs; docs/transports.md has every key.
+"""The transports of a job as one JSON object, for programs.
+
+docs/reference/transports.md has every key.
 
 Numbers are numbers; what is not known is null.
 """

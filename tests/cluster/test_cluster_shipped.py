@@ -147,7 +147,7 @@ def test_the_schema_file_is_what_is_generated() -> None:
 
 def test_the_reference_names_every_key_and_default() -> None:
     """The page lists every key of the models and every default limit."""
-    text = (ROOT / "docs" / "cluster-yaml.md").read_text()
+    text = (ROOT / "docs" / "reference" / "cluster-yaml.md").read_text()
     models: tuple[type[BaseModel], ...] = (
         Profile, Hardware, EnvSettings, EnvBlock, Limits, PhaseSettings, Reference, Expectation,
     )  # fmt: skip

@@ -1,7 +1,8 @@
 """The table of staged faults: what the tests measured, at the end of pytest's output.
 
 A pytest plugin, registered by tests/conftest.py: with workers (pytest -n) it is the controller that
-prints, from the properties that travel with the reports. docs/faults.md is made from the same rows.
+prints, from the properties that travel with the reports. The page
+docs/reference/staged-faults.md is made from the same rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/history.md says what is so."""
+"""docs/reference/history.md says what is so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history import history_schema
 from tests.history.made import night, nights
 
-TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "history.md").read_text()
 
 
 def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
@@ -49,11 +49,11 @@ def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
 
 def test_the_numbers_are_those_of_the_code() -> None:
     """Application id, schema version and thresholds."""
-    assert f"`PRAGMA application_id` is {history_schema.APPLICATION_ID}," in TEXT
-    assert f"the schema's version ({history_schema.VERSION})" in TEXT
-    assert f"the newest {WINDOW} good runs" in TEXT
-    assert f"fewer than {MIN_RUNS} such runs" in TEXT
     words = " ".join(TEXT.split()).replace(" %", "%")
+    assert f"`PRAGMA application_id` is {history_schema.APPLICATION_ID}," in words
+    assert f"the schema's version ({history_schema.VERSION})" in words
+    assert f"the newest {WINDOW} good runs" in words
+    assert f"fewer than {MIN_RUNS} such runs" in words
     assert f"`warn` | {WARN_SPREADS:.0f} spreads, widened, or more from the median" in words
     assert f"from the median, and {LEAST:.0%} or more, in the bad direction" in words
     assert f"`fail` | {FAIL_SPREADS:.0f} spreads, widened, or more" in words

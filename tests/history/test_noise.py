@@ -2,7 +2,7 @@
 
 For drawn histories the chance that the next night lies beyond a bound is the normal distribution's
 tail there, so that a few thousand histories give small chances well. With DRAWN_HISTORIES=100000
-and `-s` it shows the figures of docs/history.md.
+and `-s` it shows the figures of docs/reference/history.md.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ def test_json_has_every_key_with_values_of_its_kind(run: Any, ring: Path) -> Non
 
 
 def test_json_is_documented(run: Any, ring: Path) -> None:
-    """docs/transports.md names each key of the object."""
-    text = (Path(__file__).parents[2] / "docs" / "transports.md").read_text()
+    """docs/reference/transports.md names each key of the object."""
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "transports.md").read_text()
 
     def keys(value: Any) -> set[str]:
         inner = value.values() if isinstance(value, dict) else value

@@ -54,10 +54,10 @@ def test_a_fault_says_what_must_come_of_it(name: str) -> None:
 
 
 def test_every_gate_of_the_documents_is_there() -> None:
-    """docs/prove.md has a row for each fault, with its criterion or finding, and no other."""
+    """The page has a row for each fault, with its criterion or finding, and no other."""
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
-        for line in (ROOT / "docs/prove.md").read_text().splitlines()
+        for line in (ROOT / "docs/how-to/prove-the-gates.md").read_text().splitlines()
         if line.startswith("| `")
     ]
     table = {row[0].strip("`"): row[2] for row in rows}

@@ -267,7 +267,7 @@ def test_cut(text: str, size: int) -> None:
 
 def test_every_property_is_documented() -> None:
     """Of the suite and of cases; metrics and versions by their rule."""
-    document = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text()
     of_cases = ["phase", "job_id", "nodes", "outcome", "queue_s", "run_s", "transport", "judged"]
     of_cases += ["unmeasured", "known", "known_until", "known_where"]
     names = [*SUITE_PROPERTIES, *of_cases]

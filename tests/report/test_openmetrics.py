@@ -156,7 +156,7 @@ def test_every_run_has_the_same_names_and_help() -> None:
 
 def test_every_name_is_documented() -> None:
     """A dashboard is made from the document: it has every gauge, and the rule for metrics."""
-    document = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    document = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text()
     metrics = {gauge_of(name)[0] for name in METRICS}
     names = {key[0] for key in samples(records.run())} - metrics
     assert len(names) > 15 and [one for one in names if f"`{one}`" not in document] == []
