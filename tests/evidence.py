@@ -12,7 +12,7 @@ from pytest_clustersmoke.config.marker import Marked
 from pytest_clustersmoke.config.phase import Phase, resolve
 from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.criteria.phase_view import PhaseView, view_phase
-from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.phase_result import collect_phase, with_bounds
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 
@@ -98,4 +98,5 @@ class Evidence:
         return self
 
     def result(self, profile: Profile | None = None) -> PhaseView:
-        return view_phase(collect(self.dir, profile))
+        result = collect_phase(self.dir)
+        return view_phase(with_bounds(result, profile) if profile else result)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import make_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
@@ -53,7 +53,7 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     job = Watched("small", "7", evidence.dir, 2, 0.0)
     job.hear(JobState("running", "RUNNING"))
     assert not job.over()
-    collect(evidence.dir)
+    collect_phase(evidence.dir)
     with nfs.elsewhere():
         for node in (0, 1):
             evidence.node(node, ok=False, reason="preflight", why="it has 1 GPU")
@@ -61,7 +61,7 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     state = JobState("ended", "FAILED", "NonZeroExitCode")
     job.hear(state)
     assert job.over() and job.results == {0, 1}
-    assert judge(collect(evidence.dir), state).reason == "n0: it has 1 GPU"
+    assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
 
 
 def test_ranks_are_done_though_the_live_view_looked_for_them_first(
@@ -74,6 +74,6 @@ def test_ranks_are_done_though_the_live_view_looked_for_them_first(
     tail.read()
     with nfs.elsewhere():
         evidence.done()
-    result = collect(evidence.dir)
+    result = collect_phase(evidence.dir)
     assert result.ranks_done == result.world_size == 2
     assert judge(result, None).outcome == "passed"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.node import checks, node_facts
 from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
@@ -285,5 +285,5 @@ def test_the_job_ends_before_torchrun_with_the_host(suite: Suite) -> None:
     assert finding["evidence"][0]["file"].endswith("0001/facts.json")
     assert finding["evidence"][0]["text"].startswith('"interfaces"')
     (run,) = (one for one in suite.runs() if one.is_dir())
-    result = collect(PhaseDir(run / "phases" / "small"))
+    result = collect_phase(PhaseDir(run / "phases" / "small"))
     assert not any(result.directory.torchrun_log(rank).exists() for rank in range(2))

@@ -15,9 +15,9 @@ from pytest_clustersmoke.node.suspension import Pauses
 
 COUNTS = """
 import sys
-from pytest_clustersmoke.node.node_job import pauses
-pauses.PAUSED_S = 2.0
-counting = pauses.Pauses()
+from pytest_clustersmoke.node import suspension
+suspension.PAUSED_S = 2.0
+counting = suspension.Pauses()
 for line in sys.stdin:
     print(counting.seconds(), flush=True)
 counting.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
@@ -57,7 +57,7 @@ def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     assert "submitit 0.0.1 (the other nodes: " in finding["cause"]
     evidence = finding["evidence"][0]
     assert evidence["file"].endswith("0001/facts.json") and "packages" in evidence["text"]
-    result = collect(phase_dir(suite))
+    result = collect_phase(phase_dir(suite))
     assert not any(result.directory.torchrun_log(rank).exists() for rank in range(3))
     reasons = {node.result["reason"] for node in result.nodes}
     assert "preflight" in reasons <= {"preflight", "aborted"}

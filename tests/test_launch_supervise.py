@@ -24,7 +24,7 @@ from tests.launched import make_job
 LAUNCHER = """
 import json, os, sys
 from pathlib import Path
-from pytest_clustersmoke.node.node_job import supervise
+from pytest_clustersmoke.node.supervisor import supervise_ranks
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.launched import make_job
 
@@ -34,7 +34,7 @@ if before:
     import subprocess
     bystander = subprocess.Popen(before)
 events = EventWriter(job.dir.node_events(0))
-result = supervise.run(job, ["bash", "-c", sys.argv[2]], os.environ, events)
+result = supervise_ranks(job, ["bash", "-c", sys.argv[2]], os.environ, events)
 if before:
     result["bystander"] = bystander.poll()
     bystander.kill()

@@ -9,14 +9,14 @@ import pytest
 
 from pytest_clustersmoke.criteria.phase_view import view_phase
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 
 from .evidence import Evidence
 
 
 @pytest.fixture
 def result(tmp_path: Path) -> PhaseResult:
-    return collect(Evidence(tmp_path, 1, 2).done().dir)
+    return collect_phase(Evidence(tmp_path, 1, 2).done().dir)
 
 
 def test_a_view_has_the_same_evidence(result: PhaseResult) -> None:

@@ -103,7 +103,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
 def _survivors(phase: Path) -> frozenset[int]:
     """The ranks of a phase that ended well; none where what was recorded of it is no such."""
     from ..diagnose.failure_evidence import FailureEvidence
-    from ..evidence.phase_result import collect
+    from ..evidence.phase_result import collect_phase
 
     directory = PhaseDir(phase)
     spec = read_json(directory.spec) or {}
@@ -111,7 +111,7 @@ def _survivors(phase: Path) -> frozenset[int]:
     if type(nodes) is not int or type(each) is not int or not 0 < nodes * each <= MAX_RANKS:
         return frozenset()
     return (
-        FailureEvidence(collect(directory)).survivors
+        FailureEvidence(collect_phase(directory)).survivors
         if isinstance(spec.get("phase"), str)
         else frozenset()
     )

@@ -7,7 +7,7 @@ counts as missing, and what is missing is never a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -246,31 +246,36 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def collect(
-    directory: PhaseDir,
-    profile: Profile | None = None,
-    report_dir: Path | None = None,
-    *,
-    all_marks: bool = True,
-) -> PhaseResult:
-    """Read everything a phase's job left behind in its directory; its past runs are those that
-    `report_dir` has. Without `all_marks` only the last step of each rank is read."""
+def collect_phase(directory: PhaseDir) -> PhaseResult:
+    """Read everything that a phase's job left behind in its directory. Of each rank's marks of
+    progress only the last is read: they are nearly all of a long job's lines."""
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,
         "ranks_per_node": 0,
     }
     refresh(directory, int(spec["nodes"]))
-    name, world_size = spec["phase"], int(spec["nodes"]) * int(spec["ranks_per_node"])
-    return PhaseResult(
+    world_size = int(spec["nodes"]) * int(spec["ranks_per_node"])
+    result = PhaseResult(
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
-        nodes=tuple(_nodes(directory, range(int(spec["nodes"])))),
-        ranks=tuple(_rank(directory, rank, job_of(spec), all_marks) for rank in range(world_size)),
-        references=dict(profile.references.get(name, {})) if profile else {},
-        expect=profile.expect.get(name) if profile else None,
-        past=_past(directory, profile, report_dir) if profile and report_dir else None,
+        nodes=tuple(_node(directory, node) for node in range(int(spec["nodes"]))),
+        ranks=tuple(_rank(directory, rank, job_of(spec)) for rank in range(world_size)),
+    )
+    return name_silent_nodes(result)
+
+
+def with_bounds(
+    result: PhaseResult, profile: Profile, report_dir: Path | None = None
+) -> PhaseResult:
+    """The same evidence with what the profile says of the phase: references, what to expect, and,
+    with `report_dir`, where its past runs are."""
+    return replace(
+        result,
+        references=dict(profile.references.get(result.name, {})),
+        expect=profile.expect.get(result.name),
+        past=_past(result.directory, profile, report_dir) if report_dir else None,
     )
 
 
@@ -281,26 +286,31 @@ def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
-def _rank(directory: PhaseDir, rank: int, job: str, all_marks: bool) -> RankResult:
+def _rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
     """A rank's own events; those of another job count for nothing."""
-    events = read_events(directory.rank_events(rank), all_marks)
+    events = read_events(directory.rank_events(rank), all_marks=False)
     return RankResult(rank, of_job(events, job, rank) if job else events)
 
 
-def _nodes(directory: PhaseDir, node_ranks: Iterable[int]) -> Iterable[NodeResult]:
-    found = [
-        NodeResult(
-            node,
-            read_json(directory.node_facts(node)) or {},
-            read_json(directory.node_result(node)) or {},
-        )
-        for node in node_ranks
-    ]
-    # One that wrote nothing is known by the scheduler alone, whose list has the others, too.
-    silent = [node for node in found if not node.facts and not node.result]
-    had = expand_hostlist(read_scheduler_record(directory.scheduler).job.nodes) if silent else []
-    names = [name for name in had if name not in {node.name for node in found}]
+def _node(directory: PhaseDir, node_rank: int) -> NodeResult:
+    facts, result = directory.node_facts(node_rank), directory.node_result(node_rank)
+    return NodeResult(node_rank, read_json(facts) or {}, read_json(result) or {})
+
+
+def name_silent_nodes(result: PhaseResult) -> PhaseResult:
+    """The same evidence with the scheduler's names of nodes that wrote nothing: its list of the
+    job's nodes has them beside the others."""
+    silent = [node for node in result.nodes if not node.facts and not node.result]
+    if not silent:
+        return result
+    had = expand_hostlist(read_scheduler_record(result.directory.scheduler).job.nodes)
+    names = [name for name in had if name not in {node.name for node in result.nodes}]
     if len(names) != len(silent):
-        return found
+        return result
     by_rank = dict(zip((node.node_rank for node in silent), names, strict=True))
-    return [replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in found]
+    return replace(
+        result,
+        nodes=tuple(
+            replace(node, scheduled=by_rank.get(node.node_rank, "")) for node in result.nodes
+        ),
+    )

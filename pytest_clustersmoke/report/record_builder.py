@@ -17,7 +17,7 @@ from ..config.profile import Profile, Reference
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.metric import compare
-from ..evidence.phase_result import PhaseResult, collect
+from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_directory import RunDir
 from ..evidence.telemetry import read_events
 from ..preflight.observed_variables import seen
@@ -61,14 +61,14 @@ class FinishedRun:
     absences: tuple[str, ...] = ()
     known_remarks: tuple[str, ...] = ()
     proof: Mapping[str, Any] | None = None  # ProofRecord as plain data
+    results: Mapping[str, PhaseResult] = field(default_factory=dict)  # what was read already
 
 
 def make_record(run: FinishedRun) -> RunRecord:
     """The record of a run that is over. Raises ValueError where run.json cannot be used."""
     phases, collector = [], FactsCollector()
     for name in run.tally.phases:
-        # One after the other, and without marks: what 512 ranks wrote down fills memory.
-        result = collect(run.directory.phase(name), run.profile, all_marks=False)
+        result = run.results.get(name) or _read_phase(run, name)
         phases.append(phase_record(result, run))
         collector.add(result)
     about, verdict, nodes = run.about, run.verdict, collector.records()
@@ -103,6 +103,12 @@ def make_record(run: FinishedRun) -> RunRecord:
             **proof,
         }
     )
+
+
+def _read_phase(run: FinishedRun, name: str) -> PhaseResult:
+    """The evidence of a phase that this process did not watch."""
+    result = collect_phase(run.directory.phase(name))
+    return with_bounds(result, run.profile) if run.profile else result
 
 
 def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:

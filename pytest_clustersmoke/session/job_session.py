@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from .. import diagnose
 from ..config.phase import Phase
@@ -18,8 +19,8 @@ from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
 from ..evidence.locks import BEAT_S, beat
-from ..evidence.phase_result import PhaseResult, collect
-from ..evidence.run_directory import PhaseDir, RunDir, make_phase, write_json
+from ..evidence.phase_result import PhaseResult, collect_phase, name_silent_nodes
+from ..evidence.run_directory import PhaseDir, RunDir, make_phase, read_json, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter
 from ..jobs.backend import Backend, Refused, make_spec
@@ -59,6 +60,7 @@ class Session:
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
         self.board = Board(self.phases)
+        self.results: dict[str, PhaseResult] = {}  # each read once, when its job is over
         self._stop = threading.Event()
         self._submitting: Phase | None = None
         self._ending = threading.Lock()
@@ -223,10 +225,10 @@ class Session:
         pending = job.state is not None and job.state.kind in ("pending", "held")
         if pending and job.job_id not in self._ended_ids and not job.succeeded():
             self._backend.cancel([job.job_id])  # nobody waits for it any more; it may be requeued
-        result = collect(job.directory)
+        result = collect_phase(job.directory)
         if not self._stop.is_set():
             job.ask_details(self._backend, result)
-            result = collect(job.directory)  # with the names of nodes that never wrote theirs
+            result = name_silent_nodes(result)
         judgement = judge(result, job.witness(), ours)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # a node's own words may be those of a victim
@@ -245,7 +247,8 @@ class Session:
     ) -> None:
         self._watched.pop(name, None)
         directory = self.run.phase(name)
-        times = job_times(result or collect(directory), state, self._submitted_wall.get(name))
+        result = result or collect_phase(directory)
+        times = job_times(result, state, self._submitted_wall.get(name))
         record = {
             "schema": 1,
             "phase": name,
@@ -260,6 +263,7 @@ class Session:
             "findings": [finding.as_dict() for finding in findings],
         }
         write_json(directory.result, record)
+        self.results[name] = replace(result, job=read_json(directory.result) or record)
         self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
         self.board.finish(name, judgement, times["run_s"])
 

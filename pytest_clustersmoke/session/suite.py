@@ -21,6 +21,7 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..criteria.phase_view import PhaseView
 from ..evidence.locks import ControllerLock
+from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..report.record_builder import FinishedRun
 from ..report.verdict import RunTally, RunVerdict, judge
@@ -157,12 +158,10 @@ class Suite(Collected):
         if name not in self._results:
             self.wait(name)
             from ..criteria.phase_view import view_phase
-            from ..evidence.phase_result import collect
+            from ..evidence.phase_result import with_bounds
 
-            assert self.run is not None
-            self._results[name] = view_phase(
-                collect(self.run.phase(name), self.profile, self.report_dir)
-            )
+            result = with_bounds(self.read_phase(name), self.profile, self.report_dir)
+            self._results[name] = view_phase(result)
         result = self._results[name]
         known = {key for key, _ in item.user_properties}
         if "phase" not in known:
@@ -170,6 +169,21 @@ class Suite(Collected):
 
             item.user_properties += phase_properties(result)
         return result
+
+    def read_phase(self, name: str) -> PhaseResult:
+        """The evidence of a phase whose job is over, as the watching thread read it."""
+        assert self.session is not None
+        return self.session.results[name]
+
+    def results(self) -> dict[str, PhaseResult]:
+        """The evidence of every phase whose job is over, read once for criteria and report."""
+        from ..evidence.phase_result import with_bounds
+
+        found = self.session.results if self.session is not None else {}
+        return {
+            name: self._results.get(name) or with_bounds(result, self.profile)
+            for name, result in found.items()
+        }
 
     def wait(self, name: str) -> None:
         assert self.show is not None
@@ -314,6 +328,7 @@ class Suite(Collected):
             phases=self.phases,
             absences=tuple(self.absences),
             known_remarks=tuple(self.known_remarks),
+            results=self.results(),
         )
 
     @staticmethod

@@ -21,6 +21,7 @@ import pytest
 from ..config.marker import Marked
 from ..config.phase import Phase, resolve_all
 from ..config.profile import Profile
+from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json, write_json
 from ..text import Problem
 from .items import phase_classes
@@ -125,6 +126,13 @@ class WorkerSuite(Suite):
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         return (yield)
+
+    def read_phase(self, name: str) -> PhaseResult:
+        """The evidence of a phase whose job is over; this process has not read it yet."""
+        from ..evidence.phase_result import collect_phase
+
+        assert self.run is not None
+        return collect_phase(self.run.phase(name))
 
     def wait(self, name: str) -> None:
         while True:

@@ -159,7 +159,7 @@ def added(lines: str) -> str:
             "setpu: []",
             "unknown key `setpu` in clusters.one; expected one of `backend`, `description`, "
             "`shared_dir`, `node_local`, `python`, `lab`, `hardware`, `setup`, `slurm`, `env`, "
-            "`limits`, `stage_limits_s`, `require`, `phases`, `references`, "
+            "`limits`, `stage_limits_s`, `require`, `sizes`, `phases`, `references`, "
             "`history_check`, `expect`, `known`; did you mean `setup`?",
         ),
         (

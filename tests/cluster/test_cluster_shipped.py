@@ -159,7 +159,8 @@ def test_the_reference_names_every_key_and_default() -> None:
 def test_reading_profiles_imports_nothing_heavy() -> None:
     """Profiles are read on a login node, before any run: no torch, numpy or submitit."""
     code = (
-        "import sys; from pathlib import Path; from pytest_clustersmoke.cluster import load; "
+        "import sys; from pathlib import Path; "
+        "from pytest_clustersmoke.config.cluster_file import load; "
         "load(Path('cluster.yaml'), {}).profile('gilbreth'); "
         "print([m for m in ('torch', 'numpy', 'submitit', 'psutil') if m in sys.modules])"
     )

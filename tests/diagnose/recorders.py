@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 
@@ -99,4 +99,4 @@ class Left:
         return FailureEvidence(self.result())
 
     def result(self) -> PhaseResult:
-        return collect(self.dir)
+        return collect_phase(self.dir)

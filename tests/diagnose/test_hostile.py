@@ -62,7 +62,7 @@ def test_a_criterion_that_fails_shows_what_ranks_said_clean(pytester: pytest.Pyt
     """On the terminal, and in XML that every reader takes."""
     pytester.makepyfile(
         f"""
-        from pytest_clustersmoke.evidence.job_results import fail
+        from pytest_clustersmoke.evidence.metric import fail
 
         def test_x(record_property):
             record_property("node", {ESCAPES!r})
@@ -191,7 +191,7 @@ def test_a_million_events(tmp_path: Path) -> None:
     (rank,) = evidence.rank(0, ("done", {})).result().ranks
     assert rank.done and rank.events.last("gradients") is not None
     steps = [record["step"] for record in rank.events.named("step")]
-    assert (steps[0], steps[-1], len(steps)) == (1, 1_000_000, 40_000)
+    assert steps == [1_000_000]  # of the marks of progress the last stands for all
     assert rank.events.lines[-1] == 1_000_004 and rank.events.unreadable_lines == 0
     assert _peak_mib() - before < 200 and time.process_time() - began < 60
 

@@ -17,7 +17,7 @@ from pytest_clustersmoke.diagnose.rank_positions import (
     stack_of_rank,
     stacks_of_children,
 )
-from pytest_clustersmoke.evidence.phase_result import collect
+from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from tests.diagnose.recorders import Left
@@ -146,7 +146,7 @@ def test_rank_that_was_done_before_a_stage_left_early_and_one_past_it_did_not(
         if rank:
             events.write("done")
         events.close()
-    result = collect(directory)
+    result = collect_phase(directory)
     assert [rank.rank for rank in left_before(result, [result.ranks[0]])] == [1]
 
 

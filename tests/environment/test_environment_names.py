@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def test_the_lists_say_which_versions_they_are_of() -> None:
     """Each list names its source and version in its head, and holds names in order, once each."""
-    package = REPOSITORY / "pytest_clustersmoke"
+    package = REPOSITORY / "pytest_clustersmoke/evidence"
     for file, version, found in (
         ("nccl_env_vars.txt", variable_names.NCCL_CHECKED, variable_names.nccl_names()),
         ("torch_env_vars.txt", variable_names.TORCH_CHECKED, variable_names.torch_names()),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.evidence.telemetry import read_events
 
@@ -80,7 +80,7 @@ class Outcome:
 
     def result(self, name: str) -> PhaseResult:
         """The phase's evidence, as a criterion would see it."""
-        return collect(self.suite.run_dir().phase(name))
+        return collect_phase(self.suite.run_dir().phase(name))
 
     def journal(self, event: str) -> list[dict[str, Any]]:
         return self.suite.journal(event)

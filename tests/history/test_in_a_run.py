@@ -41,7 +41,7 @@ MEANWHILE = """
 def test_zz_others_end_meanwhile(self, phase):
     import json
     from pathlib import Path
-    from pytest_clustersmoke.history import add
+    from pytest_clustersmoke.evidence.history.history_store import add
     for line in Path("others.jsonl").read_text().splitlines():
         add(json.loads(line), Path("reports"))
 """

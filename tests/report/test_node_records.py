@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
 from pytest_clustersmoke.report.node_records import (
     MAX_FACT,
@@ -30,7 +30,7 @@ def told(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:
         directory.node(number).mkdir(parents=True)
         if one:
             write_json(directory.node_facts(number), {"node_rank": number, **one})
-    return collect(directory)
+    return collect_phase(directory)
 
 
 def gathered(*results: PhaseResult) -> list[FactsRecord]:

@@ -13,7 +13,7 @@ import pytest
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import bandwidth, node_pairs
 from pytest_clustersmoke.evidence.metric import Unmeasured
-from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect
+from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from tests.rank.conftest import RUN_WITHIN_S, SMOKE_TESTS, rank_environment, started
 
@@ -61,7 +61,7 @@ def run(
             )
         outputs = [agent.communicate(timeout=RUN_WITHIN_S)[0] for agent in agents]
         statuses = [agent.returncode for agent in agents]
-    return Outcome(statuses, "\n".join(outputs), collect(phase))
+    return Outcome(statuses, "\n".join(outputs), collect_phase(phase))
 
 
 def _flag(key: str) -> str:
