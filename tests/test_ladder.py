@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.evidence.metric import show
+from pytest_clustersmoke.evidence.reference import show
 from pytest_clustersmoke.report.run_record import SCHEMA_PATH
 from tests.needs import need_lab
 from tests.report.browsing import Opened, first_screen, started

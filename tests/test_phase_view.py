@@ -10,8 +10,7 @@ import pytest
 from pytest_clustersmoke.criteria.phase_view import view_phase
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
-
-from .evidence import Evidence
+from tests.evidence import Evidence
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.profile import Reference
-from pytest_clustersmoke.evidence.metric import compare, show
+from pytest_clustersmoke.evidence.reference import compare, show
 
 
 def reference(value: float = 100.0, **bounds: float) -> Reference:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 
 from ..evidence.history.history_query import PastRun
-from ..evidence.metric import show
+from ..evidence.reference import show
 from ..text import sanitize_line
 from . import history_arguments as arguments
 from .run_comparison import MetricPair, RunComparison, compare_runs

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..diagnose.signature_search import SignatureSearch
 from ..evidence.finding import Finding
 from ..text import sanitize_line
 from .log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, print_lines
 
 if TYPE_CHECKING:
+    from ..diagnose.signature_search import SignatureSearch
     from .diagnose_inputs import LogInputs
     from .subcommand import TextOutput
 

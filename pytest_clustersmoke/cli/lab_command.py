@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..jobs.slurm_records import parse_node_states
 from ..lab import lab_state, packages, teardown
 from ..lab.bringup import bring_up
 from ..lab.daemons import clean_environment
@@ -165,6 +164,8 @@ def _nodes(record: LabRecord) -> str:
     if answer.returncode:
         return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
     # A node is listed once for each of its partitions.
+    from ..jobs.slurm_records import parse_node_states  # loads pydantic
+
     states = dict(parse_node_states(answer.stdout))
     gpus = record.lab().gpus_per_node
     return (

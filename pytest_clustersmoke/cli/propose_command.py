@@ -6,10 +6,9 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
+from typing import TYPE_CHECKING
 
 from ..config.metrics import METRICS
-from ..criteria.outlier_judge import FAIL_SPREADS, FAILING_UNITS, MIN_RUNS, WINDOW, PastLevel, level
 from ..evidence.history.history_query import (
     PhaseCount,
     PhaseRun,
@@ -17,11 +16,22 @@ from ..evidence.history.history_query import (
     newest_setup,
     phase_runs,
 )
+from ..evidence.history.outlier_judge import (
+    FAIL_SPREADS,
+    FAILING_UNITS,
+    MIN_RUNS,
+    WINDOW,
+    PastLevel,
+    level,
+)
 from ..evidence.history.setup_changes import setup_changes
 from ..text import sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
 from .tables import moment
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
 
 LEAST_PERCENT = 10  # as the bounds of the documents
 DIGITS = 4

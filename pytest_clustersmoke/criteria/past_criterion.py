@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from ..config.metrics import METRICS
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.history.history_database import HistoryUnusable
+from ..evidence.history.outlier_judge import NOT_ENOUGH
 from ..evidence.history.past_records import PastRecord
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json, write_json
 from ..text import sanitize_line
-from .outlier_judge import NOT_ENOUGH
 from .past_annotation import past_of
 
 KIND = "history"

@@ -11,9 +11,12 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..text import sanitize_line
-from .phase_result import PhaseResult
+
+if TYPE_CHECKING:
+    from .phase_result import PhaseResult
 
 # In the order in which people read them.
 VERSIONS = (

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..evidence.run_directory import write_whole
-from ..jobs.slurm_records import parse_node_states
 from . import accounting, lab_state, packages, slurm_config, teardown
 from . import memory_limits as memory
 from .addresses import (
@@ -212,6 +211,8 @@ def _wait_for_port(role: str, address: str, port: int, daemons: Daemons) -> None
 
 
 def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
+    from ..jobs.slurm_records import parse_node_states  # loads pydantic
+
     sinfo = [packages.program("sinfo"), "-h", "-N", "-o", "%N %T"]
     waiting = {node.name for node in plan.nodes}
 
@@ -228,6 +229,7 @@ def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
 
 def _user() -> str:
     """Who we are, whatever USER says: daemons compare it with the process's owner."""
+
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

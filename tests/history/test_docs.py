@@ -7,7 +7,10 @@ import re
 import sqlite3
 from pathlib import Path
 
-from pytest_clustersmoke.criteria.outlier_judge import (
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.outlier_judge import (
     FAIL_SPREADS,
     FAR_MADS,
     LEAST,
@@ -20,9 +23,6 @@ from pytest_clustersmoke.criteria.outlier_judge import (
     WINDOW,
     widening,
 )
-from pytest_clustersmoke.criteria.past_annotation import annotate
-from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history import history_schema
 from tests.history.made import night, nights
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "history.md").read_text()

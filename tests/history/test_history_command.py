@@ -17,7 +17,7 @@ import pytest
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history.history_store import add
-from pytest_clustersmoke.evidence.metric import show
+from pytest_clustersmoke.evidence.reference import show
 from tests.history.made import DAY_S, night, nights, of_night, with_versions
 from tests.records import BEGUN, metric, phase
 

@@ -13,13 +13,13 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from pytest_clustersmoke.criteria.outlier_judge import (
+from pytest_clustersmoke.evidence.history.history_store import is_good
+from pytest_clustersmoke.evidence.history.outlier_judge import (
     FAIL_SPREADS,
     WARN_SPREADS,
     OutlierJudge,
     level,
 )
-from pytest_clustersmoke.evidence.history.history_store import is_good
 from tests.records import metric, phase, run
 
 DRAWN = int(os.environ.get("DRAWN_HISTORIES", "2000"))

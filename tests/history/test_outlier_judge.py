@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.criteria.outlier_judge import (
+from pytest_clustersmoke.evidence.history.outlier_judge import (
     FAILING_UNITS,
     MIN_RUNS,
     SCALE,

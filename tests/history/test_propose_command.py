@@ -11,8 +11,8 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.tables import moment
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.profile import Reference
-from pytest_clustersmoke.criteria.outlier_judge import FAIL_SPREADS, level
 from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, level
 from tests.history.made import DAY_S, night, nights, of_night, with_versions
 from tests.records import BEGUN, Record, metric, phase
 

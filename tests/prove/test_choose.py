@@ -10,7 +10,7 @@ import pytest
 
 from pytest_clustersmoke.config.phase import parse_setting
 from pytest_clustersmoke.config.profile import Profile
-from pytest_clustersmoke.faults import FAULTS, Fault
+from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import make_spec
 from pytest_clustersmoke.session.gates import Candidate, alone, best, with_fault
@@ -132,7 +132,7 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
     assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
     assert spec["timeout_s"] == 1 and spec["env_set"]["NCCL_IB_DISABLE"] == "1"
-    assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1}
+    assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1, "hook": HOOK}
     assert batch_script.setup(phase, profile) == ("true", "false")
     assert batch_script.interpreter(phase, profile).endswith(" -S")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.metric import show
+from pytest_clustersmoke.evidence.reference import show
 from tests.harness import Suite, properties
 from tests.report.browsing import LAPTOP, Opened, first_screen
 

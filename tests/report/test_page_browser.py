@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.metric import show
+from pytest_clustersmoke.evidence.reference import show
 from tests import records
 from tests.report import staged
 from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened

@@ -6,14 +6,17 @@ the report directory, and not all network file systems carry SQLite's own locks 
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...text import sanitize_line
 from .history_schema import VERSION, migrate, version_of
+
+if TYPE_CHECKING:
+    import sqlite3
 
 NAME = "history.db"
 # A write takes milliseconds; so long a writer waits for others before it gives up.

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from sqlite3 import Connection, Row
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...config.metrics import METRICS
 from .history_store import Setup
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection, Row
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from sqlite3 import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...text import sanitize_line
 from ..telemetry import plain
 from . import history_database
-from .past_records import MetricRecord, PhaseRecord, RunRecord
+
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+    from .past_records import MetricRecord, PhaseRecord, RunRecord
 
 # Most of it comes from jobs, and is as long as they like.
 MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096

@@ -12,10 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..evidence.history.past_records import PastRecord
-from ..evidence.metric import show
+from ..reference import show
+
+if TYPE_CHECKING:
+    from .past_records import PastRecord
 
 SCALE = 1.4826  # 1 / the normal distribution's quantile at 0.75
 MEAN_SCALE = math.sqrt(math.pi / 2)
