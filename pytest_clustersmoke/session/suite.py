@@ -11,7 +11,7 @@ import os
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.junitxml import xml_key
@@ -19,19 +19,21 @@ from _pytest.junitxml import xml_key
 from ..config.cluster_file import find_config
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..criteria.phase_view import PhaseView
-from ..evidence.locks import ControllerLock
-from ..evidence.phase_result import PhaseResult
-from ..evidence.run_directory import RunDir
-from ..report.record_builder import FinishedRun
 from ..report.verdict import RunTally, RunVerdict, judge
 from ..text import UsageProblems
 from .collection import Collected
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, phase_class, phase_classes
-from .job_session import Session
 from .live.live_view import Show, say
 from .tally import count_report, count_selection, mark_known, mark_report, words_of
+
+if TYPE_CHECKING:
+    from ..criteria.phase_view import PhaseView
+    from ..evidence.locks import ControllerLock
+    from ..evidence.phase_result import PhaseResult
+    from ..evidence.run_directory import RunDir
+    from ..report.record_builder import FinishedRun
+    from .job_session import Session
 
 
 class Suite(Collected):

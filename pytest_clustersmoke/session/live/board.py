@@ -6,10 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ...jobs.job_watch import Watched
-from ...jobs.outcome import Judgement
 from ...text import sanitize_line
+
+if TYPE_CHECKING:
+    from ...jobs.job_watch import Watched
+    from ...jobs.outcome import Judgement
 
 TICK_S = 0.2
 WAITING, PENDING, RUNNING, ENDING, DONE = "waiting", "pending", "running", "ending", "done"

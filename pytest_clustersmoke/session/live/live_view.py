@@ -10,15 +10,18 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ...text import sanitize_line
-from ..job_session import Session
 from .board import Progress, WatchFailed
 from .event_tail import Tails
 from .log_lines_view import StepLines
 from .screen import Screen
+
+if TYPE_CHECKING:
+    from ..job_session import Session
 
 # These are told wherever a run is shown; on a terminal the view has all else.
 ALWAYS = {"preflight"}
