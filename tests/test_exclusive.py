@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_clustersmoke import preflight
 from pytest_clustersmoke.evidence.locks import cluster_lock_path, lock_cluster
-from pytest_clustersmoke.text import UsageProblems
+from pytest_clustersmoke.text import Problem, UsageProblems
 from tests.harness import BARE, Suite
 
 WORDS = ("--cluster-exclusive",)
@@ -121,18 +122,16 @@ def test_an_interrupted_holder_gives_it_back(suite: Suite, signum: signal.Signal
     lock_cluster(suite.shared, "one", "after").release()
 
 
-def test_a_usage_error_gives_it_back(suite: Suite) -> None:
+def test_a_usage_error_gives_it_back(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is refused after it took the lock does not keep it."""
+
+    def refuse(*_: object) -> None:
+        raise UsageProblems([Problem("no way")])
+
     suite.phase()
     suite.shared.mkdir()
     suite.shared.chmod(0o700)
-    suite.path.joinpath("conftest.py").write_text(
-        "import pytest\n"
-        "from pytest_clustersmoke import preflight\n"
-        "from pytest_clustersmoke.text import Problem, UsageProblems\n"
-        "def refuse(*_): raise UsageProblems([Problem('no way')])\n"
-        "preflight.prepare = refuse\n"
-    )
+    monkeypatch.setattr(preflight, "prepare", refuse)
     result = suite.run(*WORDS)
     assert result.ret == 4 and "no way" in result.stderr.str() + result.stdout.str()
     lock_cluster(suite.shared, "one", "after").release()
