@@ -10,22 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from .test_layout import MODULES
+
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGE = REPOSITORY / "pytest_clustersmoke"
 HEAVY = {"torch", "numpy", "deepspeed", "transformers", "peft", "datasets", "accelerate"}
 LATE = {"pydantic", "submitit", "psutil", "yaml", "prometheus_client"}
-
-
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(REPOSITORY).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-MODULES = modules()
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:

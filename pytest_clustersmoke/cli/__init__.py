@@ -102,7 +102,3 @@ def _end(number: int, _: FrameType | None) -> None:
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise Ended(number)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -43,7 +43,7 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
 def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Problem]:
     """Arguments go to the nodes as JSON and to the program as words."""
     if not isinstance(args, Mapping):
-        return [Problem(f"{key} of {phase} is no mapping", where, "a dict of options")]
+        return [Problem(f"{key} of {phase} is not a mapping", where, "a dict of options")]
     return [
         Problem(
             f"{key}[{name!r}]={value!r} of {phase}",

@@ -1,7 +1,7 @@
 """What the nodes say of a failure: what kept the job from starting, what their checks before
 torchrun found, what their own watch saw.
 
-The checks are judged anew from the facts that the nodes wrote, as the nodes did it (launch/checks):
+The checks are judged anew from the facts that the nodes wrote, as the nodes did it (node/checks):
 no word of theirs decides, and one that could not finish its own is judged all the same.
 """
 

@@ -23,7 +23,7 @@ from .timeline import node_of, read_log_moments
 
 NUMBERS = re.compile(r"\d+")
 # The watch looks ten times a second, and once more 0.3 s after a process has ended: so much earlier
-# than the node told of it a rank died (launch/progress.py).
+# than the node told of it a rank died (node/rank_progress.py).
 SEEN_WITHIN_S = 0.4
 # slurmstepd and srun, 18.08 to 24.11; the node stands in slurmstepd's name where a machine has
 # several, and with srun always.

@@ -129,7 +129,7 @@ class _Checker:
         before = len(self.problems)
         harmless = route[0] == "harmless"
         if not isinstance(values, dict):
-            self._bad(route, "a signature is no mapping", "its keys, `id` first")
+            self._bad(route, "a signature is not a mapping", "its keys, `id` first")
             return None
         for key in HARMLESS_NEEDED if harmless else NEEDED:
             if key not in values:

@@ -188,7 +188,7 @@ def _moved(
 
 
 def _measured(result: PhaseResult, node: int) -> float | None:
-    """By how much the node found its clock ahead of node 0's (launch/reach.py), in seconds; None
+    """By how much the node found its clock ahead of node 0's (reachability.py), in seconds; None
     where that may be wrong by as much."""
     clock = (read_json(result.directory.node_meeting(node)) or {}).get("clock")
     found = clock if isinstance(clock, dict) else {}

@@ -1,4 +1,4 @@
-"""Phases become jobs: submitit ships `launch.run_node`, to Slurm or to this machine.
+"""Phases become jobs: submitit ships `node_job.run_node`, to Slurm or to this machine.
 
 slurm.py          one job of N one-task nodes, through sbatch and srun
 local.py          N virtual nodes on this machine, each in a session of its own
@@ -68,7 +68,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
 
 
 def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
-    """The job as plain data, as `launch.run_node` reads it on every node."""
+    """The job as plain data, as `node_job.run_node` reads it on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     expect = profile.expect.get(phase.name)
     return {

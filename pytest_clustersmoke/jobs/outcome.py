@@ -28,7 +28,7 @@ EXCUSES_S = 30.0
 
 @dataclass(frozen=True)
 class Judgement:
-    """An outcome of `result.OUTCOMES`, the reason in one sentence, and, where something befell
+    """One of `phase_result.OUTCOMES`, the reason in one sentence, and, where something befell
     the job from outside, the scheduler's word for it (or PROLOG, REQUEUED, SUSPENDED)."""
 
     outcome: str
