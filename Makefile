@@ -49,7 +49,7 @@ slurm: $(INSTALLED)
 
 # Debian's package of Chromium, likewise (and fail with CLUSTERSMOKE_REQUIRE_BROWSER=1).
 browser: $(INSTALLED)
-	@$(BIN)/python -m tests.browser || test -z "$$CLUSTERSMOKE_REQUIRE_BROWSER"
+	@$(BIN)/python -m tests.support.browser || test -z "$$CLUSTERSMOKE_REQUIRE_BROWSER"
 
 test: slurm browser
 	$(TESTS) -m 'not slow and not slow_lab'

@@ -28,7 +28,7 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the generator of logs is that of the tests
 
-from tests.nccl import large  # noqa: E402
+from tests.evidence.nccl import large  # noqa: E402
 
 MEMORY_MIB = 300
 JOB_S = 10.0

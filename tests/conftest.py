@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.harness", "tests.leftovers")
+pytest.register_assert_rewrite("tests.support.harness", "tests.support.leftovers")
 
-from tests.harness import Suite  # noqa: E402  (after its asserts are known to pytest)
-from tests.leftovers import none_left  # noqa: E402
+from tests.support.harness import Suite  # noqa: E402  (after its asserts are known to pytest)
+from tests.support.leftovers import none_left  # noqa: E402
 
 # `measures` prints the table of staged faults, also where workers ran them.
 pytest_plugins = ["pytester", "tests.faults.measures"]

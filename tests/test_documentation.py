@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.harness import BARE, Suite
-from tests.leftovers import none_left
+from tests.support.harness import BARE, Suite
+from tests.support.leftovers import none_left
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

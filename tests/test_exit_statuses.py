@@ -16,18 +16,18 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.cli import parser
-from tests.harness import BARE, Suite
+from tests.support.harness import BARE, Suite
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "reference" / "exit-statuses.md"
 FAILS = "def test_fails(self, phase):\n    assert False"
 # Statuses of `clustersmoke` that other tests provoke, by subcommand and status.
 ELSEWHERE = {
-    ("history", 0): "tests/history/test_history_command.py",
-    ("compare", 0): "tests/history/test_compare_command.py::test_two_like_runs_do_not_differ",
-    ("compare", 1): "tests/history/test_compare_command.py::test_what_differs_is_named",
+    ("history", 0): "tests/cli/test_history_command.py",
+    ("compare", 0): "tests/cli/test_compare_command.py::test_two_like_runs_do_not_differ",
+    ("compare", 1): "tests/cli/test_compare_command.py::test_what_differs_is_named",
     ("references", 0): (
-        "tests/history/test_propose_command.py::test_what_is_printed_is_accepted_where_it_is_pasted"
+        "tests/cli/test_propose_command.py::test_what_is_printed_is_accepted_where_it_is_pasted"
     ),
     ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
     ("lab up", 1): "tests/lab/test_lab_failures.py",
@@ -38,9 +38,9 @@ ELSEWHERE = {
 }
 # Of --cluster-prove.
 PROOFS = {
-    0: "tests/prove/test_prove_runs.py::test_a_gate_that_stops_its_fault_is_proven",
-    1: "tests/prove/test_prove_runs.py::test_a_gate_that_stays_green_is_named",
-    6: "tests/prove/test_judge.py::test_the_verdict_over_all_gates",
+    0: "tests/session/test_prove_suite.py::test_a_gate_that_stops_its_fault_is_proven",
+    1: "tests/session/test_prove_suite.py::test_a_gate_that_stays_green_is_named",
+    6: "tests/faults/test_gate.py::test_the_verdict_over_all_gates",
 }
 
 

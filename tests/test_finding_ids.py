@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finding_ids import finding_ids
+from tests.support.finding_ids import finding_ids
 
 TABLE = """\
 TABLE = {"said": ("disk-full", "a fix")}

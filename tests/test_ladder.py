@@ -20,10 +20,10 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.reference import show
 from pytest_clustersmoke.report.run_record import SCHEMA_PATH
-from tests.needs import need_lab
 from tests.report.browsing import Opened, first_screen, started
 from tests.report.test_junit import Read, same
 from tests.report.test_run_record import wrong
+from tests.support.needs import need_lab
 
 ROOT = Path(__file__).resolve().parent.parent
 PHASES = {

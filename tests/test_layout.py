@@ -114,3 +114,10 @@ def test_map_of_the_package_lists_every_entry() -> None:
     listed = {word.removesuffix("/").removesuffix(".py") for word in words}
     assert sorted(LEVEL.keys() - listed) == []
     assert sorted(LEVEL.keys() - entry_imports().keys()) == []
+
+
+def test_tests_mirror_the_entries() -> None:
+    """Below tests/, a folder is an entry of the package or holds what several folders share."""
+    tests = REPOSITORY / "tests"
+    folders = {path.parent.name for path in tests.glob("*/__init__.py")}
+    assert sorted(folders - LEVEL.keys()) == ["fakes", "smoke", "support"]

@@ -19,8 +19,8 @@ from croniter import croniter
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence import locks
-from tests.harness import BARE, Suite
-from tests.needs import need_lab
+from tests.support.harness import BARE, Suite
+from tests.support.needs import need_lab
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"

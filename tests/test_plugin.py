@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import Suite, lines_with, properties
+from tests.support.harness import Suite, lines_with, properties
 
 THREE_SIZES = {"alone": (1, 1), "pair": (1, 2), "wide": (2, 1)}
 

@@ -13,8 +13,8 @@ from pytest_clustersmoke.evidence.finding import Finding, last_line
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.outcome import Judgement
-from tests.evidence import Evidence
-from tests.signatures.logs import KILLED, TRACEBACK
+from tests.diagnose.logs import KILLED, TRACEBACK
+from tests.support.evidence import Evidence
 
 
 def findings(evidence: Evidence, outcome: str = "failed") -> list[Finding]:

@@ -18,7 +18,7 @@ from pytest_clustersmoke.evidence.metric import fail
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.jobs.outcome import Judgement, judge
 from pytest_clustersmoke.report.terminal import job_failure
-from tests.evidence import Evidence
+from tests.support.evidence import Evidence
 
 # A title, a cleared screen, a bell, C1's CSI, a turned direction, no XML character, half a pair.
 ESCAPES = "\x1b]0;x\x07\x1b[2J\x9b1m\u202e\x00\ufffe\ud800"

@@ -14,8 +14,8 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.jobs.outcome import judge
-from tests.evidence import Evidence
-from tests.node_facts import CUDA, node, port
+from tests.support.evidence import Evidence
+from tests.support.node_facts import CUDA, node, port
 
 LONG_AGO, ENDED = 1000.0, 1120.0
 

@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.scheduler_record import JobState, SchedulerRecord
 from pytest_clustersmoke.jobs import slurm_jobs
 from pytest_clustersmoke.jobs.outcome import judge
-from tests.evidence import Evidence
+from tests.support.evidence import Evidence
 
 SHOWN = (
     "JobId=7 JobState={} Partition=main TimeLimit=00:10:00 StartTime=2026-01-02T03:04:05 "

@@ -16,7 +16,7 @@ from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
 from pytest_clustersmoke.evidence.finding import Finding
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.jobs.outcome import Judgement
-from tests.evidence import Evidence
+from tests.support.evidence import Evidence
 
 ECHO = "Connection closed by peer [127.0.0.1]:1"
 

@@ -13,8 +13,8 @@ from pytest_clustersmoke import lab
 from tests.faults import staged
 from tests.faults.harness import Outcome, Suite
 from tests.faults.table import Fault
-from tests.leftovers import none_left
-from tests.needs import need_lab
+from tests.support.leftovers import none_left
+from tests.support.needs import need_lab
 
 LAB_NODES = 5
 

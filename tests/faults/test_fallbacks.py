@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import Suite, lines_with
+from tests.support.harness import Suite, lines_with
 
 INSIDE, BETWEEN = (
     "test_transports_inside_nodes_are_those_expected",

@@ -20,8 +20,8 @@ from tests.faults import staged
 from tests.faults.harness import Outcome, Suite
 from tests.faults.table import Fault
 from tests.faults.table.lab import ISOLATED
-from tests.leftovers import none_left
-from tests.needs import need_lab
+from tests.support.leftovers import none_left
+from tests.support.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 

@@ -13,8 +13,8 @@ from tests.faults.harness import Outcome, Suite, wait_for
 from tests.faults.running import Running
 from tests.faults.table import Fault
 from tests.faults.table.lab import ACCOUNTING
-from tests.leftovers import none_left
-from tests.needs import need_lab
+from tests.support.leftovers import none_left
+from tests.support.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 

@@ -17,8 +17,8 @@ from tests.faults.harness import Outcome, Suite
 from tests.faults.running import Running
 from tests.faults.table import SCHEDULER, Fault
 from tests.faults.table.lab import MEMORY, NO_NODE_LEFT
-from tests.leftovers import none_left
-from tests.needs import need_lab
+from tests.support.leftovers import none_left
+from tests.support.needs import need_lab
 
 pytestmark = pytest.mark.lab
 

@@ -18,7 +18,7 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
 from tests.faults.harness import DONE, Outcome, Suite, wait_for
 from tests.faults.running import Running
-from tests.needs import need_lab
+from tests.support.needs import need_lab
 
 pytestmark = pytest.mark.lab
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state, teardown
-from tests.needs import need_lab
+from tests.support.needs import need_lab
 
 REPOSITORY = Path(__file__).parents[2]
 

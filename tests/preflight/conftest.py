@@ -10,7 +10,7 @@ import pytest
 
 from pytest_clustersmoke import lab
 from tests.faults.harness import Suite
-from tests.needs import need_lab
+from tests.support.needs import need_lab
 
 NODES = 3
 

@@ -15,8 +15,8 @@ from pytest_clustersmoke.jobs.slurm_jobs import TrialSubmission
 from pytest_clustersmoke.preflight import slurm_check
 from pytest_clustersmoke.preflight.partition_fit import Slurm
 from pytest_clustersmoke.preflight.slurm_check import CheckNotes, findings_of, out_of_service
-from tests.evidence import make_phase, make_profile
 from tests.preflight import slurm_texts as texts
+from tests.support.evidence import make_phase, make_profile
 
 TAKEN = TrialSubmission(True, "")
 REFUSED = TrialSubmission(False, "Requested node configuration is not available")

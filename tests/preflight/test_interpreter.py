@@ -11,8 +11,8 @@ from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.jobs import slurm_records as records
 from pytest_clustersmoke.preflight import shared_paths
 from pytest_clustersmoke.preflight.mounts import Mount
-from tests.evidence import make_profile
 from tests.preflight import slurm_texts as texts
+from tests.support.evidence import make_profile
 
 Told = Callable[[Profile], tuple[list[str], list[str]]]
 

@@ -14,8 +14,8 @@ import pytest
 
 from pytest_clustersmoke import lab
 from tests.faults.harness import DONE, Outcome, Suite, wait_for
-from tests.needs import need_lab
 from tests.preflight.conftest import NODES
+from tests.support.needs import need_lab
 
 pytestmark = pytest.mark.lab
 USER = pwd.getpwuid(os.getuid()).pw_name

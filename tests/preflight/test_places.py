@@ -10,8 +10,8 @@ import pytest
 
 from pytest_clustersmoke.jobs import slurm_records as records
 from pytest_clustersmoke.preflight import access, disk_space, mounts, shared_paths
-from tests.evidence import make_phase, make_profile
 from tests.preflight import slurm_texts as texts
+from tests.support.evidence import make_phase, make_profile
 
 TABLE = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard

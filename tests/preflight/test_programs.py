@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.preflight import launchers, planned, precision, shared_paths
 from pytest_clustersmoke.text import Problem
-from tests.evidence import make_phase, make_profile
+from tests.support.evidence import make_phase, make_profile
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

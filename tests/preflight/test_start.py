@@ -18,9 +18,9 @@ from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.preflight import slurm_check
 from pytest_clustersmoke.preflight.slurm_check import Checked
 from pytest_clustersmoke.session.job_session import Progress, Session
-from tests.evidence import make_phase, make_profile
 from tests.fakes.backend import FakeBackend
-from tests.harness import Suite, lines_with
+from tests.support.evidence import make_phase, make_profile
+from tests.support.harness import Suite, lines_with
 
 
 def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:

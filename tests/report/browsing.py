@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_clustersmoke.report.page import page
-from tests import records
-from tests.needs import need_browser
+from tests.support import records
+from tests.support.needs import need_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from tests import records
 from tests.report.browsing import LAPTOP, Browse, Opened, started, written
+from tests.support import records
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

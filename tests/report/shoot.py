@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.needs import need_browser
 from tests.report.browsing import DRAWN, LAPTOP, PHONE
+from tests.support.needs import need_browser
 
 SHOTS = {
     "report": (LAPTOP, "light"),

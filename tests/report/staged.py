@@ -1,4 +1,4 @@
-"""Records of runs in which something stands out, made from tests/records.py."""
+"""Records of runs in which something stands out, made from tests/support/records.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_clustersmoke.evidence.reference import show
 from pytest_clustersmoke.report.topology import MAX_LINKS
-from tests import records
+from tests.support import records
 
 DAY_S = 86400.0
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_clustersmoke.evidence.reference import show
-from tests.harness import Suite, properties
 from tests.report.browsing import LAPTOP, Opened, first_screen
+from tests.support.harness import Suite, properties
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

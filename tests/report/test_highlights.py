@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.report.highlights import HighlightGroup, changed_since, stands_out
-from tests import records
 from tests.report import staged
+from tests.support import records
 
 CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 

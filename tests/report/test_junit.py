@@ -22,7 +22,7 @@ from pytest_clustersmoke import __version__
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 from pytest_clustersmoke.report.junit import CUT_OFF, MAX_MESSAGE, MAX_TEXT_BYTES, cut
-from tests.harness import BARE, Suite
+from tests.support.harness import BARE, Suite
 
 XSD = Path(__file__).parent / "data" / "junit-10.xsd"
 OF_RECORD = ["cluster", "backend", "run_id", "verdict", "sentence", "selection"]

@@ -18,7 +18,7 @@ from pytest_clustersmoke.report.node_records import (
     find_differences,
 )
 from pytest_clustersmoke.report.run_record import FactsRecord
-from tests import records
+from tests.support import records
 
 
 def told(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.report.openmetrics import PREFIX, exposition, gauge_of
-from tests import records
+from tests.support import records
 
 # By OpenMetrics' rules a unit is a base unit, and the last part of the name.
 BASE_UNITS = {

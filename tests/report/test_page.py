@@ -16,8 +16,8 @@ import pytest
 
 from pytest_clustersmoke.report import page as page_module
 from pytest_clustersmoke.report.node_records import find_differences
-from tests import records
 from tests.report import staged
+from tests.support import records
 
 HOSTILE = (
     '</script><script>alert(1)</script><img src=x onerror="alert(2)">&\u2028\u202e\x1b[31m\x00'

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.reference import show
-from tests import records
 from tests.report import staged
 from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
 from tests.report.test_page import RUNS, hostile_run
+from tests.support import records
 
 # What the staged morning must show before anybody scrolls.
 FIRST = {

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import records
 from tests.report import staged
 from tests.report.browsing import PATIENCE_MS, PHONE, Browse, Opened
+from tests.support import records
 
 SLOW = 'section[data-phase="zero1_4node"]'
 

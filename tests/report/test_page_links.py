@@ -10,10 +10,10 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import run_archive
 from pytest_clustersmoke.report.publication import publish
-from tests import records
-from tests.harness import Suite
 from tests.report.test_page import Elements
 from tests.report.test_recovery import killed
+from tests.support import records
+from tests.support.harness import Suite
 
 WRITTEN = {"report.json", "metrics.prom"}  # with every page
 

@@ -9,10 +9,10 @@ import pytest
 
 from pytest_clustersmoke.report.page_view import allowed, hardware_words
 from pytest_clustersmoke.report.run_record import HardwareRecord
-from tests import records
 from tests.report import staged
 from tests.report.browsing import PHONE, Browse
 from tests.report.test_page import page
+from tests.support import records
 
 
 def section(html: str, name: str) -> str:

@@ -14,8 +14,8 @@ from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import metrics_path, publish
 from pytest_clustersmoke.report.run_record import RunRecord
-from tests import records
-from tests.harness import Suite
+from tests.support import records
+from tests.support.harness import Suite
 
 RENDERED = {"report.json", "metrics.prom", "index.html"}
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from pytest_clustersmoke.report.rank_records import MAX_LOSSES, mean_losses, rank_records
-from tests.evidence import Evidence
+from tests.support.evidence import Evidence
 
 
 def test_a_rank_is_told_with_its_steps_after_warm_up(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BARE, Suite
+from tests.support.harness import BARE, Suite
 
 
 def killed(suite: Suite) -> str:

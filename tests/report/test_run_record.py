@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from pytest_clustersmoke.report.run_record import SCHEMA, SCHEMA_PATH, json_schema
-from tests import records
-from tests.harness import Suite
+from tests.support import records
+from tests.support.harness import Suite
 
 REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
 

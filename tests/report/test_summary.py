@@ -28,7 +28,7 @@ from pytest_clustersmoke.report.summary import (
 )
 from pytest_clustersmoke.report.terminal import phase_row
 from pytest_clustersmoke.text import sanitize_line, sanitize_lines
-from tests import records
+from tests.support import records
 
 HOSTILE = (
     "a|b `c` *d* _e_ <img src=x onerror=alert(1)> &amp; [f](http://g.h) @team/ops #12 GH-12 "

@@ -26,7 +26,8 @@ NOT_ENOUGH: Literal["not enough history"] = "not enough history"
 WINDOW, MIN_RUNS = 60, 8  # good runs: the newest so many, and no judgement on fewer
 # In spreads, times `widening`. Chosen so that a metric without any change fails in at most about
 # 1 of 10,000 nights, at 8 to 60 runs whose noise is normal, of 2 to 10 %:
-# `pytest tests/history/test_noise.py -s` computes it, docs/reference/history.md has the figures.
+# `pytest tests/evidence/history/test_noise.py -s` computes it; docs/reference/history.md has the
+# figures.
 WARN_SPREADS, FAIL_SPREADS = 3.0, 4.0
 LEAST_SPREAD = 0.015  # of the median: eight quiet nights are no proof of a quiet machine
 LEAST = 0.05  # of the median; nearer to it nothing is told, however quiet the past was

@@ -1,0 +1,47 @@
+"""A recorded Slurm and an empty directory for what `init` writes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Profile
+from tests.cli.recorded_slurm import Slurm, run
+
+Init = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    """Four nodes of four A100, in the default partition `gpu`."""
+    return Slurm(tmp_path)
+
+
+@pytest.fixture
+def init(tmp_path: Path, slurm: Slurm) -> Init:
+    """Run `clustersmoke init` on that Slurm; it writes into `new`."""
+
+    def call(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        return run(slurm, *words, tmp_path / "new", cwd=tmp_path, **environ)
+
+    return call
+
+
+@pytest.fixture
+def profile(tmp_path: Path, init: Init) -> Callable[..., tuple[Profile, str]]:
+    """What `init` writes, as pytest will read it, and as it stands in the file."""
+
+    def made(*words: str, **environ: str) -> tuple[Profile, str]:
+        done = init(*words, **environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+        path = tmp_path / "new" / "cluster.yaml"
+        file: Any = load(path, {"HOME": "/home/me"})
+        (name,) = file.names
+        return file.profile(name), path.read_text()
+
+    return made

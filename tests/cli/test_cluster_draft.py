@@ -1,0 +1,346 @@
+"""What Slurm says becomes a profile that the loader accepts, with what was guessed marked."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cli import cluster_draft
+from pytest_clustersmoke.cli.partition_survey import choose_partition, survey_cluster
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Profile
+from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
+from tests.preflight.slurm_texts import NODE_24, PARTITION_24, node, partition
+
+Made = Callable[..., tuple[Profile, str]]
+Init = Callable[..., "subprocess.CompletedProcess[str]"]
+SHIPPED = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/me", "USER": "me"})
+MARK = re.compile(r"check this: (.*)")
+
+
+def unwrapped(text: str) -> str:
+    """The file with comments that go over several lines joined."""
+    return re.sub(r"\n *# (?!check this)(?=[a-z`(\[N])", " ", text)
+
+
+def marks(text: str) -> list[str]:
+    return MARK.findall(unwrapped(text))
+
+
+def test_a_cluster_of_four_a100_a_node(profile: Made) -> None:
+    """Partition, GPUs, nodes, and each GPU's share of CPUs and memory come from Slurm; phases that
+    need eight GPUs a node are left out, with the reason."""
+    made, text = profile("--shared-dir", "/scratch/me/runs")
+    assert made.name == "pf" and made.backend == "slurm" and not made.lab
+    assert made.slurm == {"partition": "gpu"}
+    hardware = made.hardware
+    assert (hardware.gpu, hardware.device, hardware.gpus_per_node, hardware.nodes) == (
+        "any",
+        "cuda",
+        4,
+        4,
+    )
+    assert set(made.phases) == set(cluster_draft.NEEDS) - {"lora_sft_ddp", "lora_sft_2node"}
+    four, one = made.phases["zero1_4node"], made.phases["mlp_1gpu"]
+    assert (four.nodes, four.gpus_per_node, four.writes_gib) == (4, 2, 14)
+    # 8 CPUs and 1 TiB a node: a GPU's share is 2 CPUs and 230.4 GiB.
+    assert four.slurm == {"cpus_per_task": 4, "mem": "460G", "time": "01:00:00"}
+    assert one.slurm == {"cpus_per_task": 2, "mem": "230G", "time": "00:30:00"}
+    assert made.phases["allreduce_1node"].gpus_per_node == 4
+    assert made.phases["allreduce_multinode"].nodes == 4
+    assert "# lora_sft_2node is left out: needs 8 GPUs a node, they have 4" in text
+    assert str(made.shared_dir) == "/scratch/me/runs"
+    assert any("Slurm calls it a100" in one for one in marks(text))
+
+
+def test_all_that_is_marked_is_told(init: Init, tmp_path: Path) -> None:
+    """Each mark of the file stands in the output, with its key and reason."""
+    said = init().stdout
+    told = re.findall(r"^  ([a-z_.0-9]+): (.*)$", said.partition("\nphases: ")[0], re.MULTILINE)
+    reasons = [why for _, why in told]
+    marked = marks((tmp_path / "new" / "cluster.yaml").read_text())
+    assert len(marked) == len(reasons) > 4
+    assert marked == reasons
+    assert "hardware.gpu" in dict(told)
+
+
+def test_transports_are_required_and_what_is_not_known_says_so(profile: Made) -> None:
+    """Inside a node any but the network; what is between nodes is to be written by a person, and
+    until then no run is FIT."""
+    made, text = profile()
+    assert made.require == ("transports",)
+    assert made.expect["ddp_2gpu"].forbid == ("NET/*",)
+    between = made.expect["allreduce_multinode"]
+    assert between.intra_node == ("P2P/*", "SHM*")
+    assert between.inter_node == () and "inter_node: []" in text
+    assert any("INCONCLUSIVE" in one for one in marks(text))
+
+
+def test_three_nodes_and_an_hour_are_heeded(slurm: Slurm, profile: Made) -> None:
+    """A phase of four nodes is left out on three; all-reduce takes three; no job asks for more time
+    than the partition gives."""
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:h100:8") for i in range(3)))
+    slurm.partitions(partition("gpu", time="00:20:00"))
+    made, text = profile("--cluster", "mine")
+    assert made.name == "mine"
+    assert "zero1_4node is left out: needs 4 nodes, a job gets 3" in text
+    assert made.phases["allreduce_multinode"].nodes == 3
+    assert made.phases["lora_sft_2node"].gpus_per_node == 8
+    assert "Mistral-7B" in text
+    assert {one.slurm["time"] for one in made.phases.values()} == {"00:20:00"}
+
+
+def test_a_job_gets_fewer_nodes_than_there_are(slurm: Slurm, profile: Made) -> None:
+    """The partition's MaxNodes decides what fits, not the number of its nodes."""
+    slurm.partitions(partition("gpu", nodes="2"))
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:2") for i in range(6)))
+    made, text = profile()
+    assert "zero1_4node is left out: needs 4 nodes, a job gets 2" in text
+    assert made.phases["allreduce_multinode"].nodes == 2 and made.hardware.nodes == 6
+
+
+def test_one_node_of_one_gpu(slurm: Slurm, profile: Made) -> None:
+    """Only what one GPU can run is listed."""
+    slurm.nodes(node("n0", partitions="gpu", gres="gpu:1"))
+    made, text = profile()
+    assert set(made.phases) == {"mlp_1gpu"} and made.expect == {}
+    assert "allreduce_1node is left out: needs 2 GPUs a node, they have 1" in text
+    assert any("Slurm does not name it" in one for one in marks(text))
+
+
+def test_nodes_of_one_gpu(slurm: Slurm, profile: Made) -> None:
+    """All-reduce between nodes is listed, and what joins them is to be written."""
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:1") for i in range(2)))
+    made, _ = profile()
+    assert set(made.phases) == {"mlp_1gpu", "allreduce_multinode"}
+    between = made.expect["allreduce_multinode"]
+    assert (between.intra_node, between.inter_node, between.forbid) == ((), (), ())
+
+
+def test_gpus_without_bf16(slurm: Slurm, profile: Made) -> None:
+    """Phases that train in bf16 are left out on V100, with its compute capability."""
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:v100:8") for i in range(4)))
+    made, text = profile()
+    assert set(made.phases) == {"mlp_1gpu", "ddp_2gpu", "allreduce_1node", "allreduce_multinode"}
+    assert text.count("compute capability 7.0") == 4
+
+
+def test_nodes_that_differ(slurm: Slurm, init: Init, profile: Made) -> None:
+    """The kind that most nodes have is taken, those with more of the same count with them, and the
+    others are named; slices of GPUs count for nothing."""
+    slurm.nodes(
+        *(node(f"a{i}", partitions="gpu", gres="gpu:a100:2") for i in range(3)),
+        node("b0", partitions="gpu", gres="gpu:a100:4"),
+        node("h0", partitions="gpu", gres="gpu:h100:8", state="DOWN+DRAIN", reason="dead"),
+        node("m0", partitions="gpu", gres="gpu:1g.10gb:7,gpu:a100:2"),
+        node("c0", partitions="gpu", gres="(null)"),
+    )
+    made, text = profile()
+    assert made.hardware.gpus_per_node == 2 and made.hardware.nodes == 5
+    (differ,) = [one for one in marks(text) if "differ" in one]
+    for words in ("4 have 2 x a100", "1 with 4 x a100", "1 with 8 x h100", "1 with no GPU"):
+        assert words in differ
+    said = init("--force").stdout
+    assert "7 slices of GPUs (MIG)" in said
+
+
+def test_todays_slurm(slurm: Slurm, profile: Made) -> None:
+    """Of a node of 24.11: whole GPUs without slices, CPUs without those kept for the system."""
+    slurm.nodes(NODE_24.replace("IDLE+CLOUD+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", "IDLE"))
+    slurm.partitions(
+        PARTITION_24.replace("AllowGroups=hpc,gpu AllowAccounts=euge,lab", "AllowGroups=ALL")
+    )
+    made, _ = profile()
+    assert made.hardware.gpus_per_node == 3
+    assert made.phases["mlp_1gpu"].slurm["cpus_per_task"] == 31  # 94 of 96, for one of 3 GPUs
+    assert made.phases["mlp_1gpu"].slurm["mem"] == "150G"  # 515002 MiB x 0.9 / 3
+
+
+def test_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
+    """The default one where it has GPUs; else that with the most, marked; or the one asked for."""
+    slurm.nodes(
+        node("c0", partitions="cpu", gres="(null)"),
+        node("a0", partitions="few,cpu2", gres="gpu:a100:2"),
+        *(node(f"b{i}", partitions="many,down,root", gres="gpu:a100:4") for i in range(2)),
+    )
+    root = partition("root", default="NO").replace("RootOnly=NO", "RootOnly=YES")
+    slurm.partitions(
+        partition("cpu"),
+        partition("few", default="NO"),
+        partition("many", default="NO"),
+        partition("down", default="NO", state="DOWN"),
+        root,
+    )
+    made, text = profile()
+    assert made.slurm["partition"] == "many"
+    why = "the default partition cpu has no GPUs; of the others this one has the most (8)"
+    assert why in marks(text)
+    made, text = profile("--partition", "few", "--force")
+    assert made.slurm["partition"] == "few" and why not in marks(text)
+    refused = init("--partition", "fwe", "--force")
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert refused.stderr == (
+        "clustersmoke: --partition: no partition `fwe`; expected one of `cpu`, `few`, `many`, "
+        "`down`, `root`; did you mean `few`?\n"
+    )
+
+
+def test_a_cluster_without_gpus(slurm: Slurm, profile: Made) -> None:
+    """Small sizes on CPU, and no GPU is asked for."""
+    slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="(null)") for i in range(4)))
+    made, _ = profile()
+    assert (made.hardware.gpu, made.hardware.device) == ("none", "cpu")
+    assert made.phases == SHIPPED.profile("lab").phases and made.require == ()
+
+
+@pytest.mark.parametrize(
+    ("accounts", "default", "wanted", "marked"),
+    [
+        ("pf|lab||normal|normal|||\n", "lab\n", "lab", False),
+        ("pf|lab||normal|normal|||\npf|euge||normal||||\n", "lab\n", "lab", True),
+        ("pf|lab||normal|normal|||\npf|euge||normal||||\n", "\n", "euge", True),
+    ],
+)
+def test_accounts(
+    slurm: Slurm, profile: Made, accounts: str, default: str, wanted: str, marked: bool
+) -> None:
+    """The one account, else the default one with the others named beside it."""
+    slurm.accounts(accounts, default)
+    made, text = profile()
+    assert made.slurm["account"] == wanted
+    assert any("accounts are euge, lab" in one for one in marks(text)) is marked
+
+
+def test_needs_are_those_of_the_markers(tmp_path: Path) -> None:
+    """Nodes and GPUs of each phase are what its marker asks for, and no phase is forgotten."""
+    code = (
+        "import pytest\n"
+        "from pytest_clustersmoke.session.items import read_phases\n"
+        "class Plugin:\n"
+        "    def pytest_collection_finish(self, session):\n"
+        "        read, problems = read_phases(session.items); assert not problems\n"
+        "        for one in read.values():\n"
+        "            print('NEEDS', one.name, one.nodes, one.gpus_per_node)\n"
+        "pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', 'smoke_tests'], [Plugin()])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    said = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("NEEDS")]
+    assert {name: (int(n), int(g)) for name, n, g in said} == {
+        name: (one.nodes, one.gpus) for name, one in cluster_draft.NEEDS.items()
+    }
+
+
+def test_without_slurm_the_profile_is_this_machine(tmp_path: Path) -> None:
+    """The profile `local`, as it ships, and it says so; a partition cannot be had then."""
+    done = run(None, "new", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "no Slurm here (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
+    environ = {"HOME": "/home/me"}
+    made = load(tmp_path / "new" / "cluster.yaml", environ).profile("local")
+    shipped = SHIPPED.profile("local")
+    skipped = {"description"}
+    assert made.model_dump(exclude=skipped) == shipped.model_dump(exclude=skipped)
+    refused = run(None, "other", "--partition", "gpu", cwd=tmp_path)
+    assert refused.returncode == 2 and not (tmp_path / "other").exists()
+    assert refused.stderr.startswith(
+        "clustersmoke: --partition: Slurm cannot be asked: no `scontrol` on PATH; omit it"
+    )
+
+
+def test_a_silent_slurm(slurm: Slurm, init: Init, tmp_path: Path) -> None:
+    """Its last word is told; where SLURM_CONF names it, no profile of this machine is written in
+    its place."""
+    (slurm.bin / "config").unlink()
+    refused = init(SLURM_CONF="/etc/slurm/slurm.conf")
+    assert refused.returncode == 2 and not (tmp_path / "new").exists()
+    assert refused.stderr == (
+        "clustersmoke: SLURM_CONF: Slurm cannot be asked: `scontrol show config` ended with status "
+        "1: scontrol: fatal: no such thing; try again when it answers, or unset SLURM_CONF for a "
+        "profile of this machine\n"
+    )
+    done = init()
+    assert done.returncode == 0 and "no such thing): the profile runs on this" in done.stdout
+
+
+def test_what_the_shell_tells(tmp_path: Path, slurm: Slurm, profile: Made) -> None:
+    """Loaded modules become `setup`, $SCRATCH the place of runs; `$` in a path stays text."""
+    scratch = tmp_path / "scr$HOME"
+    scratch.mkdir()
+    made, text = profile(
+        SCRATCH=str(scratch), LOADEDMODULES="cuda/12.1:conda/2024.10-py312:bad;rm -rf"
+    )
+    assert made.setup == (
+        "module purge",
+        "module load cuda/12.1",
+        "module load conda/2024.10-py312",
+    )
+    assert made.shared_dir == scratch / "clustersmoke" / "runs"
+    assert any("below $SCRATCH of this shell" in one for one in marks(text))
+
+
+def test_hostile_words_of_slurm(tmp_path: Path, slurm: Slurm, init: Init, profile: Made) -> None:
+    """Names that YAML, a terminal or the loader would read otherwise are text, or refused."""
+    slurm.answer("config", "ClusterName = \x1b[31m: {x\nSLURM_VERSION = 1\x07\n")
+    name = "a:b,[c]#d&$e"
+    slurm.nodes(node("n0", partitions=name.split(",")[0], gres="gpu:a100\x1b[2J:2"))
+    slurm.partitions(partition(name.split(",")[0]))
+    made, text = profile()
+    assert made.name == "31m-x" and made.slurm["partition"] == "a:b"
+    assert text.isprintable() or set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
+    slurm.nodes(node("n0", partitions="p#$e&", gres="gpu:a100:2"))
+    slurm.partitions(partition("p#$e&"))
+    refused = init("--force")
+    assert refused.returncode == 2 and refused.stderr == (
+        "clustersmoke: what was found makes no profile: clusters.31m-x.slurm.partition is `p#$e&`; "
+        "expected a name\n"
+    )
+    assert "a:b" in (tmp_path / "new" / "cluster.yaml").read_text()
+
+
+def test_a_slurm_with_no_nodes(slurm: Slurm, init: Init, tmp_path: Path) -> None:
+    """No partition that jobs can go to, or one without nodes, is refused."""
+    slurm.nodes("")
+    for words, said in (
+        ((), "Slurm names no partition that is up, has nodes and is open to this user"),
+        (("--partition", "gpu"), "--partition: partition gpu has no nodes; expected one that has"),
+    ):
+        refused = init(*words)
+        assert refused.returncode == 2 and said in refused.stderr, refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "suite", "host", "node_local"),
+    [
+        ("/home/me/runs", "/home/me", "host1", ["/tmp"]),
+        ("/home/me/runs", "/tmp/suite", "host1", []),
+        ("/tmp/runs", "/home/me", "host1", []),
+        ("/home/me/runs", "/home/me", os.uname().nodename, []),
+    ],
+)
+def test_tmp_is_each_nodes_own(
+    runs: str,
+    suite: str,
+    host: str,
+    node_local: list[str],
+    slurm: Slurm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless runs or suite lie there, or every node is this machine; of other machines it is said
+    that they must see the runs."""
+    monkeypatch.setattr(sys, "executable", "/opt/bin/python")
+    slurm.nodes(node("n0", host=host, partitions="gpu"))
+    survey = survey_cluster({"PATH": f"{slurm.bin}:/usr/bin:/bin"})
+    wishes = cluster_draft.Wishes(Path(suite), shared_dir=Path(runs))
+    draft = cluster_draft.draft_slurm(wishes, survey, choose_partition(survey, None), {})
+    assert draft.node_local == node_local and ("node_local" in draft.guesses) is bool(node_local)
+    assert ("every node must see it" in draft.guesses.get("shared_dir", "")) is (host == "host1")

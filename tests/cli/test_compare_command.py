@@ -1,0 +1,207 @@
+"""`clustersmoke compare RUN RUN`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.evidence.history.made import nights, of_night, with_versions
+from tests.support.records import metric, phase
+
+PASSED = {"test_x": {"result": "passed", "text": ""}}
+FAILED = {"test_x": {"result": "failed", "text": ""}}
+
+
+def compared(
+    capsys: pytest.CaptureFixture[str], directory: Path, *words: str
+) -> tuple[int, dict[str, Any]]:
+    status = main(["compare", "--json", "--report-dir", str(directory), *words])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def pair(directory: Path, first: dict[str, Any], second: dict[str, Any], **changes: Any) -> None:
+    """Two runs, a and b, whose phase differs; `changes` are of the second run."""
+    add(of_night(100, phase(**first), run_id="a"), directory)
+    add(of_night(101, phase(**second), **{"run_id": "b", **changes}), directory)
+
+
+def test_two_like_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics that lie nearer than 5 % are no difference, and the status is 0."""
+    pair(tmp_path, {}, {"metrics": {**phase()["metrics"], "steps_per_s": metric(9.1)}})
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differ"], found["differences"]) == (0, False, [])
+    one = found["phases"][0]["metrics"]["steps_per_s"]
+    assert one["percent"] == pytest.approx(-4.21, abs=0.01)
+    assert one["told_from"] == pytest.approx(0.475)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ({}, {"outcome": "lost"}, "zero1_4node: passed -> lost"),
+        ({"criteria": PASSED}, {"criteria": FAILED}, "zero1_4node: test_x passed -> failed"),
+        ({"criteria": PASSED}, {"criteria": {}}, "zero1_4node: test_x passed -> none"),
+        (
+            {"metrics": {"steps_per_s": metric(9.5)}},
+            {"metrics": {"steps_per_s": metric(6.65)}},
+            "zero1_4node: steps_per_s 9.500 -> 6.650 steps/s (-30.0 %), worse",
+        ),
+        (
+            {"metrics": {"peak_memory_gib": metric(10.0, "GiB", False)}},
+            {"metrics": {"peak_memory_gib": metric(9.0, "GiB", False)}},
+            "zero1_4node: peak_memory_gib 10.00 -> 9.000 GiB (-10.0 %), better",
+        ),
+        (
+            {"metrics": {"steps_per_s": metric(9.5)}},
+            {"metrics": {}},
+            "zero1_4node: steps_per_s 9.500 -> none steps/s",
+        ),
+        (
+            {"metrics": {"steps_per_s": metric(9.5)}},
+            {"metrics": {"steps_per_s": {**metric(1.0), "value": "nan"}}},
+            "zero1_4node: steps_per_s 9.500 -> nan steps/s",
+        ),
+    ],
+)
+def test_what_differs_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    first: dict[str, Any],
+    second: dict[str, Any],
+    told: str,
+) -> None:
+    """Outcome, criteria and metrics that differ are told in words, and the status is 1."""
+    pair(tmp_path, first, second)
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differences"]) == (1, [told])
+    assert main(["compare", "--report-dir", str(tmp_path), "a", "b"]) == 1
+    assert f"differences:\n  {told}\n" in capsys.readouterr().out
+
+
+def test_a_verdict_and_a_phase_that_is_missing_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdict is compared, and a phase that only one run has."""
+    add(of_night(0, phase("a"), phase("b"), run_id="a"), tmp_path)
+    add(of_night(1, phase("a"), run_id="b", verdict="UNFIT"), tmp_path)
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differences"]) == (1, ["verdict FIT -> UNFIT", "b: passed -> none"])
+
+
+def test_versions_and_nodes_alone_are_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the runs ran on is told; by itself it leaves the status at 0."""
+    other = phase(versions=with_versions(nccl="2.22", driver="560.1"))
+    other["nodes"][3]["node"] = "node7"
+    add(of_night(0, run_id="a"), tmp_path)
+    add(of_night(1, other, run_id="b", package_version="0.2.0"), tmp_path)
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differences"]) == (0, [])
+    assert found["also_different"] == [
+        "driver 550.54.15 -> 560.1 (zero1_4node)",
+        "nccl 2.21.5 -> 2.22 (zero1_4node)",
+        "pytest-clustersmoke 0.1.0 -> 0.2.0",
+        "nodes: node7, not node3",
+    ]
+
+
+def test_noise_of_the_past_widens_the_threshold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With eight good runs that scatter, 7 % is no difference; without them it is."""
+    first, second = ({"metrics": {"steps_per_s": metric(value)}} for value in (9.5, 8.83))
+    pair(tmp_path, first, second)
+    assert compared(capsys, tmp_path, "a", "b")[0] == 1
+    nights(tmp_path, 20, noise=0.25)  # spread 0.37, and 3.9 of that warn of 20 runs
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert status == 0
+    assert found["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(1.431, 0.01)
+
+
+def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`latest`, `previous` (of the same cluster), a whole id that begins another, and a unique
+    beginning of one."""
+    for number, (name, cluster) in enumerate(
+        [
+            ("20261101-a", "one"),
+            ("20261101-ab", "one"),
+            ("20261102-c", "two"),
+            ("20261103-d", "one"),
+        ]
+    ):
+        add(of_night(number, run_id=name, cluster=cluster), tmp_path)
+
+    def ids(*words: str) -> list[str]:
+        return [run["run_id"] for run in compared(capsys, tmp_path, *words)[1]["runs"]]
+
+    assert ids("previous", "latest") == ["20261101-ab", "20261103-d"]
+    assert ids("20261101-a", "20261102") == ["20261101-a", "20261102-c"]
+    assert ids("latest", "latest", "--cluster", "two") == ["20261102-c"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("2026", "latest"),
+            "`2026` is the beginning of several runs; such as 20261102-b, 20261101-a",
+        ),
+        (
+            ("lates", "latest"),
+            "no run `lates` in the history; expected a run id, the beginning of one, `latest` or "
+            "`previous`; did you mean `latest`?",
+        ),
+        (
+            ("latest", "20261101-b"),
+            "no run `20261101-b` in the history; expected a run id, the beginning of one, `latest` "
+            "or `previous`; did you mean `20261102-b`?",
+        ),
+        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, the beginning"),
+        (("", "latest"), "no run `` in the history; expected a run id, the beginning of one, "),
+        (
+            ("latest", "previous", "--cluster", "two"),
+            "--cluster: no cluster `two` in the history; expected one of `one`",
+        ),
+    ],
+)
+def test_words_that_mean_no_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    """A run that is not there ends in one line with what is meant, and status 2."""
+    for number, name in enumerate(("20261101-a", "20261102-b")):
+        add(of_night(number, run_id=name, cluster="one"), tmp_path)
+    assert main(["compare", "--report-dir", str(tmp_path), *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"clustersmoke: {told}")
+    assert captured.err.count("\n") == 1
+
+
+def test_the_first_run_has_none_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`previous` of one run is refused in words."""
+    add(of_night(0), tmp_path)
+    assert main(["compare", "--report-dir", str(tmp_path), "previous", "latest"]) == 2
+    assert capsys.readouterr().err == "clustersmoke: there is no previous run in the history\n"
+
+
+def test_a_phase_that_only_one_run_was_asked_for_is_no_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told beside; where both were asked for all, its absence is a difference."""
+    both = [phase(), phase(phase="lora_sft_ddp")]
+    add(of_night(100, *both, run_id="a"), tmp_path)
+    add(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
+    add(of_night(102, phase(), run_id="c"), tmp_path)
+    status, found = compared(capsys, tmp_path, "a", "b")
+    assert (status, found["differences"]) == (0, [])
+    assert "in the first run alone: lora_sft_ddp" in found["also_different"]
+    status, found = compared(capsys, tmp_path, "a", "c")
+    assert (status, found["differences"]) == (1, ["lora_sft_ddp: passed -> none"])

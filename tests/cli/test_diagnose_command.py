@@ -1,0 +1,287 @@
+"""`clustersmoke diagnose`: what it prints, for people and programs, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.cli import parser
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
+from tests.diagnose.logs import KILLED, REMOTE, TRACEBACK
+
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+COMMAND = [sys.executable, "-m", "pytest_clustersmoke.cli", "diagnose"]
+
+
+@dataclass
+class Said:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        value = json.loads(self.out)
+        assert isinstance(value, list)
+        return value
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the subcommand in this process."""
+
+    def diagnose(*words: object) -> Said:
+        parsed = parser().parse_args(["diagnose", *map(str, words)])
+        status = parsed.run(parsed)
+        return Said(status, *capsys.readouterr())
+
+    return diagnose
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "job.log"
+    path.write_text("step 1\n" + OOM + REMOTE.format(1, "20"))
+    return path
+
+
+def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
+    """The first cause first, each with where it was read."""
+    said = run("--json", log)
+    assert said.status == 1
+    first, *others = said.json
+    assert first == {
+        "id": "cuda_oom",
+        "cause": "GPU memory is used up (asked for 2.00 GiB)",
+        "fix": first["fix"],
+        "primary": True,
+        "evidence": [{"file": str(log), "line": 2, "text": OOM.strip()}],
+        "hosts": [],
+        "ranks": [3],
+    }
+    assert {one["id"] for one in others} == {"nccl_peer_closed", "nccl_remote_error"}
+    assert not any(one["primary"] for one in others)
+
+
+def test_text_has_cause_place_evidence_and_next_step(run: Any, log: Path) -> None:
+    """What follows from it has a line each."""
+    said = run(log)
+    lines = said.out.splitlines()
+    assert said.status == 1 and said.err == ""
+    assert lines[0] == "GPU memory is used up (asked for 2.00 GiB) [cuda_oom]"
+    assert lines[1] == "   where: rank 3"
+    assert lines[2] == f"   {log}:2: {OOM.strip()}"
+    assert lines[3].startswith("   next: smaller batch")
+    assert lines[5] == "follows from it:" and len(lines) == 8
+    assert f"(1 line; {log}:3)" in said.out
+
+
+def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
+    """In their order."""
+    log = tmp_path / "a.log"
+    log.write_text("OSError: [Errno 28] No space left on device\n" * 9 + OOM)
+    out = run(log).out
+    assert out.index("1. a file system is full") < out.index("2. GPU memory is used up")
+    assert "   ... 9 lines in all\n" in out
+
+
+@pytest.mark.parametrize("word", ["--json", None])
+def test_nothing_wrong(run: Any, tmp_path: Path, word: str | None) -> None:
+    """An empty list, or a line that says how much was read; exit status 0."""
+    log = tmp_path / "fine.log"
+    log.write_text("FutureWarning: The pynvml package is deprecated\nPASSED\n")
+    said = run(*filter(None, [word]), log)
+    assert said.status == 0
+    nothing = "no known failure and no exception found in 1 file\n"
+    assert said.json == [] if word else said.out == nothing
+
+
+def test_standard_input(log: Path) -> None:
+    """`-` is read to its end, and its lines are numbered."""
+    with log.open() as stream:
+        done = subprocess.run([*COMMAND, "--json", "-"], stdin=stream, capture_output=True)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)[0]["evidence"][0]["file"] == "<stdin>"
+
+
+def test_an_unknown_cause(run: Any, tmp_path: Path) -> None:
+    """It is told as such, with the exception and its place."""
+    log = tmp_path / "a.log"
+    log.write_text(TRACEBACK.format("[rank2]: "))
+    said = run(log)
+    assert said.status == 1
+    assert said.out.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
+    assert "   where: rank 2\n" in said.out
+
+
+def test_what_cannot_be_read_is_named_behind_what_could(run: Any, log: Path) -> None:
+    """Exit status 2, each file with the reason; the findings of the others stand."""
+    gone, packed = log.with_name("job.lgo"), log.with_name("packed.gz")
+    packed.write_bytes(b"\x1f\x8b\x08\0")
+    said = run("--json", log, gone, packed)
+    assert said.status == 2 and said.json[0]["id"] == "cuda_oom"
+    assert f"{gone} does not exist; did you mean `job.log`?" in said.err
+    assert f"{packed} is compressed" in said.err
+
+
+def test_a_fifo_is_refused_in_this_commands_words(run: Any, tmp_path: Path) -> None:
+    """It might never end."""
+    os.mkfifo(tmp_path / "pipe")
+    said = run(tmp_path / "pipe")
+    assert said.status == 2 and said.out == ""
+    assert "clustersmoke diagnose -" in said.err
+
+
+def test_a_directory_stands_for_the_texts_below_it(run: Any, log: Path) -> None:
+    """What is no text there is passed over; what is compressed is told."""
+    (log.parent / "deep").mkdir()
+    (log.parent / "deep" / "b.err").write_text("RuntimeError: No CUDA GPUs are available\n")
+    (log.parent / "model.pt").write_bytes(b"PK\3\4\0\0\0\0")
+    said = run("--json", log.parent)
+    assert said.status == 1
+    assert {one["id"] for one in said.json if one["primary"]} == {"no_gpu", "cuda_oom"}
+    (log.parent / "old.log.gz").write_bytes(b"\x1f\x8b\x08\0")
+    assert run(log.parent).status == 2
+
+
+def phase(root: Path, name: str = "small") -> PhaseDir:
+    directory = PhaseDir(root / "phases" / name)
+    write_json(directory.spec, {"phase": name, "nodes": 2, "ranks_per_node": 2})
+    write_json(directory.node_facts(1), {"node": "n1", "host": "h"})
+    logs = directory.rank_logs(1) / "run_x" / "attempt_0" / "1"
+    logs.mkdir(parents=True)
+    (logs / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    directory.torchrun_log(1).write_text(KILLED.replace("node2", "h"))
+    (directory.root / "output").mkdir()
+    (directory.root / "output" / "x.txt").write_text("OSError: No space left on device\n")
+    return directory
+
+
+def test_the_place_of_a_log_of_ours_tells_rank_and_node(run: Any, tmp_path: Path) -> None:
+    """Node 1's second rank is rank 3; what the program wrote itself is no log."""
+    directory = phase(tmp_path)
+    for word in (directory.root, tmp_path):
+        found = {one["id"]: one for one in run("--json", word).json}
+        assert set(found) == {"cuda_oom", "rank_killed", "torchrun_child_failed"}
+        assert (found["cuda_oom"]["ranks"], found["cuda_oom"]["hosts"]) == ([3], ["n1"])
+        assert (found["rank_killed"]["ranks"], found["rank_killed"]["hosts"]) == ([5], ["n1"])
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_a_rank_of_ours_survived_is_no_finding(run: Any, tmp_path: Path, done: bool) -> None:
+    """It caught an out of memory, tried again and was done; the same of one that was not counts."""
+    directory = phase(tmp_path)
+    directory.torchrun_log(1).write_text("all is well\n")
+    writer = EventWriter(directory.rank_events(3))
+    writer.write("start", schema=SCHEMA, job="", rank=3, local_rank=1, node_rank=1, pid=7)
+    if done:
+        writer.write("done", seconds=1.0)
+    writer.close()
+    said = run(directory.root)
+    assert said.status == (0 if done else 1)
+    assert ("no known failure and no exception found in 2 files" in said.out) is done
+
+
+@pytest.mark.parametrize("spec", [{}, {"nodes": 10**9}, {"nodes": "x"}, {"nodes": True}])
+def test_a_phase_whose_record_is_none_is_read_as_logs(
+    run: Any, tmp_path: Path, spec: dict[str, Any]
+) -> None:
+    """Nothing of it is taken for survived, whatever stands there."""
+    directory = phase(tmp_path)
+    write_json(directory.spec, {"ranks_per_node": 2, **spec})
+    assert run("--json", directory.root).status == 1
+
+
+def test_the_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:
+    """One order of causes for two jobs would be none."""
+    phase(tmp_path, "one")
+    phase(tmp_path, "two")
+    said = run(tmp_path)
+    assert said.status == 2 and said.out == ""
+    assert "holds the logs of 2 jobs; give that of one: " in said.err
+
+
+def test_an_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> None:
+    """Nothing read is nothing said."""
+    said = run(tmp_path)
+    assert (said.status, said.out) == (2, "") and "holds no logs" in said.err
+
+
+def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None:
+    """Zeros stand where a node's words were lost; what is behind them counts. Zeros alone are no
+    log, and so is nothing that was wrong with them."""
+    log = tmp_path / "holed.log"
+    log.write_bytes(bytes(5000) + OOM.encode())
+    assert run(log).status == 1
+    log.write_bytes(bytes(5000))
+    said = run(log)
+    assert said.status == 2 and "is binary" in said.err
+
+
+def test_garbage_behind_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> None:
+    """A log that was named, or is called as logs are, is searched to its end; what else looks
+    binary below a directory is a checkpoint, whatever words stand in it."""
+    raw = OOM.encode() + bytes(range(256)) * 40
+    torn, model = tmp_path / "torn.out", tmp_path / "model.pt"
+    torn.write_bytes(raw)
+    for word in (torn, tmp_path):
+        said = run("--json", word)
+        assert (said.status, said.err) == (1, "")
+        assert said.json[0]["id"] == "cuda_oom" and said.json[0]["ranks"] == [3]
+    torn.rename(model)
+    said = run("--json", tmp_path)
+    assert (said.status, said.out) == (2, "") and f"{tmp_path} holds no text" in said.err
+    tmp_path.joinpath("job.log").write_text("step 1\n")
+    assert run("--json", tmp_path).json == []
+
+
+def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
+    """Control characters of a log, and of its name, never reach the terminal."""
+    log = tmp_path / "a\x1b]0;x\x07.log"
+    log.write_bytes(b"\x1b[2J\x9b RuntimeError: CUDA out of memory \x07\x08\xe2\x80\xae\xff\n")
+    said = run(log)
+    assert said.status == 1
+    assert all(line.isprintable() for line in said.out.splitlines())
+    assert run("--json", log).json[0]["id"] == "cuda_oom"
+
+
+def test_a_terminal_without_the_characters(log: Path) -> None:
+    """Whatever the encoding of the output, it is written."""
+    log.write_text("RuntimeError: CUDA out of memory \u4f60\u597d\n")
+    done = subprocess.run(
+        [*COMMAND, str(log)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 1 and b"\\u4f60" in done.stdout
+
+
+def test_many_ranks_are_shortened(run: Any, tmp_path: Path) -> None:
+    """For people; programs get all."""
+    log = tmp_path / "a.log"
+    log.write_text("".join(OOM.replace("rank3", f"rank{rank}") for rank in range(40)))
+    assert "14, 15, and 24 more\n" in run(log).out
+    assert run("--json", log).json[0]["ranks"] == list(range(40))
+
+
+def test_closed_standard_input_is_told(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to read, which is no healthy job."""
+    monkeypatch.setattr(sys, "stdin", None)
+    said = run("-")
+    assert said.status == 2 and "it is closed" in said.err
+
+
+def test_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples and exit status stand in the help."""
+    with pytest.raises(SystemExit):
+        parser().parse_args(["diagnose", "--help"])
+    said = capsys.readouterr().out
+    assert "exit status: 0 no known failure and no exception, 1 findings, 2" in said

@@ -1,0 +1,268 @@
+"""`clustersmoke history`, run as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.reference import show
+from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
+from tests.support.records import BEGUN, metric, phase
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, str, str]:
+    status = main([str(word) for word in words])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """Twelve good nights, an upgrade of NCCL, and a night at two thirds of the speed."""
+    nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
+    nights(tmp_path, 9, first=12)
+    add(night(21, 6.6, criteria={"test_t": {"result": "failed", "text": ""}}), tmp_path)
+    return tmp_path
+
+
+def test_one_phase_night_by_night(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest night first, its failed criterion, the change of versions where it happened, and
+    the metric's level with a sparkline that drops at its end."""
+    status, out, _ = run(capsys, "history", "--report-dir", held)
+    lines = out.splitlines()
+    assert status == 0
+    assert lines[0] == "zero1_4node on gilbreth: 22 runs, 21 of them good"
+    assert "test_t failed" in lines[3]
+    assert "6.600" in lines[3]
+    (changed,) = [number for number, line in enumerate(lines) if "nccl 2.19.3 -> 2.21.5" in line]
+    assert changed == 3 + 9
+    assert len(lines) == 3 + 20 + 1 + 2  # --last is 20
+    cells = lines[-1].split()
+    assert cells[:5] == ["steps_per_s", "6.600", "steps/s", "9.500", "-30.5"]
+    assert cells[-1].endswith("▁")
+    assert len(cells[-1]) == 20
+    assert set(cells[-1][:-1]) <= set("▆▇█")
+    assert "\x1b" not in out
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_several_phases_have_a_line_each(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each phase of each cluster with its newest run and its chief metric."""
+    add(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), held)
+    status, out, _ = run(capsys, "history", "--report-dir", held)
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[:4] for row in rows[1:]] == [
+        ["gilbreth", "a", "1", "1"],
+        ["gilbreth", "b", "1", "0"],
+        ["gilbreth", "zero1_4node", "22", "21"],
+    ]
+    assert rows[1][7:9] == ["steps_per_s", "9.500"]
+    assert rows[2][6:] == ["lost"]
+
+
+def test_last_cluster_phase_and_metric_choose(
+    held: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each option leaves what it names, and no more."""
+    add(of_night(30, phase("a"), cluster="nebius"), held)
+    words = ("--cluster", "nebius", "--phase", "a", "--metric", "peak_memory_gib", "--last", "1")
+    status, out, _ = run(capsys, "history", "--report-dir", held, *words, "--json")
+    (found,) = json.loads(out)["phases"]
+    (only,) = found["runs"]
+    assert status == 0
+    assert (found["cluster"], found["phase"], found["runs_in_all"]) == ("nebius", "a", 1)
+    assert only["metrics"] == {"peak_memory_gib": {"value": 9.007, "unit": "GiB"}}
+    assert only["begun"] == BEGUN + 30 * DAY_S
+    assert only["nodes"] == ["node0", "node1", "node2", "node3"]
+    assert only["versions"]["nccl"] == "2.21.5"
+
+
+def test_csv_has_a_line_for_each_metric(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A header, then every metric of every run; a run without metrics and what is not finite are
+    there too."""
+    add(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), held)
+    bad = {**metric(1.0), "value": "nan"}
+    add(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), held)
+    status, out, _ = run(capsys, "history", "--report-dir", held, "--csv", "--last", "3")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert status == 0
+    assert [(row["outcome"], row["metric"], row["value"]) for row in rows] == [
+        ("passed", "steps_per_s", "nan"),
+        ("passed", "final_loss", "0.5"),
+        ("never_ran", "", ""),
+        ("passed", "steps_per_s", "6.6"),
+    ]
+    assert rows[-1]["hardware"] == "4 nodes x 2 NVIDIA H100"
+    assert (rows[-1]["failed"], rows[-1]["good"]) == ("1", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--cluster", "gilbret"),
+            "--cluster: no cluster `gilbret` in the history; expected one of `gilbreth`; "
+            "did you mean `gilbreth`?",
+        ),
+        (
+            ("--phase", "zero1_4nodes"),
+            "--phase: no phase `zero1_4nodes` in the history; expected one of `zero1_4node`; "
+            "did you mean `zero1_4node`?",
+        ),
+        (
+            ("--metric", "step_per_s"),
+            "--metric: no metric `step_per_s` in these runs; expected one of `steps_per_s`; "
+            "did you mean `steps_per_s`?",
+        ),
+    ],
+)
+def test_unknown_names_are_refused(
+    held: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], told: str
+) -> None:
+    """A name that is not in the history ends in one line with those that are."""
+    assert run(capsys, "history", "--report-dir", held, *words) == (
+        2,
+        "",
+        f"clustersmoke: {told}\n",
+    )
+
+
+@pytest.mark.parametrize("last", ["0", "-1", "x", "1.5", "²"])
+def test_a_count_that_is_none_is_refused(
+    held: Path, capsys: pytest.CaptureFixture[str], last: str
+) -> None:
+    """--last takes whole numbers from 1 on."""
+    with pytest.raises(SystemExit) as raised:
+        run(capsys, "history", "--report-dir", held, f"--last={last}")
+    assert raised.value.code == 2
+    assert f"`{last}` is no count; expected a number of runs" in capsys.readouterr().err
+
+
+def test_without_a_history_the_place_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command says where it looked, and a damaged file is told in one line."""
+    for command in (
+        ("history",),
+        ("compare", "a", "b"),
+        ("references", "propose", "--cluster", "c"),
+    ):
+        status, out, err = run(capsys, *command, "--report-dir", tmp_path)
+        assert (status, out) == (2, "")
+        assert err == (
+            f"clustersmoke: --report-dir: no history.db in {tmp_path}; expected the report "
+            "directory of runs with --cluster\n"
+        )
+    tmp_path.joinpath("history.db").write_bytes(b"not a database, this is, for sure" * 99)
+    status, out, err = run(capsys, "history", "--report-dir", tmp_path)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "is damaged, or no database" in err
+
+
+def test_an_empty_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A history with a run that has no phases shows one line."""
+    add({**of_night(0), "phases": []}, tmp_path)
+    assert run(capsys, "history", "--report-dir", tmp_path)[:2] == (
+        0,
+        "the history holds no phases\n",
+    )
+
+
+def test_what_jobs_said_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Escapes in a version or a reason reach neither terminal nor JSON."""
+    nights(tmp_path, 1)
+    nights(tmp_path, 1, first=1, versions=with_versions(torch="\x1b]0;x\x07[bold]2.6[/bold]"))
+    for form in ((), ("--json",), ("--csv",)):
+        status, out, _ = run(capsys, "history", "--report-dir", tmp_path, *form)
+        assert status == 0
+        assert "\x1b" not in out
+        assert "\\u001b" not in out
+        assert "[bold]2.6[/bold]" in out  # nor is it markup
+
+
+def on_terminal(width: int, *words: str | Path, **environ: str) -> str:
+    """What the command writes on a terminal of this width."""
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(width), "LINES": "50", **environ}
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", *map(str, words)]
+    done = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    held = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        held += part
+    os.close(ours)
+    assert done.wait(60) == 0
+    return held.decode()
+
+
+def test_a_terminal_has_colours_and_its_own_width(held: Path) -> None:
+    """On a terminal the head is bold and no line is wider than it; NO_COLOR takes that away."""
+    words = ("history", "--report-dir", held)
+    out = on_terminal(100, *words)
+    assert "\x1b[1m" in out
+    plain = on_terminal(72, *words, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert max(map(len, plain.splitlines())) <= 72
+    assert "▁" in plain
+
+
+def test_a_terminal_without_bars_has_none(held: Path) -> None:
+    """Where the encoding has no block characters the trend is left out, and nothing breaks."""
+    out = on_terminal(100, "history", "--report-dir", held, PYTHONIOENCODING="ascii", NO_COLOR="1")
+    assert "steps_per_s" in out
+    assert "trend" not in out
+    assert "\\u" not in out
+
+
+def test_the_commands_only_read(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None of the commands changes a byte of the history, or leaves a file beside it."""
+    before = held.joinpath("history.db").read_bytes()
+    run(capsys, "history", "--report-dir", held)
+    run(capsys, "compare", "previous", "latest", "--report-dir", held)
+    run(capsys, "references", "propose", "--cluster", "gilbreth", "--report-dir", held)
+    assert held.joinpath("history.db").read_bytes() == before
+    assert [path.name for path in held.iterdir()] == ["history.db"]
+
+
+def test_the_command_is_quick_to_start() -> None:
+    """Importing the command loads neither SQLite nor rich nor statistics."""
+    code = "import sys, pytest_clustersmoke.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"sqlite3", "rich", "statistics", "sparklines", "filelock"} & set(
+        done.stdout.split()
+    )
+
+
+def test_the_median_is_that_of_the_record_whatever_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--last` is how many runs are shown, not what the newest is judged against."""
+    steps = [9.0 + 0.05 * night for night in range(30)]
+    for number, value in enumerate(steps):
+        last = night(number, value)
+        annotate(last, tmp_path)
+        add(last, tmp_path)
+    past: Any = last["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert main(["history", "--last", "5", "--report-dir", str(tmp_path)]) == 0
+    line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("steps_per"))
+    assert past["runs"] == 29 and show(past["median"]) in line.split()

@@ -1,0 +1,224 @@
+"""`clustersmoke references propose`: what it prints can be pasted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.cli.tables import moment
+from pytest_clustersmoke.config.cluster_file import load
+from pytest_clustersmoke.config.profile import Reference
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, level
+from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
+from tests.support.records import BEGUN, Record, metric, phase
+
+PROFILE = """\
+clusters:
+  gilbreth:
+    backend: slurm
+    shared_dir: /shared
+    hardware: {gpu: NVIDIA H100, gpus_per_node: 2}
+    slurm: {partition: gpu}
+    phases: {zero1_4node: , ddp_2gpu: , lora_sft_ddp: }
+"""
+
+
+def proposed(capsys: pytest.CaptureFixture[str], directory: Path, *words: str) -> str:
+    words = (
+        "references",
+        "propose",
+        "--cluster",
+        "gilbreth",
+        "--report-dir",
+        str(directory),
+        *words,
+    )
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def pasted(directory: Path, text: str) -> dict[str, dict[str, Reference]]:
+    """The references of a profile into which the text was pasted, as the loader has them."""
+    path = directory / "cluster.yaml"
+    path.write_text(PROFILE + text)
+    return load(path, {}).profile("gilbreth").references
+
+
+def test_what_is_printed_is_accepted_where_it_is_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loader of cluster.yaml takes it as it is, with value, bound, unit and source."""
+    for number in range(10):
+        metrics = {
+            "steps_per_s": metric(9.5 + 0.05 * (number % 5 - 2)),
+            "samples_per_s": metric(2432.4, "samples/s"),
+            "tokens_per_s_per_rank": metric(1234567.0, "tokens/s"),
+            "peak_memory_gib": metric(9.0071, "GiB", False),
+            "latency_us": metric(0.00012344, "us", False),
+        }
+        add(of_night(number, phase(metrics=metrics), phase("ddp_2gpu", metrics=metrics)), tmp_path)
+    text = proposed(capsys, tmp_path)
+    found = pasted(tmp_path, text)
+    assert list(found) == ["ddp_2gpu", "zero1_4node"]
+    values = {name: one.value for name, one in found["zero1_4node"].items()}
+    assert values == {
+        "steps_per_s": 9.5,
+        "samples_per_s": 2432,
+        "tokens_per_s_per_rank": 1235000,
+        "peak_memory_gib": 9.007,
+    }
+    one = found["zero1_4node"]["steps_per_s"]
+    assert (one.lower, one.upper, one.unit) == (-0.11, None, "steps/s")
+    assert one.source == (
+        "median of 10 runs, 2026-11-18 to 2026-11-27, torch 2.5.1+cu121, cuda 12.1, nccl 2.21.5, "
+        "driver 550.54.15"
+    )
+    memory = found["zero1_4node"]["peak_memory_gib"]
+    assert (memory.lower, memory.upper) == (None, 0.11)
+    assert "# latency_us is left out: times, latencies and losses scatter too far" in text
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("noise", [0.01, 0.2, 0.3])
+def test_a_bound_is_where_the_history_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, higher: bool
+) -> None:
+    """However much the past scattered, the bound is at least 10 % off, and no nearer than the
+    history's own."""
+    name, unit = ("steps_per_s", "steps/s") if higher else ("peak_memory_gib", "GiB")
+    values = [9.4567 + noise * (number % 7 - 3) for number in range(21)]
+    for number, value in enumerate(values):
+        add(night(number, metrics={name: metric(value, unit, higher)}), tmp_path)
+    one = pasted(tmp_path, proposed(capsys, tmp_path))["zero1_4node"][name]
+    here = level(values)
+    assert here is not None
+    far = here.off(FAIL_SPREADS)
+    off = max(far, 0.1 * one.value)
+    if higher:
+        assert one.low is not None
+        assert here.median - off - 0.01 * one.value <= one.low <= here.median - far
+        assert one.low <= 0.9 * one.value * (1 + 1e-12)
+    else:
+        assert one.high is not None
+        assert here.median + off + 0.01 * one.value >= one.high >= here.median + far
+        assert one.high >= 1.1 * one.value * (1 - 1e-12)
+
+
+def test_phases_with_too_few_runs_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A phase with fewer than eight good runs on its newest versions is left out, in a comment."""
+    nights(tmp_path, 9)
+    for number in range(12):
+        versions = with_versions(**({"nccl": "2.22"} if number >= 5 else {}))
+        add(of_night(number, phase("ddp_2gpu", versions=versions)), tmp_path)
+    add(of_night(20, phase("lora_sft_ddp", outcome="lost")), tmp_path)
+    text = proposed(capsys, tmp_path)
+    assert (
+        "    # left out: ddp_2gpu, 7 good runs on the versions of the newest (12 on any); 8 are "
+        "needed\n    # left out: lora_sft_ddp, 0 good runs; 8 are needed\n"
+    ) in text
+    assert list(pasted(tmp_path, text)) == ["zero1_4node"]
+
+
+def test_one_later_run_of_another_kind_hides_no_nights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the newest good run stands alone, the newest setup with enough good runs is proposed,
+    and a comment says what differs since."""
+    nights(tmp_path, 9, shape='{"steps": 10}')
+    nights(tmp_path, 30, first=10, shape='{"steps": 30}')
+    nights(tmp_path, 1, first=50, shape='{"steps": 60}')
+    text = proposed(capsys, tmp_path)
+    assert "# 30 runs, median 9.5 steps/s" in text
+    day = moment(BEGUN + 50 * DAY_S)[:10]
+    assert (
+        f"      # not of the newest good run, {day}: fewer than 8 like it; others since: "
+        "args.steps 30 -> 60\n"
+    ) in text
+    assert list(pasted(tmp_path, text)["zero1_4node"]) == ["steps_per_s"]
+
+
+def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--phase leaves one; where none has enough, what is printed is comments alone."""
+    nights(tmp_path, 8)
+    add(of_night(0, phase("ddp_2gpu")), tmp_path)
+    text = proposed(capsys, tmp_path, "--phase", "ddp_2gpu")
+    assert all(line.startswith("    #") for line in text.splitlines())
+    assert pasted(tmp_path, text) == {}
+    found = pasted(tmp_path, proposed(capsys, tmp_path, "--phase", "zero1_4node"))
+    assert list(found) == ["zero1_4node"]
+
+
+def test_metrics_that_can_have_no_bound_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too noisy, not positive, too rare or unknown: named in a comment, and the rest stays."""
+    for number in range(9):
+        metrics: dict[str, Record] = {
+            "steps_per_s": metric(1.0 + 2 * number),
+            "peak_memory_reserved_gib": metric(0.0, "GiB", False),
+            "final_loss": metric(1.0, "1", False),
+            "vanished": metric(1.0, "m"),
+            "samples_per_s": metric(100.0, "samples/s"),
+        }
+        if number == 8:
+            metrics["peak_memory_gib"] = metric(1.0, "GiB", False)
+        add(night(number, metrics=metrics), tmp_path)
+    text = proposed(capsys, tmp_path)
+    for words in (
+        "# steps_per_s is left out: too noisy for a bound, spread ",
+        "# peak_memory_reserved_gib is left out: its median is 0",
+        "# final_loss is left out: times, latencies and losses scatter too far",
+        "# vanished is left out: this clustersmoke has no such metric in m",
+        "# peak_memory_gib is left out: too few of these runs have it",
+    ):
+        assert words in text
+    assert list(pasted(tmp_path, text)["zero1_4node"]) == ["samples_per_s"]
+
+
+def test_a_phase_without_any_bound_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A phase no metric of which can have a bound is left out, in a comment."""
+    for number in range(8):
+        add(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
+    text = proposed(capsys, tmp_path)
+    assert "# left out: zero1_4node, no metric of which can have bounds" in text
+    assert pasted(tmp_path, text) == {}
+
+
+def test_hostile_names_stay_in_their_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What jobs said of versions and hardware breaks out of neither quotes nor comments."""
+    versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x 😀")
+    nights(tmp_path, 8, versions=versions, hardware="H100\n    evil: true")
+    found = pasted(tmp_path, proposed(capsys, tmp_path))
+    assert list(found) == ["zero1_4node"]
+    assert json.dumps('2.5"}   evil: [')[1:-1] in json.dumps(
+        found["zero1_4node"]["steps_per_s"].source
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--cluster", "gilbret"), "--cluster: no cluster `gilbret` in the history"),
+        (
+            ("--cluster", "gilbreth", "--phase", "x"),
+            "--phase: no phase `x` in the history; expected one of `zero1_4node`",
+        ),
+    ],
+)
+def test_unknown_names_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
+) -> None:
+    """A cluster or phase that is not in the history ends in one line, and status 2."""
+    nights(tmp_path, 1)
+    assert main(["references", "propose", "--report-dir", str(tmp_path), *words]) == 2
+    assert capsys.readouterr().err.startswith(f"clustersmoke: {told}")

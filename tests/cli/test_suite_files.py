@@ -1,0 +1,183 @@
+"""The files of a new cluster are written where nothing is in the way, and nothing is overwritten
+that was not meant to be."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cli.suite_files import suite_files, write_files
+from pytest_clustersmoke.text import UsageProblems
+from tests.cli.recorded_slurm import REPOSITORY, Slurm, run
+
+Init = Callable[..., "subprocess.CompletedProcess[str]"]
+FILES = {"a/one.py": b"1", "a/b/two.py": b"2", "three": b"3"}
+
+
+def tree(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, hidden ones included."""
+    found = directory.rglob("*")
+    return {str(p.relative_to(directory)): p.read_bytes() for p in found if p.is_file()}
+
+
+def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
+    """Directories above it are made; nothing else is."""
+    new = tmp_path / "x" / "y"
+    assert write_files(new, FILES, force=False) == list(FILES)
+    assert tree(tmp_path) == {f"x/y/{name}": data for name, data in FILES.items()}
+    umask = os.umask(0o22)
+    os.umask(umask)
+    assert (new / "three").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (new / "a").stat().st_mode & 0o777 == 0o777 & ~umask
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    """In a directory that is there only the files of the set are new."""
+    tmp_path.joinpath("a").mkdir()
+    tmp_path.joinpath("a/mine.py").write_bytes(b"mine")
+    write_files(tmp_path, FILES, force=False)
+    assert tree(tmp_path) == {**FILES, "a/mine.py": b"mine"}
+
+
+def test_what_is_there_already_is_written_again_by_nobody(tmp_path: Path) -> None:
+    """The same content is no refusal: what an earlier call could not finish is finished."""
+    write_files(tmp_path, FILES, force=False)
+    (tmp_path / "three").unlink()
+    assert write_files(tmp_path, FILES, force=False) == ["three"]
+    assert write_files(tmp_path, FILES, force=False) == []
+
+
+def test_all_refusals_at_once(tmp_path: Path) -> None:
+    """Each file that is there with other content, each directory in a file's place and each file in
+    a directory's; nothing is written. --force helps against the first alone."""
+    tmp_path.joinpath("a").mkdir()
+    tmp_path.joinpath("a/one.py").write_bytes(b"other")
+    tmp_path.joinpath("a/b").write_bytes(b"a file")
+    tmp_path.joinpath("three").mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(UsageProblems) as refused:
+        write_files(tmp_path, FILES, force=False)
+    assert [problem.what for problem in refused.value.problems] == [
+        f"{tmp_path}/a/one.py is there already",
+        f"{tmp_path}/a/b is not a directory",
+        f"{tmp_path}/three is a directory",
+    ]
+    assert "--force" in refused.value.problems[0].todo
+    with pytest.raises(UsageProblems) as refused:
+        write_files(tmp_path, FILES, force=True)
+    assert len(refused.value.problems) == 2
+    assert tree(tmp_path) == before
+
+
+def test_force_replaces_files_and_links(tmp_path: Path) -> None:
+    """The file itself is replaced, and not what a link points to."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"kept")
+    new = tmp_path / "new"
+    new.mkdir()
+    new.joinpath("three").symlink_to(elsewhere)
+    write_files(new, FILES, force=True)
+    assert tree(new) == FILES and elsewhere.read_bytes() == b"kept"
+
+
+def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    """Before anything is made."""
+    tmp_path.joinpath("file").touch()
+    with pytest.raises(UsageProblems, match=r"file is not a directory; expected a directory"):
+        write_files(tmp_path / "file" / "new", FILES, force=False)
+
+
+def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
+    """A second cluster in the same place: each file that differs, status 2, nothing changed; and a
+    word that is no name with them. --force writes it."""
+    assert init().returncode == 0
+    new = tmp_path / "new"
+    (new / "smoke_tests" / "test_mlp.py").write_text("mine")
+    before = tree(new)
+    refused = init("--cluster", "other")
+    assert refused.returncode == 2 and refused.stdout == "" and tree(new) == before
+    assert [line.split(";")[0] for line in refused.stderr.splitlines()] == [
+        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py is there already",
+        f"clustersmoke: DIRECTORY: {new}/cluster.yaml is there already",
+    ]
+    done = init("--cluster", "other", "--force")
+    assert "wrote cluster.yaml, smoke_tests/ (1 files) in" in done.stdout
+    refused = init("--cluster", "no name", "--shared-dir", "/a%b", "--partition", "gqu")
+    assert refused.returncode == 2
+    for words in ("`no name` is not the name", "holds a `%`", "no partition `gqu`"):
+        assert words in refused.stderr
+
+
+def test_a_home_directory_that_does_not_exist_is_refused(init: Init, tmp_path: Path) -> None:
+    """Nothing is written."""
+    refused = init("--shared-dir", "~no_such_user_here/x")
+    assert refused.returncode == 2 and not (tmp_path / "new").exists()
+    assert "--shared-dir: there is no home directory `~no_such_user_here`" in refused.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_of_another_encoding_is_told_all_the_same(
+    slurm: Slurm, tmp_path: Path, encoding: str
+) -> None:
+    """What it cannot show is escaped, and the files are written."""
+    place = tmp_path / "cluster\u2026"
+    done = run(slurm, place, cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "cluster\\u2026" in done.stdout and (place / "cluster.yaml").is_file()
+
+
+def test_a_closed_output_costs_nothing(slurm: Slurm, tmp_path: Path) -> None:
+    """`>&-` is a choice like /dev/null: the files are written, and nothing is said."""
+    command = f"exec {shlex.quote(sys.executable)} -m pytest_clustersmoke.cli init new >&-"
+    env = {**os.environ, "PATH": f"{slurm.bin}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0 and done.stderr == ""
+    assert (tmp_path / "new" / "cluster.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "own"),
+    [
+        ("pyproject.toml", "[project]\nname = 'x'\n", True),
+        ("pyproject.toml", "[tool.pytest.ini_options]\n", False),
+        ("pyproject.toml", "[tool.pytest]\n", False),
+        ("tox.ini", "[tox]\n", True),
+        ("tox.ini", "[pytest]\n", False),
+        ("setup.cfg", "[tool:pytest]\n", False),
+        ("pytest.ini", "", False),
+    ],
+)
+def test_pytest_ini_is_written_where_pytest_needs_it(
+    init: Init, tmp_path: Path, name: str, text: str, own: bool
+) -> None:
+    """Settings of pytest that are there stay the only ones, and the next command fits them."""
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / name).write_text(text)
+    said = init("--cluster", "mine").stdout
+    assert (
+        (new / "pytest.ini").exists() and "smoke_tests" in (new / "pytest.ini").read_text()
+    ) is own
+    paths = "" if own else "smoke_tests "
+    assert f"  pytest {paths}--cluster mine --cluster-dry-run" in said
+    assert (new / name).read_text() == text
+
+
+def test_the_suite_is_the_one_of_the_repository() -> None:
+    """Programs, their tests and their data; no caches and no hidden files."""
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(
+        ["git", "ls-files", "smoke_tests"], cwd=root, capture_output=True, text=True
+    )
+    names = set(suite_files())
+    assert {"smoke_tests/train_mlp.py", "smoke_tests/data/instructions.jsonl"} <= names
+    if listed.returncode == 0:  # a copy without its history has no list to compare with
+        assert names == set(listed.stdout.split())

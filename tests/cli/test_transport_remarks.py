@@ -1,0 +1,194 @@
+"""What stands out in a job's logs is said first, with ranks, hosts and places."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cli.job_transports import JobTransports
+from pytest_clustersmoke.cli.transport_remarks import remarks
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.text import ranges
+from tests.evidence.nccl.job_logs import JobLogs, Pair
+
+INFO = "k1:1:9 [0] NCCL INFO "
+
+
+def job(*lines: str) -> JobTransports:
+    reader = Reader()
+    reader.stream(io.BytesIO("\n".join([*lines, ""]).encode()), "x.log")
+    return JobTransports(reader.log())
+
+
+def told(job: JobTransports) -> str:
+    """All remarks as text."""
+    return "\n".join("\n  ".join([one.text, *one.examples]) for one in remarks(job))
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> JobLogs:
+    return JobLogs(2, 8, channels=8)
+
+
+def read(logs: JobLogs, folder: Path) -> JobTransports:
+    reader = Reader()
+    for path in logs.write(folder):
+        reader.file(path, path.name)
+    return JobTransports(reader.log())
+
+
+def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -> None:
+    """Two nodes of eight, P2P inside and InfiniBand with GPUDirect between: no remark at all."""
+    assert told(read(healthy, tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("pair", "transport", "text", "example"),
+    [
+        (
+            (0, 1),
+            "NET/IB/0",
+            "NET inside a node: 1 of 32 pairs",
+            "0 (k001, GPU 0) -> 1 (k001, GPU 1): NET/IB/0: k001.4000.log:",
+        ),
+        (
+            (0, 9),
+            "NET/Socket/0",
+            "NET/Socket beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/Socket/0: k001.4000.log:",
+        ),
+        (
+            (0, 9),
+            "NET/IB/3",
+            "NET/IB without GPUDirect RDMA beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/IB/3: k001.4000.log:",
+        ),
+        (
+            (2, 3),
+            "SHM/direct/direct",
+            "SHM inside a node, where most are P2P/CUMEM: 1 of 32 pairs",
+            "2 (k001, GPU 2) -> 3 (k001, GPU 3): SHM/direct/direct: k001.4002.log:",
+        ),
+        (
+            (0, 9),
+            "SHM/direct/direct",
+            "only MNNVL joins nodes): 1 of ",
+            "0 (k001, GPU 0) -> 9 (k002, GPU 1): SHM/direct/direct: k001.4000.log:",
+        ),
+    ],
+    ids=["net inside", "socket", "no gpudirect", "shm", "shm between"],
+)
+def test_a_pair_that_differs_is_named(
+    healthy: JobLogs, tmp_path: Path, pair: Pair, transport: str, text: str, example: str
+) -> None:
+    """The remark counts pairs; its example has both ranks, their hosts and GPUs, and the line."""
+    healthy.overrides[pair] = transport
+    found = told(read(healthy, tmp_path))
+    assert text in found
+    assert example in found
+
+
+def test_mnnvl_between_nodes_is_no_surprise(healthy: JobLogs, tmp_path: Path) -> None:
+    """Multi-node NVLink is P2P between nodes."""
+    healthy.overrides[0, 9] = "P2P/MNNVL"
+    assert told(read(healthy, tmp_path)) == ""
+
+
+def test_ends_that_differ_are_named_with_their_roles() -> None:
+    """The sender has GPUDirect RDMA, the receiver has not: both lines are shown."""
+    one = job(
+        "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA",
+        "9[1a000] -> 2[6b000] [receive] via NET/IB/1",
+    )
+    assert "two ends use different transports: 1 of 1 pair" in told(one)
+    assert "9 -> 2: NET/IB/1 (receive): x.log:2" in told(one)
+
+
+def test_an_init_that_did_not_complete_names_its_ranks() -> None:
+    """First of all: a rank that began and did not end is where the job hung."""
+    line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
+    first = remarks(job(line))[0]
+    assert first.text == "init of communicator 0 began and did not complete on 1 rank: 1"
+    assert first.examples == ["1 (k1, GPU 3)"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([], "is this the log of a rank, and NCCL_DEBUG=INFO set?"),
+        (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO writes edges"),
+        (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO writes edges"),
+        ([INFO + "Using network IB"], "NCCL_DEBUG_SUBSYS hides them"),
+        ([INFO + "Using network IB"], "it may have failed, or the log be cut"),
+        (["NCCL version 2.22.3+cuda12.6", INFO + "Using network IB"], "NCCL_RUNTIME_CONNECT=0"),
+        (
+            [INFO + "comm 0x1 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"],
+            "communicators of one rank connect nothing",
+        ),
+    ],
+)
+def test_a_log_without_edges_says_why_that_may_be(lines: list[str], reason: str) -> None:
+    """Each reason that the log allows; none is a verdict."""
+    found = told(job(*lines))
+    assert "no edges" in found
+    assert reason in found
+
+
+def test_lazy_connection_is_no_reason_before_it_existed() -> None:
+    """NCCL 2.21 connected in init."""
+    found = told(job("NCCL version 2.21.5+cuda12.4", INFO + "Using network IB"))
+    assert "NCCL_RUNTIME_CONNECT" not in found
+
+
+def test_networks_and_devices_that_differ_by_host_are_named() -> None:
+    """One node without InfiniBand makes all talk over sockets."""
+    found = told(
+        job(
+            INFO + "Using network IB",
+            INFO + "comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE",
+            INFO.replace("k1", "k2") + "NET/IB : No device found.",
+            INFO.replace("k1", "k2") + "Using network Socket",
+        )
+    )
+    assert "the networks chosen differ\n  IB: k1\n  Socket: k2" in found
+    assert "NET/IB found no device on 1 of 2 hosts: k2" in found
+
+
+def test_versions_that_differ_are_named() -> None:
+    """Two NCCLs in one job."""
+    assert "NCCL's version differs: 2.19.3, 2.20.5" in told(
+        job("NCCL version 2.20.5+cuda12.4", "NCCL version 2.19.3+cuda12.3")
+    )
+
+
+def test_ranks_without_a_line_are_counted_not_listed() -> None:
+    """Of a communicator of millions, as hostile text may claim, the gaps are told as spans."""
+    line = INFO + "comm 0x1 rank 5 nranks 9999999 cudaDev 0 busId 1000 - Init COMPLETE"
+    assert "ranks 0-4, 6-9999998 (9,999,998 of 9,999,999)" in told(job(line))
+
+
+def test_what_has_no_side_says_why() -> None:
+    """Pairs are counted; what makes a node doubtful is named, else what is always needed."""
+    found = told(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
+    assert "whether inside a node or between nodes is unknown of 1 of 1 pair" in found
+    assert "an end has no line that is surely its own" in found
+    comm = "comm 0x1 rank {0} nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE"
+    twins = [INFO.replace(":1:", f":{rank}:") + comm.format(rank) for rank in (0, 1)]
+    found = told(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
+    assert "2 ranks of k1 have the GPU with bus id 1000" in found
+
+
+def test_torn_lines_are_counted_with_their_places() -> None:
+    """An edge that was cut is missing, which must be said."""
+    found = told(job(INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUM"))
+    assert "1 line cut or torn; the edges on them are missing here\n  x.log:1" in found
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5, 7, 8], "0-2, 5, 7-8")]
+)
+def test_ranges_are_short(numbers: list[int], text: str) -> None:
+    """Neighbours are joined."""
+    assert ranges(numbers) == text

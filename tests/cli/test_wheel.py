@@ -1,0 +1,141 @@
+"""What `init` needs travels in the wheel: from there it writes a suite that pytest plans, and that
+runs on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke import lab
+from pytest_clustersmoke.cli import cluster_draft, suite_files
+from tests.cli.recorded_slurm import REPOSITORY
+from tests.support.needs import need_lab
+
+# Of the package's own data: what the reports are made with and described by.
+REPORTS = {"report.schema.json", "html/page.html.j2", "html/vendor/plot.umd.min.js"}
+BUILD = "import sys, hatchling.build; print(hatchling.build.build_{}(sys.argv[1]))"
+
+
+def built(kind: str, directory: Path) -> Path:
+    """A wheel of this kind, made by the build backend itself."""
+    directory.mkdir()
+    command = [sys.executable, "-c", BUILD.format(kind), str(directory)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return directory / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", tmp_path_factory.mktemp("wheel") / "dist")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the package is the wheel's, and not this repository's."""
+    target = tmp_path_factory.mktemp("installed")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, capture_output=True)
+    env = {**os.environ, "PYTHONPATH": str(target)}
+    command = [sys.executable, "-c", "import pytest_clustersmoke as p; print(p.__file__)"]
+    said = subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith(str(target))
+    return env
+
+
+def call(
+    env: dict[str, str], cwd: Path, *words: str, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """A Python module as a command; must end with this status."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def own_data() -> dict[str, bytes]:
+    """The package's files beside its modules."""
+    paths = (REPOSITORY / "pytest_clustersmoke").rglob("*")
+    data = [one for one in paths if one.is_file() and one.suffix != ".py"]
+    data = [one for one in data if one.parent.name != "__pycache__"]
+    return {one.relative_to(REPOSITORY).as_posix(): one.read_bytes() for one in data}
+
+
+def test_the_wheel_holds_the_suite(wheel: Path) -> None:
+    """Each file of the suite, byte for byte, and nothing beside it; cluster.yaml and the package's
+    own data, too."""
+    held = {}
+    data = own_data()
+    assert {f"pytest_clustersmoke/report/{name}" for name in REPORTS} <= data.keys()
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if "/_smoke_tests/" in name:
+                held[f"smoke_tests/{name.partition('/_smoke_tests/')[2]}"] = archive.read(name)
+        assert data.keys() - set(archive.namelist()) == set()
+        assert {name: archive.read(name) for name in data} == data
+        config = archive.read("pytest_clustersmoke/_cluster.yaml")
+    assert held == suite_files.suite_files()
+    assert config == (REPOSITORY / "cluster.yaml").read_bytes()
+
+
+def test_an_editable_install_points_here(tmp_path: Path) -> None:
+    """It copies nothing, so that the suite which is found is the one that is edited."""
+    with zipfile.ZipFile(built("editable", tmp_path / "dist")) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert names == ["_pytest_clustersmoke.pth"]
+        assert Path(archive.read(names[0]).decode().strip()) == REPOSITORY
+    assert suite_files.shipped_suite() == REPOSITORY / "smoke_tests"
+
+
+def test_from_the_wheel_to_a_dry_run(installed: dict[str, str], tmp_path: Path) -> None:
+    """Without Slurm: the profile `local`, and a plan of all its phases."""
+    env = {**installed, "PATH": "/nowhere"}
+    said = call(env, tmp_path, "pytest_clustersmoke.cli", "init", "new").stdout
+    assert "no Slurm here" in said and "wrote pytest.ini, cluster.yaml, smoke_tests/" in said
+    words = ("-p", "no:cacheprovider", "--cluster", "local", "--cluster-dry-run")
+    plan = call(env, tmp_path / "new", "pytest", *words).stdout
+    assert "train_zero.py" in plan and str(REPOSITORY / "smoke_tests") not in plan
+    assert all(f"\n{name}" in plan or f" {name}" in plan for name in cluster_draft.NEEDS)
+
+
+@pytest.fixture
+def own_lab() -> Iterator[lab.Lab]:
+    """A Slurm of two nodes; on it four-node phases do not fit."""
+    need_lab()
+    running = lab.up(lab.LabSettings(name=f"init-{os.getpid()}", nodes=2))
+    yield running
+    lab.down(running.name)
+
+
+@pytest.mark.lab
+def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.Lab) -> None:
+    """On a real Slurm: a dry run, then a phase on two nodes; what does not fit is left out."""
+    folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
+    try:
+        env = {**installed, "SLURM_CONF": str(own_lab.slurm_conf)}
+        words = ("init", "--cluster", "mine", "new")
+        said = call(env, folder, "pytest_clustersmoke.cli", *words).stdout
+        assert "partition main (the default): 2 nodes of 2 x fake" in said
+        assert "zero1_4node: needs 4 nodes, a job gets 2" in said
+        new = folder / "new"
+        run = ("pytest", "-p", "no:cacheprovider", "--cluster", "mine")
+        plan = call(env, new, *run, "--cluster-dry-run").stdout
+        assert "#SBATCH --partition=main" in plan and "#SBATCH --nodes=2" in plan
+        done = call(env, new, *run, "-k", "allreduce_over or AllReduceOverNodes").stdout
+        assert done.splitlines()[-1].startswith("FIT"), done
+        record = json.loads((new / "reports/latest/report.json").read_text())
+        (phase,) = record["phases"]
+        assert phase["phase"] == "allreduce_multinode" and phase["outcome"] == "passed"
+        assert len(phase["nodes"]) == 2
+        assert record["run_id"] in (new / "reports/latest/index.html").read_text()
+    finally:
+        shutil.rmtree(folder)

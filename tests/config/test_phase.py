@@ -1,0 +1,222 @@
+"""Marker and profile become a phase: precedence, sources, environment, the program's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config import sbatch_options
+from pytest_clustersmoke.config.marker import read_marker, size_mark
+from pytest_clustersmoke.config.phase import Sourced, absence, misfits, parse_setting
+from tests.support.evidence import make_phase, make_profile
+
+
+def setting(text: str) -> Any:
+    return [parse_setting(text)]
+
+
+def test_precedence_of_resources(tmp_path: Path) -> None:
+    """Marker, then the cluster's phase, then --cluster-set; each value keeps its source."""
+    plain = make_profile(tmp_path)
+    assert make_phase(plain, nodes=3).nodes == Sourced(3, "test_x.py:1")
+    profile = make_profile(tmp_path, phases={"small": {"nodes": 2, "timeout_s": 5}})
+    phase = make_phase(profile, nodes=3)
+    assert phase.nodes.value == 2 and phase.nodes.source.endswith("cluster.yaml:13")
+    assert phase.timeout_s.value == 5
+    phase = make_phase(profile, nodes=3, settings=setting("small.nodes=4"))
+    assert phase.nodes == Sourced(4, "--cluster-set")
+
+
+def test_precedence_of_options(tmp_path: Path) -> None:
+    """Of one sbatch option the phase's own wins over the cluster's; others stay."""
+    profile = make_profile(
+        tmp_path,
+        backend="slurm",
+        slurm={"partition": "a", "qos": "low"},
+        phases={"small": {"slurm": {"qos": "high"}}},
+    )
+    phase = make_phase(profile, settings=setting("small.slurm.time=5"))
+    assert {key: one.value for key, one in phase.slurm.items()} == {
+        "partition": "a",
+        "qos": "high",
+        "time": 5,
+    }
+
+
+def test_a_dropped_time_limit_bounds_nothing(tmp_path: Path) -> None:
+    """A phase that drops the cluster's `time`, in the file or for one run, keeps its own limit."""
+    cluster: dict[str, Any] = {"backend": "slurm", "slurm": {"time": "00:05:00"}}
+    limited = make_profile(tmp_path, **cluster)
+    assert make_phase(limited, timeout_s=1000).timeout_s.value == 240
+    without = setting("small.slurm.time=")
+    assert make_phase(limited, timeout_s=1000, settings=without).timeout_s.value == 1000
+    dropped = make_profile(tmp_path, **cluster, phases={"small": {"slurm": {"time": False}}})
+    assert make_phase(dropped, timeout_s=1000).timeout_s.value == 1000
+
+
+FULL, SMALL = {"layers": 8, "steps": 100, "seed": 1}, {"layers": 2, "steps": 3}
+
+
+@pytest.mark.parametrize("sizes", ["full", "small"])
+def test_small_sizes_are_for_profiles_that_ask_for_them(tmp_path: Path, sizes: str) -> None:
+    """Elsewhere the phase keeps them for staged faults; what the profile sets of the phase wins."""
+    profile = make_profile(tmp_path, sizes=sizes, phases={"small": {"args": {"steps": 7}}})
+    phase = make_phase(profile, args=FULL, small=SMALL)
+    layers = Sourced(2, "test_x.py:1: small") if sizes == "small" else Sourced(8, "test_x.py:1")
+    assert phase.args["layers"] == layers
+    assert (phase.args["steps"].value, phase.args["seed"].value) == (7, 1)
+    assert {name: one.value for name, one in phase.small.items()} == SMALL
+
+
+def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
+    """The cluster replaces single arguments of the marker, and keeps the others."""
+    profile = make_profile(tmp_path, phases={"small": {"args": {"steps": 2}}})
+    phase = make_phase(
+        profile, args={"steps": 1, "layers": 4}, settings=setting("small.args.lr=1e-3")
+    )
+    assert {name: one.value for name, one in phase.args.items()} == {
+        "steps": 2,
+        "layers": 4,
+        "lr": 0.001,
+    }
+
+
+def test_settings_of_other_phases_change_nothing(tmp_path: Path) -> None:
+    """--cluster-set of one phase leaves the others alone."""
+    profile = make_profile(tmp_path)
+    assert make_phase(profile, settings=setting("other.nodes=4")) == make_phase(profile)
+
+
+@pytest.mark.parametrize(
+    ("args", "argv"),
+    [
+        ({"steps": 5}, ["--steps", "5"]),
+        ({"hidden_size": 8}, ["--hidden-size", "8"]),
+        ({"fast": True, "slow": False, "none": None}, ["--fast"]),
+        ({"sizes": [1, 2]}, ["--sizes", "1", "2"]),
+        ({"name": "a b"}, ["--name", "a b"]),
+        ({"rate": 0.5}, ["--rate", "0.5"]),
+    ],
+)
+def test_arguments_as_the_program_gets_them(
+    tmp_path: Path, args: dict[str, Any], argv: list[str]
+) -> None:
+    """A flag a name; true is the bare flag, false and null leave it out, a list repeats values."""
+    assert make_phase(make_profile(tmp_path), args=args).argv() == argv
+
+
+def test_environment_blocks_in_their_order(tmp_path: Path) -> None:
+    """common, then the block of the phase's size, then the phase's own: the later one wins."""
+    profile = make_profile(
+        tmp_path,
+        env={
+            "common": {"set": {"A": "common", "B": "common"}, "unset": ["C"]},
+            "single_node": {"set": {"B": "single"}},
+            "multi_node": {"set": {"C": "multi"}, "unset": ["A"]},
+        },
+        phases={"small": {"env": {"set": {"D": "phase"}, "unset": ["B"]}}},
+    )
+    one, several = make_phase(profile), make_phase(profile, nodes=2)
+    assert {name: value.value for name, value in one.env_set.items()} == {
+        "A": "common",
+        "D": "phase",
+    }
+    assert set(one.env_unset) == {"C", "B"}
+    assert {n: v.value for n, v in several.env_set.items()} == {"C": "multi", "D": "phase"}
+    assert set(several.env_unset) == {"A", "B"}
+
+
+def test_the_command_line_sets_a_variable_last(tmp_path: Path) -> None:
+    """--cluster-set PHASE.env.X wins over every block, and its text is not read as YAML."""
+    profile = make_profile(tmp_path, env={"common": {"unset": ["A"]}})
+    phase = make_phase(profile, settings=setting("small.env.A=01"))
+    assert phase.env_set["A"] == Sourced("01", "--cluster-set")
+    assert "A" not in phase.env_unset
+
+
+def test_the_block_follows_the_nodes_of_the_command_line(tmp_path: Path) -> None:
+    """A phase put on two nodes by --cluster-set gets the environment for several nodes."""
+    profile = make_profile(
+        tmp_path,
+        env={"single_node": {"set": {"A": "1"}}, "multi_node": {"set": {"B": "1"}}},
+    )
+    assert set(make_phase(profile, settings=setting("small.nodes=2")).env_set) == {"B"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "mark"), [(1, 1, "singlegpu"), (1, 2, "multigpu"), (2, 1, "multinode")]
+)
+def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
+    """The mark is that of the resources: several nodes before several GPUs."""
+    assert size_mark(nodes, gpus) == mark
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("a.nodes=2", ("a", "nodes", "", 2)),
+        ("a-b.args.x=true", ("a-b", "args", "x", True)),
+        ("a.args.list=[1, 2]", ("a", "args", "list", (1, 2))),
+        ("a.args.x=b=c", ("a", "args", "x", "b=c")),
+        ("a.args.x=", ("a", "args", "x", None)),
+        ("a.args.rate=1e-3", ("a", "args", "rate", 0.001)),
+        ("a.args.hidden-size=8", ("a", "args", "hidden_size", 8)),
+        ("a.slurm.time=01:00:00", ("a", "slurm", "time", "01:00:00")),
+        ("a.args.word=yes", ("a", "args", "word", "yes")),
+        ("a.env.X=true", ("a", "env", "X", "true")),
+        ("a.stage_limits_s.init=0.5", ("a", "stage_limits_s", "init", 0.5)),
+    ],
+)
+def test_settings_are_read(text: str, parsed: object) -> None:
+    """PHASE.KEY=VALUE; values are read as in cluster.yaml, and variables as text."""
+    assert parse_setting(text) == parsed
+
+
+def test_absence_says_why(tmp_path: Path) -> None:
+    """A phase that a cluster does not list is told with what it lacks."""
+    profile = make_profile(
+        tmp_path, hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2}
+    )
+
+    def why(**marker: Any) -> str:
+        args = {"script": __file__, **marker}
+        marked, _ = read_marker(("big",), args, Path(__file__), "x:1")
+        assert marked is not None
+        return absence(marked, profile)
+
+    assert why(gpus_per_node=8) == "big is not on one: needs 8 GPUs a node, it has 2"
+    assert why(nodes=3) == "big is not on one: needs 3 nodes, it has 2"
+    assert why() == "big is not on one: not listed under its phases"
+
+
+def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
+    """A phase that the hardware can hold gives no problem."""
+    profile = make_profile(tmp_path)
+    assert misfits(make_phase(profile, gpus_per_node=8), profile) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (10, 600),
+        ("90", 5400),
+        ("2:30", 150),
+        ("01:00:00", 3600),
+        ("1-2", 93600),
+        ("1-02:30", 95400),
+        ("1-02:30:10", 95410),
+        ("UNLIMITED", float("inf")),
+    ],
+)
+def test_time_limits_as_sbatch_reads_them(text: Any, seconds: float) -> None:
+    """Every form of man sbatch, in seconds."""
+    assert sbatch_options.seconds(text) == seconds
+
+
+def test_our_limit_comes_before_the_schedulers(tmp_path: Path) -> None:
+    """A phase's own limit leaves a minute to take dumps before the job's time is over."""
+    profile = make_profile(tmp_path, backend="slurm", phases={"small": {"slurm": {"time": 30}}})
+    phase = make_phase(profile, timeout_s=3600.0)
+    assert phase.timeout_s.value == 1740 and "slurm.time" in phase.timeout_s.source

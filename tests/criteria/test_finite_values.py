@@ -1,0 +1,86 @@
+"""Whose NaN it was, judged on what a test says the ranks told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.finite_values import check
+from tests.support.evidence import Evidence
+
+WHOLE = {"parameters": 6, "not_finite_at": None, "not_finite_in": None}
+
+
+def losses(at: int | None = None) -> dict[str, Any]:
+    mean = [1.0 if at is None or step < at else "nan" for step in range(1, 7)]
+    return {"mean": mean, "local_finite": at is None, "not_finite_at": at}
+
+
+def gradient(at: int, name: str = "0.weight") -> dict[str, Any]:
+    return {**WHOLE, "not_finite_at": at, "not_finite_in": name}
+
+
+def failure(folder: Path, *told: tuple[dict[str, Any] | None, ...]) -> str:
+    """What the check says of ranks of which each told its losses and its gradients; "" if well."""
+    evidence = Evidence(folder, ranks_per_node=len(told))
+    for rank, events in enumerate(told):
+        named = zip(("losses", "gradient_watch"), events, strict=True)
+        start = ("start", {"rank": rank, "node": "n0", "host": "h0"})
+        evidence.rank(rank, start, *((name, one) for name, one in named if one is not None))
+    try:
+        check(evidence.result())
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_finite_numbers_pass(tmp_path: Path) -> None:
+    """With gradients watched or not."""
+    assert not failure(tmp_path / "a", (losses(), WHOLE), (losses(), WHOLE))
+    assert not failure(tmp_path / "b", (losses(), None), (losses(), None))
+
+
+def test_the_rank_is_named_whose_gradient_the_others_were_given(tmp_path: Path) -> None:
+    """A step later all losses and all gradients are NaN; the one before them is the cause."""
+    said = failure(tmp_path, (losses(5), gradient(5)), (losses(5), gradient(4, "2.bias")))
+    assert said == (
+        "the gradient of 2.bias is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
+    )
+
+
+def test_a_loss_comes_before_the_gradients_of_its_step(tmp_path: Path) -> None:
+    """Where one rank's data had the NaN, its loss shows it first."""
+    said = failure(tmp_path, (losses(5), gradient(5)), (losses(4), gradient(4)))
+    assert said == "the loss is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
+
+
+def test_a_gradient_of_the_last_step_fails_though_no_loss_shows_it(tmp_path: Path) -> None:
+    """The weights that are saved are NaN."""
+    said = failure(tmp_path, (losses(), gradient(6)), (losses(), WHOLE))
+    assert said.startswith("the gradient of 0.weight is not finite, first at step 6 on rank 0 (n0)")
+
+
+def test_without_watched_gradients_the_losses_alone_tell(tmp_path: Path) -> None:
+    """All ranks that are equally early are named."""
+    said = failure(tmp_path, (losses(5), None), (losses(5), None))
+    assert said == (
+        "the loss is not finite, first at step 5 on rank 0 (n0), rank 1 (n0); on 2 ranks in all"
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (((losses(), WHOLE), (None, WHOLE)), "losses are told by ranks [0] of 2"),
+        (((losses(), WHOLE), (losses(), None)), "gradients are watched by ranks [0] of 2"),
+        (((losses(), WHOLE), (losses(), {**WHOLE, "not_finite_at": []})), "that is not told"),
+        (((losses(), WHOLE), (losses(), gradient(2, "\x1b[31m"))), "gradient of �[31m is"),
+    ],
+)
+def test_what_ranks_did_not_tell_or_tell_amiss_fails(
+    told: tuple[tuple[dict[str, Any] | None, ...], ...], words: str, tmp_path: Path
+) -> None:
+    """Silence is no pass; events are hostile text."""
+    assert words in failure(tmp_path, *told)

@@ -1,0 +1,125 @@
+"""The criterion on the past, and that it judges as the report does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.criteria.past_criterion import check_past
+from pytest_clustersmoke.evidence.history.past_records import PastRecord
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from tests.evidence.history.made import night, nights
+from tests.support.records import VERSIONS, Record, metric, phase
+
+
+def judged(record: Record, directory: Path) -> PastRecord:
+    annotate(record, directory)
+    past: PastRecord | None = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert past is not None
+    return past
+
+
+def of_values(directory: Path, **metrics: Any) -> dict[str, PastRecord]:
+    held = phase()
+    return past_of(
+        "gilbreth",
+        held["phase"],
+        held["hardware"],
+        held["shape"],
+        VERSIONS,
+        metrics,
+        directory,
+    )
+
+
+def test_past_of_is_what_annotate_says(tmp_path: Path) -> None:
+    """A criterion and the report judge alike, to the letter."""
+    nights(tmp_path, 12)
+    record = night(12, 6.65)
+    assert judged(record, tmp_path) == of_values(tmp_path, steps_per_s=6.65)["steps_per_s"]
+
+
+def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
+    """It names every metric that fails, with its text, and none that does not."""
+    nights(
+        tmp_path,
+        8,
+        metrics={"steps_per_s": metric(10.0), "samples_per_s": metric(100.0, "samples/s")}
+        | {"peak_memory_gib": metric(9.0, "GiB", False)},
+    )
+    past = of_values(tmp_path, steps_per_s=8.0, samples_per_s=99.0, peak_memory_gib=12.0)
+    with pytest.raises(AssertionError) as raised:
+        check_past(past)
+    words = str(raised.value)
+    assert words.startswith("steps_per_s is 8.000 steps/s: 20.0 % below the median 10.00 of 8")
+    assert "; peak_memory_gib is 12.00 GiB: 33.3 % above the median 9.000" in words
+    assert "samples_per_s" not in words
+
+
+def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
+    """Between the two thresholds the criterion passes, and the record says warn."""
+    nights(tmp_path, 10, noise=0.2)  # median 9.5, spread 0.3
+    past = of_values(tmp_path, steps_per_s=7.8)
+    assert past["steps_per_s"]["status"] == "warn"
+    check_past(past)
+
+
+def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> None:
+    """What new versions cost is told by the criterion, which neither fails nor passes."""
+    nights(tmp_path, 12, versions={**VERSIONS, "driver": "535.1"})
+    past = of_values(tmp_path, steps_per_s=6.65)
+    with pytest.raises(Unmeasured) as raised:
+        check_past(past)
+    assert raised.value.kind == "history"
+    words = str(raised.value).removeprefix("not measured (history): ")
+    assert words.startswith(
+        "steps_per_s is 6.650 steps/s: 29.8 % below the median 9.475 of 12 good"
+    )
+    assert "; changed: driver 535.1 -> 550.54.15 (last good run " in words
+    assert "; not enough history: 0 good runs on this hardware and these versions" in words
+
+
+def test_runs_that_began_later_are_no_past_of_a_criterion(tmp_path: Path) -> None:
+    """A run that began later and ended earlier is looked at by neither criterion nor record."""
+    nights(tmp_path, 7)
+    nights(tmp_path, 1, first=20)
+    record = night(10, 5.0)
+    held = record["phases"][0]
+    told = past_of(
+        record["cluster"],
+        held["phase"],
+        held["hardware"],
+        held["shape"],
+        held["versions"],
+        {"steps_per_s": 5.0},
+        tmp_path,
+        record["begun"],
+    )
+    assert told["steps_per_s"] == judged(record, tmp_path)
+    assert told["steps_per_s"]["runs"] == 7
+
+
+@pytest.mark.parametrize("count", [0, 7])
+def test_too_little_history_is_unmeasured(tmp_path: Path, count: int) -> None:
+    """With fewer than eight good runs the criterion is not measured, and says how many there
+    are."""
+    nights(tmp_path, count)
+    with pytest.raises(Unmeasured) as raised:
+        check_past(of_values(tmp_path, steps_per_s=9.5))
+    assert raised.value.kind == "history"
+    assert f"not enough history: {count} good runs on this hardware" in str(raised.value)
+
+
+def test_no_metrics_are_unmeasured() -> None:
+    """A phase without metrics does not pass."""
+    with pytest.raises(Unmeasured, match="there are no metrics to compare"):
+        check_past({})
+
+
+def test_a_number_that_is_none_fails_without_history(tmp_path: Path) -> None:
+    """An infinite value fails the criterion even on the first day."""
+    with pytest.raises(AssertionError, match="steps_per_s is inf steps/s, which is no number"):
+        check_past(of_values(tmp_path, steps_per_s=float("inf")))

@@ -1,0 +1,172 @@
+"""The base classes of criteria, judged on what a test says the nodes told."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.metrics import METRICS
+from pytest_clustersmoke.criteria import Started, Trained
+from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.support.evidence import Evidence, make_profile
+
+ETH = {"eth0": {"ipv4": ["10.0.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
+IB = {"ibp65s0": {"ipv4": ["10.1.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
+
+
+def ran(folder: Path, *interfaces: object) -> PhaseView:
+    """A phase over NCCL whose ranks all had NCCL_SOCKET_IFNAME=eth0."""
+    evidence = Evidence(folder, nodes=len(interfaces)).started("nccl")
+    for rank, one in enumerate(interfaces):
+        facts = {"node": f"n{rank}", "variables": {"NCCL_SOCKET_IFNAME": "eth0"}}
+        write_json(evidence.dir.node_facts(rank), {**facts, "interfaces": one})
+    return evidence.result()
+
+
+def test_a_pinned_interface_is_right_where_all_nodes_have_it(tmp_path: Path) -> None:
+    """On equal nodes pinning an interface is nothing to complain of."""
+    result = ran(tmp_path, ETH, ETH)
+    Started().test_pinned_interfaces_are_on_every_node(result)
+    assert unmatched_interfaces(result) == []
+
+
+def test_a_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
+    """The failure names the node, the variable, its value, and what the node has."""
+    with pytest.raises(AssertionError) as failure:
+        Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, IB))
+    assert "n1: NCCL_SOCKET_IFNAME=eth0 (set on the node) selects no interface" in str(
+        failure.value
+    )
+    assert "ibp65s0, lo" in str(failure.value) and "n0" not in str(failure.value)
+
+
+def test_a_node_that_told_of_no_interfaces_is_no_pass(tmp_path: Path) -> None:
+    """What is not known of one node is not judged."""
+    with pytest.raises(Unmeasured, match="n1 told of no interfaces"):
+        Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
+
+
+def measured(folder: Path, values: dict[str, float], **references: tuple[str, float]) -> PhaseView:
+    """A phase whose two ranks say these metrics; a reference is its bound and its value."""
+    evidence = Evidence(folder, ranks_per_node=2).started().each("metrics", values=values)
+    evidence.each("fact", values={"left_out": {}})
+    profile = make_profile(folder, references={"small": bounds(references)} if references else {})
+    return evidence.result(profile)
+
+
+def bounds(references: dict[str, tuple[str, float]]) -> dict[str, Any]:
+    return {
+        name: {
+            "value": value,
+            bound: "-10 %" if bound == "lower" else "+10 %",
+            "unit": METRICS[name].unit,
+            "source": "a test",
+        }
+        for name, (bound, value) in references.items()
+    }
+
+
+def test_a_reference_that_no_criterion_judges_is_not_passed_over(tmp_path: Path) -> None:
+    """All such metrics that are missed or unmeasured fail one criterion, by name; those that are
+    met, and those that other criteria judge, are not in it."""
+    values = {"steps_per_s": 1.0, "steady_steps_per_s": 1.0, "final_loss": 0.5}
+    result = measured(
+        tmp_path,
+        {**values, "step_time_p95_s": 3.0},
+        steps_per_s=("lower", 9.0),
+        steady_steps_per_s=("lower", 10.0),
+        step_time_p95_s=("upper", 1.5),
+        step_time_p50_s=("upper", 1.0),
+        final_loss=("upper", 0.5),
+    )
+    with pytest.raises(AssertionError) as failure:
+        Trained().test_other_references_are_met(result)
+    steady, p50, p95 = str(failure.value).splitlines()
+    assert steady.startswith("steady_steps_per_s is 1.000 steps/s: -90.0 % against the reference")
+    assert p50 == "step_time_p50_s has a reference, and was not measured on every rank"
+    assert p95.startswith("step_time_p95_s is 3.000 s: +100.0 % against the reference")
+    assert result.judged == {"references"}
+    with pytest.raises(AssertionError, match=r"\nsteps_per_s is 1.000 steps/s: -88.9 % "):
+        Started().test_other_references_are_met(result)
+
+
+def test_references_that_are_met_pass(tmp_path: Path) -> None:
+    """A metric within its bounds passes, and counts as a reference that was judged."""
+    result = measured(tmp_path, {"final_loss": 0.5}, final_loss=("upper", 0.5))
+    Trained().test_other_references_are_met(result)
+    assert result.judged == {"references"}
+
+
+def test_without_another_reference_there_is_nothing_to_require(tmp_path: Path) -> None:
+    """The criterion then skips, and is no measurement that `require` could miss."""
+    result = measured(tmp_path, {"steps_per_s": 1.0}, steps_per_s=("lower", 9.0))
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        Trained().test_other_references_are_met(result)
+    assert not isinstance(skipped.value, Unmeasured) and result.judged == set()
+
+
+def classes() -> Iterator[type[Started]]:
+    """The phases of the suite that ships."""
+    for name in ("mlp", "ddp", "zero", "lora_sft", "allreduce"):
+        module = importlib.import_module(f"smoke_tests.test_{name}")
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if issubclass(found, Started) and found.__name__.startswith("Test"):
+                yield found
+
+
+@pytest.mark.parametrize("held", list(classes()), ids=lambda one: one.__name__)
+def test_each_missed_reference_fails_one_criterion(tmp_path: Path, held: type[Started]) -> None:
+    """Of every phase that ships, a metric that misses its reference turns one criterion red."""
+    missed = {
+        name: ("lower", 2.0) if kind.higher_is_better else ("upper", 0.5)
+        for name, kind in METRICS.items()
+    }
+    result = measured(tmp_path, dict.fromkeys(METRICS, 1.0), **missed)
+    for name, reference in result.references.items():
+        red = reds(held, replace(result, references={name: reference}))
+        assert len(red) == 1 and f"{name} is 1.000" in red[0]
+
+
+def reds(held: type[Started], result: PhaseView) -> list[str]:
+    """What the class's criteria on references say where they fail."""
+    said = []
+    for name, criterion in inspect.getmembers(held, inspect.isfunction):
+        if name.startswith("test_") and "reference" in name:
+            try:
+                criterion(held(), result)
+            except AssertionError as error:
+                said.append(str(error))
+            except pytest.skip.Exception:
+                pass
+    return said
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [
+        *[(one, True) for one in ("A100", "a100 80gb", "NVIDIA A100-SXM4-80GB", "any")],
+        *[(one, False) for one in ("H100", "A10", "A100 40GB", "A100 MIG", "NVIDIA")],
+    ],
+)
+def test_ranks_are_on_the_profiles_gpu_in_fewer_words_too(
+    model: str, fits: bool, tmp_path: Path
+) -> None:
+    """The criterion takes the same names for the profile's GPU as the check on the node."""
+    start = {"rank": 0, "node": "n0", "local_rank": 0, "device": "cuda:0"}
+    start["device_name"] = "NVIDIA A100-SXM4-80GB"
+    result = Evidence(tmp_path).rank(0, ("start", start)).result()
+    result = replace(result, spec={**result.spec, "gpu": model, "device": "cuda"})
+    if fits:
+        Started().test_every_rank_has_a_device_of_its_own(result)
+    else:
+        with pytest.raises(AssertionError, match=f"expected {model}"):
+            Started().test_every_rank_has_a_device_of_its_own(result)

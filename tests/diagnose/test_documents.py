@@ -1,0 +1,92 @@
+"""What the guides and field notes name as a failure gets their cause and their fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnose.documents import NAMED
+from tests.diagnose.logs import WATCHDOG, diagnosed, ids, primary
+
+
+@pytest.mark.parametrize(
+    ("text", "signature", "words"), [pytest.param(*one[1:], id=one[0]) for one in NAMED]
+)
+def test_what_a_document_names_gets_its_fix(
+    text: str, signature: str, words: tuple[str, ...]
+) -> None:
+    """The cause is that one alone, and what to do agrees with the document."""
+    found = diagnosed(f"start\n{text}\n")
+    assert primary(found) == [signature]
+    assert [word for word in words if word not in found[0].fix] == []
+
+
+PATH = "/workspace/models/GLM-4.5-Air"
+HUB = f"""\
+Traceback (most recent call last):
+  File "/opt/lib/python3.11/site-packages/huggingface_hub/utils/_validators.py", line 133, in v
+    raise HFValidationError(
+huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or \
+'namespace/repo_name': '{PATH}'. Use `repo_type` argument if needed.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/work/train.py", line 2, in <module>
+    AutoConfig.from_pretrained(path)
+OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{PATH}'. Use \
+`repo_type` argument if needed.
+"""
+
+
+def test_a_model_that_is_not_on_the_node_is_named() -> None:
+    """transformers takes a path without a directory for a name on the Hub."""
+    found = diagnosed(HUB)
+    assert ids(found) == ["file_missing"] and f"file {PATH}" in found[0].cause
+
+
+def test_parameters_that_were_never_read_are_no_other_model() -> None:
+    """The collective that reads them had timed out: that is the cause; other counts are one."""
+    unread = "[rank1]: RuntimeError: DDP expects same model across all ranks, but Rank {} has 20 "
+    unread += "params, while rank 1 has inconsistent {} params.\n"
+    timed_out = WATCHDOG.format(1, "10") + unread.format(0, 0)
+    assert primary(diagnosed(timed_out)) == ["torch_watchdog_timeout"]
+    assert primary(diagnosed(WATCHDOG.format(1, "10") + unread.format(0, 18))) == [
+        "ddp_model_mismatch"
+    ]
+
+
+STREAM = """\
+Traceback (most recent call last):
+  File "/opt/lib/python3.11/site-packages/torch/serialization.py", line 967, in save
+    _save(
+RuntimeError: basic_ios::clear: iostream error
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/work/train.py", line 40, in <module>
+    torch.save(state, path)
+RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 598
+"""
+
+
+def test_a_checkpoint_cut_short_is_a_full_disk_only_where_something_says_so() -> None:
+    """torch.save does not pass on the kernel's word; another line of the job may."""
+    assert primary(diagnosed(STREAM)) == ["checkpoint_write_failed"]
+    full = "OSError: [Errno 28] No space left on device: '/scratch/metrics.json'\n"
+    for logs in ((STREAM, full), (full, STREAM)):
+        found = diagnosed(*logs)
+        assert primary(found) == ["disk_full"]
+        assert "checkpoint_write_failed" in ids(found)
+
+
+def test_shared_memory_of_torch_is_no_disk() -> None:
+    """Its files are those of /dev/shm, though they are named without it."""
+    text = "RuntimeError: unable to write to file </torch_8289_60_0>: No space left on device (28)"
+    assert ids(diagnosed(text)) == ["shm_no_space"]
+
+
+@pytest.mark.parametrize("name", ["google.protobuf", "ruamel.yaml", "mylib.models"])
+def test_a_package_within_another_may_be_missing_by_itself(name: str) -> None:
+    """Only of the libraries a part that is not there means another version."""
+    assert ids(diagnosed(f"ModuleNotFoundError: No module named '{name}'")) == ["module_missing"]

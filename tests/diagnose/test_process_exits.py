@@ -1,0 +1,133 @@
+"""How a rank's process ended: by torchrun's words, with the next step of that signal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.outcome import Judgement
+from tests.support.evidence import Evidence
+
+# torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 and 2.13.
+FAILED = (
+    "E1121 20:20:27.620000 2606 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+    "(exitcode: {code}) local_rank: 0 (pid: {pid}) of binary: /opt/python\n"
+)
+SUMMARY = "  exitcode  : {code} (pid: {pid})\n"
+CLOSED = "W1121 20:20:27.6 2606 api.py:1028] Sending process {pid} closing signal SIGTERM\n"
+
+
+def exit_codes(evidence: Evidence) -> dict[int, int]:
+    exits = FailureEvidence(evidence.result()).exits.by_rank
+    return {rank: one.code for rank, one in exits.items()}
+
+
+def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
+    """The findings of a node whose first rank (pid 1000) was seen dead, and of torchrun's log."""
+    evidence = Evidence(tmp_path, 1, ranks).started().node(0, ok=False, reason="rank_died")
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("trouble", reason="rank_died", why="rank 0 ended")
+    writer.write("ranks", states=[{"rank": rank, "alive": False} for rank in range(ranks)])
+    writer.close()
+    evidence.dir.torchrun_log(0).write_text(log)
+    return diagnose(evidence.result(), Judgement("failed", "the reason"))
+
+
+@pytest.mark.parametrize("text", [FAILED, SUMMARY])
+@pytest.mark.parametrize(
+    ("code", "cause", "fix"),
+    [
+        (-9, "killed by SIGKILL", "out-of-memory kills"),
+        (-7, "killed by SIGBUS", "df -h /dev/shm"),
+        (-11, "killed by SIGSEGV", "the stack"),
+        (-4, "killed by SIGILL", "lscpu"),
+        (-6, "killed by SIGABRT", "last lines of its stderr"),
+        (-15, "killed by SIGTERM", "who ended it"),
+        (-63, "killed by signal 63", "stderr"),
+        (3, "it left with status 3", "os._exit"),
+        (0, "it left with status 0", "os._exit"),
+    ],
+)
+def test_the_signal_or_status_is_told_with_its_next_step(
+    tmp_path: Path, text: str, code: int, cause: str, fix: str
+) -> None:
+    """In both places where torchrun writes it; the line is evidence."""
+    (found,) = died(tmp_path, "noise\n" + text.format(code=code, pid=1000))
+    assert found.id == "rank-died" and found.cause.endswith(cause) and fix in found.fix
+    assert found.detail["exitcode"] == code
+    assert (found.evidence[1].line, found.evidence[1].file[-12:]) == (2, "torchrun.log")
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    """Another process's end is none of the rank's."""
+    (found,) = died(tmp_path, FAILED.format(code=3, pid=77))
+    assert found.cause.endswith("killed by a signal, or it left early; unknown cause")
+
+
+def test_a_rank_that_torchrun_closed_is_no_cause(tmp_path: Path) -> None:
+    """It was ended since another one had died, though both were seen dead in one look."""
+    log = CLOSED.format(pid=1001) + FAILED.format(code=-9, pid=1000)
+    log += SUMMARY.format(code=-15, pid=1001)
+    found = died(tmp_path, log, ranks=2)
+    assert found[0].ranks == (0,) and "SIGKILL" in found[0].cause
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+@pytest.mark.parametrize("code", [-6, -15, -1, -9])
+def test_the_rank_that_torchrun_did_not_close_is_the_cause(
+    tmp_path: Path, code: int, dead: int
+) -> None:
+    """Whatever signal it ended by, and whichever of the two it is: both were seen dead at once, and
+    the log has no status of the one that was closed."""
+    other = 1 - dead
+    log = CLOSED.format(pid=1000 + other) + FAILED.format(code=code, pid=1000 + dead)
+    first, second = died(tmp_path, log, ranks=2)
+    assert (first.ranks, first.primary) == ((dead,), True)
+    assert (second.ranks, second.primary) == ((other,), False)
+    assert first.detail["exitcode"] == code and second.detail["victim"]
+
+
+def test_an_abort_follows_from_a_kill(tmp_path: Path) -> None:
+    """Native code aborts when its peer is gone."""
+    log = FAILED.format(code=-6, pid=1000) + SUMMARY.format(code=-9, pid=1001)
+    first, second = died(tmp_path, log, ranks=2)
+    assert (first.ranks, second.ranks) == ((1,), (0,)) and not second.primary
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["failed (exitcode: 99999999) (pid: 1000)", "exitcode : x (pid: 1000)", "(exitcode: -9)", ""],
+)
+def test_a_torn_log_tells_nothing(tmp_path: Path, line: str) -> None:
+    """It is hostile text."""
+    evidence = Evidence(tmp_path).started().node(0)
+    evidence.dir.torchrun_log(0).write_text(line)
+    assert exit_codes(evidence) == {}
+
+
+def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
+    """What the kernel told the watch needs no line of torchrun's."""
+    evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=False, reason="rank_died")
+    writer = EventWriter(evidence.dir.node_events(0))
+    writer.write("trouble", reason="rank_died", why="rank 0 ended")
+    dead = {"rank": 0, "alive": False, "exit_code": -9}
+    closed = {"rank": 1, "alive": True, "exit_code": -15}
+    writer.write("ranks", states=[dead, closed, {"rank": [], "alive": False, "exit_code": "x"}])
+    writer.close()
+    assert exit_codes(evidence) == {0: -9}
+    (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
+    assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
+
+
+def test_where_torchrun_ended_well_so_did_its_ranks(tmp_path: Path) -> None:
+    """It may have reaped them before the watch looked, and its log says nothing then."""
+    ended = {"ok": False, "reason": "rank_ended_early", "why": "never done"}
+    evidence = Evidence(tmp_path, 1, 2).started().node(0, **ended, returncode=0)
+    assert exit_codes(evidence) == {0: 0, 1: 0}
+    evidence.node(0, **ended, returncode=False)
+    assert exit_codes(evidence) == {}

@@ -1,0 +1,407 @@
+"""Causes come before what follows from them, and an unknown cause is not guessed at."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pytest_clustersmoke.diagnose import signature_search
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from pytest_clustersmoke.diagnose.signature_findings import order_findings
+from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
+from tests.diagnose.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids, primary
+
+OOM = "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
+    """Though they spoke first: the kill is the cause, with its rank and host."""
+    found = diagnosed(a=REMOTE.format(1, "20") + REMOTE.format(3, "21"), b=KILLED)
+    assert primary(found) == ["rank_killed"] and found[0].id == "rank_killed"
+    assert found[0].ranks == (5,) and found[0].hosts == ("node2",)
+    assert set(ids(found)[1:]) == {"nccl_peer_closed", "nccl_remote_error", "torchrun_child_failed"}
+    lost = next(one for one in found if one.id == "nccl_peer_closed")
+    assert lost.hosts == ("node1", "node3") and lost.evidence[0].file == "a.log"
+
+
+def test_an_out_of_memory_kill_explains_the_killed_rank() -> None:
+    """Slurm's word for it is the cause, wherever it stands."""
+    slurm = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks\n"
+    assert primary(diagnosed(KILLED + slurm)) == ["slurm_oom"]
+    assert primary(diagnosed(KILLED)) == ["rank_killed"]
+
+
+def test_causes_are_in_the_order_of_time() -> None:
+    """Across files by their stamps; a line without takes that of the lines around it."""
+    early = "[2026-11-21 20:00:00] step 1\n" + OOM.format(3)
+    late = "Nov 21 21:00:00 node7 kernel: NVRM: Xid (PCI:0000:44:00): 79, off the bus\n"
+    assert primary(diagnosed(a=late, b=early)) == ["cuda_oom", "gpu_ecc_xid"]
+    assert primary(diagnosed(a=early, b=late)) == ["cuda_oom", "gpu_ecc_xid"]
+    # Before a line of its own file that has one.
+    assert primary(diagnosed(OOM.format(3) + late)) == ["cuda_oom", "gpu_ecc_xid"]
+
+
+def test_without_times_the_order_is_that_of_files_and_lines() -> None:
+    """As they were given."""
+    full = "OSError: [Errno 28] No space left on device\n"
+    assert primary(diagnosed(OOM.format(0) + full)) == ["cuda_oom", "disk_full"]
+    assert primary(diagnosed(full, OOM.format(0))) == ["disk_full", "cuda_oom"]
+
+
+def test_a_general_cause_counts_where_nothing_is_more_exact() -> None:
+    """A watchdog's timeout is a cause by itself, and none beside one."""
+    assert primary(diagnosed(WATCHDOG.format(1, "10"))) == ["torch_watchdog_timeout"]
+    found = diagnosed(WATCHDOG.format(1, "10") + OOM.format(2))
+    assert primary(found) == ["cuda_oom"] and ids(found) == ["cuda_oom", "torch_watchdog_timeout"]
+
+
+def test_interleaved_ranks_are_told_apart() -> None:
+    """One finding for all ranks that say it, with each of them named once."""
+    lines = [OOM.format(rank) for rank in (3, 0, 3, 7)] + [WATCHDOG.format(1, "59")]
+    found = diagnosed("".join(lines))
+    assert [one.ranks for one in found] == [(0, 3, 7), (1,)]
+    assert found[0].detail["lines"] == 4 and len(found[0].evidence) == 4
+
+
+def test_interleaved_tracebacks_keep_to_their_rank() -> None:
+    """The lines of another rank between those of a traceback are not its own."""
+    mine = TRACEBACK.format("[rank4]: ").splitlines(keepends=True)
+    other = TRACEBACK.replace("labels", "other").format("[rank2]: ").splitlines(keepends=True)
+    mixed = [line for pair in zip(mine, other, strict=True) for line in pair]
+    (found,) = diagnosed("".join(mixed))
+    assert found.id == "unknown" and found.ranks == (4,)
+    assert "ValueError: labels are 7, 9 (/work/train.py:23, in main)" in found.cause
+    assert found.evidence[0].line == len(mixed) - 1
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: ", "5: ", "[default1]:[rank3]: "])
+def test_an_unknown_exception_is_told_as_it_stands(prefix: str) -> None:
+    """No guess: the first error, its place in the program and in the log."""
+    found = diagnosed("hello\n" + TRACEBACK.format(prefix))
+    assert ids(found) == ["unknown"] and found[0].primary
+    assert found[0].cause.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
+    assert (found[0].evidence[0].line, found[0].evidence[0].file) == (7, "0.log")
+    assert found[0].ranks == ((3,) if "rank3" in prefix else ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "node1:71:72 [0] foo.cc:7 NCCL WARN something that nobody knows yet",
+        "srun: error: something new",
+        "slurmstepd: error: something new",
+        "sbatch: error: Batch job submission failed: Something new",
+    ],
+)
+def test_an_unknown_error_of_another_program(line: str) -> None:
+    """A warning of NCCL's, or an error of Slurm's, is told where nothing says more."""
+    (found,) = diagnosed(line + "\n")
+    assert found.id == "unknown" and line in found.cause
+    both = diagnosed(line + "\n" + TRACEBACK.format(""))
+    assert ids(both) == ["unknown"] and "ValueError" in both[0].cause
+
+
+def test_an_unknown_exception_comes_before_what_follows_from_it() -> None:
+    """The ranks that lost the one that raised are secondary, and so is a watchdog."""
+    log = REMOTE.format(1, "20") + TRACEBACK.format("[rank4]: ") + WATCHDOG.format(1, "40")
+    found = diagnosed(log)
+    assert primary(found) == ["unknown"] and found[0].ranks == (4,)
+    assert "torch_watchdog_timeout" in ids(found)[1:]
+
+
+def test_the_first_unknown_error_is_that_of_the_first_rank_that_failed() -> None:
+    """By time, across the logs of ranks."""
+    stamp = "[2026-11-21 20:{0}:00] step 7\n"
+    found = diagnosed(
+        a=stamp.format(30) + TRACEBACK.replace("labels", "late").format("[rank0]: "),
+        b=stamp.format(10) + TRACEBACK.format("[rank1]: "),
+    )
+    assert ids(found) == ["unknown"] and found[0].ranks == (1,)
+
+
+def test_a_known_exception_is_not_unknown() -> None:
+    """The traceback of an error that a signature knows, or of its wrapper, is no other cause."""
+    head = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n'
+    assert ids(diagnosed(head + OOM.format(1).removeprefix("[rank1]: "))) == ["cuda_oom"]
+    nccl = (
+        "torch.distributed.DistBackendError: NCCL error in: ../NCCLUtils.hpp:275, a new word\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10\n"
+    )
+    assert primary(diagnosed(head + nccl)) == ["duplicate_gpu"]
+
+
+def test_an_exception_that_follows_is_not_claimed_by_the_next_line() -> None:
+    """What torchrun says behind a traceback does not make its exception a known one."""
+    ended = "E1 torch/api.py:869] failed (exitcode: 1) local_rank: 5 (pid: 2) of binary: python\n"
+    found = diagnosed(TRACEBACK.format("") + ended)
+    assert ids(found) == ["unknown", "torchrun_child_failed"]
+
+
+def test_many_lines_are_counted_up_to_a_bound() -> None:
+    """A log of one line a million times costs no memory, and says so."""
+    (found,) = diagnosed(OOM.format(1) * 5000)
+    assert found.detail == {"lines": signature_search.MAX_COUNTED, "more": True}
+    assert len(found.evidence) == signature_search.MAX_KEPT
+    assert [one.line for one in found.evidence] == list(range(1, signature_search.MAX_KEPT + 1))
+
+
+def test_an_exception_that_python_ignores_is_no_failure() -> None:
+    """It is one of tidying up at the end; one behind it counts."""
+    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + TRACEBACK.format("")
+    assert diagnosed(ignored) == []
+    assert ids(diagnosed(ignored + TRACEBACK.format(""))) == ["unknown"]
+
+
+def test_a_traceback_behind_time_stamps() -> None:
+    """Kubernetes puts a stamp of its own before each line."""
+    lines = TRACEBACK.format("[rank6]: ").splitlines()
+    log = "".join(
+        f"2026-11-21T20:00:0{number}.123456789Z stderr F {line}\n"
+        for number, line in enumerate(lines)
+    )
+    (found,) = diagnosed(log)
+    assert found.ranks == (6,) and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
+
+
+ENDED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T{0}:00{1} ***\n"
+LIMIT = " DUE TO TIME LIMIT"
+CONNECT = (
+    "torch.distributed.DistNetworkError: The client socket has timed out after 1800s while trying "
+    "to connect to (10.0.0.1, 29500).\n"
+)
+IB = (
+    "[2026-11-21 20:00:00] node1:71:72 [0] NCCL WARN NET/IB : Got completion from peer "
+    "10.0.0.2<4711> with status=12 opcode=0 len=0 vendor err 129 (Recv)\n"
+)
+
+
+@pytest.mark.parametrize("late", [ENDED.format("23:40", LIMIT), CONNECT, IB])
+def test_what_a_rank_s_failure_brings_about_is_no_cause_beside_it(late: str) -> None:
+    """The others wait for it until their time is up, whatever stamps the lines have."""
+    for logs in (late, TRACEBACK.format("[rank3]: ")), (TRACEBACK.format(""), late):
+        found = diagnosed(*logs)
+        assert primary(found) == ["unknown"] and "ValueError: labels" in found[0].cause
+        assert len(found) == 2
+    assert primary(diagnosed(late, OOM.format(3))) == ["cuda_oom"]
+    # What is raised behind it is of its making: a program says so as it is ended.
+    assert primary(diagnosed(late + TRACEBACK.format(""))) == primary(diagnosed(late))
+    # By itself it is one, and it is more than a rough word.
+    assert len(primary(diagnosed(late))) == 1
+    assert primary(diagnosed(late + WATCHDOG.format(1, "10"))) == primary(diagnosed(late))
+    assert primary(diagnosed(late + "srun: error: something new\n")) == primary(diagnosed(late))
+
+
+def test_an_end_explains_the_kills_that_go_with_it_alone() -> None:
+    """A rank that was killed hours before somebody cancelled the job died by itself."""
+    for why, name in ((LIMIT, "slurm_time_limit"), ("", "slurm_cancelled")):
+        together = diagnosed(KILLED + ENDED.format("20:20", why))
+        assert primary(together) == [name] and "rank_killed" in ids(together)
+        assert primary(diagnosed(KILLED + ENDED.format("23:40", why))) == ["rank_killed"]
+
+
+def test_a_traceback_behind_a_progress_bar() -> None:
+    """The bar ends with no line; what stands before the traceback is no label of its lines."""
+    bar = "\r  0%|      | 0/9 [00:00<?, ?it/s]\r 33%|###   | 3/9 [00:01<00:02, 3.0it/s]"
+    (found,) = diagnosed(bar + TRACEBACK.format(""))
+    assert found.id == "unknown" and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
+    (found,) = diagnosed("^C" + TRACEBACK.format(""))
+    assert found.id == "unknown"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'sample 17: "How do I fix CUDA out of memory in PyTorch?"',
+        '{"text": "my laptop says out of memory and No space left on device"}',
+        "Checking for EADDRINUSE on port 29500: free",
+        "ECC Errors: aggregate uncorrectable ECC error encountered: 0",
+        "WARNING: ModuleNotFoundError: No module named 'apex', using torch.nn.LayerNorm",
+        "INFO: DUE TO TIME LIMIT handling enabled, will checkpoint at 03:55:00",
+        "text: he said: MemoryError",
+        'prompt: what does "Permission denied (publickey)" mean?',
+        'The paper "No route to host: networks"',
+        "Namespace(timeout=1800, backend='nccl', handle_oom=True)",
+        "NCCL INFO GPU Direct RDMA Disabled for GPU 0 / HCA 1 (distance 9 > 5), read 0",
+    ],
+)
+def test_the_words_of_failures_in_other_texts_are_none(line: str) -> None:
+    """Data sets, settings and advice name failures; a healthy job prints them."""
+    assert diagnosed(line + "\n") == []
+
+
+def test_a_name_that_the_user_s_own_module_lacks_is_no_matter_of_versions() -> None:
+    """Only what lies among the installed packages is."""
+    said = "ImportError: cannot import name 'build' from 'utils' ({0}/utils.py)\n"
+    head = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
+    assert ids(diagnosed(head + said.format("/home/u"))) == ["unknown"]
+    installed = said.format("/opt/lib/python3.11/site-packages")
+    assert ids(diagnosed(head + installed)) == ["packages_do_not_fit"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "KeyboardInterrupt",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "torch.distributed.DistStoreError: Socket Timeout",
+        "RuntimeError: Connection reset by peer",
+    ],
+)
+def test_the_exceptions_of_victims_are_not_taken_for_the_cause(said: str) -> None:
+    """Though they were logged first: the exception of a rank that failed by itself is told."""
+    victim = TRACEBACK.format("[rank0]: ").rsplit("ValueError", 1)[0] + said + "\n"
+    found = diagnosed(victim, TRACEBACK.format("[rank3]: "))
+    assert primary(found) == ["unknown"] and found[0].ranks == (3,)
+    assert len(found) == 2
+
+
+FULL = "[rank{0}]: OSError: [Errno 28] No space left on device\n"
+
+
+def test_an_exception_that_nobody_knows_is_not_hidden_by_a_cause_behind_it() -> None:
+    """What the same rank logs behind it may follow from it: both are told, in order of time."""
+    found = diagnosed(TRACEBACK.format("[rank3]: ") + FULL.format(3))
+    assert primary(found) == ["unknown", "disk_full"]
+    assert found[0].ranks == (3,) and "ValueError: labels are 7, 9" in found[0].cause
+    # In a log of that rank alone, nothing needs to stand before its lines.
+    alone = SignatureSearch(shipped_signatures())
+    text = TRACEBACK.format("") + FULL.format(3).removeprefix("[rank3]: ")
+    alone.stream(io.BytesIO(text.encode()), "stderr.log", "n1", 3)
+    assert primary(order_findings(alone)) == ["unknown", "disk_full"]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        FULL.format(3) + TRACEBACK.format("[rank3]: "),
+        TRACEBACK.format("[rank3]: ") + FULL.format(4),
+        TRACEBACK.format("") + FULL.format(3),
+        FULL.format(3) + TRACEBACK.format("[rank3]: ") + FULL.format(3),
+        TRACEBACK.format("[rank3]: ") + "[rank3]: step\n" * 600 + FULL.format(3),
+        "2026-11-21 20:00:00,1 x\n"
+        + TRACEBACK.format("[rank3]: ")
+        + "2026-11-21 21:00:00,1 x\n"
+        + FULL.format(3),
+        TRACEBACK.format("[rank3]: ")
+        + "[rank3]: \n[rank3]: During handling of the above exception, another exception "
+        "occurred:\n" + FULL.format(3),
+    ],
+    ids=["behind", "other rank", "whose", "between", "went on", "an hour later", "handled"],
+)
+def test_an_exception_that_did_not_come_first_is_no_cause(log: str) -> None:
+    """Behind a known cause, of another rank or of who knows whom, survived or handled."""
+    assert primary(diagnosed(log)) == ["disk_full"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mylib.DecodeError: frame 7 is cut short",
+        "[rank3]: mylib.DecodeError: frame 7 is cut short",
+        "3: mylib.DecodeError: frame 7 is cut short",
+        "train.py: error: unrecognized arguments: --sede 7",
+        "error: no configuration was given",
+        "Error: no configuration was given",
+    ],
+)
+@pytest.mark.parametrize(
+    "behind", ["", "\n\n", "srun: error: node7: task 3: Exited with exit code 2\n"]
+)
+def test_an_error_without_a_traceback_is_told(line: str, behind: str) -> None:
+    """As the last words of a log, but for those of who tells of the end."""
+    found = diagnosed("step 1\nusage: train.py [-h]\n" + line + "\n" + behind)
+    (cause,) = [one for one in found if one.primary]
+    assert cause.id == "unknown" and cause.cause.endswith(line.split(": ", 1)[-1])
+    assert (cause.evidence[0].line, cause.ranks) == (3, (3,) if "rank3" in line else ())
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "mylib.DecodeError: frame 7 is cut short\nstep 8\n",
+        "ReconstructionError: 0.0173\n",
+        "test error: 1.7e-3\n",
+        "validation error: 3.1 %\n",
+        "he said: mylib.DecodeError: frame 7\n",
+        "step 9 error: 0.2 loss: 0.3\n",
+    ],
+)
+def test_the_last_words_of_a_healthy_log_are_no_error(log: str) -> None:
+    """Metrics, and what was said before the program went on."""
+    assert diagnosed(log) == []
+
+
+def test_last_words_count_where_nothing_else_is_a_cause() -> None:
+    """Neither beside a known cause nor beside a rough one."""
+    last = "mylib.DecodeError: frame 7 is cut short\n"
+    assert primary(diagnosed(OOM.format(1), last)) == ["cuda_oom"]
+    assert primary(diagnosed(WATCHDOG.format(1, "10"), last)) == ["torch_watchdog_timeout"]
+    (found, *_) = diagnosed(TRACEBACK.format(""), last)
+    assert "labels are 7" in found.cause
+    assert primary(diagnosed(REMOTE.format(1, "20"), last)) == ["unknown"]
+
+
+def test_last_words_of_a_large_log_have_their_line() -> None:
+    """However much stands before them."""
+    (found,) = diagnosed("step\n" * 300_000 + "error: no more data\n")
+    assert found.evidence[0].line == 300_001
+
+
+# Whose port was taken
+
+FRAMES = (
+    "Traceback (most recent call last):\n"
+    '  File "/work/train.py", line 19, in <module>\n'
+    "    serve()\n"
+    '  File "{0}", line 7, in serve\n'
+    "    self.socket.bind(self.server_address)\n"
+    "OSError: [Errno 98] Address already in use\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "words"),
+    [
+        ("RuntimeError: Address already in use\n", "addr_in_use", "the master port"),
+        (
+            "[W socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 "
+            "(errno: 98 - Address already in use).\n",
+            "addr_in_use",
+            "port 29500",
+        ),
+        (
+            FRAMES.format("/opt/lib/python3.11/site-packages/tensorboard/program.py"),
+            "server_addr_in_use",
+            "server tensorboard",
+        ),
+        (
+            FRAMES.format("/opt/lib/python3.11/site-packages/wandb/sdk/service.py"),
+            "server_addr_in_use",
+            "server wandb",
+        ),
+        (FRAMES.format("/usr/lib/python3.11/http/server.py"), "server_addr_in_use", "server http"),
+        (
+            "ERROR: [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): "
+            "address already in use\n",
+            "server_addr_in_use",
+            "port 8000",
+        ),
+        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not say"),
+        ("bind [127.0.0.1]:8888: Address already in use\n", "port_in_use", "port 8888"),
+    ],
+)
+def test_a_port_is_told_by_who_wanted_it(log: str, name: str, words: str) -> None:
+    """The rendezvous, another server, or nobody knows: only the first is the master port."""
+    (found,) = diagnosed("step 1\n" + log)
+    assert (found.id, found.primary) == (name, True) and words in found.cause
+    assert ("master port" in found.cause) is (name == "addr_in_use")
+
+
+def test_another_servers_port_is_no_cause_beside_an_exact_one() -> None:
+    """A board that did not start ended no training by itself."""
+    board = "TensorBoard could not bind to port 6006, it was already in use\n"
+    assert primary(diagnosed(board + OOM.format(3))) == ["cuda_oom"]
+    rendezvous = "RuntimeError: Address already in use\n"
+    assert primary(diagnosed(board + "x\n" * 20 + rendezvous)) == ["addr_in_use"]

@@ -1,0 +1,242 @@
+"""Logs of any size and kind are read in pieces, and nothing is lost at their borders."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import tracemalloc
+from random import Random
+from typing import Any, BinaryIO, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.diagnose import first_error, log_lines, signature_search
+from pytest_clustersmoke.diagnose.log_lines import Time, host_of_line, last_time_in, rank_of_line
+from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
+from pytest_clustersmoke.diagnose.signature_findings import order_findings
+from pytest_clustersmoke.diagnose.signature_search import SignatureSearch
+from pytest_clustersmoke.evidence.finding import Finding
+from pytest_clustersmoke.evidence.nccl.log_reader import Unreadable
+from tests.diagnose.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, ids
+
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+SETTINGS = settings(
+    max_examples=150,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+SAMPLES = [sample.text for one in shipped_signatures() for sample in one.samples]
+
+
+@pytest.mark.parametrize("text", [OOM, KILLED, TRACEBACK.format("[rank3]: ")])
+@pytest.mark.parametrize("back", [0, 1, 7, 40, 120, 400])
+def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
+    """Wherever a text lies, its finding, line, rank and host are the same."""
+    (expected, *_) = diagnosed(text)
+    for border in (
+        signature_search.CHUNK_BYTES,
+        signature_search.CHUNK_BYTES - signature_search.AHEAD_BYTES,
+    ):
+        lines = "x" * 98 + "\n"
+        before = lines * ((border - back) // len(lines))
+        before += "y" * (border - back - len(before) - 1) + "\n"
+        (found, *_) = diagnosed(before + text + lines * 2000)
+        assert (found.id, found.ranks, found.hosts) == (
+            expected.id,
+            expected.ranks,
+            expected.hosts,
+        )
+        shift = before.count("\n")
+        assert [one.line - shift for one in found.evidence] == [
+            one.line for one in expected.evidence
+        ]
+        assert [one.text for one in found.evidence] == [one.text for one in expected.evidence]
+
+
+def test_a_line_without_an_end() -> None:
+    """It is looked at in pieces; a word in it is found once, with what stands around it."""
+    filler = b"a" * 3 * signature_search.CHUNK_BYTES
+    (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
+    assert found.id == "cuda_oom" and found.detail["lines"] == 1
+    assert "CUDA out of memory" in found.evidence[0].text
+    assert len(found.evidence[0].text) <= log_lines.MAX_TEXT
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    """Tens of megabytes of findings and tracebacks need a few."""
+
+    class Endless(io.RawIOBase):
+        left = 100
+
+        def read(self, size: int | None = -1, /) -> bytes:
+            self.left -= 1
+            return (OOM + KILLED + TRACEBACK.format("")).encode() * 400 if self.left else b""
+
+    found = SignatureSearch(shipped_signatures())
+    tracemalloc.start()
+    try:
+        found.stream(cast(BinaryIO, Endless()), "0.log")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert ids(order_findings(found))[0] == "rank_killed"
+    assert peak < 16 * 2**20
+
+
+def test_a_progress_bar_is_not_evidence() -> None:
+    """Carriage returns end its lines; the error behind it is told alone."""
+    bar = "".join(f"Epoch 0: {n}%\r" for n in range(500))
+    (found,) = diagnosed(bar + OOM)
+    assert found.evidence[0].text == OOM.strip() and found.evidence[0].line == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [(b"\x1f\x8b\x08", "compressed"), (b"\xff\xfeh\0i\0", "UTF-16"), (b"a\0b" * 9, "binary")],
+)
+def test_what_is_no_text_is_refused(raw: bytes, words: str) -> None:
+    """It would be taken for a log in which nothing is wrong."""
+    with pytest.raises(Unreadable, match=words):
+        diagnosed(raw)
+
+
+@pytest.mark.parametrize("garbage", [b"\0\x01\xfe" * 4000, b"\n\0\n" * 4000])
+def test_a_log_with_garbage_is_searched(garbage: bytes) -> None:
+    """A cause counts wherever it stands in it; one who may pass such a file over need not look."""
+    for raw in (OOM.encode() + garbage, garbage + OOM.encode(), garbage + b"\n" + KILLED.encode()):
+        assert ids(diagnosed(raw))[0] in ("cuda_oom", "rank_killed")
+        search = SignatureSearch(shipped_signatures())
+        with pytest.raises(Unreadable, match="binary"):
+            search.stream(io.BytesIO(raw), "0.log", insist=False)
+        assert order_findings(search) == []
+
+
+def test_of_several_logs_garbage_is_told_apart() -> None:
+    """What another log said does not make one without a word of text readable."""
+    with pytest.raises(Unreadable, match=r"1\.log is binary"):
+        diagnosed(OOM, b"a\0b" * 9)
+
+
+def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
+    """After so many looks none of them costs more than being found; what follows is not lost."""
+
+    class Counted(SignatureSearch):
+        looked = 0
+
+        def _line(self, *args: Any) -> None:
+            self.looked += 1
+            super()._line(*args)
+
+    found = Counted(shipped_signatures())
+    torn = "Traceback (most recent call last):\n" * 50_000
+    found.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
+    assert ids(order_findings(found)) == ["cuda_oom"]
+    assert found.looked < first_error.MAX_LOOKS + 9
+
+
+@pytest.mark.parametrize(
+    ("line", "time"),
+    [
+        ("[2026-04-22 21:34:20] x", (4, 22, 21, 34, 20.0)),
+        ("*** JOB 7 ON n CANCELLED AT 2026-01-02T03:04:05 DUE TO", (1, 2, 3, 4, 5.0)),
+        ("2026-01-02T03:04:05.25Z stderr F x", (1, 2, 3, 4, 5.25)),
+        ("[rank1]:[E626 06:24:44.5 ProcessGroupNCCL.cpp:616]", (6, 26, 6, 24, 44.5)),
+        ("E0325 20:57:27.620000 2606 torch/x.py:869]", (3, 25, 20, 57, 27.62)),
+        ("  time      : 2024-09-09_09:36:56", (9, 9, 9, 36, 56.0)),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", (11, 21, 20, 32, 39.0)),
+        ("2026-13-01 10:00:00", None),
+        ("no time 12:00", None),
+    ],
+)
+def test_the_time_of_a_line(line: str, time: Time | None) -> None:
+    """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
+    assert last_time_in(line) == time
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "host"),
+    [
+        ("[rank12]: x", 12, None),
+        ("[default0]:[rank3]: x", 3, None),
+        ("[default0]: x", None, None),
+        ("3: x", None, None),
+        ("[Rank 3] Watchdog caught", None, None),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 1] x", 1, None),
+        ("[PG ID 1 PG GUID 7(mesh_tp) Rank 1] x", None, None),
+        ("0: node-1:71:72 [0] init.cc:7 NCCL WARN x", None, "node-1"),
+        ("node1:71:72 [0] x", None, None),
+        ("Nov 21 20:32:39 node7 kernel: NVRM", None, "node7"),
+    ],
+)
+def test_the_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
+    """Only what is certain: a label of srun, or of torchrun within its node, is no rank."""
+    assert (rank_of_line(line), host_of_line(line)) == (rank, host)
+
+
+def check(found: list[Finding]) -> None:
+    for one in found:
+        assert one.cause and one.fix and one.evidence
+        assert all(len(line.text) <= log_lines.MAX_TEXT and line.line > 0 for line in one.evidence)
+    primary = [one.primary for one in found]
+    assert primary == sorted(primary, reverse=True)
+
+
+@SETTINGS
+@given(st.lists(st.sampled_from(SAMPLES), max_size=6), st.integers(0, 2**32 - 1))
+def test_whatever_becomes_of_a_log_reading_it_ends(samples: list[str], seed: int) -> None:
+    """Texts that were cut, torn, glued and repeated raise nothing, and keep their order."""
+    random = Random(seed)
+    raw = bytearray("\n".join([*samples, KILLED, TRACEBACK, REMOTE]).encode())
+    for _ in range(random.randrange(30)):
+        at = random.randrange(len(raw))
+        match random.randrange(4):
+            case 0:
+                raw[at] = random.randrange(1, 256)
+            case 1:
+                del raw[at : at + random.randrange(40)]
+            case 2:
+                raw[at:at] = raw[at : at + random.randrange(200)]
+            case _:
+                raw[at:at] = random.choice([b"\n", b"\r", b"\x1b[31m", b"\xe2\x82", b'"', b"\0"])
+        if not raw:
+            return
+    try:
+        check(diagnosed(bytes(raw)))
+    except Unreadable as error:
+        assert re.search("binary|UTF-16|compressed", str(error))
+
+
+@SETTINGS
+@given(st.binary(max_size=3000))
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
+    """Nothing else is raised, and nothing found is without evidence."""
+    with contextlib.suppress(Unreadable):
+        check(diagnosed(b"x\n" + raw))
+
+
+def test_a_stream_that_gives_little_at_a_time() -> None:
+    """A pipe gives what it has."""
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            return super().read(min(size or 1, 100))
+
+    text = "x\n" * 50_000 + OOM + WATCHDOG.format(1, "10")
+    found = SignatureSearch(shipped_signatures())
+    found.stream(Slow(text.encode()), "0.log")
+    assert ids(order_findings(found)) == ids(diagnosed(text))
+    assert order_findings(found)[0].evidence == diagnosed(text)[0].evidence
+
+
+def test_a_rough_cause_over_several_lines_is_looked_for_so_often_alone() -> None:
+    """A log that names it on every line costs no more than one that does not end."""
+    line = "OSError: [Errno 98] Address already in use\n"
+    found = SignatureSearch(shipped_signatures())
+    found.stream(io.BytesIO((line * 20_000).encode()), "0.log")
+    assert max(found._tried.values()) < signature_search.MAX_COUNTED + 9
+    assert ids(order_findings(found)) == ["port_in_use"]

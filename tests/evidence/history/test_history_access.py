@@ -1,0 +1,127 @@
+"""Histories that cannot be written, or are somebody else's. The processes here are real ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.evidence.history.made import in_process, nights, of_night, stored
+from tests.support.records import phase
+
+
+def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:
+    """A file without a byte, as a crash at its making leaves it, is filled."""
+    tmp_path.joinpath(database.NAME).touch()
+    nights(tmp_path, 1)
+    assert len(stored(tmp_path)) == 1
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    """Where the file cannot grow, the run is not stored, the words say so, the rest stays."""
+    nights(tmp_path, 2)
+    size = tmp_path.joinpath(database.NAME).stat().st_size
+
+    def full() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
+        with pytest.raises(HistoryUnusable) as raised:
+            nights(tmp_path, 200, first=2)
+        assert "cannot be written (" in str(raised.value)
+        assert "this run is not in the history" in str(raised.value)
+
+    assert in_process(full) == 0
+    kept = len(stored(tmp_path))
+    assert kept >= 2
+    add(of_night(300, phase(), run_id="after"), tmp_path)
+    assert len(stored(tmp_path)) == kept + 1
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    """Where the report directory's place is a file, there is one line that names it."""
+    tmp_path.joinpath("file").write_text("")
+    with pytest.raises(HistoryUnusable, match=r"file/reports/history.db cannot be written .Not a"):
+        nights(tmp_path / "file" / "reports", 1)
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that everybody may read, and nobody but us write."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def as_somebody_else(directory: Path) -> None:
+    """Be a user who may not write there; root becomes nobody, others take their right away."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    else:
+        directory.joinpath(database.NAME).chmod(0o444)
+        directory.chmod(0o555)
+
+
+def test_others_read_and_cannot_write(open_directory: Path) -> None:
+    """Somebody without the right to write reads the history, and is told where they would write."""
+    old = os.umask(0o077)
+    try:
+        nights(open_directory, 3)
+    finally:
+        os.umask(old)
+    mode = open_directory.joinpath(database.NAME).stat().st_mode
+    assert stat.S_IMODE(mode) == 0o644
+
+    def other() -> None:
+        as_somebody_else(open_directory)
+        assert len(stored(open_directory)) == 3
+        with pytest.raises(HistoryUnusable, match="cannot be written"):
+            nights(open_directory, 1, first=3)
+
+    assert in_process(other) == 0
+    open_directory.chmod(0o755)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ELOOP, errno.EACCES])
+def test_a_file_system_that_does_not_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever the file system says instead of the file, reading ends in words."""
+    nights(tmp_path, 1)
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.name == database.NAME:
+            raise OSError(number, os.strerror(number))
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(HistoryUnusable, match="cannot be read") as raised:
+        stored(tmp_path)
+    assert os.strerror(number) in str(raised.value)
+
+
+def test_what_a_caller_raises_is_its_own(tmp_path: Path) -> None:
+    """A broken pipe of who prints the history is no fault of the history."""
+    nights(tmp_path, 1)
+    with pytest.raises(BrokenPipeError), database.reading(tmp_path):
+        raise BrokenPipeError
+
+
+def test_no_history_is_no_error(tmp_path: Path) -> None:
+    """Where there is no database, reading says so and makes none."""
+    with database.reading(tmp_path) as connection:
+        assert connection is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,164 @@
+"""Histories in which bytes are damaged, or rows were deleted by hand: what of them is told."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.cli import main
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, phase_runs
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.run_directory import RunDir
+from pytest_clustersmoke.report import publication
+from pytest_clustersmoke.report.publication import publish
+from tests.evidence.history.made import night, nights, of_night, stored
+from tests.support.harness import Suite
+from tests.support.records import parsed, phase
+
+TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
+
+
+def damage(path: Path) -> None:
+    """Change one byte of the table's definition into one that is no UTF-8."""
+    held = path.read_bytes()
+    assert held.count(TABLE) == 1
+    path.write_bytes(held.replace(TABLE, DAMAGED))
+
+
+def test_rows_whose_numbers_are_lost_are_no_past(tmp_path: Path) -> None:
+    """Where damage of the definition takes a table's numbers away, its rows judge nothing."""
+    nights(tmp_path, 9)
+    path = tmp_path / database.NAME
+    held = path.read_bytes()
+    for table in (b"runs", b"setups", b"phases"):
+        begins = b"CREATE TABLE %s (\n    id INTEGER PRIMARY KEY" % table
+        assert held.count(begins) == 1
+        path.write_bytes(held.replace(begins, begins.replace(b"R P", b"RXP")))
+        record = night(10)
+        annotate(record, tmp_path)
+        past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+        assert past is not None and past["status"] == "not enough history"
+        assert main(["history", "--report-dir", str(tmp_path)]) == 0
+
+
+def by_hand(directory: Path, *statements: str) -> None:
+    """What a person does with the sqlite3 shell, where foreign keys are off."""
+    with contextlib.closing(sqlite3.connect(directory / database.NAME)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE phases SET nodes = 'node0, node1'",
+        "UPDATE phases SET versions = '[1]'",
+        "UPDATE metrics SET value = 'fast'",
+    ],
+)
+def test_a_value_of_another_kind_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+) -> None:
+    """What is not of its kind ends in one line, for the report and the commands."""
+    nights(tmp_path, 9)
+    by_hand(tmp_path, statement)
+    with pytest.raises(HistoryUnusable, match=r"history.db cannot be read \("):
+        annotate(night(10), tmp_path)
+    assert main(["history", "--report-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_damaged_definition_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One byte that is no UTF-8 is damage as any other: for readers, writers and commands."""
+    nights(tmp_path, 2)
+    damage(tmp_path / database.NAME)
+    for call in (annotate, add):
+        with pytest.raises(HistoryUnusable, match=r"history.db is damaged, or no database \("):
+            call(night(2), tmp_path)
+    assert main(["history", "--report-dir", str(tmp_path)]) == 2
+    assert "is damaged, or no database" in capsys.readouterr().err
+
+
+def test_a_run_beside_a_damaged_history_has_its_verdict(suite: Suite) -> None:
+    """The run is FIT and reported, its criterion on the past is not measured, and the damage is
+    told in one line."""
+    suite.cluster()
+    suite.phase(base="Started", body="pass")
+    suite.run()
+    damage(suite.reports / database.NAME)
+    result = suite.run()
+    assert result.ret == 0
+    told = [line for line in result.outlines if "history.db is damaged" in line]
+    assert len(told) == 1, told
+    (held,) = suite.record()["phases"]
+    assert held["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
+
+
+@pytest.mark.parametrize("name", ["annotate", "add"])
+def test_what_nobody_foresaw_of_a_history_costs_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Any error of the history is a line beside the report, clean and short."""
+
+    def broken(*_: object) -> None:
+        raise TypeError("\x1b[2J" + "x" * 10_000)
+
+    monkeypatch.setattr(publication, name, broken)
+    record = parsed(night(0))
+    _, (line,) = publish(record, RunDir(tmp_path / "runs" / record.run_id), tmp_path, {})
+    assert (tmp_path / record.run_id / "report.json").is_file()
+    assert line.startswith("history: TypeError: ") and len(line) <= 500
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DELETE FROM runs",),
+        ("DELETE FROM runs WHERE id = (SELECT max(id) FROM runs)",),
+        ("DELETE FROM runs", "DELETE FROM phases"),
+        ("DELETE FROM setups",),
+    ],
+)
+def test_rows_that_were_deleted_by_hand_block_no_run(
+    tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    """What hangs on deleted rows goes where their numbers are given again, and is no part of what
+    is stored then."""
+    nights(tmp_path, 3)
+    by_hand(tmp_path, *statements)
+    with database.reading(tmp_path) as connection:
+        assert connection is not None
+        left = len(phase_runs(connection, "gilbreth", "zero1_4node"))
+    add(of_night(9, phase(metrics={}), phase("a"), run_id="new"), tmp_path)
+    assert "new" in stored(tmp_path)
+    with database.reading(tmp_path) as connection:
+        assert connection is not None
+        found = phase_runs(connection, "gilbreth", "zero1_4node")
+        assert (found[0].run_id, found[0].metrics, len(found)) == ("new", {}, left + 1)
+        assert {one.phase: one.runs for one in phase_counts(connection)}["a"] == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM runs WHERE cluster = 'old'",
+        "DELETE FROM setups WHERE hardware = 'old'",
+    ],
+)
+def test_a_phase_without_a_readable_run_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+) -> None:
+    """Every form of `history` shows the others, and none ends in a traceback."""
+    nights(tmp_path, 2)
+    add(of_night(0, phase(hardware="old"), cluster="old"), tmp_path)
+    by_hand(tmp_path, statement)
+    for form in ((), ("--json",), ("--csv",), ("--metric", "steps_per_s")):
+        assert main(["history", "--report-dir", str(tmp_path), *form]) == 0
+        assert "gilbreth" in capsys.readouterr().out

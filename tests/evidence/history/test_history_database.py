@@ -1,0 +1,180 @@
+"""history.db: its journal, several writers at once, its lock. The processes here are real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
+from pytest_clustersmoke.evidence.history.history_store import add
+from tests.evidence.history.made import FORK, in_process, nights, of_night, pragma, stored
+from tests.support.records import phase
+
+WRITERS, EACH = 6, 8
+
+
+def wal(directory: Path) -> sqlite3.Connection:
+    """The database as earlier versions kept it on a local disk, with a connection to it."""
+    connection = sqlite3.connect(directory / database.NAME, isolation_level=None)
+    assert connection.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
+    return connection
+
+
+def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
+    """Whoever writes next undoes WAL, with all that an earlier version stored; no lock is left."""
+    nights(tmp_path, 2)
+    with contextlib.closing(wal(tmp_path)) as connection:
+        connection.execute("UPDATE runs SET verdict = 'UNFIT'")
+        with database.reading(tmp_path) as reader:
+            assert reader is not None
+            assert {run.verdict for run in runs(reader)} == {"UNFIT"}
+    nights(tmp_path, 1, first=2)
+    assert pragma(tmp_path / database.NAME, "journal_mode") == "delete"
+    assert [path.name for path in tmp_path.iterdir()] == [database.NAME]
+    assert len(stored(tmp_path)) == 3
+
+
+def test_a_run_is_stored_while_somebody_reads_an_earlier_version(tmp_path: Path) -> None:
+    """A reader in WAL mode keeps nobody from writing; the journal changes once nobody reads."""
+    nights(tmp_path, 1)
+    with contextlib.closing(wal(tmp_path)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM runs").fetchone()
+        nights(tmp_path, 1, first=1)
+    nights(tmp_path, 1, first=2)
+    assert pragma(tmp_path / database.NAME, "journal_mode") == "delete"
+    assert len(stored(tmp_path)) == 3
+
+
+def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
+    """Six processes that start together on no database at all store every run of theirs."""
+    gate = FORK.Barrier(WRITERS)
+
+    def writer(number: int) -> None:
+        records = [
+            of_night(night, phase("a"), phase("b"), run_id=f"{number}-{night}")
+            for night in range(EACH)
+        ]
+        gate.wait(60)
+        for record in records:
+            annotate(record, tmp_path)  # as every run does before it is stored
+            add(record, tmp_path)
+
+    started = [FORK.Process(target=writer, args=(number,)) for number in range(WRITERS)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0] * WRITERS
+    wanted = {f"{number}-{night}" for number in range(WRITERS) for night in range(EACH)}
+    assert set(stored(tmp_path)) == wanted
+    with database.reading(tmp_path) as connection:
+        assert connection is not None
+        assert [(one.phase, one.runs) for one in phase_counts(connection)] == [
+            ("a", WRITERS * EACH),
+            ("b", WRITERS * EACH),
+        ]
+        assert connection.execute("SELECT count(*) FROM setups").fetchone()[0] == 1
+
+
+def test_a_writer_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """A writer killed inside its transaction leaves what was there; the next one goes on."""
+    nights(tmp_path, 3)
+
+    def killed() -> None:
+        with database.writing(tmp_path) as connection:
+            connection.execute("DELETE FROM runs")
+            connection.execute("PRAGMA cache_spill = 1")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_process(killed) == -signal.SIGKILL
+    nights(tmp_path, 1, first=3)
+    assert len(stored(tmp_path)) == 4
+
+
+def test_the_same_run_is_stored_once(tmp_path: Path) -> None:
+    """A second record of a run takes the place of the first, with all that hangs on it."""
+    nights(tmp_path, 1)
+    record = of_night(1, phase("a"), phase("b"), run_id="r1", verdict="INCONCLUSIVE")
+    add(record, tmp_path)
+    add({**record, "verdict": "FIT", "phases": record["phases"][:1]}, tmp_path)
+    with database.reading(tmp_path) as connection:
+        assert connection is not None
+        found = {run.run_id: run.verdict for run in runs(connection)}
+        assert found.pop("r1") == "FIT"
+        assert len(found) == 1
+        assert [one.phase for one in phase_counts(connection)] == ["a", "zero1_4node"]
+        orphans = "SELECT count(*) FROM metrics WHERE phase NOT IN (SELECT id FROM phases)"
+        assert connection.execute(orphans).fetchone()[0] == 0
+
+
+def test_the_lock_of_a_holder_that_lives_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock held elsewhere ends in one line that names the file, and the database is as it was."""
+    nights(tmp_path, 1)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    lock = tmp_path / f"{database.NAME}.lock"
+    lock.write_text("1\nanother-host\n")
+    with pytest.raises(HistoryUnusable) as raised:
+        nights(tmp_path, 1, first=1)
+    assert str(raised.value) == (
+        f"this run is not in the history: {lock} was held for 0.2 s by process 1 of another-host; "
+        "delete the file if that process is gone"
+    )
+    lock.unlink()
+    nights(tmp_path, 1, first=2)
+    assert len(stored(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "held_s"),
+    [({}, "0.3"), ({"interrupted": True}, "0.1"), ({"partial": "it was interrupted"}, "0.1")],
+)
+def test_after_an_interrupt_the_lock_is_waited_for_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], held_s: str
+) -> None:
+    """The record of a run that did not come to its end waits the shorter time."""
+    assert (database.PATIENCE_S, database.HURRIED_S) == (20.0, 5.0)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(database, "HURRIED_S", 0.1)
+    (tmp_path / f"{database.NAME}.lock").write_text("\x1b[2Jnonsense")
+    with pytest.raises(HistoryUnusable) as raised:
+        add(of_night(0, **changes), tmp_path)
+    assert f"was held for {held_s} s by a process it does not name; delete" in str(raised.value)
+
+
+def test_the_lock_of_a_process_that_died_here_is_removed(tmp_path: Path) -> None:
+    """A writer of this host that was killed with the lock file holds nobody up."""
+
+    def killed() -> None:
+        with database.writing(tmp_path):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_process(killed) == -signal.SIGKILL
+    assert tmp_path.joinpath(f"{database.NAME}.lock").exists()
+    nights(tmp_path, 1)
+    assert len(stored(tmp_path)) == 1
+    assert not tmp_path.joinpath(f"{database.NAME}.lock").exists()
+
+
+def test_a_database_that_stays_locked_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where somebody else holds the database for good, the writer gives up in words."""
+    nights(tmp_path, 1)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(HistoryUnusable, match=r"be written .database is locked.; this r"):
+            nights(tmp_path, 1, first=1)
+        assert len(stored(tmp_path)) == 1  # readers do not wait for it

@@ -1,0 +1,79 @@
+"""docs/reference/history.md says what is so."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from pathlib import Path
+
+from pytest_clustersmoke.criteria.past_annotation import annotate
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.outlier_judge import (
+    FAIL_SPREADS,
+    FAR_MADS,
+    LEAST,
+    LEAST_ABSOLUTE,
+    LEAST_SPREAD,
+    MEAN_SCALE,
+    MIN_RUNS,
+    SCALE,
+    WARN_SPREADS,
+    WINDOW,
+    widening,
+)
+from tests.evidence.history.made import night, nights
+
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_text()
+
+
+def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
+    """Every table and column stands in the document, and no other."""
+    nights(tmp_path, 1)
+    said = {
+        table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
+        for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
+        if table in ("runs", "phases", "setups", "metrics")
+    }
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection:
+        tables = connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall()
+        held = {
+            name: {row[1] for row in connection.execute(f"PRAGMA table_info({name})")} - {"id"}
+            for (name,) in tables
+        }
+    assert said == held
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    """Application id, schema version and thresholds."""
+    words = " ".join(TEXT.split()).replace(" %", "%")
+    assert f"`PRAGMA application_id` is {history_schema.APPLICATION_ID}," in words
+    assert f"the schema's version ({history_schema.VERSION})" in words
+    assert f"the newest {WINDOW} good runs" in words
+    assert f"fewer than {MIN_RUNS} such runs" in words
+    assert f"`warn` | {WARN_SPREADS:.0f} spreads, widened, or more from the median" in words
+    assert f"from the median, and {LEAST:.0%} or more, in the bad direction" in words
+    assert f"`fail` | {FAIL_SPREADS:.0f} spreads, widened, or more" in words
+    assert f"counted up to {FAR_MADS:.0f} scaled MADs; times {MEAN_SCALE:.4f} (" in words
+    assert f"at least {LEAST_SPREAD:.1%} of the median" in words
+    assert f"times {SCALE}" in words
+    assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
+    assert f"times {widening(8):.2f} at 8 runs, {widening(60):.2f} at 60" in words
+    waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s where"
+    assert waits in words
+
+
+def test_old_runs_can_be_taken_out_of_what_is_compared(tmp_path: Path) -> None:
+    """The statement that the document gives leaves the runs from its day on."""
+    (statement,) = re.findall(r'sqlite3 reports/history.db "(.*)"$', TEXT, re.MULTILINE)
+    nights(tmp_path, 12)  # from 2026-11-18 on, one a day
+    with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection, connection:
+        assert connection.execute(statement).rowcount == 2
+    record = night(12)
+    annotate(record, tmp_path)
+    past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
+    assert past is not None
+    assert past["runs"] == 10

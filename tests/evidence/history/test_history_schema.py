@@ -1,0 +1,155 @@
+"""Histories of other versions, and files that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history import history_schema
+from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
+from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
+from tests.evidence.history.made import FORK, nights, pragma, stored
+
+
+def of_version_1(path: Path) -> None:
+    """A history as version 1 left it, with one run."""
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in history_schema.MIGRATIONS[0]:
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA application_id = {history_schema.APPLICATION_ID}")
+        connection.execute(
+            "INSERT INTO runs VALUES (1, 'old', 'gilbreth', 'slurm', 5.0, 6.0, 'FIT', 's', '', 0, "
+            "'', '0.0.1', 'g', 'cuda', 2, '')"
+        )
+
+
+def test_an_older_version_is_migrated_by_the_next_run(tmp_path: Path) -> None:
+    """A database of version 1 is brought to today's with its runs, when a run is stored."""
+    path = tmp_path / database.NAME
+    of_version_1(path)
+    nights(tmp_path, 1)
+    assert pragma(path, "user_version") == history_schema.VERSION == len(history_schema.MIGRATIONS)
+    assert "old" in stored(tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
+    assert {"runs_by_time", "phases_by_setup"} <= {name for (name,) in found}
+
+
+def test_reading_an_older_version_changes_nothing(tmp_path: Path) -> None:
+    """A reader sees an old database as today's, and leaves the file as it was, to the byte."""
+    path = tmp_path / database.NAME
+    of_version_1(path)
+    before = path.read_bytes()
+    assert stored(tmp_path) == ["old"]
+    assert path.read_bytes() == before
+
+
+def test_a_migration_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step fails half way, the database keeps its version and its runs."""
+    path = tmp_path / database.NAME
+    of_version_1(path)
+    steps = (*history_schema.MIGRATIONS, ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
+    monkeypatch.setattr(history_schema, "MIGRATIONS", steps)
+    monkeypatch.setattr(history_schema, "VERSION", len(steps))
+    with pytest.raises(HistoryUnusable, match="table half already exists"):
+        nights(tmp_path, 1)
+    monkeypatch.undo()
+    assert pragma(path, "user_version") == 1
+    assert stored(tmp_path) == ["old"]
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """A database of a newer clustersmoke is neither read nor written, and the words say why."""
+    nights(tmp_path, 1)
+    path = tmp_path / database.NAME
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    for use in (lambda: nights(tmp_path, 1), lambda: stored(tmp_path)):
+        with pytest.raises(HistoryUnusable) as raised:
+            use()
+        assert str(raised.value) == (
+            f"{path} is of version 99, and this clustersmoke knows up to {history_schema.VERSION}; "
+            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+        )
+    assert path.read_bytes() == before
+
+
+def foreign(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE bookmarks (url)")
+
+
+def no_database(path: Path) -> None:
+    path.write_text("these are notes of somebody's, which are no database" * 100)
+
+
+def torn(path: Path) -> None:
+    nights(path.parent, 30)
+    held = bytearray(path.read_bytes())
+    held[4096:] = b"\xa5" * (len(held) - 4096)
+    path.write_bytes(held)
+
+
+def cut(path: Path) -> None:
+    nights(path.parent, 30)
+    path.write_bytes(path.read_bytes()[:6000])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (foreign, "is a database, but no history of clustersmoke; it was left as it is"),
+        (no_database, "is damaged, or no database (file is not a database); it was left as it is"),
+        (torn, "is damaged, or no database (database disk image is malformed); it was left as"),
+        (cut, "is damaged, or no database (database disk image is malformed); it was left as"),
+    ],
+)
+def test_damaged_and_foreign_files_are_left_alone(
+    tmp_path: Path, make: Callable[[Path], None], words: str
+) -> None:
+    """What is no sound history is refused in one line, and not a byte of it changes."""
+    path = tmp_path / database.NAME
+    make(path)
+    before = path.read_bytes()
+    with pytest.raises(HistoryUnusable) as raised:
+        nights(tmp_path, 1)
+    assert str(raised.value).startswith(f"{path} {words}")
+    assert "\n" not in str(raised.value)
+    assert path.read_bytes() == before
+    with pytest.raises(HistoryUnusable), database.reading(tmp_path) as connection:
+        assert connection is not None
+        runs(connection)
+        phase_counts(connection)
+
+
+def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
+    """Whoever looks while another process makes it sees nothing or all of it: one answer of three
+    was wrong where the version was read by itself."""
+    for number in range(20):
+        path = tmp_path / f"{number}.db"
+        maker = sqlite3.connect(path, isolation_level=None)
+        maker.execute("PRAGMA journal_mode = wal")
+        looks = FORK.Event()
+
+        def look(path: Path = path, looks: Any = looks) -> None:
+            connection = sqlite3.connect(path, isolation_level=None)
+            while (found := history_schema.version_of(connection)) != history_schema.VERSION:
+                assert found == 0
+                looks.set()
+
+        process = FORK.Process(target=look)
+        process.start()
+        assert looks.wait(60)
+        maker.execute("BEGIN IMMEDIATE")
+        history_schema.migrate(maker)
+        maker.execute("COMMIT")
+        process.join(60)
+        assert process.exitcode == 0

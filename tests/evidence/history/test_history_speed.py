@@ -1,0 +1,155 @@
+"""Years of runs: 100,000 phase runs, of eight phases with eight metrics each, and of one phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_store import Setup, add, setup_id
+from tests.evidence.history.made import DAY_S, of_night
+from tests.support.records import BEGUN, VERSIONS, phase
+
+PHASE_RUNS, LIMIT_S = 100_000, 1.0
+METRICS = (
+    *("steps_per_s", "steady_steps_per_s", "samples_per_s", "peak_memory_gib"),
+    *("peak_memory_reserved_gib", "final_loss", "step_time_p50_s", "step_time_p95_s"),
+)
+CRITERIA = json.dumps({f"test_that_{number}_holds": "passed" for number in range(20)})
+PER_VERSION = 500  # runs until one of the versions changes
+
+pytestmark = pytest.mark.slow
+
+
+def build(directory: Path, phases: int) -> None:
+    """100,000 phase runs; every 500 runs a version changes, every tenth run fails."""
+    held = phase()
+    add(of_night(-1, held), directory)  # makes the tables
+
+    with database.writing(directory) as connection:
+        count = PHASE_RUNS // phases
+        setups = [
+            setup_id(
+                connection,
+                Setup.of(held["hardware"], held["shape"], {**VERSIONS, "nccl": f"2.{number}"}),
+            )
+            for number in range(count // PER_VERSION + 1)
+        ]
+        connection.executemany(
+            "INSERT INTO runs VALUES (?, ?, 'gilbreth', 'slurm', ?, ?, 'FIT', 'FIT: 8 of 8 phases',"
+            " '', 0, '', '0.1.0', 'NVIDIA H100', 'cuda', 2, 'InfiniBand')",
+            ((10 + n, f"run-{n:06}", BEGUN + n * DAY_S, BEGUN + n * DAY_S) for n in range(count)),
+        )
+        nodes, versions = json.dumps(["node0", "node1"]), json.dumps(VERSIONS)
+        connection.executemany(
+            f"INSERT INTO phases VALUES ({', '.join('?' * 22)})",
+            (
+                (
+                    *(10 + n * phases + i, 10 + n, "gilbreth", f"phase_{i}", BEGUN + n * DAY_S),
+                    *(setups[n // PER_VERSION], int(n % 10 > 0)),
+                    *("passed" if n % 10 else "failed", "", "", str(n), 8, 12.5, 60.0),
+                    *(20, 0, 0, 0, "NET/IB", nodes, versions, CRITERIA),
+                )
+                for n in range(count)
+                for i in range(phases)
+            ),
+        )
+        connection.executemany(
+            "INSERT INTO metrics VALUES (?, ?, ?, 'steps/s', 1)",
+            (
+                (10 + n * phases + i, name, 9.5 + 0.01 * (n % 7))
+                for n in range(count)
+                for i in range(phases)
+                for name in METRICS
+            ),
+        )
+
+
+@pytest.fixture(scope="module", params=[8, 1], ids=["eight phases", "one phase"])
+def years(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, int]]:
+    directory = tmp_path_factory.mktemp("years")
+    build(directory, request.param)
+    yield directory, request.param
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The CPU time of it and of its children, the least of three: unlike wall time it says the same
+    on a busy machine. Whatever is asked more than once is in memory by then."""
+    taken = []
+    for _ in range(3):
+        before = sum(os.times()[:4])
+        work()
+        taken.append(sum(os.times()[:4]) - before)
+    return min(taken)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("history",),
+        ("history", "--phase", "phase_0", "--last", "60"),
+        ("history", "--metric", "peak_memory_gib", "--json"),
+        ("compare", "previous", "latest"),
+        ("compare", "run-000001", "run-012000"),
+        ("references", "propose", "--cluster", "gilbreth"),
+    ],
+    ids=" ".join,
+)
+def test_commands_answer_in_under_a_second(years: tuple[Path, int], words: tuple[str, ...]) -> None:
+    """Each command, with the start of Python, on years of runs."""
+    directory, _ = years
+    command = [sys.executable, "-m", "pytest_clustersmoke.cli", *words]
+
+    def work() -> None:
+        done = subprocess.run(
+            [*command, "--report-dir", str(directory)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (0, 1), done.stderr
+        assert done.stdout
+
+    taken = seconds(work)
+    print(f"{' '.join(words)}: {taken:.3f} s")
+    assert taken < LIMIT_S
+
+
+@pytest.mark.parametrize("nccl", ["2.10", "2.2", "9.9"], ids=["newest", "old", "new"])
+def test_past_of_answers_in_under_a_second(years: tuple[Path, int], nccl: str) -> None:
+    """On versions of now, of years ago, and that never were."""
+    directory, _ = years
+    held = phase()
+    found: list[dict[str, object]] = []
+
+    def work() -> None:
+        past = past_of(
+            *("gilbreth", "phase_0", held["hardware"], held["shape"]),
+            *({**VERSIONS, "nccl": nccl}, dict.fromkeys(METRICS, 5.0), directory),
+        )
+        found.append(dict(past["steps_per_s"]))
+
+    taken = seconds(work)
+    print(f"past_of on nccl {nccl}: {taken:.3f} s")
+    assert taken < LIMIT_S
+    assert found[0]["runs"] == 60
+    assert found[0].get("other_versions", False) == (nccl == "9.9")
+
+
+def test_a_run_is_put_beside_years_in_under_a_second(years: tuple[Path, int]) -> None:
+    """annotate and add of a whole run."""
+    directory, phases = years
+    record = of_night(200_000, *(phase(f"phase_{number}") for number in range(phases)))
+    annotated, added = (seconds(lambda do=do: do(record, directory)) for do in (annotate, add))  # type: ignore[misc]
+    print(f"annotate {annotated:.3f} s, add {added:.3f} s, {phases} phases")
+    assert annotated < LIMIT_S
+    assert added < LIMIT_S
+    trend = record["phases"][0]["trend"]
+    assert trend is not None
+    assert len(trend["run_ids"]) == 60

@@ -1,0 +1,163 @@
+"""Jobs that make communicators and connect them in many ways, and the log that NCCL would write.
+
+Each communicator connects on a channel of its own, so that every edge tells whose it truly is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from pytest_clustersmoke.evidence.nccl.nccl_log import Communicator
+from tests.evidence.nccl.wording import VERSIONS, Gpu, Nccl, gpu
+
+Group = list[int]  # the job's ranks, in the order of the communicator's
+
+
+@dataclass
+class SimulatedJob:
+    """A job of random size, version and communicators; `logs` has the lines of each rank's GPU."""
+
+    random: Random
+    one_process_a_node: bool = False
+    in_order: bool = False  # ranks of a group lie in the order of the job's
+    nccl: Nccl = field(init=False)
+    gpus: list[Gpu] = field(init=False)
+    groups: list[Group] = field(init=False)
+    logs: list[list[str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        choose = self.random.choice
+        # 2.3 tells no devices: one process with several GPUs is one there.
+        self.nccl = Nccl(choose([one for one in VERSIONS if one != "2.3.5"]))
+        self.per_node, nodes = choose([1, 2, 4]), choose([1, 2, 4])
+        self.gpus = [gpu(rank, self.per_node) for rank in range(self.per_node * nodes)]
+        if self.one_process_a_node:
+            self.gpus = [one._replace(pid=one.pid - one.device) for one in self.gpus]
+        # From 2.22 on within init only where cuMem is off.
+        self.eager = not self.nccl.lazy or self.random.random() < 0.3
+        self.groups = self._groups(nodes)
+        self.splits = self.groups[0] == list(range(len(self.gpus))) and self.random.random() < 0.6
+        self.one_colour = self.random.random() < 0.3
+        self.alive: set[int] = set()
+        self.logs = [[] for _ in self.gpus]
+        if self.random.random() < 0.7:
+            self.logs[0].append(self.nccl.banner(self.gpus[0]))
+        for index, group in enumerate(self.groups):
+            for rank, member in enumerate(group):
+                self.logs[member] += self._init(index, rank, self.gpus[member])
+            for made in sorted(self.alive | {index}):
+                for rank, member in enumerate(self.groups[made]):
+                    self.logs[member] += self._later(made, rank, self.gpus[member])
+            self.alive.add(index)
+            for made in [one for one in sorted(self.alive) if one and self.random.random() < 0.15]:
+                self.alive.remove(made)
+                for rank, member in enumerate(self.groups[made]):
+                    self.logs[member] += self._destroyed(made, rank, self.gpus[member])
+
+    def merged(self, random: Random) -> list[str]:
+        """The lines of all, each one's own in their order."""
+        left = [list(reversed(log)) for log in self.logs if log]
+        lines = []
+        while left:
+            log = random.choice(left)
+            lines.append(log.pop())
+            left = [log for log in left if log]
+        return lines
+
+    def may_be(self, communicator: Communicator, index: int) -> bool:
+        """Whether nothing that the reader says of a communicator is wrong of that group."""
+        group = self.groups[index]
+        if communicator.ranks not in (None, len(group)):
+            return False
+        for rank, member in communicator.members.items():
+            true = self.gpus[group[rank]] if rank < len(group) else None
+            process, device = member.process, member.cuda_device
+            if (
+                true is None
+                or process is None
+                or (process.host, process.pid)
+                != (
+                    true.host,
+                    str(true.pid),
+                )
+            ):
+                return False
+            if device not in (None, true.device):
+                return False
+        return True
+
+    # -- What is made ------------------------------------------------------------------------------
+
+    def _groups(self, nodes: int) -> list[Group]:
+        world, per = len(self.gpus), self.per_node
+        groups: list[Group] = []
+        if self.random.random() < 0.85:
+            groups.append(list(range(world)))
+        for _ in range(self.random.randrange(3)):
+            kind = self.random.choice(["rows", "columns", "pair", "world"])
+            if kind == "rows":
+                groups += [list(range(n * per, (n + 1) * per)) for n in range(nodes)]
+            elif kind == "columns":
+                groups += [list(range(c, world, per)) for c in range(per)]
+            elif kind == "pair" and world > 1:
+                pair = self.random.sample(range(world), 2)
+                groups.append(sorted(pair) if self.in_order else pair)
+            else:
+                groups.append(list(range(world)))
+        return [group for group in groups if len(group) > 1] or [list(range(world))]
+
+    def _init(self, index: int, rank: int, member: Gpu) -> list[str]:
+        one = member._replace(rank=rank, tid=self._thread(member, 1000 + index))
+        ranks, comm = len(self.groups[index]), self._pointer(index, member)
+        inside = self._edges(index, rank, one.tid, connection=0) if self.eager else []
+        if self.splits and index > 0 and self.nccl.number >= (2, 18, 0):
+            parent = self._pointer(0, member)
+            # Each a call of all ranks. Before 2.22 calls of one colour give one id.
+            comm_id = "0x57" if self.one_colour else f"0x5{index:x}"
+            start, end = self.nccl.split(one, ranks, parent, comm, index, 7, comm_id)
+            return [start, *inside, end]
+        told = one, ranks, comm, f"0x{index + 1:x}ff"
+        return [*self.nccl.start(*told), *inside, self.nccl.complete(*told)]
+
+    def _destroyed(self, index: int, rank: int, member: Gpu) -> list[str]:
+        """The end of a communicator, which 2.12.7 and later tell."""
+        if self.nccl.number < (2, 12, 7):
+            return []
+        told = f"comm {self._pointer(index, member)} rank {rank} nranks {len(self.groups[index])}"
+        devices = f"cudaDev {member.device} busId {member.bus}"
+        return [f"{member.head}{told} {devices} - Destroy COMPLETE"]
+
+    @staticmethod
+    def _pointer(index: int, member: Gpu) -> str:
+        return f"0x{index + 1:x}a{member.tid:x}"
+
+    def _later(self, index: int, rank: int, member: Gpu) -> list[str]:
+        """What a collective, where init did not connect it, and send/recv connect."""
+        lines = []
+        if not self.eager and self.random.random() < 0.4:
+            lines += self._edges(index, rank, self._thread(member, 2000 + index), connection=0)
+        if self.nccl.number >= (2, 7, 0) and self.random.random() < 0.2:
+            lines += self._edges(index, rank, self._thread(member, 3000 + index), connection=1)
+        return lines
+
+    def _thread(self, member: Gpu, other: int) -> int:
+        """The main thread of a GPU, or another."""
+        return member.tid if self.random.random() < 0.6 else member.tid + other
+
+    def _edges(self, index: int, rank: int, tid: int, connection: int) -> list[str]:
+        group = self.groups[index]
+        ends = [self.gpus[member]._replace(rank=r) for r, member in enumerate(group)]
+        one = ends[rank]._replace(tid=tid)
+        lines = []
+        for peer in {(rank + 1) % len(group), (rank - 1) % len(group)} - {rank}:
+            other, after = ends[peer], peer == (rank + 1) % len(group)
+            if other.host == one.host and self.random.random() < 0.3:
+                lines.append(self.nccl.shm(one, other, index))
+            elif other.host == one.host:
+                lines.append(self.nccl.p2p(one, other, "IPC", index, connection))
+            elif after:
+                lines.append(self.nccl.net(one, other, "IB/0", "send", index, connection))
+            if other.host != one.host and peer == (rank - 1) % len(group):
+                lines.append(self.nccl.net(other, one, "IB/0", "receive", index, connection))
+        return lines

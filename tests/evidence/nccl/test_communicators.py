@@ -1,0 +1,558 @@
+"""Whose an edge is: the right communicator, or all that it may be; never surely a wrong one."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+
+import pytest
+
+from pytest_clustersmoke.evidence.nccl.log_reader import Reader
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log, NcclProcess
+from tests.evidence.nccl.wording import VERSIONS, Gpu, Nccl, gpu, read, text_of
+
+WORLD, DATA, TENSOR = "0xa0", "0xb0", "0xc0"
+GPUS = [gpu(rank) for rank in range(4)]  # 2 nodes of 2
+HEAD = "k000:4000:4040 [0] NCCL INFO "
+EDGE = "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"
+
+NAMED = [one for one in map(Nccl, VERSIONS) if one.number >= (2, 17, 0)]
+EAGER = [one for one in map(Nccl, VERSIONS) if not one.lazy]
+LAZY = [one for one in NAMED if one.lazy]
+
+
+def version(nccl: Nccl) -> str:
+    return nccl.version
+
+
+def as_rank(one: Gpu, rank: int) -> Gpu:
+    """The same process as another rank, which it is in another communicator."""
+    return one._replace(rank=rank)
+
+
+def pair(one: Gpu, other: Gpu) -> tuple[Gpu, Gpu]:
+    """Two processes as the ranks 0 and 1 of a communicator of theirs."""
+    return as_rank(one, 0), as_rank(other, 1)
+
+
+def pointer(one: Gpu, comm: str) -> str:
+    """Where that process keeps that communicator."""
+    return f"{comm}{one.pid}"
+
+
+def init(nccl: Nccl, one: Gpu, ranks: int, comm: str, inside: Iterable[str] = ()) -> list[str]:
+    """One rank's init, with what it logs within."""
+    told = one, ranks, pointer(one, comm), comm
+    return [*nccl.start(*told), *inside, nccl.complete(*told)]
+
+
+def owners(log: Log) -> dict[tuple[str, int, int], list[tuple[int, ...]]]:
+    """Who logged, source, destination -> whose those edges may be."""
+    found: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
+    for edge in log.edges:
+        assert edge.logger is not None
+        key = edge.logger.pid, edge.source, edge.destination
+        found.setdefault(key, []).append(edge.communicators)
+    return found
+
+
+def members(log: Log) -> list[dict[int, str | None]]:
+    """The pids of each communicator's ranks."""
+    return [
+        {rank: one.process.pid if one.process else None for rank, one in comm.members.items()}
+        for comm in log.communicators
+    ]
+
+
+def ids(log: Log) -> list[str | None]:
+    return [comm.id for comm in log.communicators]
+
+
+WHOLE = {0: "4000", 1: "4001", 2: "4100", 3: "4101"}
+
+
+def world_and_tensor(nccl: Nccl, eager: bool) -> list[str]:
+    """The world of four and two groups of a node's two, whose ranks repeat the world's."""
+    banner, worlds, groups = nccl.banner(GPUS[0]), [], []
+    for one in GPUS:
+        other = GPUS[one.rank ^ 1]
+        after = GPUS[(one.rank + 1) % 4]
+        ring = [nccl.net(one, after, "IB/0", channel=c) for c in (0, 1)]
+        mine, its = pair(one, other) if one.rank < other.rank else pair(other, one)[::-1]
+        local = [nccl.p2p(mine, its, channel=c) for c in (0, 1)]
+        worlds += init(nccl, one, 4, WORLD, ring if eager else ())
+        comm = f"{TENSOR}{one.rank // 2}"
+        groups += init(nccl, mine, 2, comm, local if eager else ())
+        if not eager:
+            worlds += ring  # the first collective of the world, before the groups are made
+            groups += local
+    return [banner, *worlds, *groups]
+
+
+@pytest.mark.parametrize("nccl", [one for one in NAMED if not one.lazy], ids=version)
+def test_an_edge_within_init_is_of_that_init(nccl: Nccl) -> None:
+    """Up to 2.21 rings are connected within init: 0 -> 1 of the world is not 0 -> 1 of a group."""
+    log = read(text_of(world_and_tensor(nccl, eager=True)))
+    assert ids(log) == [WORLD, f"{TENSOR}0", f"{TENSOR}1"]
+    assert members(log) == [WHOLE, {0: "4000", 1: "4001"}, {0: "4100", 1: "4101"}]
+    mine = owners(log)
+    assert sorted(mine["4000", 0, 1]) == [(0,), (1,)]
+    assert mine["4001", 1, 2] == [(0,)]
+    assert mine["4001", 1, 0] == [(1,)]
+    assert mine["4100", 0, 1] == [(2,)]
+    assert mine["4100", 2, 3] == [(0,)]
+    by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
+    assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (1,)}
+
+
+@pytest.mark.parametrize("nccl", LAZY, ids=version)
+def test_a_later_edge_is_of_one_whose_init_is_over(nccl: Nccl) -> None:
+    """From 2.22 on an edge before a group's init is the world's; one after it may be either's."""
+    log = read(text_of(world_and_tensor(nccl, eager=False)))
+    mine = owners(log)
+    assert mine["4001", 1, 2] == [(0,)]  # only the world has a rank 2
+    assert mine["4100", 0, 1] == [(2,)]  # in the world it is rank 2
+    by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
+    assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (0, 1)}
+
+
+@pytest.mark.parametrize("nccl", LAZY, ids=version)
+def test_without_cumem_the_newest_connect_within_init_as_well(nccl: Nccl) -> None:
+    """NCCL_CUMEM_ENABLE=0 or NCCL_RUNTIME_CONNECT=0: what is logged within an init is its own."""
+    log = read(text_of(world_and_tensor(nccl, eager=True)))
+    by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
+                  and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
+    assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (1,)}
+
+
+def test_where_no_version_is_told_the_lines_of_init_decide() -> None:
+    """Without a version the world's edge, logged before the next init began, is not that init's."""
+    one, nccl = GPUS[0], Nccl("2.22.3")
+    lines = [
+        *init(nccl, one, 4, WORLD),
+        HEAD + EDGE,  # the world's first collective
+        *init(nccl, one, 2, TENSOR),
+    ]
+    log = read(text_of(lines))
+    assert ids(log) == [WORLD, TENSOR]
+    assert log.edges[0].communicators == (0,)
+
+
+def test_send_and_receive_connect_after_init() -> None:
+    """Connection 1 is send/recv, which connects when it is first used, in eager versions too."""
+    nccl, one = Nccl("2.20.5"), GPUS[0]
+    lines = [
+        nccl.banner(one),
+        *init(nccl, one, 4, WORLD),
+        nccl.p2p(one, GPUS[1], connection=1),
+        *init(nccl, one, 2, TENSOR),
+        nccl.p2p(one, GPUS[1], connection=1, channel=5),
+    ]
+    log = read(text_of(lines))
+    assert {edge.channels: edge.communicators for edge in log.edges} == {(0,): (0,), (5,): (0, 1)}
+
+
+@pytest.mark.parametrize("nccl", [Nccl("2.8.4"), Nccl("2.12.12")], ids=version)
+def test_before_starts_were_logged_an_edge_may_be_the_last_one_s_send(nccl: Nccl) -> None:
+    """2.7 to 2.13 do not tell send/recv from an init's own edges: both are named."""
+    one, other = GPUS[0], GPUS[1]
+    lines = [
+        nccl.banner(one),
+        *init(nccl, one, 4, WORLD, [nccl.p2p(one, other)]),
+        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
+    ]
+    log = read(text_of(lines))
+    assert {edge.wording: edge.communicators for edge in log.edges} == {
+        "P2P/IPC": (0,),
+        "P2P/direct pointer": (0, 1),
+    }
+
+
+def test_the_oldest_have_no_send_and_receive() -> None:
+    """Before 2.7 every edge is that of the init which ends next on its thread."""
+    nccl, one, other = Nccl("2.4.8"), GPUS[0], GPUS[1]
+    lines = [
+        nccl.banner(one),
+        *init(nccl, one, 4, WORLD, [nccl.p2p(one, other)]),
+        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
+    ]
+    log = read(text_of(lines))
+    assert {edge.wording: edge.communicators for edge in log.edges} == {
+        "P2P/IPC": (0,),
+        "P2P/direct pointer": (1,),
+    }
+
+
+def test_a_cached_line_is_looked_at_anew_after_an_init() -> None:
+    """The same words before and after an init are two edges, on each thread of the process."""
+    nccl = Nccl("2.22.3")
+    one, worker = GPUS[0], GPUS[0]._replace(tid=9999)
+    lines = [
+        nccl.banner(one),
+        *init(nccl, one, 4, WORLD),
+        *[nccl.p2p(worker, GPUS[1], channel=c) for c in (0, 1)],
+        *init(nccl, one, 2, TENSOR),
+        *[nccl.p2p(worker, GPUS[1], channel=c) for c in (2, 3)],
+    ]
+    log = read(text_of(lines))
+    assert {edge.channels: edge.communicators for edge in log.edges} == {
+        (0, 1): (0,),
+        (2, 3): (0, 1),
+    }
+
+
+# -- Splits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nccl", [one for one in NAMED if one.number >= (2, 18, 0)], ids=version)
+def test_a_split_is_a_communicator_of_its_own(nccl: Nccl) -> None:
+    """torch makes its groups by ncclCommSplit: no commId from 2.22 on, but parent and colour."""
+    lines = [nccl.banner(GPUS[0])]
+    for one in GPUS:
+        lines += init(nccl, one, 4, WORLD)
+    for one in GPUS:  # the columns: {0, 2} and {1, 3}
+        mine = as_rank(one, one.rank // 2)
+        start, end = nccl.split(
+            mine, 2, pointer(one, WORLD), pointer(one, DATA), 1, one.rank % 2, f"0x5{one.rank % 2}"
+        )
+        sent = nccl.net(mine, as_rank(GPUS[one.rank ^ 2], mine.rank ^ 1))
+        lines += [start, sent, end]
+    log = read(text_of(lines))
+    assert members(log) == [WHOLE, {0: "4000", 1: "4100"}, {0: "4001", 1: "4101"}]
+    assert owners(log) == {
+        ("4000", 0, 1): [(1,)],
+        ("4001", 0, 1): [(2,)],
+        ("4100", 1, 0): [(1,)],
+        ("4101", 1, 0): [(2,)],
+    }
+
+
+def test_what_was_split_twice_is_two() -> None:
+    """Splits of one parent and colour differ in their count; a split of a split in its parent."""
+    nccl, one = Nccl("2.27.7"), GPUS[0]
+    lines = init(nccl, one, 4, WORLD)
+    for count, parent, comm in ((1, WORLD, DATA), (2, WORLD, TENSOR), (1, DATA, "0xd0")):
+        lines += nccl.split(one, 2, pointer(one, parent), pointer(one, comm), count, 7)
+    assert len(set(ids(read(text_of(lines))))) == 4
+
+
+@pytest.mark.parametrize("version", ["2.18.5", "2.20.5", "2.21.5"])
+def test_splits_of_one_colour_share_an_id_before_2_22(version: str) -> None:
+    """There commId is a hash of parent and colour: rows and columns of one colour have one. A rank
+    that is two processes shows two communicators, and an edge that may be both's is not one's."""
+    nccl = Nccl(version)
+    rows = [pair(GPUS[0], GPUS[1])]
+    columns = [pair(GPUS[2], GPUS[0])]
+    lines = [nccl.banner(GPUS[0])]
+    for comm, groups in ((DATA, rows), (TENSOR, columns)):
+        for group in groups:
+            for one in group:
+                lines += nccl.split(one, 2, pointer(one, WORLD), pointer(one, comm), color=0)
+    lines += [nccl.p2p(*rows[0], connection=1), nccl.p2p(*columns[0], connection=1)]
+    log = read(text_of(lines))
+    assert set(ids(log)) == {"0x51"}
+    for edge in log.edges:
+        assert edge.logger is not None
+        [owner] = edge.communicators
+        assert members(log)[owner] == {0: edge.logger.pid}
+
+
+def test_a_split_whose_parent_was_not_logged() -> None:
+    """Without the parent nothing names the split; what is not of its process is not its member."""
+    nccl = Nccl("2.27.7")
+    lines = [nccl.banner(GPUS[0])]
+    for one in GPUS:  # the world's own, and two groups of which two ranks are logged
+        lines += init(nccl, one, 4, WORLD)
+    first, second = as_rank(GPUS[0], 0), as_rank(GPUS[3], 1)
+    for one in (first, second):
+        lines += nccl.split(one, 3, "0xffff", pointer(one, DATA), 1, one.rank)
+    lines += [nccl.net(first, second), nccl.net(second, first)]
+    log = read(text_of(lines))
+    assert members(log)[1:] == [{0: "4000"}, {1: "4101"}]
+    assert owners(log) == {("4000", 0, 1): [(0, 1)], ("4101", 1, 0): [(2,)]}
+
+
+def test_a_grown_communicator_is_one() -> None:
+    """ncclCommGrow (2.29) names itself by an id at its start and by its parent at its end."""
+    nccl, one = Nccl("2.29.2"), GPUS[0]
+    start = nccl.start(one, 3, "0xc", "0x77")
+    _, end = nccl.split(one, 3, pointer(one, WORLD), "0xc", api="ncclCommGrow")
+    log = read(text_of([*init(nccl, one, 2, WORLD), *start, end]))
+    assert ids(log) == [WORLD, "0x77"]
+    assert [comm.members[0].complete for comm in log.communicators] == [True, True]
+
+
+# -- Without names ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nccl", [one for one in EAGER if one not in NAMED], ids=version)
+def test_before_commids_a_rank_is_one_process(nccl: Nccl) -> None:
+    """The world of four is told from two groups of two, and the groups by their processes."""
+    log = read(text_of(world_and_tensor(nccl, eager=True)))
+    assert members(log)[0] == WHOLE
+    assert [comm.ranks for comm in log.communicators] == [4, 2, 2]
+    mine = owners(log)
+    assert mine["4001", 1, 2] == [(0,)]
+    assert set(mine["4101", 1, 0][0]) <= {1, 2}  # of one of the groups; which is open
+    assert all(2 not in found for found in mine["4000", 0, 1])
+
+
+def test_nothing_joins_ranks_of_a_part_of_the_nodes() -> None:
+    """Groups of two over four nodes, two of which gave logs: their ranks do not meet."""
+    nccl = Nccl("2.8.4")
+    nodes = [gpu(rank, per_node=1) for rank in range(4)]
+    lines = [nccl.banner(nodes[0])]
+    for one in (nodes[0], nodes[3]):
+        lines += init(nccl, one, 4, WORLD)
+    first, second = as_rank(nodes[0], 0), as_rank(nodes[3], 1)  # of {0, 1} and of {2, 3}
+    for one in (first, second):
+        lines += init(nccl, one, 2, DATA)
+    log = read(text_of(lines))
+    assert members(log) == [{0: "4000", 3: "4300"}, {0: "4000"}, {1: "4300"}]
+
+
+def test_inits_that_are_not_all_there_are_not_counted_off() -> None:
+    """Two groups of the same two processes: where a line is lost, the next is not its partner."""
+    nccl, (one, other) = Nccl("2.8.4"), pair(*GPUS[:2])
+    lines = [
+        *init(nccl, one, 2, DATA, [nccl.p2p(one, other)]),
+        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
+        *init(nccl, other, 2, TENSOR, [nccl.p2p(other, one, "direct pointer")]),
+    ]
+    log = read(text_of([nccl.banner(one), *lines]))
+    assert members(log) == [{0: "4000"}, {0: "4000"}]
+    assert owners(log)["4001", 1, 0] == [(0, 1)]
+
+
+def test_without_lines_of_init_a_rank_of_two_processes_shows_two() -> None:
+    """The log may be quoted in part: who is the same rank is in another communicator."""
+    nccl = Nccl("2.17.1")
+    (one, other), (third, fourth) = pair(*GPUS[:2]), pair(*GPUS[2:])
+    lines = [nccl.shm(one, other), nccl.shm(third, fourth), nccl.shm(other, one)]
+    log = read(text_of(lines))
+    assert [comm.ranks for comm in log.communicators] == [None, None]
+    assert owners(log) == {
+        ("4000", 0, 1): [(0,)],
+        ("4100", 0, 1): [(1,)],
+        ("4001", 1, 0): [(0, 1)],
+    }
+
+
+def test_without_lines_of_init_a_process_of_two_ranks_shows_that_groups_overlap() -> None:
+    """A GPU's process is one rank of a communicator: one that is two is in two, as all may be."""
+    nccl = Nccl("2.17.1")
+    world = [nccl.net(GPUS[2], GPUS[3]), nccl.net(GPUS[0], GPUS[1])]
+    group = nccl.p2p(*pair(GPUS[2], GPUS[3]))
+    log = read(text_of([*world, group]))
+    assert len(log.communicators) == 2
+    assert {edge.communicators for edge in log.edges} == {(0, 1)}
+
+
+def test_one_process_with_all_gpus_is_many_ranks() -> None:
+    """Threads of one process are ranks of one communicator, each with its own GPU."""
+    nccl = Nccl("2.22.3")
+    gpus = [gpu(rank)._replace(pid=7, tid=70 + rank, host="k000", device=rank) for rank in range(4)]
+    sent = [nccl.p2p(one, gpus[(one.rank + 1) % 4], "direct pointer") for one in gpus]
+    log = read(text_of(sent))
+    assert [edge.communicators for edge in log.edges] == [(0,)] * 4
+    whole = [line for one in gpus for line in init(nccl, one, 4, WORLD)]
+    log = read(text_of([*whole, *sent]))
+    assert [edge.communicators for edge in log.edges] == [(0,)] * 4
+    assert members(log) == [dict.fromkeys(range(4), "7")]
+
+
+# -- What was lost ---------------------------------------------------------------------------------
+
+
+def test_a_process_whose_init_was_lost_is_the_rank_that_is_missing() -> None:
+    """With one communicator, a rank without init is the one process that shows itself as it."""
+    nccl = Nccl("2.20.5")
+    lines = [line for one in GPUS[:3] for line in init(nccl, one, 4, WORLD)]
+    log = read(text_of([*lines, nccl.net(GPUS[3], GPUS[0]), nccl.net(GPUS[2], GPUS[3])]))
+    assert members(log) == [WHOLE]
+    assert owners(log)["4101", 3, 0] == [(0,)]
+
+
+def test_a_rank_that_two_processes_may_be_is_nobody_s() -> None:
+    """Two processes whose inits were lost show themselves as one rank: neither surely is."""
+    nccl = Nccl("2.20.5")
+    lines = init(nccl, GPUS[1], 4, WORLD) + init(nccl, GPUS[3], 4, WORLD)
+    strangers = GPUS[0], as_rank(GPUS[2], 0)
+    log = read(text_of([*lines, *(nccl.p2p(one, GPUS[1]) for one in strangers)]))
+    assert members(log) == [{1: "4001", 3: "4101"}]
+    assert owners(log) == {("4000", 0, 1): [()], ("4100", 0, 1): [()]}
+
+
+def test_an_edge_of_another_communicator_is_not_the_only_one_s() -> None:
+    """The log of node 1 has the world's inits, and of a group the edges alone. The group's rank 0
+    is not the world's, which did not log: its process is the world's rank 2."""
+    nccl = Nccl("2.20.5")
+    mine = GPUS[2:]
+    one, other = pair(*mine)
+    lines = [line for each in mine for line in init(nccl, each, 4, WORLD)]
+    lines += [nccl.p2p(other, one, connection=1), nccl.p2p(one, other, connection=1)]
+    log = read(text_of(lines))
+    assert members(log) == [{2: "4100", 3: "4101"}]
+    assert {edge.communicators for edge in log.edges} == {()}
+
+
+def test_a_rank_beyond_the_communicator_is_not_its() -> None:
+    """An edge to rank 5 is not of a communicator of four."""
+    nccl = Nccl("2.20.5")
+    log = read(text_of([*init(nccl, GPUS[0], 4, WORLD), nccl.net(GPUS[0], gpu(5), connection=1)]))
+    assert log.edges[0].communicators == ()
+
+
+@pytest.mark.parametrize("nccl", [Nccl("2.17.1"), Nccl("2.20.5")], ids=version)
+def test_another_device_is_another_rank(nccl: Nccl) -> None:
+    """An edge tells the devices of both ends, by version bus id or nvmlDev."""
+    nine = GPUS[1]._replace(device=9, bus="99000")
+    lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
+    log = read(
+        text_of([*lines, nccl.p2p(GPUS[0], nine), nccl.p2p(nine, GPUS[0], "direct pointer")])
+    )
+    assert {edge.communicators for edge in log.edges} == {()}
+
+
+def test_bus_ids_cut_to_32_bits_are_the_same_device() -> None:
+    """Before 2.8 a line of init prints the bus id as %x, one of an edge as %lx; a PCI domain
+    above zero (Azure) stands in the upper bits."""
+    nccl = Nccl("2.7.8")
+    inits = [one._replace(bus="0") for one in GPUS[:2]]
+    sent = GPUS[0]._replace(bus="100000000"), GPUS[1]._replace(bus="200000000")
+    lines = [line for one in inits for line in init(nccl, one, 2, WORLD)]
+    log = read(text_of([nccl.banner(GPUS[0]), nccl.p2p(*sent), *lines]))
+    assert log.edges[0].communicators == (0,)
+
+
+def test_an_oldest_line_without_role_is_of_one_of_its_ends() -> None:
+    """2.3 does not say which end logged: rank 2 logged no edge 0 -> 1."""
+    nccl = Nccl("2.4.8")
+    lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
+    strange = "k001:4100:4140 [0] NCCL INFO Ring 00 : 0 -> 1 via NET/Socket/0"
+    mine = "k001:4100:4140 [0] NCCL INFO Ring 00 : 2 -> 3 via NET/Socket/0"
+    log = read(text_of([strange, mine, *lines]))
+    assert {edge.source: edge.communicators for edge in log.edges} == {0: (), 2: (0,)}
+
+
+def test_an_init_that_never_ended_owns_nothing_surely() -> None:
+    """Init START of a group and no end: it failed, or its end was lost. A later edge may be its, or
+    that of the world, whose init is over."""
+    nccl, one = Nccl("2.22.3"), GPUS[0]
+    lines = [*init(nccl, one, 4, WORLD), *nccl.start(one, 2, "0xb", TENSOR), HEAD + EDGE]
+    assert read(text_of(lines)).edges[0].communicators == (0, 1)
+    aborted = f"{HEAD}comm 0xb rank 0 nranks 2 cudaDev 0 busId 18000 - Abort COMPLETE"
+    log = read(text_of([*lines[:-1], aborted, HEAD + EDGE]))
+    assert log.edges[0].communicators == (0, 1)
+
+
+def test_a_communicator_that_was_destroyed_owns_nothing_later() -> None:
+    """Groups that are made and destroyed one after the other are not taken for one another."""
+    nccl, one, lines = Nccl("2.22.3"), GPUS[0], []
+    for turn in range(3):
+        comm = f"{TENSOR}{turn}"
+        lines += [*init(nccl, one, 2, comm), nccl.p2p(one, GPUS[1], channel=turn)]
+        told = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
+        lines.append(f"{HEAD}{told} - Destroy COMPLETE")
+    log = read(text_of(lines))
+    assert {edge.channels: edge.communicators for edge in log.edges} == {
+        (0,): (0,),
+        (1,): (1,),
+        (2,): (2,),
+    }
+
+
+def test_of_very_many_communicators_none_is_named() -> None:
+    """A process that is rank 0 of a hundred: whose an edge is cannot be told, and naming all for
+    each edge would take for ever."""
+    nccl, one = Nccl("2.22.3"), GPUS[0]
+    lines = [line for turn in range(100) for line in init(nccl, one, 2, f"{TENSOR}{turn}")]
+    log = read(text_of([*lines, nccl.p2p(one, GPUS[1])]))
+    assert len(log.communicators) == 100
+    assert log.edges[0].communicators == ()
+
+
+def test_edges_before_a_failure_are_of_the_init_that_failed() -> None:
+    """The only communicator never came up: what it had connected is told, and that it is not
+    complete."""
+    nccl = Nccl("2.20.5")
+    lines = [nccl.banner(GPUS[0])]
+    for one in GPUS[:2]:
+        lines += nccl.start(one, 2, pointer(one, WORLD), WORLD)
+    lines += [nccl.p2p(GPUS[0], GPUS[1]), nccl.warn(GPUS[1], "Call to connect returned Timeout")]
+    log = read(text_of(lines))
+    assert log.edges[0].communicators == (0,)
+    assert log.communicators[0].complete is False
+    assert log.warnings[0].process == NcclProcess("", "k000", "4001")
+
+
+def test_a_lost_start_is_made_up_for_by_the_end() -> None:
+    """Where the line of Init START was torn, its edges may be those of the init that ends next."""
+    nccl, one = Nccl("2.20.5"), GPUS[0]
+    start, *rest = init(nccl, one, 2, TENSOR, [nccl.p2p(one, GPUS[1], connection=0)])
+    assert start.endswith("Init START")
+    log = read(text_of([*init(nccl, one, 4, WORLD), *rest]))
+    assert log.edges[0].communicators == (0, 1)
+
+
+def test_processes_whose_numbers_are_hidden_are_told_apart_by_rank() -> None:
+    """Quoted logs write X for every pid: time says nothing, ranks and devices do."""
+    nccl, lines = Nccl("2.20.5"), []
+    for one in GPUS:
+        lines += init(nccl, one, 4, WORLD, [nccl.p2p(one, GPUS[one.rank ^ 1])])
+    text = re.sub(rb"k00\d:\d+:\d+ ", b"k:XXXXX:XXXXX ", text_of(lines))
+    log = read(text)
+    assert members(log) == [dict.fromkeys(range(4), "XXXXX")]
+    assert [edge.communicators for edge in log.edges] == [(0,)] * 4
+
+
+# -- Who logged ------------------------------------------------------------------------------------
+
+
+def test_two_nodes_of_one_name_are_two_where_the_reader_is_told() -> None:
+    """`scope` tells apart nodes whose host name and pids are the same."""
+    nccl, reader = Nccl("2.20.5"), Reader()
+    for node in (0, 1):
+        one = gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43)
+        sent = nccl.net(one, gpu(1 - node, per_node=1), "IB/0")
+        text = text_of(init(nccl, one, 2, WORLD, [sent]))
+        reader.stream(io.BytesIO(text), f"{node}.log", scope=str(node))
+    log = reader.log()
+    assert log.communicators[0].members[0].process == NcclProcess("0", "worker", "42")
+    assert log.communicators[0].members[1].process == NcclProcess("1", "worker", "42")
+    assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
+
+
+def test_without_being_told_one_name_and_pid_is_one_process_of_two_ranks() -> None:
+    """Nothing in the text tells them apart; the ranks do, and no edge is surely another's."""
+    nccl = Nccl("2.20.5")
+    both = [gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43) for node in (0, 1)]
+    lines = [line for one in both for line in init(nccl, one, 2, WORLD)]
+    sent = [nccl.net(both[0], both[1], connection=1), nccl.net(both[1], both[0], connection=1)]
+    log = read(text_of([*lines, *sent]))
+    assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
+
+
+def test_a_log_that_is_given_twice_is_one() -> None:
+    """srun's output and the file of NCCL_DEBUG_FILE hold the same lines."""
+    text = text_of(world_and_tensor(Nccl("2.20.5"), eager=True))
+    once, twice = read(text), read(text + text)
+    assert ids(once) == ids(twice)
+    assert members(once) == members(twice)
+    assert {edge.communicators for edge in once.edges} == {
+        edge.communicators for edge in twice.edges
+    }
+
+
+def test_nvls_of_a_process_in_two_communicators() -> None:
+    """`NVLS comm 0x…` names its communicator; `Connected NVLS tree` may be either's."""
+    nccl, one = Nccl("2.20.5"), GPUS[0]
+    of_tensor = f"{HEAD}NVLS comm {pointer(one, TENSOR)} headRank 0 nHeads 2"
+    inits = [*init(nccl, one, 4, WORLD), *init(nccl, one, 2, TENSOR, [of_tensor])]
+    assert [comm.nvls for comm in read(text_of(inits)).communicators] == [False, True]
+    tree = HEAD + "Connected NVLS tree"
+    inits = [*init(nccl, one, 4, WORLD), *init(nccl, one, 2, TENSOR, [tree])]
+    assert [comm.nvls for comm in read(text_of(inits)).communicators] == [None, None]

@@ -1,0 +1,253 @@
+"""Whatever becomes of a log, reading it ends, and makes up neither an edge nor its owner."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.evidence.nccl import log_reader
+from pytest_clustersmoke.evidence.nccl.log_reader import Unreadable
+from pytest_clustersmoke.evidence.nccl.nccl_log import Log
+from tests.evidence.nccl.simulated import SimulatedJob
+from tests.evidence.nccl.test_log_reader import DATA, SAMPLES
+from tests.evidence.nccl.wording import edges, read, text_of
+
+
+def bounded(examples: int) -> settings:
+    """So many examples, the same in every run: no run fails where another passed."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+LOGS = {name: (DATA / f"{name}.log").read_bytes() for name in SAMPLES}
+
+
+def job_text(seed: int) -> bytes:
+    random = Random(seed)
+    return text_of(SimulatedJob(random).merged(random))
+
+
+# -- Anything --------------------------------------------------------------------------------------
+
+
+class Mutation(NamedTuple):
+    """One change to a text, at a place in parts of 2**16 of its length."""
+
+    kind: str
+    place: int
+    other: int
+    byte: int
+
+
+MUTATIONS = st.lists(
+    st.builds(
+        Mutation,
+        st.sampled_from(
+            ["flip", "delete", "insert", "cut", "glue", "repeat", "swap", "word", "newline"]
+        ),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 2**16 - 1),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=12,
+)
+WORDS = [
+    b" via ", b"Channel ", b"Ring ", b"NCCL WARN ", b" nranks ", b"NCCL INFO ", b"NET/", b"comm 0x",
+    b" -> ", b"[send]", b"\x1b[36m", b"\0", b"\r", b"\\u003e", b"\xff", b": Using [", b"9" * 30,
+]  # fmt: skip
+
+
+def mutated(text: bytes, mutations: list[Mutation]) -> bytes:
+    for kind, place, other, byte in mutations:
+        at, to = (len(text) * one >> 16 for one in (place, other))
+        line = text.find(b"\n", at) + 1 or len(text)
+        if kind == "flip" and text:
+            text = text[:at] + bytes([byte]) + text[at + 1 :]
+        elif kind == "delete":
+            text = text[:at] + text[at + byte :]
+        elif kind == "insert":
+            text = text[:at] + bytes([byte]) + text[at:]
+        elif kind == "cut":
+            text = text[:at] if byte < 32 else text
+        elif kind == "glue":
+            text = text[: line - 1] + text[line:]
+        elif kind == "repeat":
+            text = text[:line] + text[at : at + 4 * byte] + text[line:]
+        elif kind == "swap":
+            low, high = sorted((at, to))
+            text = text[high:] + text[low:high] + text[:low]
+        elif kind == "word":
+            text = text[:at] + WORDS[byte % len(WORDS)] + text[at:]
+        else:
+            text = text[:at] + b"\n" * (byte % 4) + text[at:]
+    return text
+
+
+@bounded(400)
+@given(st.one_of(st.sampled_from(SAMPLES), SEEDS), MUTATIONS, st.sampled_from([7, 100, 2**17]))
+def test_a_mutated_log_is_read_or_refused(
+    origin: str | int, mutations: list[Mutation], chunk: int
+) -> None:
+    """Nothing but Unreadable is raised, and what is told hangs together."""
+    text = mutated(LOGS[origin] if isinstance(origin, str) else job_text(origin), mutations)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_reader, "CHUNK_BYTES", chunk)
+        try:
+            log = read(text)
+        except Unreadable:
+            return
+    check(log, text)
+
+
+@bounded(200)
+@given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=6)), max_size=60))
+def test_words_in_any_order_are_read_or_refused(words: list[bytes]) -> None:
+    """A soup of NCCL's words."""
+    text = b"NCCL" + b"".join(words)
+    check(read(text), text)
+
+
+def check(log: Log, text: bytes) -> None:
+    lines = text.count(b"\n") + 1
+    for edge in log.edges:
+        assert 1 <= edge.where.line <= lines
+        assert edge.kind
+        assert all(index < len(log.communicators) for index in edge.communicators)
+    for comm in log.communicators:
+        assert all(comm.ranks is None or rank < comm.ranks for rank in comm.members)
+    assert all(1 <= place.line <= lines for place in log.torn)
+
+
+# -- Whole writes ----------------------------------------------------------------------------------
+
+CUTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)), max_size=8)
+
+
+def witnesses(text: bytes) -> bytes:
+    """A whole line with each transport of the log, between ranks that it has not.
+
+    They are needed: of a line that lost its end, nothing but a whole line with more words tells
+    that it had more. A log in which one line alone has a transport, and that line is cut where a
+    shorter transport ends that other lines have, cannot be told from a log with the shorter one.
+    """
+    lines = []
+    for number, wording in enumerate(sorted({e.wording for e in read(text).edges})):
+        role = " [send]" if wording.startswith("NET") else ""
+        lines.append(
+            f"w:1:2 [0] NCCL INFO Channel 00/0 : 77{number}[0] -> 88{number}[0]{role} via {wording}"
+        )
+    return text_of(lines)
+
+
+def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int]]) -> bytes:
+    """Writes that ended early, and lost their newline with it (a full disk, a process that was
+    killed), and writes in the middle of others.
+
+    Of one write no more than one befalls. Where a piece of one meets the rest of another
+    (`2[3` and `4000] -> 2[35000] via …`), they read as a line that neither was; nothing tells that.
+    Nor does a piece of a label (`| 2024-12-`) tell that it is no remark behind a whole line: what
+    is left of a write keeps its `NCCL INFO`.
+    """
+    lines = [(line, False) for line in text.splitlines(keepends=True)]
+    for place, other in inside:
+        inner, outer = len(lines) * other >> 16, len(lines) * place >> 16
+        if inner != outer and not (lines[inner][1] or lines[outer][1]):
+            line, half = lines[outer][0], len(lines[outer][0]) // 2
+            lines[outer] = line[:half] + lines[inner][0] + line[half:], True
+            del lines[inner]
+    for place, length in cuts:
+        index = len(lines) * place >> 16
+        line, composed = lines[index]
+        if not composed:
+            kept = line.find(b"NCCL INFO ") + len(b"NCCL INFO ")
+            lines[index] = line[: max(kept, len(line) * length >> 16)], True
+    return b"".join(line for line, _ in lines)
+
+
+@bounded(250)
+@given(st.one_of(st.sampled_from(SAMPLES), SEEDS), CUTS, CUTS, st.integers(0, 200))
+def test_cut_and_glued_and_interleaved_writes_make_up_no_edge(
+    origin: str | int, cuts: list[tuple[int, int]], inside: list[tuple[int, int]], front: int
+) -> None:
+    """Lines that lost their ends, a file that lost its beginning, lines within lines: each edge
+    that is reported is one of the whole log's, and whole lines are read."""
+    text = LOGS[origin] if isinstance(origin, str) else job_text(origin)
+    sure = witnesses(text)
+    found = edges(read(sure + broken(text, cuts, inside)[front:]))
+    assert found <= edges(read(sure + text))
+    assert edges(read(sure)) <= found
+
+
+# -- Order -----------------------------------------------------------------------------------------
+
+
+def facts(log: Log) -> set[object]:
+    """What a log says, by names that do not depend on the order of its lines."""
+    who = {
+        comm.index: frozenset((rank, one.process) for rank, one in comm.members.items())
+        for comm in log.communicators
+    }
+    told: set[object] = {
+        (e.source, e.destination, e.wording, e.channels, e.role, e.logger,
+         frozenset(who[index] for index in e.communicators))
+        for e in log.edges
+    }  # fmt: skip
+    return told | {(comm.id, comm.ranks, who[comm.index]) for comm in log.communicators}
+
+
+@bounded(150)
+@given(SEEDS, SEEDS)
+def test_the_order_between_processes_says_nothing(seed: int, shuffle: int) -> None:
+    """Each process's own lines in their order, those of different processes in any."""
+    job = SimulatedJob(Random(seed))
+    one, other = (text_of(job.merged(Random(number))) for number in (seed, shuffle))
+    assert facts(read(one)) == facts(read(other))
+
+
+# -- Whose -----------------------------------------------------------------------------------------
+
+
+@bounded(250)
+@given(SEEDS, st.booleans())
+def test_the_true_communicator_is_among_those_named(seed: int, one_process: bool) -> None:
+    """Of every edge of a whole log. A process's inits are known; where they were lost (torn lines),
+    an edge of that communicator may be taken for that of another in which it has this rank, for
+    nothing in NCCL's line tells them apart."""
+    random = Random(seed)
+    job = SimulatedJob(random, one_process)
+    log = read(text_of(job.merged(random)))
+    for edge in log.edges:
+        named = [log.communicators[index] for index in edge.communicators]
+        for true in edge.channels:
+            assert any(job.may_be(comm, true) for comm in named), (edge, job.groups[true])
+
+
+@bounded(150)
+@given(SEEDS, st.integers(0, 3))
+def test_the_log_of_one_node_names_no_wrong_communicator(seed: int, node: int) -> None:
+    """Where the other nodes' logs are missing, an edge's owners are true, or none is named. Left
+    out are jobs without a communicator of all ranks, and groups whose ranks run against the nodes:
+    there the halves of two communicators on this node may look like one."""
+    random = Random(seed)
+    job = SimulatedJob(random, in_order=True)
+    if len(job.groups[0]) != len(job.gpus):
+        return
+    host = job.gpus[job.per_node * node % len(job.gpus)].host
+    lines = [line for line in job.merged(random) if re.search(rf"{host}:", line)]
+    log = read(text_of(lines))
+    for edge in log.edges:
+        named = [log.communicators[index] for index in edge.communicators]
+        for true in edge.channels:
+            assert not named or any(job.may_be(comm, true) for comm in named), edge

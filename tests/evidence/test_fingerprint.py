@@ -1,0 +1,95 @@
+"""What a phase ran on: runs that differ in it are not compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.evidence.fingerprint import Identity, fingerprint_of
+from pytest_clustersmoke.evidence.run_directory import write_json
+from tests.support.evidence import Evidence
+
+
+def ran(folder: Path, *starts: dict[str, Any], per_node: int = 2) -> Identity:
+    """A phase whose ranks said this of themselves when they started."""
+    evidence = Evidence(folder, len(starts) // per_node, per_node)
+    for rank, start in enumerate(starts):
+        evidence.rank(rank, ("start", {"rank": rank, "node": f"n{rank // per_node}", **start}))
+    return fingerprint_of(evidence.result())
+
+
+H100 = {"device": "cuda:0", "device_name": "NVIDIA H100", "torch": "2.5.1", "nccl": "2.21.5"}
+A100 = {**H100, "device_name": "NVIDIA A100"}
+
+
+def test_hardware_counts_devices_by_node(tmp_path: Path) -> None:
+    """Two nodes of two H100 each are told as that; a node with another GPU is another cluster."""
+    assert ran(tmp_path / "a", *[H100] * 4).hardware == "2 x (2 x NVIDIA H100)"
+    mixed = ran(tmp_path / "b", H100, H100, H100, A100).hardware
+    assert mixed == "1 x (1 x NVIDIA A100 + 1 x NVIDIA H100) and 1 x (2 x NVIDIA H100)"
+
+
+def test_without_a_name_the_kind_of_device_is_told(tmp_path: Path) -> None:
+    """CPUs have no name; of a rank that wrote nothing even the kind is unknown."""
+    assert ran(tmp_path / "a", {"device": "cpu"}, {}).hardware == "1 x (1 x cpu + 1 x unknown)"
+
+
+def test_versions_are_those_of_all_ranks(tmp_path: Path) -> None:
+    """Ranks that differ are told with both; what nobody told is missing."""
+    found = ran(tmp_path, H100, {**H100, "nccl": "2.19.3"})
+    assert found.versions == {"torch": "2.5.1", "nccl": "2.19.3 and 2.21.5"}
+
+
+def test_the_shape_follows_the_arguments(tmp_path: Path) -> None:
+    """Other arguments, or other counts of nodes and ranks, are another shape."""
+    one, other = ran(tmp_path / "a", *[H100] * 4), ran(tmp_path / "b", *[H100] * 4, per_node=4)
+    assert one.shape == '{"nodes": 2, "ranks_per_node": 2}' != other.shape
+
+
+def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
+    evidence = Evidence(folder, 2, 4)
+    write_json(evidence.dir.spec, {"phase": "small", "nodes": 2, "ranks_per_node": 4, **spec})
+    shape: dict[str, Any] = json.loads(fingerprint_of(evidence.result()).shape)
+    return shape
+
+
+def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path) -> None:
+    """Variables that are set or unset, and options of sbatch, are in it as digests, whatever their
+    order; what only says when and for whom a job runs is not."""
+    sets = {"NCCL_IB_HCA": "mlx5_0", "A": "1"}
+    spec: dict[str, Any] = {
+        "args": {"steps": 5},
+        "env_set": sets,
+        "env_unset": ["B", "C"],
+        "sbatch": {"mem": 0},
+    }
+    one = shape_of(tmp_path / "one", **spec)
+    assert one["steps"] == 5 and len(one["env"]) == len(one["sbatch"]) == 8
+    turned = {"env_set": dict(reversed(sets.items())), "env_unset": ["C", "B"]}
+    queue = {"time": "10:00", "account": "a", "requeue": False, "constraint": None, "mem": 0}
+    assert shape_of(tmp_path / "same", **{**spec, **turned, "sbatch": queue}) == one
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("env", {"env_set": {**sets, "NCCL_IB_DISABLE": "1"}}),
+        ("env", {"env_unset": ["B"]}),
+        ("sbatch", {"sbatch": {"mem": 0, "constraint": "h100"}}),
+    ]
+    for number, (key, other) in enumerate(others):
+        found = shape_of(tmp_path / str(number), **{**spec, **other})
+        assert {name for name in one if found[name] != one[name]} == {key}
+    assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
+
+
+def test_arguments_do_not_hide_what_else_a_shape_has(tmp_path: Path) -> None:
+    """A program's `--env` and `--nodes` stand beside the job's own."""
+    found = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})
+    assert (found["nodes"], found["args.nodes"], found["args.env"]) == (2, 7, "x")
+    assert found["env"] != "x"
+
+
+def test_hostile_names_are_cleaned_and_cut(tmp_path: Path) -> None:
+    """What a rank says of its device is no escape sequence, and not endless."""
+    start = {"device": "cuda:0", "device_name": "\x1b[31m" + "x" * 10_000, "torch": "a\nb"}
+    found = ran(tmp_path, start, start)
+    assert "\x1b" not in found.hardware and len(found.hardware) < 300
+    assert found.versions == {"torch": "a b"}

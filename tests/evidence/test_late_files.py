@@ -1,0 +1,79 @@
+"""What nodes and ranks wrote is seen, though it was looked for too early on NFS.
+
+It remembers for up to a minute that a file was not there: a job's own words would come too late.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import make_phase
+from pytest_clustersmoke.evidence.scheduler_record import JobState
+from pytest_clustersmoke.jobs import job_watch
+from pytest_clustersmoke.jobs.job_watch import Watched
+from pytest_clustersmoke.jobs.outcome import judge
+from pytest_clustersmoke.session.live.event_tail import Tail
+from tests.fakes.nfs import FakeNfs
+from tests.support.evidence import Evidence
+
+
+@pytest.fixture
+def nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNfs:
+    return FakeNfs(tmp_path, monkeypatch)
+
+
+def made(folder: Path) -> Evidence:
+    """A job of two nodes as the controller leaves it when it submits it."""
+    evidence = Evidence(folder, nodes=2)
+    make_phase(evidence.dir, 2)
+    return evidence
+
+
+def test_the_fake_remembers_what_was_not_there(tmp_path: Path, nfs: FakeNfs) -> None:
+    """A file that was missed is not there until its directory is listed."""
+    with nfs.elsewhere():
+        (tmp_path / "job").mkdir()
+    path = tmp_path / "job" / "late"
+    assert not path.exists()
+    with nfs.elsewhere():
+        path.touch()
+    assert not path.exists()
+    assert list(path.parent.iterdir()) == [path] and path.exists()
+
+
+def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
+    tmp_path: Path, nfs: FakeNfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is looked at before its nodes have written anything, and fails soon after."""
+    with nfs.elsewhere():
+        evidence = made(tmp_path)
+    job = Watched("small", "7", evidence.dir, 2, 0.0)
+    job.hear(JobState("running", "RUNNING"))
+    assert not job.over()
+    collect_phase(evidence.dir)
+    with nfs.elsewhere():
+        for node in (0, 1):
+            evidence.node(node, ok=False, reason="preflight", why="it has 1 GPU")
+    monkeypatch.setattr(job_watch, "VERDICT_GRACE_S", -1.0)
+    state = JobState("ended", "FAILED", "NonZeroExitCode")
+    job.hear(state)
+    assert job.over() and job.results == {0, 1}
+    assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
+
+
+def test_ranks_are_done_though_the_live_view_looked_for_them_first(
+    tmp_path: Path, nfs: FakeNfs
+) -> None:
+    """What the view of the terminal missed, the result does not."""
+    with nfs.elsewhere():
+        evidence = made(tmp_path)
+    tail = Tail(evidence.dir.rank_events(0), "")
+    tail.read()
+    with nfs.elsewhere():
+        evidence.done()
+    result = collect_phase(evidence.dir)
+    assert result.ranks_done == result.world_size == 2
+    assert judge(result, None).outcome == "passed"

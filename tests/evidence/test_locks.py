@@ -1,0 +1,131 @@
+"""Whether the controller of a run still lives."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence import locks
+from pytest_clustersmoke.evidence.locks import ControllerLock, beat, describe_run, seized
+from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
+from tests.support.evidence import make_profile
+
+RUN_ID = "20261101-020000-abcdef"
+HOLD = """
+import sys
+from pathlib import Path
+from pytest_clustersmoke.evidence.locks import ControllerLock
+from pytest_clustersmoke.evidence.run_directory import RunDir
+held = ControllerLock(RunDir(Path(sys.argv[1])))
+held.announce({"phases_chosen": ["small"]}, Path(sys.argv[2]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def lives(run: RunDir) -> bool:
+    with seized(run) as dead:
+        return not dead
+
+
+def made(folder: Path, **changes: Any) -> RunDir:
+    run = RunDir(folder / RUN_ID)
+    write_json(run.run, {**describe_run(make_profile(folder), RUN_ID), **changes})
+    return run
+
+
+def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
+    """Another process that holds the run keeps it alive; killed, it does not."""
+    run = made(tmp_path)
+    words = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        assert lives(run)
+        process.kill()
+        process.wait(10)
+    assert not lives(run)
+
+
+def test_the_report_directory_says_where_the_run_is(tmp_path: Path) -> None:
+    """What was chosen stands in both files; that of the report names the evidence."""
+    run = made(tmp_path)
+    held = ControllerLock(run)
+    held.announce({"phases_chosen": ["small"], "selection": "small"}, tmp_path / "report")
+    held.release()
+    told = read_json(tmp_path / "report" / "run.json")
+    assert told is not None and told["evidence"] == str(run.root)
+    assert told["phases_chosen"] == ["small"] and told["locks"] is True
+    assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
+    """While one command reports a dead run, another leaves it alone."""
+    run = made(tmp_path)
+    held = ControllerLock(run)
+    held.announce({}, tmp_path / "report")
+    held.release()
+    with seized(run) as dead:
+        assert dead and lives(run)
+
+
+@pytest.mark.parametrize(
+    ("has_locks", "host", "silent_s", "alive"),
+    [
+        (True, "", 0, False),
+        (True, "another", 60, True),
+        (True, "another", locks.SILENT_S + 60, False),
+        (False, "", locks.SILENT_S + 60, True),
+        (False, "", locks.LONGEST_S + 60, False),
+    ],
+)
+def test_where_a_free_lock_proves_nothing_the_beats_tell(
+    tmp_path: Path, has_locks: bool, host: str, silent_s: float, alive: bool
+) -> None:
+    """Locks may hold on one host alone, or not at all: then a run is dead that was long silent."""
+    run = made(tmp_path)
+    held = ControllerLock(run)
+    held.about |= {"host": host} if host else {}
+    held.announce({}, tmp_path / "report")
+    held.release()
+    write_json(run.run, {**held.about, "locks": has_locks})
+    when = time.time() - silent_s
+    os.utime(run.run, (when, when))
+    assert lives(run) is alive
+
+
+def test_a_beat_shows_that_the_controller_lives(tmp_path: Path) -> None:
+    """It touches run.json; where that file is gone, nothing happens."""
+    run = made(tmp_path)
+    ControllerLock(run).release()
+    os.utime(run.run, (0, 0))
+    beat(run)
+    assert time.time() - run.run.stat().st_mtime < 60
+    run.run.unlink()
+    beat(run)
+
+
+def test_where_there_are_no_locks_the_beats_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system without flock (faked): a run there lives as long as a job may run."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    run = made(tmp_path)
+    held = ControllerLock(run)
+    held.announce({}, tmp_path / "report")
+    held.release()
+    assert (read_json(run.run) or {})["locks"] is False and lives(run)
+    long_ago = time.time() - locks.LONGEST_S - 60
+    os.utime(run.run, (long_ago, long_ago))
+    assert not lives(run)

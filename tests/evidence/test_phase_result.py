@@ -1,0 +1,265 @@
+"""What a criterion sees: the worst over ranks, agreement or a failure, missing never a pass."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytest_clustersmoke.evidence.metric import Unmeasured
+from pytest_clustersmoke.report.junit import phase_properties
+from tests.support.evidence import Evidence, make_profile
+
+GRADIENTS = {
+    "parameters": 4,
+    "compared": 4,
+    "max_relative_error": 1e-7,
+    "tolerance": 1e-5,
+    "worst": "w",
+    "precision": "fp32",
+    "synced": True,
+    "sensitive": True,
+}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Evidence:
+    """A job of one node and two ranks that is done."""
+    return Evidence(tmp_path, 1, 2).done()
+
+
+def metrics(evidence: Evidence, *values: dict[str, Any]) -> Evidence:
+    for rank, value in enumerate(values):
+        evidence.rank(rank, ("metrics", {"values": value}))
+    return evidence
+
+
+def test_a_metric_is_the_worst_over_ranks(pair: Evidence) -> None:
+    """The lowest where more is better, the highest where less is."""
+    result = metrics(
+        pair,
+        {"steps_per_s": 10, "peak_memory_gib": 1.0},
+        {"steps_per_s": 9, "peak_memory_gib": 2.0},
+    ).result()
+    assert result.metric("steps_per_s").value == 9
+    assert result.metric("peak_memory_gib").value == 2.0
+    assert result.metric("steps_per_s").unit == "steps/s"
+    assert result.metrics() == {"steps_per_s": 9, "peak_memory_gib": 2.0}
+
+
+@pytest.mark.parametrize("other", [{}, {"steps_per_s": "nan"}, {"steps_per_s": "10"}, {"x": 1}])
+def test_a_metric_that_one_rank_lacks_is_missing(pair: Evidence, other: dict[str, Any]) -> None:
+    """A rank without a number makes the metric no number, and its check fails."""
+    metric = metrics(pair, {"steps_per_s": 10}, other).result().metric("steps_per_s")
+    assert math.isnan(metric.value)
+    with pytest.raises(AssertionError, match="which is no number"):
+        metric.check()
+
+
+def test_an_unknown_metric_is_a_mistake_of_the_test(pair: Evidence) -> None:
+    """A misspelt metric is told with those that are known."""
+    with pytest.raises(KeyError, match="unknown metric 'step_per_s'; known: steps_per_s"):
+        pair.result().metric("step_per_s")
+
+
+def test_a_reference_comes_from_the_profile(pair: Evidence, tmp_path: Path) -> None:
+    """check() compares with the cluster's reference; without one it is unmeasured."""
+    profile = make_profile(
+        tmp_path,
+        references={
+            "small": {
+                "steps_per_s": {"value": 20, "lower": "-10 %", "unit": "steps/s", "source": "x"}
+            }
+        },
+    )
+    metrics(pair, *[{"steps_per_s": 10, "samples_per_s": 1}] * 2)
+    with pytest.raises(AssertionError, match=r"-50\.0 % against the reference 20\.00 steps/s"):
+        pair.result(profile).metric("steps_per_s").check()
+    with pytest.raises(Unmeasured, match="no reference"):
+        pair.result(profile).metric("samples_per_s").check()
+
+
+def test_a_fact_needs_agreement(pair: Evidence) -> None:
+    """A fact that ranks see differently, or that one does not know, fails and names the rank."""
+    pair.rank(0, ("fact", {"values": {"same": 1, "other": 1, "half": 1}}))
+    pair.rank(1, ("fact", {"values": {"same": 1, "other": 2}}))
+    result = pair.result()
+    assert result.fact("same") == 1
+    assert result.facts("half") == {0: 1, 1: None}
+    with pytest.raises(AssertionError, match="ranks differ in fact 'other': rank 0 1, rank 1 2"):
+        result.fact("other")
+    with pytest.raises(AssertionError, match="rank 1 said nothing of fact 'half'"):
+        result.fact("half")
+
+
+def test_losses_keep_what_is_no_number(pair: Evidence) -> None:
+    """A NaN in the losses is seen as NaN, not left out."""
+    pair.each("losses", mean=[2.0, float("nan"), "x"])
+    losses = pair.result().losses
+    assert losses[0] == 2.0 and all(math.isnan(one) for one in losses[1:])
+
+
+def test_losses_that_differ_between_ranks_fail(pair: Evidence) -> None:
+    """A loss that was not averaged over ranks is found."""
+    pair.rank(0, ("losses", {"mean": [1.0]})).rank(1, ("losses", {"mean": [2.0]}))
+    with pytest.raises(AssertionError, match="ranks differ in losses"):
+        _ = pair.result().losses
+
+
+def test_gradients_in_sync(pair: Evidence) -> None:
+    """Every rank compared every parameter and found it within the tolerance."""
+    pair.each("gradients", **GRADIENTS).result().check_gradients()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"synced": False}, "gradients are not in sync on rank 0"),
+        ({"synced": "yes"}, "gradients are not in sync on rank 0"),
+        ({"compared": 3}, r"rank 0 \(n0\) compared 3 of 4 parameters"),
+        ({"compared": 0, "parameters": 0}, r"rank 0 \(n0\) compared 0 of 0 parameters"),
+    ],
+)
+def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: str) -> None:
+    """A rank that compared too little, nothing, or found a difference fails the check."""
+    pair.each("gradients", **{**GRADIENTS, **change})
+    with pytest.raises(AssertionError, match=words):
+        pair.result().check_gradients()
+
+
+def test_a_probe_that_could_not_have_failed_is_unmeasured(pair: Evidence) -> None:
+    """Local gradients that are alike on all ranks prove nothing of a reduction."""
+    pair.each("gradients", **{**GRADIENTS, "sensitive": False})
+    with pytest.raises(Unmeasured, match="too alike"):
+        pair.result().check_gradients()
+
+
+@pytest.mark.parametrize("check", ["check_gradients", "check_reload"])
+def test_a_rank_without_a_result_fails_the_check(pair: Evidence, check: str) -> None:
+    """One rank that wrote nothing is named."""
+    pair.rank(0, ("gradients", GRADIENTS), ("reload", {"equal": True, "tensors": 1}))
+    with pytest.raises(AssertionError, match="rank 1 wrote no result"):
+        getattr(pair.result(), check)()
+
+
+@pytest.mark.parametrize("bad", [{"equal": False}, {"equal": 1}, {"tensors": 0}])
+def test_a_checkpoint_that_differs(pair: Evidence, bad: dict[str, Any]) -> None:
+    """A difference, or a comparison of nothing, fails."""
+    pair.each("reload", **{"equal": True, "tensors": 4, "mismatched": ["w"], **bad})
+    with pytest.raises(AssertionError, match="the reloaded checkpoint differs on rank 0"):
+        pair.result().check_reload()
+
+
+def test_an_equal_checkpoint(pair: Evidence) -> None:
+    """Equal on every rank passes."""
+    pair.each("reload", equal=True, tensors=4, mismatched=[]).result().check_reload()
+
+
+def test_checkpoint_files_are_those_of_rank_0(pair: Evidence) -> None:
+    """Names and sizes; entries of another kind are left out."""
+    files = [{"name": "a", "bytes": 3}, {"name": "b"}, "c", {"name": "d", "bytes": "9"}]
+    pair.rank(0, ("checkpoint", {"files": files})).rank(1, ("checkpoint", {"files": []}))
+    assert pair.result().checkpoint_files() == {"a": 3}
+
+
+def test_versions_come_from_ranks_first(pair: Evidence) -> None:
+    """What ranks imported is told by rank, what nodes have installed by node."""
+    pair.each("start", torch="2.2.0", node="n0")
+    assert pair.result().versions("torch") == {"rank 0 (n0)": "2.2.0", "rank 1 (n0)": "2.2.0"}
+    assert pair.result().versions("deepspeed") == {"n0": None}
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    """A job that never began has a result in which nothing passes."""
+    result = Evidence(tmp_path, 2, 2).result()
+    assert (result.outcome, result.ranks_done, result.metrics()) == ("lost", 0, {})
+    assert result.transport_summary() == "unknown"
+    assert dict(phase_properties(result))["nodes"] == "node 0,node 1"
+    for check in (result.check_gradients, result.check_reload):
+        with pytest.raises(AssertionError):
+            check()
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+NAMES = (
+    "start",
+    "group",
+    "fact",
+    "metrics",
+    "losses",
+    "gradients",
+    "checkpoint",
+    "reload",
+    "step",
+    "stage",
+    "done",
+)
+FIELDS = (
+    "values",
+    "mean",
+    "files",
+    "step",
+    "backend",
+    "node",
+    "node_rank",
+    "equal",
+    "seconds",
+    "name",
+    "state",
+    "compared",
+    "parameters",
+    "tensors",
+    "torch",
+)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(FIELDS), JUNK)),
+        max_size=6,
+    )
+)
+def test_hostile_events_never_break_the_reading(
+    tmp_path: Path, events: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Values of any kind are read without an exception; checks pass or fail, nothing else."""
+    evidence = Evidence(tmp_path)
+    evidence.dir.rank_events(0).unlink(missing_ok=True)
+    result = evidence.rank(0, *events).result()
+    result.metrics()
+    result.checkpoint_files()
+    result.steps_done()
+    result.stage_seconds()
+    result.transport_summary()
+    result.versions("torch")
+    phase_properties(result)
+    for check in (
+        result.check_gradients,
+        result.check_reload,
+        lambda: result.losses,
+        lambda: result.backend,
+        lambda: result.transports.intra_node.check(),
+    ):
+        try:
+            check()
+        except (AssertionError, Unmeasured):
+            continue
+
+
+def test_seconds_of_a_stage_that_are_no_number_do_not_count(pair: Evidence) -> None:
+    """A stage that says `inf` is as one that says nothing: the record holds numbers."""
+    for rank, seconds in ((0, "inf"), (1, 2.5)):
+        pair.rank(rank, ("stage", {"name": "model", "state": "end", "seconds": seconds}))
+    pair.rank(0, ("stage", {"name": "train", "state": "end", "seconds": "inf"}))
+    assert pair.result().stage_seconds() == {"model": 2.5}

@@ -1,0 +1,152 @@
+"""What Slurm says of a job that did not end well: what is asked, and the record that is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence.scheduler_record import (
+    JobState,
+    ScheduledJob,
+    SchedulerRecord,
+    read_scheduler_record,
+)
+from pytest_clustersmoke.jobs import slurm_client
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from tests.jobs.test_slurm_client import FakeSlurm
+from tests.support.evidence import Evidence
+
+SHOWN = (
+    "JobId=7 JobName=x JobState=NODE_FAIL Reason=NodeDown Partition=main QOS=(null) "
+    "StartTime=2026-01-02T03:04:05 EndTime=2026-01-02T03:09:05 MinMemoryNode=4G"
+)
+NODES = """n1|idle|Unknown|Unknown|none
+n2|down*|2026-01-02T03:09:00|root|Not responding
+n2|down*|2026-01-02T03:09:00|root|Not responding
+n3|drained|2026-01-02T03:00:00|ann|bad | dimm
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path)
+    (tmp_path / "bin" / "sinfo").symlink_to((tmp_path / "bin" / "squeue").readlink())
+    return fake
+
+
+def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> SchedulerRecord:
+    """The record as it is read back from its file."""
+    path = slurm.folder / "scheduler.jsonl"
+    record = SlurmClient(slurm.environ).job_record("7", state, nodes)
+    assert record is not None
+    record.write(path)
+    return read_scheduler_record(path)
+
+
+def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
+    """Each node once, with the line where it stands; a reason may hold the separator."""
+    slurm.answers("scontrol", SHOWN + "\n")
+    slurm.answers("sinfo", NODES)
+    found = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
+    assert found.job.ended == "2026-01-02T03:09:05" and found.job.memory_per_node == "4G"
+    assert found.job.qos == "" and found.job.shown == SHOWN
+    assert [(one.name, one.down, one.drained) for one in found.nodes] == [
+        ("n1", False, False),
+        ("n2", True, False),
+        ("n3", False, True),
+    ]
+    assert found.nodes[1].why == "n2 is down*: Not responding [root@2026-01-02T03:09:00]"
+    assert found.nodes[2].reason == "bad | dimm"
+    lines = found.path.read_text().splitlines()
+    evidence = found.evidence(found.job, *found.nodes)
+    assert all(one.text in lines[one.line - 1] for one in evidence) and len(evidence) == 4
+    assert slurm.commands() == ["scontrol", "sinfo"]
+
+
+def test_who_cancelled_is_read_from_accounting(slurm: FakeSlurm) -> None:
+    """The database's user id, of the last record."""
+    slurm.answers("scontrol", SHOWN)
+    rows = "7|REQUEUED|0:0|n1|2026-01-02T03:04:05\n7|CANCELLED by 1000|0:0|n1|2026-01-02T03:04:09\n"
+    slurm.answers("sacct", rows)
+    found = ask(slurm, JobState("ended", "CANCELLED"))
+    assert found.cancelled_by == 1000
+    assert [one.state for one in found.accounting] == ["REQUEUED", "CANCELLED"]
+
+
+def test_a_database_that_lags_is_asked_again(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It still says RUNNING: so it is asked until time is up, and then nobody is named."""
+    monkeypatch.setattr(slurm_client, "ACCOUNTING_LAG_S", 0.2)
+    monkeypatch.setattr(slurm_client, "ACCOUNTING_POLL_S", 0.01)
+    slurm.answers("sacct", "7|RUNNING|0:0|n1|Unknown\n")
+    found = ask(slurm, JobState("ended", "CANCELLED"))
+    assert found.cancelled_by is None
+    assert slurm.commands().count("sacct") > 1
+
+
+def test_without_accounting_nobody_is_named_and_nothing_is_asked_again(slurm: FakeSlurm) -> None:
+    """sacct ends with an error at once where there is no database."""
+    slurm.answers("scontrol", SHOWN)
+    slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
+    found = ask(slurm, JobState("ended", "CANCELLED"))
+    assert found.cancelled_by is None and found.accounting == ()
+    assert slurm.commands().count("sacct") == 1
+
+
+def test_a_job_that_never_had_nodes_is_told_those_of_its_partition(slurm: FakeSlurm) -> None:
+    """Only nodes that cannot be used are asked for."""
+    slurm.answers("scontrol", SHOWN)
+    slurm.answers("sinfo", NODES)
+    ask(slurm, JobState("pending", "PENDING", "Resources"), nodes="")
+    (call,) = [one for one in slurm.calls() if one.startswith("sinfo")]
+    assert "-p main -t down,drained" in call
+
+
+def test_a_preempted_job_is_told_who_has_its_nodes(slurm: FakeSlurm) -> None:
+    """Other jobs on its nodes, with their partitions."""
+    slurm.answers("scontrol", SHOWN)
+    slurm.answers("squeue", "8|ann|high|normal|2026-01-02T03:09:06|n2\n")
+    found = ask(slurm, JobState("ended", "PREEMPTED", "", "n[1-3]"))
+    assert [(one.job, one.user, one.partition) for one in found.others] == [("8", "ann", "high")]
+
+
+def test_a_scheduler_that_does_not_answer_tells_nothing(slurm: FakeSlurm) -> None:
+    """No file is worth writing then, and one that is missing reads as an empty record."""
+    slurm.answers("scontrol", err="Unable to contact slurm controller", rc=1)
+    slurm.answers("sinfo", err="Unable to contact slurm controller", rc=1)
+    state = JobState("ended", "NODE_FAIL")
+    assert SlurmClient(slurm.environ).job_record("7", state, "n1") is None
+    assert read_scheduler_record(Path("/nowhere/at/all")).nodes == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b'{"schema": 2}\n{"kind": "node", "name": "n1"}\n',
+        b'{"schema": 1}\n[]\n{"kind": ["node"]}\n{"kind": "nodes"}\n{"kind": "job", "text": 7}\n{',
+    ],
+)
+def test_what_is_no_record_is_read_as_none(content: bytes, tmp_path: Path) -> None:
+    """Another schema, another kind and a value of another type count as not said."""
+    path = tmp_path / "scheduler.jsonl"
+    path.write_bytes(content)
+    found = read_scheduler_record(path)
+    assert not found.job.text and not found.nodes and not found.evidence(found.job)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "name"), [("n[0-2]", "n2"), ("n[0-5]", "node 2"), ("", "node 2")]
+)
+def test_a_node_that_wrote_nothing_has_the_schedulers_name(
+    nodes: str, name: str, tmp_path: Path
+) -> None:
+    """It is the one of the job's list that no other node has; a list that does not fit says
+    nothing."""
+    evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)
+    job = ScheduledJob(nodes=nodes, text=f"NodeList={nodes}")
+    SchedulerRecord(job).write(evidence.dir.scheduler)
+    assert [node.name for node in evidence.result().nodes] == ["n0", "n1", name]

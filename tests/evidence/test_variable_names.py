@@ -1,0 +1,149 @@
+"""Whose a variable is, by its name alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.evidence import variable_names
+from tests.preflight.profiles import CHECKED
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_the_lists_say_which_versions_they_are_of() -> None:
+    """Each list names its source and version in its head, and holds names in order, once each."""
+    package = REPOSITORY / "pytest_clustersmoke/evidence"
+    for file, version, found in (
+        ("nccl_env_vars.txt", variable_names.NCCL_CHECKED, variable_names.nccl_names()),
+        ("torch_env_vars.txt", variable_names.TORCH_CHECKED, variable_names.torch_names()),
+    ):
+        lines = (package / file).read_text().splitlines()
+        head = [line for line in lines if line.startswith("#")]
+        listed = lines[len(head) :]
+        assert version in " ".join(head)
+        assert listed == sorted(set(listed)) and set(listed) == found
+        assert all(variable_names.NAME.fullmatch(name) for name in listed)
+    assert len(variable_names.nccl_names()) == 245
+    assert {"NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"} <= variable_names.nccl_names()
+    assert {"TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"} <= variable_names.torch_names()
+
+
+def test_no_name_is_both_known_and_told_of() -> None:
+    """What NCCL or torch reads is in no table of names that they do not read."""
+    known = variable_names.nccl_names() | variable_names.torch_names()
+    told = {*variable_names.NOTHING, *variable_names.OLD_TORCH, *variable_names.DROPPED}
+    assert not known & told
+    assert not [name for name in known if name.startswith(tuple(variable_names.OWNERS))]
+    assert not [name for name in known if variable_names.INSTALLATION.fullmatch(name)]
+    assert {successor for _, successor in variable_names.DROPPED.values() if successor} <= known
+    assert {f"TORCH_{name}" for name in variable_names.OLD_TORCH} <= known
+
+
+@pytest.mark.parametrize("name", ["NCCL_IB_HCA", "TORCH_NCCL_NAN_CHECK", "GLOO_SOCKET_IFNAME"])
+def test_a_known_name_is_passed_over(name: str) -> None:
+    """What exists needs no remark."""
+    assert variable_names.judge_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "text"),
+    [
+        ("NCCL_FOO", "warning", f"NCCL_FOO {CHECKED}; a plugin or another version may read it"),
+        (
+            "NCCL_IB_DISABEL",
+            "warning",
+            f"NCCL_IB_DISABEL {CHECKED}; did you mean `NCCL_IB_DISABLE`?",
+        ),
+        (
+            "TORCH_NCCL_BLOCKING",
+            "warning",
+            "TORCH_NCCL_BLOCKING is no variable of torch 2.2 to 2.13, against which it was "
+            "checked; did you mean `TORCH_NCCL_BLOCKING_WAIT`?",
+        ),
+        (
+            "GLOO_FOO",
+            "warning",
+            "GLOO_FOO is no variable of torch 2.2 to 2.13, against which it was checked; another "
+            "version may read it",
+        ),
+        (
+            "NCCL_OFI_PROTOCOL",
+            "warning",
+            f"NCCL_OFI_PROTOCOL {CHECKED}; the plugin for libfabric reads OFI_NCCL_*: did you "
+            "mean `OFI_NCCL_PROTOCOL`?",
+        ),
+        (
+            "NCCL_TIMEOUT",
+            "note",
+            "NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that counts is "
+            "that of init_process_group",
+        ),
+        (
+            "NCCL_NET_DISABLE",
+            "note",
+            "NCCL_NET_DISABLE is no variable of NCCL and does nothing; NCCL_IB_DISABLE turns "
+            "InfiniBand off, NCCL_NET chooses the network",
+        ),
+        (
+            "GLOO_USE_IPV6",
+            "note",
+            "GLOO_USE_IPV6 is no variable of gloo and does nothing; gloo takes the address of the "
+            "interface that GLOO_SOCKET_IFNAME names",
+        ),
+        (
+            "NCCL_BLOCKING_WAIT",
+            "note",
+            "NCCL_BLOCKING_WAIT is the old name, which torch still reads; say "
+            "TORCH_NCCL_BLOCKING_WAIT",
+        ),
+        (
+            "NCCL_IB_CUDA_SUPPORT",
+            "note",
+            "NCCL_IB_CUDA_SUPPORT is read by older NCCLs (2.4.8 is one), not by 2.30.7; use "
+            "NCCL_NET_GDR_LEVEL",
+        ),
+        (
+            "NCCL_SHM_MEMCPY_MODE",
+            "note",
+            "NCCL_SHM_MEMCPY_MODE is read by older NCCLs (2.29.7 is one), not by 2.30.7",
+        ),
+        (
+            "NCCL_FASTRAK_IFNAME",
+            "note",
+            "NCCL_FASTRAK_IFNAME is no variable of NCCL itself, but of Google's GPUDirect-TCPXO "
+            "plugin",
+        ),
+        (
+            "NCCL_VERSION",
+            "note",
+            "NCCL_VERSION tells where an NCCL is installed, or which; NCCL itself does not read it",
+        ),
+    ],
+)
+def test_what_is_said_of_a_name(name: str, severity: str, text: str) -> None:
+    """Unknown names are warnings with the version; what others own, or owned, is told apart."""
+    found = variable_names.judge_name(name)
+    assert found is not None and (found.severity, found.text) == (severity, text)
+
+
+def test_only_these_families_are_read() -> None:
+    """Of an environment nothing else is taken; secrets of namesakes are hidden, values cut."""
+    environ: dict[str, object] = {
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "OFI_NCCL_PROTOCOL": "RDMA",
+        "NCCL_\x1b[31m": "red",
+        "NCCL_": "",
+        "GLOO_LICENSE_KEY": "hush",
+        "GLOO_CLIENT_SECRET": "hush",
+        "NCCL_IB_PKEY": "3",
+        "NCCL_NUMBER": 3,
+        "NCCL_ALGO": "x" * 5000,
+    }
+    assert variable_names.of_families(environ) == {
+        "GLOO_CLIENT_SECRET": "(hidden)",
+        "GLOO_LICENSE_KEY": "(hidden)",
+        "NCCL_ALGO": "x" * 1000,
+        "NCCL_IB_PKEY": "3",
+    }

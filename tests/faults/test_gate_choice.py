@@ -1,0 +1,164 @@
+"""Which phase a fault is staged in, why none fits, and the small phase that is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.phase import parse_setting
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
+from pytest_clustersmoke.jobs import batch_script
+from pytest_clustersmoke.jobs.backend import make_spec
+from pytest_clustersmoke.session.gates import Candidate, alone, best, with_fault
+from tests.support.evidence import make_phase, make_profile
+
+TRAINED = {
+    "test_all_steps_are_done",
+    "test_gradients_are_in_sync",
+    "test_loss_over_all_ranks_falls",
+    "test_transports_inside_nodes_are_those_expected",
+    "test_transports_between_nodes_are_those_expected",
+}
+CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
+
+
+def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> Candidate:
+    """A phase of the profile as one that a fault could be staged in."""
+    settings = [parse_setting(text) for text in marker.pop("settings", ())]
+    of_class = {key: marker.pop(key) for key in ("proof_args",) if key in marker}
+    cls: Any = SimpleNamespace(obj=SimpleNamespace(**of_class))
+    item: Any = None
+    phase = make_phase(profile, settings=settings, **marker)
+    criteria: Any = tuple(SimpleNamespace(name=name) for name in TRAINED)
+    return Candidate(item, cls, phase, frozenset(marks), criteria)
+
+
+def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
+    return best(FAULTS[fault], candidates, profile)
+
+
+def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
+    """Fewest nodes, then fewest ranks, then the first; one rank cannot hold up others."""
+    profile = make_profile(tmp_path)
+    sizes = [(2, 2), (1, 8), (1, 2), (1, 2), (1, 1)]
+    all_of_them = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
+    assert chosen("rank-killed", profile, *all_of_them) is all_of_them[2]
+    assert chosen("loss-flat", profile, *all_of_them) is all_of_them[4]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("rank-killed", "needs 2 ranks"),
+        ("infiniband-off", "needs 2 nodes"),
+        ("batch-arithmetic", "needs a phase that is marked `deepspeed`"),
+        ("submission-refused", "one is no slurm cluster"),
+        ("checkpoint-foreign", "needs a phase with test_reloaded_checkpoint_equals_the_saved"),
+    ],
+)
+def test_why_a_fault_is_not_staged(tmp_path: Path, fault: str, reason: str) -> None:
+    """The reason is told in words."""
+    profile = make_profile(tmp_path)
+    found = chosen(fault, profile, candidate(profile))
+    assert found == reason
+
+
+def test_the_phase_that_lacks_least_gives_the_reason(tmp_path: Path) -> None:
+    """Of several phases that do not fit, the one that comes closest."""
+    profile = make_profile(tmp_path)
+    one, two = candidate(profile), candidate(profile, gpus_per_node=2)
+    assert chosen("no-gradient-sync", profile, one, two) == "needs a phase that is marked `ddp`"
+
+
+EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "expect", "reason"),
+    [
+        ("p2p-off", {"intra_node": ["P2P/*"]}, ""),
+        ("p2p-off", {"intra_node": ["P2P/*", "SHM*"]}, "what remains, SHM/direct/direct, is"),
+        ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml expects nothing of transports"),
+        ("network-in-node", {"intra_node": ["P2P/*", "SHM*"], "forbid": ["NET/*"]}, ""),
+        ("infiniband-off", {"inter_node": ["NET/IB*"]}, ""),
+        ("infiniband-off", {"inter_node": ["NET/Socket"]}, "what remains, NET/Socket/0, is"),
+    ],
+)
+def test_a_transport_is_switched_off_where_it_would_show(
+    tmp_path: Path, fault: str, expect: dict[str, Any], reason: str
+) -> None:
+    """Only where another transport is expected than what remains."""
+    profile = make_profile(tmp_path, hardware=CUDA, expect={"small": expect})
+    found = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
+    assert reason in found if isinstance(found, str) else not reason
+
+
+def test_gloo_has_no_transports_of_nccl(tmp_path: Path) -> None:
+    """On CPU the faults of NCCL's transports are not staged, and it is said why."""
+    profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
+    found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
+    assert found == "the ranks of one talk over gloo, which has no transports of NCCL"
+
+
+def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
+    """It has the marker's small sizes, but what the command line sets stays; limits only shrink;
+    the fault's settings are there; the spec names fault, phase and last rank."""
+    profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
+    fault = Fault(
+        "rank-hung",
+        "as a test has it",
+        "rank",
+        frozenset({"job"}),
+        env={"NCCL_IB_DISABLE": "1"},
+        stage_limits_s={"train_step": 10.0, "init": 20.0},
+        timeout_s=1.0,
+        setup=("false",),
+        python_flags="-S",
+    )
+    one = candidate(
+        profile,
+        small={"hidden_size": 128, "steps": 30},
+        args={"hidden_size": 4096, "steps": 100, "other": 1},
+        settings=["small.args.steps=7"],
+        gpus_per_node=2,
+    )
+    phase = with_fault(fault, one)
+    spec = make_spec(phase, profile, "run", tmp_path)
+    assert phase.name == spec["phase"] == "prove-rank-hung"
+    assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
+    assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
+    assert spec["timeout_s"] == 1 and spec["env_set"]["NCCL_IB_DISABLE"] == "1"
+    assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1, "hook": HOOK}
+    assert batch_script.setup(phase, profile) == ("true", "false")
+    assert batch_script.interpreter(phase, profile).endswith(" -S")
+
+
+def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
+    """They go over the marker's small ones, also where the profile runs those."""
+    profile = make_profile(tmp_path, sizes="small")
+    args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
+    one = candidate(profile, args=args, small=small, proof_args={"layers": 2})
+    assert {name: value.value for name, value in one.phase.args.items()} == small
+    assert {name: value.value for name, value in alone(one).args.items()} == {
+        "steps": 30,
+        "layers": 2,
+    }
+
+
+def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
+    """It is marked all the same, so that nobody takes it for a result of the cluster."""
+    profile = make_profile(tmp_path)
+    one = candidate(profile, small={"steps": 30}, args={"steps": 100})
+    phase = alone(one)
+    spec = make_spec(phase, profile, "run", tmp_path)
+    assert (phase.name, spec["args"], spec["fault"]["name"]) == (
+        "prove-nothing-small",
+        {"steps": 30},
+        "nothing",
+    )
+    normal = make_spec(one.phase, profile, "run", tmp_path)
+    assert "fault" not in normal and batch_script.setup(one.phase, profile) == ()

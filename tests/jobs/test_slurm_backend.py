@@ -1,0 +1,194 @@
+"""The batch script, as sbatch gets it, and what sbatch answers (Slurm is a fake here)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.jobs import batch_script
+from pytest_clustersmoke.jobs.backend import Refused, make_spec
+from pytest_clustersmoke.jobs.slurm_backend import SlurmBackend
+from tests.jobs.test_slurm_client import FakeSlurm
+from tests.support.evidence import make_phase, make_profile
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path)
+    monkeypatch.setenv("PATH", fake.environ["PATH"])
+    return fake
+
+
+def backend(tmp_path: Path, environ: dict[str, str] | None = None, **keys: Any) -> SlurmBackend:
+    return SlurmBackend(make_profile(tmp_path, backend="slurm", **keys), environ or {})
+
+
+def script_of(tmp_path: Path, settings: Any = (), **keys: Any) -> list[str]:
+    profile = make_profile(tmp_path, backend="slurm", **keys)
+    phase = make_phase(profile, nodes=4, gpus_per_node=2, settings=settings)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    return SlurmBackend(profile, {}).script(phase, directory).splitlines()
+
+
+def test_the_shape_of_the_job(tmp_path: Path) -> None:
+    """N nodes of one task each, GPUs by node, a name and a comment that say run and phase."""
+    lines = script_of(tmp_path)
+    for line in (
+        "#SBATCH --nodes=4",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --gpus-per-node=2",
+        "#SBATCH --job-name=clustersmoke-run1-small",
+        "#SBATCH --comment='clustersmoke run=run1 phase=small'",
+        "#SBATCH --no-requeue",
+        "#SBATCH --export=ALL",
+    ):
+        assert line in lines, line
+
+
+def test_no_early_signal(tmp_path: Path) -> None:
+    """submitit's --signal would end short jobs early, as FAILED: it is not there."""
+    assert not [line for line in script_of(tmp_path) if line.startswith("#SBATCH --signal")]
+
+
+def test_srun_gets_the_cpus_and_the_environment(tmp_path: Path) -> None:
+    """srun inherits neither from 22.05 on: both stand on its own line."""
+    lines = script_of(tmp_path, slurm={"cpus_per_task": 16})
+    assert "#SBATCH --cpus-per-task=16" in lines
+    (srun,) = [line for line in lines if line.startswith("srun ")]
+    words = srun.split()
+    assert {"--export=ALL", "--cpus-per-task=16", "--kill-on-bad-exit=1"} <= set(words)
+
+
+def test_options_of_sbatch(tmp_path: Path) -> None:
+    """Text, numbers (0 too) and flags are written; false drops an option."""
+    lines = script_of(
+        tmp_path,
+        slurm={"partition": "p", "mem": 0, "exclusive": True, "qos": "q"},
+        phases={"small": {"slurm": {"qos": False}}},
+    )
+    assert {"#SBATCH --partition=p", "#SBATCH --mem=0", "#SBATCH --exclusive"} <= set(lines)
+    assert not [line for line in lines if "qos" in line]
+
+
+def test_no_gpus_where_there_are_none(tmp_path: Path) -> None:
+    """A cluster without GPUs is asked for none."""
+    hardware = {"gpu": "none", "device": "cpu", "gpus_per_node": 2}
+    lines = script_of(tmp_path, hardware=hardware)
+    assert not [line for line in lines if line.startswith(("#SBATCH --gpu", "#SBATCH --gres"))]
+
+
+def test_the_interpreter_of_the_nodes(tmp_path: Path) -> None:
+    """`python` of the profile starts our launcher, also where it is a command of several words."""
+    (srun,) = [
+        line
+        for line in script_of(tmp_path, python="apptainer exec x.sif python")
+        if line.startswith("srun ")
+    ]
+    assert " apptainer exec x.sif python -u -m submitit.core._submit " in srun
+
+
+def test_setup_then_unset_then_set(tmp_path: Path) -> None:
+    """The profile's variables win over what a module sets."""
+    lines = script_of(
+        tmp_path,
+        setup=["module load cuda"],
+        env={"multi_node": {"set": {"A": "it's"}, "unset": ["B"]}},
+    )
+    order = [lines.index(one) for one in ("module load cuda", "unset B", "export A='it'\"'\"'s'")]
+    assert order == sorted(order)
+    assert next(i for i, line in enumerate(lines) if line.startswith("srun ")) > order[-1]
+
+
+def bash(lines: list[str]) -> subprocess.CompletedProcess[str]:
+    text = "\n".join([*lines, "echo reached"])
+    return subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("bad", ["false", "no_such_command_here x", "true && false"])
+def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, bad: str) -> None:
+    """The line and its status are written down; nothing after it runs."""
+    phase = PhaseDir(tmp_path)
+    done = bash(batch_script.strict_setup(["true", bad, "echo too far"], phase))
+    assert done.returncode != 0 and "too far" not in done.stdout and "reached" not in done.stdout
+    status, line = phase.setup_failed.read_text().rstrip("\n").split("\t")
+    assert int(status) == done.returncode
+    assert line in bad
+
+
+def test_setup_lines_that_work_leave_no_trace(tmp_path: Path) -> None:
+    """After good lines neither `set -e` nor the trap is left behind, and variables stay."""
+    phase = PhaseDir(tmp_path)
+    done = bash(
+        [*batch_script.strict_setup(["X=1; export X", "false || true"], phase), "false", "echo $X"]
+    )
+    assert done.stdout == "1\nreached\n" and not phase.setup_failed.exists()
+
+
+def test_a_setup_line_that_exits_is_a_failure(tmp_path: Path) -> None:
+    """`exit 0` in a setup line would end the job as if it had succeeded: it is written down."""
+    phase = PhaseDir(tmp_path)
+    bash(batch_script.strict_setup(["exit 0"], phase))
+    assert phase.setup_failed.exists()
+
+
+def test_no_setup_no_profile(tmp_path: Path) -> None:
+    """Without setup lines nothing is sourced."""
+    assert batch_script.strict_setup([], PhaseDir(tmp_path)) == []
+
+
+def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
+    profile = make_profile(tmp_path, backend="slurm", **keys)
+    phase = make_phase(profile)
+    directory = PhaseDir(tmp_path / "run1" / "phases" / "small")
+    write_json(directory.spec, make_spec(phase, profile, "run1", directory.root))
+    return backend.submit(phase, directory)
+
+
+def test_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """sbatch gets the script that is kept, without an outer job's words; its id is the job's."""
+    slurm.answers("sbatch", "4711;cluster\n")
+    environ = {**slurm.environ, "SLURM_JOB_ID": "1", "SBATCH_PARTITION": "other"}
+    job = submit(backend(tmp_path, environ), tmp_path)
+    kept = tmp_path / "run1" / "phases" / "small" / "batch.sh"
+    assert job == "4711"
+    assert slurm.calls() == [f"sbatch --parsable {kept}"]
+    assert kept.read_text().startswith("#!/bin/bash\n")
+    seen = (slurm.folder / "sbatch.env").read_text()
+    assert "SLURM_JOB_ID" not in seen and "SBATCH_PARTITION" not in seen
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "rc", "words"),
+    [
+        ("", "sbatch: error: invalid partition specified: x", 1, "invalid partition specified: x"),
+        ("", "", 3, "sbatch ended with status 3"),
+        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is no"),
+        ("", "", 0, "which is no job id"),
+    ],
+)
+def test_a_refusal_is_told_in_sbatchs_words(
+    slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, words: str
+) -> None:
+    """Whatever is no job id is a refusal, with sbatch's own words where it has some."""
+    slurm.answers("sbatch", out, err, rc)
+    with pytest.raises(Refused, match=words):
+        submit(backend(tmp_path, slurm.environ), tmp_path)
+
+
+def test_sbatch_that_is_gone_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch vanishing between the check and the submission is told in words."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match="sbatch cannot be run"):
+        submit(backend(tmp_path, {"PATH": str(tmp_path)}), tmp_path)
+
+
+def test_cancelling_is_one_call(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """All jobs in one scancel; none without jobs."""
+    one = backend(tmp_path, slurm.environ)
+    one.cancel([])
+    one.cancel(["7", "8"])
+    assert slurm.calls() == ["scancel 7 8"]

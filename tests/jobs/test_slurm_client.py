@@ -1,0 +1,210 @@
+"""Slurm's commands: how they are called, and what their answers mean (Slurm is a fake here)."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.jobs import slurm_client, slurm_jobs
+from pytest_clustersmoke.jobs.slurm_client import SlurmClient
+from tests.support.harness import FAKES
+
+JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
+
+
+class FakeSlurm:
+    """What the fake commands answer, and how they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, bin = folder / "state", folder / "bin"
+        self.folder.mkdir()
+        bin.mkdir()
+        for name in ("sbatch", "squeue", "sacct", "scontrol", "scancel"):
+            bin.joinpath(name).symlink_to(FAKES / "slurm.sh")
+        path = f"{bin}{os.pathsep}{os.environ['PATH']}"
+        self.environ = {"PATH": path, "FAKE_SLURM": str(self.folder)}
+
+    def answers(self, name: str, out: str = "", err: str = "", rc: int = 0) -> None:
+        for kind, text in (("out", out), ("err", err), ("rc", str(rc))):
+            self.folder.joinpath(f"{name}.{kind}").write_text(text)
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def commands(self) -> list[str]:
+        return [call.split()[0] for call in self.calls()]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path)
+    monkeypatch.setenv("PATH", fake.environ["PATH"])
+    return fake
+
+
+@pytest.fixture
+def client(slurm: FakeSlurm) -> SlurmClient:
+    return SlurmClient(slurm.environ)
+
+
+def test_all_jobs_in_one_question(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """One squeue answers for every job; nobody else is asked."""
+    slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A\n")
+    states = client.job_states(["7", "8"])
+    assert slurm.calls() == ["squeue -h -a -t all -o %i|%T|%r|%N|%V|%S -j 7,8"]
+    assert states["7"].kind == "running" and states["7"].nodes == "n[1-2]"
+    assert states["7"].reason == ""
+    assert states["7"].started == datetime(2026, 1, 2, 3, 5, 5).timestamp()
+    assert (states["8"].kind, states["8"].reason, states["8"].started) == (
+        "pending",
+        "Priority",
+        None,
+    )
+
+
+def test_no_jobs_no_question(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Without jobs the scheduler is left alone."""
+    assert client.job_states([]) == {} and slurm.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("PENDING", "pending"),
+        ("CONFIGURING", "pending"),
+        ("RUNNING", "running"),
+        ("COMPLETING", "running"),
+        ("SUSPENDED", "running"),
+        ("COMPLETED", "ended"),
+        ("FAILED", "ended"),
+        ("TIMEOUT", "ended"),
+        ("NODE_FAIL", "ended"),
+        ("PREEMPTED", "ended"),
+        ("OUT_OF_MEMORY", "ended"),
+        ("A_STATE_OF_TOMORROW", "running"),
+    ],
+)
+def test_kinds_of_states(slurm: FakeSlurm, client: SlurmClient, word: str, kind: str) -> None:
+    """Each of Slurm's words is pending, running or ended."""
+    slurm.answers("squeue", JOB.format(word))
+    state = client.job_states(["7"])["7"]
+    assert (state.kind, state.raw) == (kind, word)
+
+
+def test_a_job_that_squeue_forgot_is_asked_of_sacct(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """`Invalid job id` of squeue is no answer about the job: accounting knows it still."""
+    slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
+    slurm.answers("sacct", JOB.format("CANCELLED by 1000"))
+    state = client.job_states(["7"])["7"]
+    assert (state.kind, state.raw) == ("ended", "CANCELLED")
+    assert slurm.commands() == ["squeue", "sacct"]
+
+
+def test_a_cluster_without_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Where accounting is disabled scontrol answers, and sacct is not called again."""
+    slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
+    slurm.answers(
+        "scontrol",
+        "JobId=7 JobName=x JobState=COMPLETED Reason=None NodeList=n1 "
+        "SubmitTime=2026-01-02T03:04:05 StartTime=2026-01-02T03:05:05",
+    )
+    for _ in range(2):
+        state = client.job_states(["7"])["7"]
+        assert (state.kind, state.raw, state.nodes) == ("ended", "COMPLETED", "n1")
+    assert slurm.commands() == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
+
+
+def test_a_job_that_nobody_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """squeue, sacct and scontrol have forgotten it: unknown."""
+    slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
+    assert client.job_states(["7"])["7"].kind == "unknown"
+
+
+@pytest.mark.parametrize("command", ["squeue", "scontrol"])
+def test_no_answer_says_nothing_of_a_job(
+    slurm: FakeSlurm, client: SlurmClient, command: str
+) -> None:
+    """A controller that cannot be reached makes no job unknown."""
+    slurm.answers(command, err="Unable to contact slurm controller (connect failure)", rc=1)
+    assert client.job_states(["7"]) == {}
+
+
+def test_a_command_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    """Slurm's commands vanishing from PATH makes no job unknown."""
+    assert SlurmClient({"PATH": str(tmp_path)}).job_states(["7"]) == {}
+
+
+@pytest.mark.parametrize("line", ["", "garbage", "7|RUNNING", "|||||", "x" * 10_000])
+def test_lines_of_another_shape_are_passed_over(
+    slurm: FakeSlurm, client: SlurmClient, line: str
+) -> None:
+    """A warning among squeue's lines does not hide the job's own."""
+    slurm.answers("squeue", f"{line}\n{JOB.format('RUNNING')}\n")
+    assert client.job_states(["7"])["7"].kind == "running"
+
+
+def test_an_outer_job_does_not_leak_in() -> None:
+    """What an enclosing allocation has set does not reach our jobs; SLURM_CONF does."""
+    environ = {
+        "SLURM_CONF": "/c",
+        "SLURM_JOB_ID": "1",
+        "SLURM_NTASKS": "9",
+        "SBATCH_PARTITION": "p",
+        "SRUN_CPUS_PER_TASK": "3",
+        "SALLOC_X": "1",
+        "PMI_RANK": "0",
+        "PMIX_RANK": "0",
+        "SUBMITIT_EXECUTOR": "slurm",
+        "HOME": "/h",
+        "MY_SLURM_THING": "kept",
+    }
+    assert slurm_client.clean_environ(environ) == {
+        "SLURM_CONF": "/c",
+        "HOME": "/h",
+        "MY_SLURM_THING": "kept",
+    }
+
+
+def test_commands_run_in_a_session_of_their_own(slurm: FakeSlurm) -> None:
+    """A Ctrl-C at the terminal cannot cut them in half."""
+    SlurmClient(slurm.environ).cancel("7")
+    assert int((slurm.folder / "scancel.sid").read_text()) != os.getsid(0)
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that never answers is no answer, within a bound."""
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nexec sleep 60\n")
+    squeue.chmod(0o755)
+    monkeypatch.setattr(slurm_client, "COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    begun = time.monotonic()
+    assert SlurmClient(dict(os.environ)).job_states(["7"]) == {}
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("reason", sorted(slurm_jobs.HELD))
+def test_a_job_put_back_after_a_failed_launch_is_held(
+    reason: str, slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """It is in the queue, and will not start by itself."""
+    slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05\n")
+    state = client.job_states(["7"])["7"]
+    assert (state.kind, state.raw, state.started) == ("held", "PENDING", None)
+
+
+def test_a_job_whose_node_failed_has_ended_though_it_still_completes(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """What is left of it on its other nodes may take long to end; any other job that completes is
+    still there."""
+    slurm.answers("squeue", JOB.format("COMPLETING").replace("None", "NodeDown"))
+    state = client.job_states(["7"])["7"]
+    assert (state.kind, state.raw) == ("ended", "NODE_FAIL")
+    slurm.answers("squeue", JOB.format("COMPLETING"))
+    assert client.job_states(["7"])["7"].kind == "running"

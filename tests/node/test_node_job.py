@@ -1,0 +1,103 @@
+"""Real runs on virtual nodes of this machine, in which a node is not as the others: the phase ends
+before torchrun starts, and the finding names the node. torchrun is a fake."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.evidence.phase_result import collect_phase
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from tests.fakes import nvidia_smi
+from tests.fakes.nvidia_smi import gpu
+from tests.support.harness import FAKE_TORCHRUN, Suite
+
+ON_NODE_1 = 'if [ "$SUBMITIT_LOCAL_JOB_ID" = small.1 ]; then {}; fi'
+
+
+def phase(suite: Suite) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The phase's record and its findings."""
+    (record,) = suite.record()["phases"]
+    return record, record["findings"]
+
+
+def phase_dir(suite: Suite) -> PhaseDir:
+    (run,) = (one for one in suite.runs() if one.is_dir())
+    return PhaseDir(run / "phases" / "small")
+
+
+def test_healthy_nodes_have_no_finding(suite: Suite) -> None:
+    """Three virtual nodes as this machine is: they meet, and nothing is remarked."""
+    suite.phase(nodes=3)
+    result = suite.run()
+    assert result.ret == 0, result.stdout.str()
+    record, findings = phase(suite)
+    assert record["outcome"] == "passed" and findings == []
+
+
+def test_other_versions_on_one_node_end_the_phase_before_torchrun(
+    suite: Suite, tmp_path: Path
+) -> None:
+    """The odd one of three is named with package and versions; no node has started torchrun."""
+    shim = suite.path / "other" / "submitit-0.0.1.dist-info"
+    shim.mkdir(parents=True)
+    (shim / "METADATA").write_text("Metadata-Version: 2.1\nName: submitit\nVersion: 0.0.1\n")
+    (shim.parent / "sitecustomize.py").write_text("")
+    paths = f"export PYTHONPATH={shim.parent}:{FAKE_TORCHRUN}"
+    setup = [f"export PYTHONPATH={FAKE_TORCHRUN}", ON_NODE_1.format(paths)]
+    suite.cluster(setup=setup, env={"common": {"set": {suite.marker: "1"}}})
+    suite.phase(nodes=3)
+    assert suite.run().ret == 1
+    record, (finding,) = phase(suite)
+    assert record["outcome"] == "failed"
+    assert (finding["id"], finding["hosts"]) == ("versions-differ", ["local1"])
+    assert "submitit 0.0.1 (the other nodes: " in finding["cause"]
+    evidence = finding["evidence"][0]
+    assert evidence["file"].endswith("0001/facts.json") and "packages" in evidence["text"]
+    result = collect_phase(phase_dir(suite))
+    assert not any(result.directory.torchrun_log(rank).exists() for rank in range(3))
+    reasons = {node.result["reason"] for node in result.nodes}
+    assert "preflight" in reasons <= {"preflight", "aborted"}
+    told = [node.result["checks"] for node in result.nodes if node.result["reason"] == "preflight"]
+    assert all([one["id"] for one in checks] == ["versions-differ"] for checks in told)
+
+
+def test_a_warning_reaches_the_record_of_a_phase_that_passed(suite: Suite) -> None:
+    """The outcome stays; the finding is there, as a warning, with its host."""
+    suite.cluster(setup=[ON_NODE_1.format("ulimit -Sn 256")])
+    suite.phase(nodes=2)
+    result = suite.run()
+    assert result.ret == 0, result.stdout.str()
+    record, (finding,) = phase(suite)
+    assert record["outcome"] == "passed"
+    assert (finding["id"], finding["severity"]) == ("open-files-limit", "warning")
+    assert finding["hosts"] == ["local1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said", "identity"),
+    [
+        ([gpu(0)], {}, "gpus-missing"),
+        ([gpu(0), gpu(1, **{"remapped_rows.pending": "Yes"})], {}, "gpu-row-remap-pending"),
+        ([], {"words": "NVIDIA-SMI has failed", "status": 9}, "gpu-driver-failed"),
+    ],
+)
+def test_a_sick_gpu_of_one_node_ends_the_phase(
+    suite: Suite, gpus: Any, said: dict[str, Any], identity: str
+) -> None:
+    """nvidia-smi, a fake, tells of two GPUs; on one node it tells of a sick one, or fails."""
+    for name, listed, words in (("well", [gpu(0), gpu(1)], {}), ("sick", gpus, said)):
+        (suite.path / name).mkdir()
+        nvidia_smi.write(suite.path / name, sys.executable, listed, **words)
+    every = f"export PATH={suite.path}/well:$PATH CUDA_VISIBLE_DEVICES=0,1"
+    sick = ON_NODE_1.format(f"export PATH={suite.path}/sick:$PATH")
+    hardware = {"gpu": "any", "device": "cuda", "gpus_per_node": 2}
+    suite.cluster(setup=[every, sick], hardware=hardware)
+    suite.phase(nodes=2, gpus_per_node=2)
+    assert suite.run().ret == 1
+    _, (finding,) = phase(suite)
+    assert (finding["id"], finding["hosts"]) == (identity, ["local1"])
+    assert finding["severity"] == "failure" and finding["fix"]

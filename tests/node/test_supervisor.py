@@ -1,0 +1,120 @@
+"""torchrun's end is the end of all that it started, however it came; the reason stays the real one.
+
+The launcher adopts orphans and ends its descendants, so it runs in a process of its own here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pytest_clustersmoke.node import process_tree, supervisor
+from pytest_clustersmoke.node.abort_flag import raise_abort
+from pytest_clustersmoke.node.rank_progress import RankWatch
+from tests.support.launched import make_job
+
+LAUNCHER = """
+import json, os, sys
+from pathlib import Path
+from pytest_clustersmoke.node.supervisor import supervise_ranks
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from tests.support.launched import make_job
+
+job = make_job(Path(sys.argv[1]))
+before = json.loads(sys.argv[3])
+if before:
+    import subprocess
+    bystander = subprocess.Popen(before)
+events = EventWriter(job.dir.node_events(0))
+result = supervise_ranks(job, ["bash", "-c", sys.argv[2]], os.environ, events)
+if before:
+    result["bystander"] = bystander.poll()
+    bystander.kill()
+    bystander.wait()
+print(json.dumps(result))
+"""
+Leftovers = tuple[str, Callable[[], list[str]]]
+
+
+def launch(folder: Path, leftovers: Leftovers, torchrun: str, before: Any = ()) -> dict[str, Any]:
+    """The launcher's result with this shell text for torchrun; nothing of it may be left."""
+    marker, running = leftovers
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, str(folder), torchrun, json.dumps(before)],
+        env={**os.environ, marker: "1"},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert running() == []
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_ranks_that_have_said_nothing_end_with_a_torchrun_that_was_killed(
+    tmp_path: Path, leftovers: Leftovers
+) -> None:
+    """Ranks that still import torch have written no event, live in sessions of their own, and
+    have no parent any more: they are ended all the same."""
+    result = launch(tmp_path, leftovers, "setsid sleep 600 & setsid sleep 600 & kill -9 $$")
+    assert (result["reason"], result["returncode"]) == ("torchrun", -9)
+
+
+def test_what_ranks_started_ends_with_them(tmp_path: Path, leftovers: Leftovers) -> None:
+    """Children of ranks that torchrun left behind are ended, also those that do not hear TERM."""
+    deaf = "trap '' TERM; setsid sleep 600 & sleep 600"
+    result = launch(tmp_path, leftovers, f'setsid bash -c "{deaf}" & exit 3')
+    assert (result["reason"], result["returncode"]) == ("torchrun", 3)
+
+
+def test_a_phase_that_is_cut_short_keeps_its_reason_and_torchruns_status(
+    tmp_path: Path, leftovers: Leftovers
+) -> None:
+    """torchrun, which does not hear TERM, is killed, and that is what the result says of it."""
+    flag = tmp_path / "abort.json"
+    raised = json.dumps({"node": "n1", "why": "no link"})
+    result = launch(tmp_path, leftovers, f"trap '' TERM; echo '{raised}' > {flag}; exec sleep 600")
+    assert (result["reason"], result["why"]) == ("aborted", "n1: no link")
+    assert result["returncode"] == -9
+
+
+def test_what_was_there_before_torchrun_stays(tmp_path: Path, leftovers: Leftovers) -> None:
+    """Only what torchrun started is ended."""
+    result = launch(tmp_path, leftovers, "exit 3", before=["sleep", "600"])
+    assert result["bystander"] is None
+
+
+def test_a_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in uninterruptible sleep is left to the system; nothing is raised over the result."""
+
+    class Asleep(subprocess.Popen[bytes]):
+        def __init__(self) -> None:
+            self.returncode = None
+
+        def poll(self) -> None:
+            return None
+
+        def wait(self, timeout: float | None = None) -> int:
+            raise subprocess.TimeoutExpired("torchrun", timeout or 0.0)
+
+        def __del__(self, *_: Any) -> None:
+            pass
+
+    job = make_job(tmp_path)
+    raise_abort(job, "stalled", "rank 0 stood still")
+    ended: list[psutil.Process] = []
+    monkeypatch.setattr(process_tree, "end", lambda group, grace_s: ended.extend(group))
+    supervisor._end(Asleep(), RankWatch(job), process_tree.children())
+    assert ended == []

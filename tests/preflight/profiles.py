@@ -1,0 +1,50 @@
+"""Phases whose profile, and whose shell, set variables: for tests of the check of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_clustersmoke.config.profile import Profile
+from pytest_clustersmoke.preflight import variable_remarks as environment
+from pytest_clustersmoke.preflight.variable_remarks import Remark
+from tests.support.evidence import make_phase, make_profile
+
+CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
+CPU = {"gpu": "any", "device": "cpu", "gpus_per_node": 8}
+CHECKED = "is no variable of NCCL 2.30.7, against which it was checked"
+NONE: Mapping[str, str] = {}
+
+
+def a_profile(folder: Path, variables: Mapping[str, str] = NONE, **keys: Any) -> Profile:
+    """A profile with GPUs which sets these variables for every phase."""
+    env = {"common": {"set": dict(variables)}}
+    return make_profile(folder, **{"hardware": CUDA, "env": env, **keys})
+
+
+def said(
+    folder: Path,
+    variables: Mapping[str, str] = NONE,
+    shell: Mapping[str, str] = NONE,
+    **keys: Any,
+) -> list[Remark]:
+    """The remarks on a phase of two ranks whose profile sets these variables, pytest's shell
+    having others."""
+    profile = a_profile(folder, variables, **keys)
+    return environment.planned(make_phase(profile, gpus_per_node=2), profile, shell)
+
+
+def problems(
+    folder: Path,
+    variables: Mapping[str, str],
+    nodes: int = 1,
+    ranks: int = 2,
+    hardware: Mapping[str, Any] = CUDA,
+    **expect: Any,
+) -> list[str]:
+    """The usage errors of a phase with this expectation, without their directory."""
+    profile = a_profile(folder, variables, expect={"small": expect}, hardware=dict(hardware))
+    phase = make_phase(profile, nodes=nodes, gpus_per_node=ranks)
+    found = environment.problems(phase, profile)
+    return [str(one).replace(f"{folder}/", "") for one in found]

@@ -1,0 +1,223 @@
+"""Variables that leave nothing of what a profile expects: certain, or not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.config.phase import parse_setting
+from pytest_clustersmoke.preflight import variable_remarks as environment
+from tests.preflight.profiles import CPU, CUDA, a_profile, problems
+from tests.support.evidence import make_phase
+from tests.support.harness import Suite
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "expect", "told"),
+    [
+        (
+            {"NCCL_IB_DISABLE": "1"},
+            2,
+            {"inter_node": ["NET/IB*"]},
+            "NCCL_IB_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NET/IB* between nodes (@inter_node); change NCCL_IB_DISABLE, or "
+            "`expect.small.inter_node`; a plugin's InfiniBand is expected by its own name, such as "
+            "`NET/IBext*`",
+        ),
+        (
+            {"NCCL_NET": "Socket"},
+            2,
+            {"forbid": ["NET/Socket"]},
+            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
+            "transport but not NET/Socket between nodes (@forbid); change NCCL_NET, or "
+            "`expect.small.forbid`",
+        ),
+        (
+            {"NCCL_NET": "socket"},
+            2,
+            {"inter_node": ["NET/IB*", "NET/AWS*"]},
+            "NCCL_NET=socket leaves phase `small` nothing of what is expected of it; expected "
+            "NET/IB* or NET/AWS* between nodes (@inter_node); change NCCL_NET, or "
+            "`expect.small.inter_node`",
+        ),
+        (
+            {"NCCL_P2P_DISABLE": "1"},
+            1,
+            {"intra_node": ["P2P/*"]},
+            "NCCL_P2P_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "P2P/* inside a node (@intra_node); change NCCL_P2P_DISABLE, or "
+            "`expect.small.intra_node`",
+        ),
+        (
+            {"NCCL_P2P_LEVEL": "LOC"},
+            1,
+            {"intra_node": ["P2P/CUMEM"]},
+            "NCCL_P2P_LEVEL=LOC leaves phase `small` nothing of what is expected of it; expected "
+            "P2P/CUMEM inside a node (@intra_node); change NCCL_P2P_LEVEL, or "
+            "`expect.small.intra_node`",
+        ),
+        (
+            {"NCCL_SHM_DISABLE": "1"},
+            1,
+            {"intra_node": ["SHM/direct/direct"]},
+            "NCCL_SHM_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "SHM/direct/direct inside a node (@intra_node); change NCCL_SHM_DISABLE, or "
+            "`expect.small.intra_node`",
+        ),
+        (
+            {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
+            1,
+            {"forbid": ["NET/*"]},
+            "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 (@NCCL_SHM_DISABLE) leaves phase `small` "
+            "nothing of what is expected of it; expected any transport but not NET/* inside a node "
+            "(@forbid); change NCCL_P2P_DISABLE or NCCL_SHM_DISABLE, or `expect.small.forbid`",
+        ),
+        (
+            {"NCCL_NET_GDR_LEVEL": "LOC"},
+            2,
+            {"inter_node": ["NET/IB*"], "gpudirect": "required"},
+            "NCCL_NET_GDR_LEVEL=LOC leaves phase `small` nothing of what is expected of it; "
+            "expected NET/IB* with GPUDirect RDMA between nodes (@gpudirect); change "
+            "NCCL_NET_GDR_LEVEL, or `expect.small.gpudirect`",
+        ),
+        (
+            {"NCCL_NET": "Socket"},
+            2,
+            {"gpudirect": "required"},
+            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
+            "transport with GPUDirect RDMA between nodes (@gpudirect); change NCCL_NET, or "
+            "`expect.small.gpudirect`",
+        ),
+        (
+            {"NCCL_NET": "Socket"},
+            2,
+            {"inter_node": ["NET/*"], "gpudirect": "required"},
+            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected "
+            "NET/* with GPUDirect RDMA between nodes (@inter_node); change NCCL_NET, or "
+            "`expect.small.inter_node`",
+        ),
+        (
+            {"NCCL_IB_HCA": "^mlx5"},
+            2,
+            {"hca": "mlx5_*"},
+            "NCCL_IB_HCA=^mlx5 leaves phase `small` nothing of what is expected of it; expected "
+            "the RDMA device mlx5_* between nodes (@hca); change NCCL_IB_HCA, or "
+            "`expect.small.hca`",
+        ),
+    ],
+)
+def test_a_profile_that_contradicts_itself(
+    tmp_path: Path, variables: dict[str, str], nodes: int, expect: dict[str, Any], told: str
+) -> None:
+    """Variable, expectation and both their lines stand in the error."""
+    (line,) = problems(tmp_path, variables, nodes, **expect)
+    file = (tmp_path / "cluster.yaml").read_text().splitlines()
+
+    def at(key: str) -> str:
+        return next(f"cluster.yaml:{i}" for i, text in enumerate(file, 1) if f'"{key}"' in text)
+
+    for key in ("inter_node", "intra_node", "forbid", "gpudirect", "hca", "NCCL_SHM_DISABLE"):
+        if f"@{key}" in told:
+            told = told.replace(f"@{key}", at(key))
+    assert line == f"{at(next(iter(variables)))}: {told}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "nodes", "expect"),
+    [
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/IB*", "NET/Socket"]}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/*"]}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/IBext*"]}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/[IS]*"]}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"forbid": ["NET/Socket"]}),
+        ({"NCCL_IB_DISABLE": "0"}, 2, {"inter_node": ["NET/IB*"]}),
+        ({"NCCL_IB_DISABLE": "true"}, 2, {"inter_node": ["NET/IB*"]}),
+        ({"NCCL_IB_DISABLE": "1"}, 1, {"inter_node": ["NET/IB*"]}),
+        ({"NCCL_IB_DISABLE": "1", "NCCL_NET": "IBext"}, 2, {"inter_node": ["NET/IB*"]}),
+        ({"NCCL_NET": "Socket"}, 2, {"inter_node": ["NET/Socket"]}),
+        ({"NCCL_NET": "Socket"}, 1, {"forbid": ["NET/*"]}),
+        ({"NCCL_NET": "AWS Libfabric"}, 2, {"inter_node": ["NET/AWS*"]}),
+        ({"NCCL_P2P_DISABLE": "1"}, 1, {"intra_node": ["P2P/*", "SHM*"]}),
+        ({"NCCL_P2P_DISABLE": "1"}, 2, {"inter_node": ["P2P/MNNVL"]}),
+        ({"NCCL_P2P_LEVEL": "NVL"}, 1, {"intra_node": ["P2P/*"]}),
+        ({"NCCL_P2P_DISABLE": "2"}, 1, {"intra_node": ["P2P/*"]}),  # NCCL compares with 1
+        ({"NCCL_SHM_DISABLE": "1"}, 1, {"intra_node": ["P2P/*"]}),
+        ({"NCCL_NET_GDR_LEVEL": "PHB"}, 2, {"gpudirect": "required"}),
+        ({"NCCL_NET_GDR_LEVEL": "LOC"}, 2, {"gpudirect": "any", "inter_node": ["NET/IB*"]}),
+        ({"NCCL_IB_HCA": "mlx5_1"}, 2, {"hca": "mlx5_*"}),
+        ({"NCCL_IB_HCA": "^mlx5_0:1"}, 2, {"hca": "mlx5_0"}),
+        ({"NCCL_IB_HCA": "^=mlx5_0"}, 2, {"hca": "mlx5_*"}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["NET/IB"], "forbid": ["NET/IB"]}),
+        (
+            {"NCCL_P2P_DISABLE": "1"},
+            1,
+            {"intra_node": ["P2P/*", "NET/IB*"], "forbid": ["NET/IB"]},  # of a plugin's NET/IBext
+        ),
+        ({"NCCL_IB_HCA": "^=mlx5"}, 2, {"hca": "mlx5_0"}),
+        ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["SHM*"]}),  # nothing was possible before
+    ],
+)
+def test_what_is_possible_still_is_no_contradiction(
+    tmp_path: Path, variables: dict[str, str], nodes: int, expect: dict[str, Any]
+) -> None:
+    """An error is certain or not told: something expected might still be found."""
+    assert problems(tmp_path, variables, nodes, **expect) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "hca", "excluded"),
+    [
+        ("mlx5_0", "mlx5_0", False),
+        ("mlx5_1", "mlx5_0", True),
+        ("=mlx5_1,mlx5_2", "mlx5_[0-9]", False),
+        ("=mlx4_0", "mlx5_*", True),
+        ("bnxt", "mlx5_*", True),
+        ("mlx5_10", "mlx5_1*", False),
+        ("^=mlx5_0", "mlx5_0", True),
+        ("^mlx5_0", "mlx5_0", True),
+        ("^mlx4", "mlx5_*", False),
+    ],
+)
+def test_devices_that_a_list_excludes(tmp_path: Path, value: str, hca: str, excluded: bool) -> None:
+    """NCCL_IB_HCA contradicts a pattern where no device that it selects could match."""
+    found = problems(tmp_path, {"NCCL_IB_HCA": value}, 2, hca=hca)
+    assert bool(found) is excluded
+
+
+def test_one_rank_a_node_has_no_inside(tmp_path: Path) -> None:
+    """What is expected inside a node says nothing of phases with one rank on each."""
+    contradiction = {"NCCL_P2P_DISABLE": "1"}
+    assert problems(tmp_path, contradiction, 2, ranks=1, intra_node=["P2P/*"]) == []
+
+
+def test_without_nccl_nothing_contradicts(tmp_path: Path) -> None:
+    """Where ranks train on the CPU no NCCL runs, and its variables decide nothing."""
+    off = {"NCCL_IB_DISABLE": "1"}
+    assert problems(tmp_path, off, 2, hardware=CPU, inter_node=["NET/IB*"]) == []
+
+
+def test_a_contradiction_is_a_usage_error(suite: Suite) -> None:
+    """Exit status 4, with the other usage errors, before anything is submitted."""
+    suite.cluster(
+        hardware={**CUDA, "gpus_per_node": 2},
+        env={"single_node": {"set": {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}}},
+        expect={"small": {"intra_node": ["P2P/*", "SHM*"]}},
+        phases={"small": None, "wide": None},
+    )
+    suite.phase(gpus_per_node=2)
+    suite.phase("wide", gpus_per_node=8)
+    told = suite.refused()
+    assert len(told) == 2
+    assert any("NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1" in line for line in told)
+    assert any("phase `wide` asks for 8 GPUs a node" in line for line in told)
+
+
+def test_a_setting_of_the_command_line_is_checked(tmp_path: Path) -> None:
+    """--cluster-set is told as the source of what it sets."""
+    profile = a_profile(tmp_path, expect={"small": {"inter_node": ["NET/IB*"]}})
+    settings = [parse_setting("small.env.NCCL_IB_DISABLE=1")]
+    phase = make_phase(profile, settings=settings, nodes=2, gpus_per_node=2)
+    (one,) = environment.problems(phase, profile)
+    assert one.where == "--cluster-set"

@@ -1,0 +1,638 @@
+"""A known failure is neither green nor red: it is told, and the run is never FIT by it."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.diagnose import diagnose
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from pytest_clustersmoke.evidence.run_directory import RunDir, write_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+from pytest_clustersmoke.jobs.outcome import Judgement
+from pytest_clustersmoke.report.acknowledgements import Acknowledgements
+from pytest_clustersmoke.report.verdict import (
+    FIT,
+    INCONCLUSIVE,
+    UNFIT,
+    CriterionResult,
+    RunTally,
+    judge,
+)
+from pytest_clustersmoke.session.tally import MARKS, count_report
+from tests.support.evidence import Evidence, make_profile
+from tests.support.harness import Suite, properties
+
+TODAY = date.today()
+SOON, PAST = (TODAY + timedelta(days=9)).isoformat(), (TODAY - timedelta(days=1)).isoformat()
+RUN_ID = f"{TODAY:%Y%m%d}-020000-abcdef"
+BAD_NODE = {"node": "n3", "reason": "RMA 4711", "until": SOON}
+SLOW = {"phase": "small", "criterion": "test_rate", "reason": "the switch", "until": SOON}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Callable[..., Acknowledgements]:
+    """The entries of a profile with the phases small and wide, as they hold today."""
+
+    def make(*entries: dict[str, str]) -> Acknowledgements:
+        phases = {"small": None, "wide": None}
+        return Acknowledgements(make_profile(tmp_path, phases=phases, known=entries), RUN_ID)
+
+    return make
+
+
+def ended(folder: Path, outcome: str, *hosts: tuple[str, ...] | None) -> PhaseResult:
+    """The phase `small`, whose job ended so; its findings name these hosts. None is a warning."""
+    findings = [
+        {"id": "f", "primary": True, "hosts": list(one or ("n9",)), "severity": severity}
+        for one in hosts
+        for severity in ["warning" if one is None else "failure"]
+    ]
+    result = Evidence(folder).result()
+    return replace(result, job={"outcome": outcome, "findings": findings})
+
+
+# Which entry answers
+
+
+@pytest.mark.parametrize(
+    ("phase", "criterion", "name", "known"),
+    [
+        ("small", "test_rate", "test_rate", True),
+        ("small", "test_rate", "test_rates", False),
+        ("small", "test_r*", "test_rates", True),
+        ("small", "test_rate", "test_rate[a-b]", True),
+        ("small", "test_rate[a-b]", "test_rate[a-b]", True),
+        ("small", "test_rate[a-b]", "test_rate[a-c]", False),
+        ("s*", "test_rate", "test_rate", True),
+        ("wide", "test_rate", "test_rate", False),
+        ("small", "job", "test_rate", False),
+        ("small", "TEST_RATE", "test_rate", False),
+    ],
+)
+def test_a_criterion_is_known_by_its_name(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    phase: str,
+    criterion: str,
+    name: str,
+    known: bool,
+) -> None:
+    """Of the phases that the entry names, and of no other."""
+    entries = held({**SLOW, "phase": phase, "criterion": criterion})
+    answer = entries.answer(ended(tmp_path, "passed"), name)
+    assert (answer is not None) is known
+    if answer is not None:
+        assert (answer.what, answer.reason) == (f"small: {name}", "the switch")
+        assert answer.until == SOON and ":" in answer.where
+
+
+@pytest.mark.parametrize(
+    ("hosts", "known"),
+    [
+        ([("n3",)], True),
+        ([("n3.cluster.local",)], True),
+        ([("n3",), ("n3",)], True),
+        ([("n3",), None], True),
+        ([("n3", "n4")], False),
+        ([("n3",), ("n4",)], False),
+        ([("n3",), ()], False),
+        ([()], False),
+        ([("n33",)], False),
+        ([("unknown",)], False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "lost"])
+def test_a_job_is_known_by_the_hosts_of_all_its_causes(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    hosts: list[tuple[str, ...] | None],
+    known: bool,
+    outcome: str,
+) -> None:
+    """A cause without a host, or on one that nobody answers for, is a new failure."""
+    named = [() if one == () else one for one in hosts]
+    result = ended(tmp_path, outcome, *named)
+    for finding, one in zip(result.job["findings"], named, strict=True):
+        finding["hosts"] = list(one) if one is not None else finding["hosts"]
+    entries = held(BAD_NODE, {**BAD_NODE, "node": "unknow"})
+    assert (entries.answer(result, "job") is not None) is known
+    assert (entries.answer(result, "test_rate") is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("primary", "detail", "known"),
+    [
+        (False, {}, False),  # the same as the first, on another host
+        (False, {"victim": False, "after_s": 1.0}, False),
+        (False, {"victim": True, "after_s": 1.0}, True),
+        (True, {"victim": True}, False),  # nothing else is a cause
+        (False, None, False),
+    ],
+)
+def test_a_new_node_that_fails_in_the_same_way_is_not_known(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    primary: bool,
+    detail: object,
+    known: bool,
+) -> None:
+    """Only one that lost a peer needs nobody who answers for it."""
+    result = ended(tmp_path, "failed", ("n3",), ("n4",))
+    result.job["findings"][1].update(primary=primary, detail=detail)
+    entries = held(BAD_NODE)
+    assert (entries.answer(result, "job") is not None) is known
+    told = [] if known else ["nobody answers for n4, as somebody does for n3"]
+    assert entries.beside(result) == told
+
+
+@pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
+def test_a_new_node_is_not_hidden_whatever_found_it(
+    held: Callable[..., Acknowledgements], tmp_path: Path, way: str
+) -> None:
+    """Two nodes of one job fail alike: both must be acknowledged."""
+    job = Evidence(tmp_path / "job", nodes=2, ranks_per_node=1).started()
+    said = {"reason": "torchrun", "why": "torchrun ended with 1"}
+    if way == "ranks":
+        error = {"type": "RuntimeError", "message": "uncorrectable ECC error", "traceback": "x"}
+        for rank in (0, 1):
+            job.rank(rank, ("error", {**error, "stage": "train"}))
+    if way == "node":
+        said = {"reason": "node", "why": "no such device: /dev/infiniband"}
+    if way == "hang":
+        said = {"reason": "stalled", "why": "no rank moved for 60 s"}
+    for node in (0, 1):
+        job.node(node, ok=False, started=100.0, ended=110.0, **said)
+    if way == "memory":
+        job.dir.submitit.mkdir(parents=True, exist_ok=True)
+        lines = "".join(f"srun: error: n{n}: task {n}: Out Of Memory\n" for n in (0, 1))
+        (job.dir.submitit / "7_0_log.err").write_text(lines)
+        for node in (0, 1):
+            writer = EventWriter(job.dir.node_events(node))
+            writer.write("ranks", states=[{"rank": node, "alive": False}])
+            writer.close()
+    result = job.result()
+    found = [one.as_dict() for one in diagnose(result, Judgement("failed", "x"))]
+    assert [one["hosts"] for one in found] == [("n0",), ("n1",)]
+    result = replace(result, job={"outcome": "failed", "findings": found})
+    alone = [{**BAD_NODE, "node": name} for name in ("n0", "n1")]
+    assert [held(one).answer(result, "job") for one in alone] == [None, None]
+    assert held(*alone).answer(result, "job") is not None
+
+
+@pytest.mark.parametrize(
+    ("node", "matched"),
+    [
+        ("gpu[10-12]", ["gpu10", "gpu11", "gpu12"]),
+        ("gpu[1,12]", ["gpu1", "gpu12"]),
+        ("gpu1,gpu2", ["gpu1", "gpu2"]),
+        ("gpu1?", ["gpu10", "gpu11", "gpu12"]),
+        ("gpu[0-1]*", ["gpu0", "gpu1", "gpu10", "gpu11", "gpu12"]),
+    ],
+)
+def test_a_node_is_known_by_slurms_lists(
+    held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
+) -> None:
+    """Brackets are ranges of numbers, never classes of characters."""
+    entries = held({**BAD_NODE, "node": node})
+    names = [f"gpu{n}" for n in (0, 1, 2, 10, 11, 12)]
+    for end in ("", ".cluster.local"):
+        of = {name: ended(tmp_path / name, "failed", (name + end,)) for name in names}
+        assert [name for name in names if entries.answer(of[name], "job")] == matched
+
+
+def test_a_warning_and_what_follows_decide_nothing(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
+    """Where no cause is left that names a host, the job is not known."""
+    result = ended(tmp_path, "failed", ("n3",))
+    result.job["findings"][0]["primary"] = False
+    assert held(BAD_NODE).answer(result, "job") is None
+
+
+@pytest.mark.parametrize("findings", [None, 7, "x", [7, None], [{"primary": True, "hosts": None}]])
+def test_findings_that_are_none_are_not_known(
+    held: Callable[..., Acknowledgements], tmp_path: Path, findings: object
+) -> None:
+    """Whatever stands in the job's result, nothing raises and nothing is taken for known."""
+    result = replace(ended(tmp_path, "failed"), job={"outcome": "failed", "findings": findings})
+    assert held(BAD_NODE).answer(result, "job") is None
+
+
+def test_several_nodes_need_several_entries(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
+    """All that answer are named; the earliest day counts."""
+    later = (TODAY + timedelta(days=20)).isoformat()
+    other = {"node": "n4", "reason": "fan", "until": later}
+    answer = held(BAD_NODE, other).answer(ended(tmp_path, "failed", ("n3", "n4")), "job")
+    assert answer is not None
+    assert (answer.reason, answer.until) == ("RMA 4711; fan", SOON)
+    assert answer.where.count("cluster.yaml:") == 2
+
+
+@pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "never_ran", "preempted", "lost"])
+def test_a_job_is_known_by_its_phase(
+    held: Callable[..., Acknowledgements], tmp_path: Path, outcome: str
+) -> None:
+    """`job` answers for it however it failed, and so for its criteria's one line."""
+    entries = held({**SLOW, "criterion": "job"})
+    result = ended(tmp_path, outcome)
+    assert entries.answer(result, "job") and entries.answer(result, "test_other")
+
+
+def test_a_cancelled_job_is_not_known(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
+    """We ended it: that is nobody's failure."""
+    entries = held({**SLOW, "criterion": "job"}, BAD_NODE)
+    assert entries.answer(ended(tmp_path, "cancelled", ("n3",)), "job") is None
+
+
+def test_an_entry_for_a_criterion_does_not_answer_for_the_job(
+    held: Callable[..., Acknowledgements], tmp_path: Path
+) -> None:
+    """Where the job failed no criterion was judged, whatever is known of it."""
+    entries = held({**SLOW, "criterion": "test_*"})
+    assert entries.answer(ended(tmp_path, "failed"), "test_rate") is None
+
+
+def test_the_last_day_counts_and_the_next_does_not(tmp_path: Path) -> None:
+    """By the day in the run's name, so that a run across midnight has one answer."""
+    profile = make_profile(tmp_path, known=[{**SLOW, "until": "2026-01-31"}])
+    passed = ended(tmp_path, "passed")
+    for run_id, known in (("20260131-235959-abcdef", True), ("20260201-000000-abcdef", False)):
+        assert bool(Acknowledgements(profile, run_id).answer(passed, "test_rate")) is known
+
+
+# What is told of entries
+
+
+def tally(**outcomes: str) -> RunTally:
+    made = RunTally(phases_of_cluster=list(outcomes))
+    for name, outcome in outcomes.items():
+        made.phase(name).outcome = outcome
+    return made
+
+
+def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
+    """With its line, whatever ran; it answers for nothing."""
+    entries = held({**SLOW, "until": PAST})
+    part = tally(small="passed")
+    part.selection = "small"
+    (told,) = entries.remarks(part, RunDir(tmp_path))
+    assert told.startswith("the acknowledgement at ")
+    assert told.endswith(f" expired on {PAST}: renew it, or take it out")
+    assert entries.answer(ended(tmp_path, "passed"), "test_rate") is None
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "result", "told"),
+    [
+        ({"small": "passed", "wide": "passed"}, "passed", True),
+        ({"small": "passed", "wide": "passed"}, "known", False),
+        ({"small": "passed", "wide": "passed"}, "failed", False),
+        ({"small": "failed", "wide": "passed"}, "failed", False),
+        ({"small": "lost", "wide": "passed"}, "failed", False),
+    ],
+)
+def test_an_entry_that_nothing_needed_is_told(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    outcomes: dict[str, str],
+    result: Any,
+    told: bool,
+) -> None:
+    """Where its criterion was judged and did not fail; where it was not judged, nobody knows."""
+    made = tally(**outcomes)
+    made.phase("small").criteria["test_rate"] = CriterionResult(result)
+    found = held(SLOW).remarks(made, RunDir(tmp_path))
+    assert bool(found) is told
+    if told:
+        assert found[0].startswith("nothing failed that ") and found[0].endswith("take it out?")
+
+
+@pytest.mark.parametrize(
+    "part", [{"selection": "x"}, {"interrupted": True}, {"exitstatus": 2}, {"wide": ""}]
+)
+def test_nothing_is_said_of_entries_after_a_part_of_a_run(
+    held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]
+) -> None:
+    """What was not asked for may fail still."""
+    made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
+    made = made if "wide" in part else replace(made, **part)
+    assert held(SLOW).remarks(made, RunDir(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "hosts", "said"),
+    [
+        ("n3", [], ["nothing failed that {} answers for: take it out?"]),
+        ("n7", [], ["nothing failed that {} answers for, and no job ran on such a node"]),
+        ("n3", ["n3"], []),
+    ],
+)
+def test_a_node_that_nothing_failed_on_is_told(
+    held: Callable[..., Acknowledgements],
+    tmp_path: Path,
+    node: str,
+    hosts: list[str],
+    said: list[str],
+) -> None:
+    """It may have been given no job at all, which is another matter."""
+    run = RunDir(tmp_path / "run")
+    phase = run.phase("small")
+    phase.root.mkdir(parents=True)
+    write_json(phase.spec, {"phase": "small", "nodes": 1})
+    phase.node_facts(0).parent.mkdir(parents=True)
+    write_json(phase.node_facts(0), {"node": "n3"})
+    finding = {"primary": True, "severity": "failure", "hosts": hosts}
+    write_json(phase.result, {"outcome": "failed", "findings": [finding] if hosts else []})
+    entries = held({**BAD_NODE, "node": node})
+    found = entries.remarks(tally(small="failed"), run)
+    where = found[0].split(" that ")[1].split(" answers")[0] if found else ""
+    assert found == [line.format(where) for line in said]
+
+
+def test_a_criterion_that_is_not_there_is_misnamed(
+    held: Callable[..., Acknowledgements],
+) -> None:
+    """With a near name; where a phase was not collected whole, nothing is said."""
+    entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
+    (problem, _) = entries.misnamed({"small": ["test_rates"], "wide": ["test_b"]})
+    assert "`test_rate` matches no criterion of small" in str(problem)
+    assert str(problem).endswith("one of `job`, `test_rates`; did you mean `test_rates`?")
+    assert entries.misnamed({"small": ["test_rate"], "wide": None}) == []
+    assert entries.misnamed({"small": ["test_rate"]}) == []
+    assert entries.misnamed({"small": ["test_rate"], "wide": ["test_loss"]}) == []
+
+
+# The verdict
+
+
+def heard(name: str, outcome: Any, when: Any = "call", **said: str) -> pytest.TestReport:
+    made = pytest.TestReport(
+        nodeid=f"test_x.py::TestA::{name}",
+        location=("test_x.py", 1, name),
+        keywords={},
+        outcome=outcome,
+        longrepr=None,
+        when=when,
+    )
+    setattr(made, MARKS, {"phase": "small", **said})
+    return made
+
+
+KNOWN = {"known": "the switch", "known_until": SOON, "known_where": "cluster.yaml:12"}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "name", "others", "verdict"),
+    [
+        ("passed", "test_rate", [], INCONCLUSIVE),
+        ("passed", "test_rate", [heard("test_b", "failed")], UNFIT),
+        ("passed", "test_rate", [heard("test_rate", "failed", "teardown", **KNOWN)], UNFIT),
+        ("failed", "job", [], INCONCLUSIVE),
+        ("failed", "job", [heard("test_b", "skipped", **KNOWN)], INCONCLUSIVE),
+        ("failed", "job", [heard("test_b", "failed", "setup")], UNFIT),
+        ("failed", "test_rate", [], UNFIT),
+        ("never_ran", "job", [], INCONCLUSIVE),
+    ],
+)
+def test_a_known_failure_is_never_a_pass(
+    outcome: str, name: str, others: list[pytest.TestReport], verdict: str
+) -> None:
+    """Alone it makes the run INCONCLUSIVE; whatever else fails makes it UNFIT."""
+    made = tally(small=outcome)
+    for one in [heard(name, "skipped", **KNOWN), *others]:
+        count_report(made, one)
+    assert judge(made).name == verdict
+    if verdict == INCONCLUSIVE:
+        said = f"INCONCLUSIVE: 1 of 1 phases (small: {name} is known until {SOON})"
+        assert judge(made).sentence == said
+        (known,) = judge(made).known
+        assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
+
+
+def test_without_known_failures_the_run_is_fit() -> None:
+    """What is acknowledged and passed is passed."""
+    made = tally(small="passed")
+    count_report(made, heard("test_rate", "passed"))
+    assert judge(made).name == FIT and judge(made).known == []
+
+
+# End to end
+
+TWO = """
+def test_rate(self, phase):
+    assert phase.metric("steps_per_s").value > 99, "too slow \\x1b[31m"
+def test_done(self, phase):
+    assert phase.ranks_done
+"""
+
+
+def run_known(suite: Suite, *words: str, apart: bool = False) -> pytest.RunResult:
+    suite.phase(body=TWO)
+    return suite.run_apart(*words) if apart else suite.run(*words)
+
+
+def skipped(path: Path) -> dict[str, str]:
+    """JUnit case -> type and message of what made it skipped."""
+    cases = ElementTree.parse(path).getroot().iter("testcase")
+    return {
+        case.attrib["name"]: f"{one.attrib['type']}: {one.attrib['message']}"
+        for case in cases
+        for one in case.iter("skipped")
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> None:
+    """Neither green nor red for pytest, JUnit, the record and the verdict, under xdist as well."""
+    suite.cluster(known=[SLOW])
+    result = run_known(suite, "-rx", *words, apart=bool(words))
+    result.assert_outcomes(passed=2, xfailed=1)
+    assert result.ret == 6
+    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: test_rate is known until {SOON})"
+    assert result.outlines[-1] == sentence
+    (place,) = suite.record()["known"]
+    where = place["where"]
+    assert Path(suite.path / where.rpartition(":")[0]).name == "cluster.yaml"
+    told = f"the switch (known until {SOON}, {where})"
+    result.stdout.fnmatch_lines([f"known: small: test_rate: {told}"])
+    result.stdout.fnmatch_lines(["XFAIL test_small.py::TestSmall::test_rate - the switch*"])
+    message = skipped(suite.report / "junit.xml")["test_rate"]
+    assert message.startswith(f"pytest.xfail: {told}: ") and "too slow" in message
+    case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
+    assert (case["known"], case["known_until"]) == ("the switch", SOON)
+    assert case["known_where"] == where
+    record = suite.record()
+    assert record["verdict"] == INCONCLUSIVE and record["failed"] == []
+    (phase,) = record["phases"]
+    assert phase["known"] is None and phase["criteria"]["test_done"]["result"] == "passed"
+    criterion = phase["criteria"]["test_rate"]
+    assert criterion["result"] == "known" and "too slow" in criterion["text"]
+    assert criterion["known"] == place
+    assert "\x1b" not in criterion["text"] + result.stdout.str()
+
+
+FIXTURES = """
+@pytest.fixture
+def rate(self, phase):
+    return phase.metrics()["no such thing"]
+@pytest.fixture
+def tidy(self):
+    yield
+    raise OSError("nothing to tidy up")
+def test_rate(self, rate):
+    assert rate
+def test_done(self, tidy, phase):
+    assert phase.ranks_done
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...]) -> None:
+    """A job that did not pass leaves them nothing to work on, whatever they raise."""
+    suite.cluster(known=[{**SLOW, "criterion": "job"}])
+    suite.phase(args={"fail": True}, body=FIXTURES)
+    result = suite.run_apart(*words) if words else suite.run()
+    result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown apart
+    assert result.ret == 6
+    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: job is known until {SOON})"
+    assert result.outlines[-1] == sentence
+    (phase,) = suite.record()["phases"]
+    assert [one["result"] for one in phase["criteria"].values()] == ["known"] * 3
+    assert phase["all_criteria"]
+    case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
+    assert case["known"] == "the switch" and case["result"] == "skipped"
+
+
+def test_fixtures_of_a_job_that_passed_are_not_known(suite: Suite) -> None:
+    """Nobody answers for a mistake in the suite; it is the criterion that it is told of."""
+    suite.cluster(known=[{**SLOW, "criterion": "test_*"}])
+    suite.phase(body=FIXTURES)
+    result = suite.run()
+    result.assert_outcomes(passed=2, errors=2)
+    assert result.ret == 1
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_rate, test_done)"
+
+
+EXPECTED = """
+@pytest.mark.xfail(reason="later", **{})
+def test_rate(self, phase):
+    assert phase.metric("steps_per_s").value > 99
+def test_word(self, phase):
+    pytest.xfail("not yet")
+def test_done(self, phase):
+    assert phase.ranks_done
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_an_xfail_of_the_suite_has_no_owner(suite: Suite, words: tuple[str, ...]) -> None:
+    """Marks and words in the suite are no acknowledgement; an entry of `known` makes them one."""
+    suite.cluster(known=[SLOW])
+    suite.phase(body=EXPECTED.format("{}"))
+    result = suite.run_apart(*words) if words else suite.run()
+    result.assert_outcomes(passed=2, xfailed=2)
+    assert result.ret == 6
+    assert result.outlines[-1] == (
+        "INCONCLUSIVE: 1 of 1 phases (small: test_word is marked to fail (xfail), and no entry of "
+        f"`known` answers for it; small: test_rate is known until {SOON})"
+    )
+    (phase,) = suite.record()["phases"]
+    assert phase["criteria"]["test_word"]["result"] == "known"
+    assert "known" not in phase["criteria"]["test_word"]
+
+
+def test_a_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
+    """As pytest reports it; one that is not strict has passed."""
+    mark = "@pytest.mark.xfail(strict={})\ndef test_{}(self, phase):\n    pass\n"
+    suite.phase(body=mark.format(True, "a") + mark.format(False, "b"))
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1, xpassed=1)
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_a)"
+
+
+def test_a_new_failure_beside_a_known_one(suite: Suite) -> None:
+    """Is UNFIT as ever, and the known one is still told."""
+    suite.cluster(known=[SLOW])
+    suite.phase(body=TWO + "def test_new(self, phase):\n    assert not phase.ranks_done\n")
+    result = suite.run()
+    result.assert_outcomes(passed=2, failed=1, xfailed=1)
+    assert result.ret == 1 and result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_new)"
+    result.stdout.fnmatch_lines(["known: small: test_rate: the switch*"])
+
+
+def test_an_error_in_a_criterion_is_not_known(suite: Suite) -> None:
+    """Another exception than a failed assertion is a mistake in its code."""
+    suite.cluster(known=[SLOW])
+    suite.phase(body="def test_rate(self, phase):\n    phase.no_such_thing()\n")
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"node": "local0", "reason": "RMA 4711", "until": SOON},
+        {"phase": "small", "criterion": "job", "reason": "RMA 4711", "until": SOON},
+    ],
+)
+def test_a_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
+    """By its node or by its phase; its criteria are known with it."""
+    suite.cluster(known=[entry])
+    suite.phase(args={"fail": True}, body=TWO)
+    result = suite.run()
+    result.assert_outcomes(xfailed=3)
+    assert result.ret == 6
+    assert result.outlines[-1].endswith(f"(small: job is known until {SOON})")
+    (phase,) = suite.record()["phases"]
+    assert phase["outcome"] == "failed" and phase["known"]["reason"] == "RMA 4711"
+    assert {one["result"] for one in phase["criteria"].values()} == {"known"}
+    assert [one["what"] for one in suite.record()["known"]] == ["small: job"]
+    result.stdout.fnmatch_lines(["small *failed, known *"])
+    assert ": phase small: failed: " in skipped(suite.report / "junit.xml")["job"]
+
+
+def test_an_expired_entry_counts_for_nothing(suite: Suite) -> None:
+    """The failure is red, and the run says since when nobody answers for it."""
+    suite.cluster(known=[{**SLOW, "until": PAST}])
+    result = run_known(suite)
+    result.assert_outcomes(passed=2, failed=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"the acknowledgement at *cluster.yaml:* expired on {PAST}:*"])
+    assert len(suite.record()["known_remarks"]) == 1
+
+
+def test_an_entry_that_was_not_needed(suite: Suite) -> None:
+    """A criterion that passes is passed, the run is FIT, and the entry is told of."""
+    suite.cluster(known=[{**SLOW, "criterion": "test_done"}])
+    suite.phase(body="def test_done(self, phase):\n    assert phase.ranks_done\n")
+    result = suite.run()
+    result.assert_outcomes(passed=2)
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    result.stdout.fnmatch_lines(["nothing failed that *cluster.yaml:* answers for: take it out?"])
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_an_entry_for_a_criterion_that_is_not_there_is_refused(
+    suite: Suite, words: tuple[str, ...]
+) -> None:
+    """Before anything is submitted, at its line."""
+    suite.cluster(known=[{**SLOW, "criterion": "test_rat"}])
+    suite.phase(body=TWO)
+    result = suite.run_apart(*words) if words else suite.run()
+    output = result.stdout.str() + result.stderr.str()
+    assert result.ret == 4 and suite.runs() == []
+    assert "`test_rat` matches no criterion of small" in output
+    assert output.count("did you mean `test_rate`?") == 1

@@ -1,0 +1,200 @@
+"""Runs of a suite beside stored ones: what becomes a past, and that all who tell of it agree.
+
+The rank program is a fake; the runs, their jobs and reports are real.
+"""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import sqlite3
+import xml.etree.ElementTree as ElementTree
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.criteria.past_criterion import read_judgement
+from pytest_clustersmoke.evidence.history import history_database as database
+from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
+from pytest_clustersmoke.report import publication
+from tests.evidence.history.made import DAY_S
+from tests.support.harness import Suite
+
+ARGS = {"nccl": "none", "slow": -1, "rate": 10.0, "steps": 3}
+CRITERION = "test_metrics_are_as_in_the_past"
+PAST = {
+    "status": "ok",
+    "runs": 9,
+    "median": 10.0,
+    "mad": 0.5,
+    "warn": 8.5,
+    "fail": None,
+    "text": "",
+}
+LONG = "\x1b[2J" + "x" * 100_000
+# Judged after the criterion on the past: meanwhile others end who began before.
+MEANWHILE = """
+def test_zz_others_end_meanwhile(self, phase):
+    import json
+    from pathlib import Path
+    from pytest_clustersmoke.evidence.history.history_store import add
+    for line in Path("others.jsonl").read_text().splitlines():
+        add(json.loads(line), Path("reports"))
+"""
+
+
+def stored(suite: Suite) -> list[tuple[int, str]]:
+    """Of each phase run whether it is good, and its shape; the oldest first."""
+    with closing(sqlite3.connect(suite.reports / "history.db")) as connection:
+        return connection.execute(
+            "SELECT good, shape FROM phases JOIN setups ON setups.id = setup ORDER BY begun"
+        ).fetchall()
+
+
+def like(record: Any, number: int, steps_per_s: float, **versions: str) -> Any:
+    """The record as of an earlier night, with another throughput."""
+    made = copy.deepcopy(record)
+    made["run_id"] = f"20200101-000000-{number:06x}"
+    made["begun"] -= number * DAY_S
+    (phase,) = made["phases"]
+    phase["versions"] |= versions
+    for metric in phase["metrics"].values():
+        metric["past"] = None
+    phase["metrics"]["steps_per_s"]["value"] = steps_per_s
+    return made
+
+
+def test_only_runs_of_all_criteria_and_the_same_environment_are_the_past(suite: Suite) -> None:
+    """A run of a part of the criteria is not good; one with another variable is of another
+    shape."""
+    suite.cluster()
+    suite.phase(body="def test_one(self, phase): pass\ndef test_two(self, phase): pass")
+    suite.run()
+    suite.run("-k", "test_one")
+    suite.run("--deselect", "test_small.py::TestSmall::test_two")
+    suite.run("--cluster-set", "small.env.NCCL_IB_DISABLE=1")
+    found = stored(suite)
+    assert [good for good, _ in found] == [1, 0, 0, 1]
+    assert len({shape for _, shape in found[:3]}) == 1
+    assert found[3][1] != found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("require", "body", "good"),
+    [
+        ("transports", "def test_one(self, phase): phase.transports.intra_node.check()", 0),
+        ("transports", "def test_one(self, phase): pass", 0),
+        ("history", "def test_one(self, phase): phase.check_past()", 1),
+        ("history", "def test_one(self, phase): pass", 1),
+        ("references", "def test_one(self, phase): phase.metric('steps_per_s').check()", 1),
+        ("references", "def test_one(self, phase): pass", 1),
+    ],
+)
+def test_what_is_required_and_not_measured_makes_no_past(
+    suite: Suite, require: str, body: str, good: int
+) -> None:
+    """A run that lacks a required measurement is not good, but for those that good runs make."""
+    suite.cluster(require=[require])
+    also = "\ndef test_two(self, phase): pass" if "check" in body else ""
+    suite.phase(body=body + also, gpus_per_node=2, args=ARGS)
+    suite.run()
+    assert suite.record()["verdict"] == "INCONCLUSIVE"
+    assert [one for one, _ in stored(suite)] == [good]
+
+
+def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run beside a database that somebody holds until the report is written is stored, with a
+    line on what was not judged, and not measured against later."""
+    monkeypatch.setattr(database, "READ_PATIENCE_S", 0.05)
+    suite.cluster()
+    suite.phase(base="Trained", body="pass", args=ARGS)
+    suite.run()
+    record = suite.record()
+    for number in range(1, 13):
+        add(like(record, number, 14.0), suite.reports)
+    with closing(sqlite3.connect(suite.reports / "history.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        write_views = publication._write_views
+
+        def then_free(*words: Any) -> list[str]:
+            other.execute("ROLLBACK")
+            return write_views(*words)
+
+        monkeypatch.setattr(publication, "_write_views", then_free)
+        result = suite.run()
+    (phase,) = suite.record()["phases"]
+    assert phase["metrics"]["steps_per_s"]["past"] is None
+    assert sum("history.db cannot be read (database is locked)" in one for one in result.outlines)
+    goods = [good for good, _ in stored(suite)]
+    assert (len(goods), goods[-1], sum(goods)) == (14, 0, 13)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_all_who_tell_of_the_past_agree(suite: Suite, workers: tuple[str, ...]) -> None:
+    """Runs that end between the criterion and the report, or began later, change nothing of what
+    terminal, JUnit, page and report.json tell."""
+    suite.cluster()
+    suite.phase(base="Trained", body=MEANWHILE, args=ARGS)
+    others = suite.path / "others.jsonl"
+    others.write_text("")
+    suite.run()
+    record = suite.record()
+    for number in range(1, 13):
+        add(like(record, number, 14.0), suite.reports)
+    meanwhile = [like(record, number, 10.0) for number in [*range(20, 80), *range(-20, 0)]]
+    others.write_text("".join(f"{json.dumps(one)}\n" for one in meanwhile))
+    result = suite.run_apart(*workers)
+    assert len(stored(suite)) == 2 + 12 + 80
+    (phase,) = suite.record()["phases"]
+    text = phase["criteria"][CRITERION]["text"]
+    assert "steps_per_s is 10.00 steps/s: 28.6 % below the median 14.00 of 13 good runs" in text
+    past = phase["metrics"]["steps_per_s"]["past"]
+    assert (past["status"], past["runs"]) == ("fail", 13)
+    assert text.endswith(past["text"])
+    assert f"small: {past['text']}" in result.outlines
+    assert past["text"] in failure(suite.report / "junit.xml", CRITERION)
+    assert past["text"].partition(": ")[2] in html.unescape(
+        (suite.report / "index.html").read_text()
+    )
+
+
+def failure(path: Path, criterion: str) -> str:
+    """What JUnit says of a criterion that failed."""
+    cases = ElementTree.parse(path).getroot().iter("testcase")
+    (found,) = (one.find("failure") for one in cases if one.attrib["name"] == criterion)
+    assert found is not None
+    return f"{found.attrib['message']} {found.text}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[]",
+        '{"past": 3}',
+        '{"past": {"steps_per_s": {"status": "fine"}}}',
+        '{"past": {"nothing": %s}}',
+        json.dumps({"past": {"steps_per_s": {**PAST, "mad": float("nan")}}}),
+        json.dumps({"past": {"steps_per_s": {**PAST, "runs": "many"}}}),
+    ],
+)
+def test_what_the_criterion_never_wrote_is_not_taken_over(tmp_path: Path, said: str) -> None:
+    """A job can write into the directory, too: what is not as it should be counts for nothing."""
+    directory = PhaseDir(tmp_path)
+    directory.past.write_text(said.replace("%s", json.dumps(PAST)))
+    assert read_judgement(directory) == {}
+
+
+def test_what_is_taken_over_is_clean(tmp_path: Path) -> None:
+    """Words from the directory are bounded, and hold no escape."""
+    write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": {**PAST, "text": LONG}}})
+    (one,) = read_judgement(PhaseDir(tmp_path)).values()
+    assert one["text"].isprintable() and len(one["text"]) <= 8000
+    assert {**one, "text": ""} == {**PAST, "text": ""}

@@ -1,0 +1,284 @@
+"""reports/<run_id>/: what is kept, for whom, and how long; hostile text in the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.report.terminal import write_summary
+from pytest_clustersmoke.text import sanitize_lines
+from tests.support import records
+from tests.support.harness import Suite, properties
+
+
+def test_a_report_is_whole(suite: Suite) -> None:
+    """Record, JUnit, journal, batch script and evidence lie in reports/<run_id>/."""
+    suite.phase(args={"steps": 3})
+    suite.run()
+    record = suite.record()
+    assert record["schema"] == 1 and record["cluster"] == "one" and record["verdict"] == "FIT"
+    (phase,) = record["phases"]
+    assert phase["phase"] == "small" and phase["outcome"] == "passed" and phase["world_size"] == 1
+    assert phase["metrics"]["steps_per_s"]["unit"] == "steps/s"
+    assert phase["nodes"][0]["node"] == "local0" and phase["queue_s"] is not None
+    passed = {"result": "passed", "text": ""}
+    assert phase["criteria"] == {"job": passed, "test_all_done": passed}
+    kept = {
+        str(path.relative_to(suite.report.resolve())) for path in suite.report.resolve().rglob("*")
+    }
+    assert {
+        "report.json",
+        "junit.xml",
+        "journal.jsonl",
+        "phases/small/batch.sh",
+        "phases/small/spec.json",
+        "phases/small/result.json",
+        "phases/small/ranks/00000.jsonl",
+        "phases/small/nodes/0000/torchrun.log",
+    } <= kept
+    assert not [name for name in kept if name.endswith(".pkl") or "output" in name]
+
+
+def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
+    """A passed phase's output is deleted, a failed one's is kept for who looks into it."""
+    suite.cluster(phases=dict.fromkeys(["good", "bad"]))
+    suite.phase("good")
+    suite.phase("bad", args={"leave": True})
+    suite.run()
+    (run,) = suite.runs()
+    assert not (run / "phases" / "good" / "output").exists()
+    assert (run / "phases" / "bad" / "output").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "shown"),
+    [
+        ("samples_per_s", "0.5200 samples/s"),
+        ("tokens_per_s_per_rank", "0.5200 tokens/s"),
+        ("busbw_gb_per_s", "0.5200 GB/s bus"),
+    ],
+)
+def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> None:
+    """Samples, tokens or bus bandwidth, each with its unit."""
+    lines: list[str] = []
+
+    class Reporter:
+        def section(self, *_: object, **__: object) -> None: ...
+
+        def write_line(self, line: str, **_: object) -> None:
+            lines.append(line)
+
+    record = records.run(records.phase(metrics={metric: records.metric(0.52)}))
+    write_summary(Reporter(), records.parsed(record), ["report: here"])
+    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases"]
+
+
+def test_the_verdict_is_told_where_no_report_can_be_made(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake of ours costs the report, which is an internal error, and not the verdict."""
+
+    def broken(run: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", broken)
+    suite.phase()
+    result = suite.run()
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases"
+    assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
+
+
+def test_a_plugin_that_fails_at_the_end_costs_no_report(suite: Suite) -> None:
+    """A junit.xml that cannot be written is an internal error; verdict and report are there."""
+    suite.phase()
+    (suite.path / "afile").touch()
+    result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
+    assert result.ret == pytest.ExitCode.INTERNAL_ERROR
+    assert result.outlines[-1] == "FIT: 1 of 1 phases" and suite.record()["verdict"] == "FIT"
+    assert any("pytest's own end failed: " in line for line in result.outlines)
+
+
+def test_phases_run_beside_a_module_that_cannot_be_collected(suite: Suite) -> None:
+    """With --continue-on-collection-errors: the phase is judged, and the run is not FIT."""
+    suite.phase()
+    (suite.path / "test_broken.py").write_text("import nothing_of_that_name\n")
+    result = suite.run("--continue-on-collection-errors")
+    assert suite.record()["verdict"] == "UNFIT" and result.ret == 1
+    assert suite.record()["phases"][0]["outcome"] == "passed"
+
+
+def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
+    """Below reports/ everything is readable by others; the run's directory is 0700."""
+    old = os.umask(0o022)
+    try:
+        suite.phase()
+        suite.run()
+    finally:
+        os.umask(old)
+    for path in [suite.report.resolve(), *suite.report.resolve().rglob("*")]:
+        wanted = 0o005 if path.is_dir() else 0o004
+        assert path.stat().st_mode & wanted == wanted, path
+    (run,) = suite.runs()
+    assert run.stat().st_mode & 0o077 == 0
+
+
+def test_latest_points_to_the_newest_and_old_runs_go(suite: Suite) -> None:
+    """The newest limits.keep_runs runs are kept; what is not ours in the directory stays."""
+    suite.cluster(limits={"poll_s": 0.2, "keep_runs": 2})
+    suite.phase()
+    suite.reports.mkdir()
+    (suite.reports / "README.md").write_text("mine")
+    (suite.reports / "mine").mkdir()
+    ids = []
+    for _ in range(3):
+        suite.run()
+        ids.append(suite.record()["run_id"])
+        assert suite.report.is_symlink() and suite.report.readlink() == Path(ids[-1])
+    names = {path.name for path in suite.reports.iterdir()}
+    assert names == {"README.md", "mine", "latest", "history.db", "metrics-one.prom", *ids[1:]}
+    assert {path.name for path in suite.runs()} == set(ids[1:])
+
+
+def test_reports_go_where_the_user_says(suite: Suite) -> None:
+    """--cluster-report-dir takes the whole report, JUnit included."""
+    suite.phase()
+    suite.run("--cluster-report-dir", "elsewhere")
+    assert (suite.path / "elsewhere" / "latest" / "junit.xml").is_file()
+    assert not suite.reports.exists()
+
+
+@pytest.mark.parametrize("rate", ["inf", "nan"])
+def test_a_rate_that_is_no_number_is_reported(suite: Suite, rate: str) -> None:
+    """A metric that is infinite or NaN breaks no report, and meets no reference."""
+    suite.phase(
+        args={"rate": rate},
+        body=("def test_rate(self, phase): phase.metric('steps_per_s').check()"),
+    )
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1 and "INTERNALERROR" not in result.stdout.str()
+    json.loads(
+        (suite.report / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
+    assert properties(suite.report / "junit.xml")
+
+
+def test_hostile_text_does_not_reach_the_terminal(suite: Suite) -> None:
+    """Control characters of a rank's words are shown as what they are not."""
+    program = suite.path / "train_hostile.py"
+    program.write_text(HOSTILE)
+    suite.phase(script="train_hostile.py")
+    result = suite.run()
+    text = result.stdout.str() + result.stderr.str()
+    assert "staged" in text and "\x1b" not in text and "\x07" not in text
+    assert result.ret == 1
+
+
+HOSTILE = r"""
+import os, time
+from pathlib import Path
+import psutil
+from pytest_clustersmoke.evidence.process_start import start_s
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.telemetry import EventWriter
+place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
+events = EventWriter(place.rank_events(0))
+me = psutil.Process()
+bad = "\x1b]0;owned\x07\x1b[2Jstaged\r\x9b31m\u202e"
+events.write("start", schema=1, job=job_of(read_json(place.spec)), rank=0, local_rank=0,
+             node_rank=0, pid=me.pid, pid_started=start_s(me.pid), node=bad, host=bad)
+events.write("group", backend=bad, world_size=1)
+events.write("error", type=bad, message=bad, traceback=bad)
+raise SystemExit(bad)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\tü", "plain\n\tü"),
+        ("\x1b[31mred", "\ufffd[31mred"),
+        ("a\rb", "a\ufffdb"),
+        ("\x00\x07\x9b", "\ufffd" * 3),
+        ("\u202eevil", "\ufffdevil"),
+    ],
+)
+def test_control_characters_are_replaced(text: str, shown: str) -> None:
+    """Control and direction characters become the replacement character."""
+    assert sanitize_lines(text) == shown
+
+
+def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
+    """A report directory below a file is a usage error before anything is submitted."""
+    suite.path.joinpath("file").write_text("")
+    suite.phase()
+    assert suite.refused("--cluster-report-dir", "file/reports") == [
+        "--cluster-report-dir: the reports would go to file/reports, but file is no directory; "
+        "expected a directory that this user can write"
+    ]
+
+
+def test_text_of_a_job_in_junit_is_valid_xml(suite: Suite) -> None:
+    """Control characters of a failed job do not break junit.xml."""
+    Path(suite.path / "train_hostile.py").write_text(HOSTILE)
+    suite.phase(script="train_hostile.py")
+    suite.run()
+    cases = properties(suite.report / "junit.xml")
+    assert cases["test_small.TestSmall::job"]["result"] == "failure"
+
+
+def test_pruning_leaves_what_is_no_run_of_ours(suite: Suite) -> None:
+    """A directory with another name, or a run that is not over, stays, however old it is."""
+    suite.cluster(limits={"poll_s": 0.2, "keep_runs": 1})
+    reports = suite.report.parent
+    foreign, open_run = reports / "mine", reports / "20200101-000000-abcdef"
+    for folder in (foreign, open_run):
+        folder.mkdir(parents=True)
+        (folder / "report.json").write_text("{}")
+        (folder / "journal.jsonl").write_text('{"event": "intent", "time": 1, "mono": 1}\n')
+    suite.phase()
+    suite.run()
+    suite.run()
+    assert foreign.exists() and open_run.exists()
+    assert len([path for path in reports.iterdir() if path.is_dir()]) == 4  # and latest
+
+
+def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
+    """The verdict is told all the same, in one line, and the exit status is not FIT's."""
+    suite.path.joinpath("conftest.py").write_text(
+        "import pathlib\ndef pytest_runtest_logfinish():\n"
+        "    (run,) = pathlib.Path('reports').glob('2*')\n"
+        "    (run / 'report.json/in_the_way').mkdir(parents=True, exist_ok=True)\n"
+    )
+    suite.phase()
+    result = suite.run()
+    assert result.ret == 3
+    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_scope_is_named_where_less_was_chosen(suite: Suite) -> None:
+    """A path or a node id narrows the verdict to what it names."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    path = suite.phase("one_a")
+    suite.phase("one_b")
+    assert "FIT for one_a: 1 of 2 phases" in suite.run(path).stdout.str()
+
+
+def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
+    """Nobody chose to leave it out: a misspelt name, or a file that pytest does not collect. Where
+    somebody did, the verdict names its scope."""
+    suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
+    path = suite.phase("one_a")
+    result = suite.run()
+    assert result.ret == 6
+    told = result.stdout.str()
+    assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
+    early = "one_b is listed for one, and no test that was collected defines it"
+    assert 0 < told.index(early) < told.index("submitted as job")
+    assert suite.run(str(suite.path)).ret == 6
+    assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

@@ -1,0 +1,244 @@
+"""The view on a real terminal: phases are seen while pytest waits, and nothing of it remains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.session.live.terminal import Terminal
+from tests.support.harness import BARE, Suite
+
+PYTEST = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+# What only the view writes.
+OURS = ("cluster one: ", "step 3 of 40", "to be submitted", "starting", "stage ", " more: ")
+LOADED = 2  # bounds in seconds are for an idle machine; the tests share theirs
+
+
+@pytest.fixture
+def held(suite: Suite) -> Iterator[Suite]:
+    """Two phases, the first of which waits after step 3 of 40 for the file `go`."""
+    suite.cluster(phases=dict.fromkeys(["held", "wide"]))
+    go = str(suite.path / "go")
+    suite.phase("held", args={"steps": 40, "before": 3, "wait_for": go})
+    suite.phase("wide", nodes=2)
+    yield suite
+    suite.path.joinpath("go").touch()
+
+
+def squeezed(lines: list[str]) -> list[str]:
+    return [" ".join(line.split()) for line in lines]
+
+
+def results(terminal: Terminal) -> list[str]:
+    """What stands between the collection and junit.xml, in order."""
+    lines = squeezed(terminal.text())
+    first = next(n for n, line in enumerate(lines) if " items" in line or line.startswith("...."))
+    last = next(
+        n
+        for n, line in enumerate(lines)
+        if "generated xml" in line or (", run " in line and n > first)
+    )
+    return [line for line in lines[first:last] if line and "passed in" not in line]
+
+
+def left(terminal: Terminal) -> list[str]:
+    """Lines on the terminal that hold something of the view."""
+    return [line for line in terminal.text() if any(word in line for word in OURS[1:])]
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        ((), ["collected 6 items", "test_held.py ... [ 50%]", "test_wide.py ... [100%]"]),
+        (("-s",), ["collected 6 items", "test_held.py ..said by a test", ".", "test_wide.py ..."]),
+        (("-q",), ["...... [100%]"]),
+        (
+            ("-v", "--color=no"),
+            [
+                "collected 6 items",
+                "test_held.py::TestHeld::job PASSED [ 16%]",
+                "test_held.py::TestHeld::test_all_done PASSED [ 33%]",
+                "test_held.py::TestHeld::test_says PASSED [ 50%]",
+                "test_wide.py::TestWide::job PASSED [ 66%]",
+                "test_wide.py::TestWide::test_all_done PASSED [ 83%]",
+                "test_wide.py::TestWide::test_says PASSED [100%]",
+            ],
+        ),
+        (("-n", "2"), ["2 workers [6 items]", "...... [100%]"]),
+    ],
+    ids=["plain", "s", "q", "v", "xdist"],
+)
+def test_the_view_and_what_is_left(held: Suite, words: tuple[str, ...], want: list[str]) -> None:
+    """While pytest waits the screen holds a row a phase with step n of N; at the end it holds
+    pytest's own lines in their order, and no other."""
+    says = "def test_all_done(self, phase): assert phase.ranks_done\ndef test_says(self, phase): {}"
+    go = str(held.path / "go")
+    args = {"steps": 40, "before": 3, "wait_for": go}
+    held.phase("held", args=args, body=says.format("print('said by a test')"))
+    held.phase("wide", nodes=2, body=says.format("pass"))
+    with Terminal([*PYTEST, *words], held.path) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        seen = squeezed(terminal.rows())
+        head = next(n for n, row in enumerate(seen) if row.startswith("cluster one: 0 of 2 phases"))
+        assert seen[head] == "cluster one: 0 of 2 phases done, 1 running, 1 waiting"
+        held_row = seen[head + 1].split()
+        assert held_row[:2] == ["held", "running"] and ":" in held_row[2]
+        assert " ".join(held_row[3:]) == "step 3 of 40 loss 0.8333 10 steps/s local0"
+        assert seen[head + 2] == "wide waiting to be submitted"
+        assert not any(seen[head + 3 :])
+        plain = "--color=no" in words
+        assert terminal.style("held", "running") == ("default" if plain else "cyan", False)
+        held.path.joinpath("go").touch()
+        assert terminal.ended() == 0
+        assert left(terminal) == [] and not terminal.cursor_hidden
+        assert results(terminal) == want
+        assert terminal.text()[-1] == "FIT: 2 of 2 phases"
+
+
+def test_a_short_and_narrow_terminal(suite: Suite) -> None:
+    """On 60 x 10 what does not fit is folded into the last row; the end is intact all the same."""
+    names = [f"phase_of_a_long_name_{n}" for n in range(12)]
+    suite.cluster(phases=dict.fromkeys(names), limits={"poll_s": 0.2, "max_jobs": 1})
+    for name in names:
+        suite.phase(name, args={"steps": 4, "before": 3, "wait_for": str(suite.path / "never")})
+    with Terminal(PYTEST, suite.path, columns=60, lines=10) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 4"))
+        seen = terminal.rows()
+        assert seen[1].startswith("test_phase_of_a_long_name_0.py")
+        assert seen[2] == "cluster one: 0 of 12 phases done, 1 running, 11 waiting"
+        assert seen[3].split()[:2] == ["phase_of_a_long_na…", "running"]
+        assert seen[3].endswith("  step 3 of 4")
+        assert [row.split()[1] for row in seen[4:9]] == ["waiting"] * 5
+        assert seen[9] == "  and 6 more: 6 waiting"
+        terminal.type("\x03")
+        assert terminal.ended() == 2
+        assert left(terminal) == []
+        text = terminal.text()
+        assert text[0].startswith("====")
+        assert any(line.startswith("INCONCLUSIVE: 12 of 12 phases") for line in text)
+
+
+def test_what_scrolls_away_is_intact(held: Suite) -> None:
+    """A view at the foot of a terminal makes its room by scrolling, and takes no line with it."""
+    with Terminal(PYTEST, held.path, columns=60, lines=6) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        assert [row.split()[0] for row in terminal.rows()[1:6] if row] == [
+            "test_held.py",
+            "cluster",
+            "held",
+            "wide",
+        ]
+        held.path.joinpath("go").touch()
+        assert terminal.ended() == 0
+        assert left(terminal) == []
+        assert results(terminal) == [
+            "collected 4 items",
+            "test_held.py .. [ 50%]",
+            "test_wide.py .. [100%]",
+        ]
+
+
+def test_typing_and_resizing_leave_nothing(held: Suite) -> None:
+    """What a user types while pytest waits, and a terminal that changes its size: the view is
+    drawn anew to fit, and is gone at the end."""
+    with Terminal(PYTEST, held.path) as terminal:
+        terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
+        terminal.type("\r\rabc")
+        terminal.until(lambda: terminal.shows("abc"))
+        terminal.until(lambda: not terminal.shows("abc"))  # drawn over within a second
+        assert sum("step 3 of 40" in row for row in terminal.rows()) == 1
+        terminal.resize(40, 30)
+        terminal.until(lambda: terminal.shows("step 3 of 40") and not terminal.shows("loss"))
+        assert sum("step 3 of 40" in row for row in terminal.rows()) == 1
+        terminal.resize(120, 40)
+        terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
+        held.path.joinpath("go").touch()
+        assert terminal.ended() == 0
+        assert left(terminal) == []
+        assert "test_wide.py .. [100%]" in squeezed(terminal.text())
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_ctrl_c(held: Suite, words: tuple[str, ...]) -> None:
+    """Ctrl-C amidst the view: the jobs are cancelled at once, and the terminal is clean."""
+    with Terminal([*PYTEST, *words], held.path) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        begun = time.monotonic()
+        terminal.type("\x03")
+        terminal.until(lambda: terminal.shows("KeyboardInterrupt"))
+        assert left(terminal) == []  # not only at the end
+        assert terminal.ended() == 2
+        assert time.monotonic() - begun < 5 * LOADED
+        assert left(terminal) == [] and not terminal.cursor_hidden
+        told = "INCONCLUSIVE: 2 of 2 phases, 0 of 2 criteria (held: cancelled"
+        assert terminal.text()[-1].startswith(told)
+    assert [one["event"] for one in held.journal()].count("cancelled") == 1
+
+
+def test_ctrl_z(held: Suite) -> None:
+    """A stopped pytest leaves the terminal to the shell; brought back it goes on drawing."""
+    shell = ["bash", "-c", 'set -m; "$@"; echo it stopped; read -r; fg > /dev/null', "shell"]
+    with Terminal([*shell, *PYTEST], held.path) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        terminal.type("\x1a")
+        terminal.until(lambda: terminal.shows("it stopped"))
+        assert left(terminal) == []
+        terminal.type("\r")
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        held.path.joinpath("go").touch()
+        assert terminal.ended() == 0
+        assert left(terminal) == [] and terminal.shows("it stopped")
+
+
+def test_in_the_background_nothing_is_drawn(held: Suite) -> None:
+    """A pytest that runs in the background of a terminal does not draw over what its user does."""
+    shell = ["bash", "-c", 'set -m; "$@" & read -r; fg > /dev/null', "shell"]
+    with Terminal([*shell, *PYTEST], held.path) as terminal:
+
+        def trains() -> bool:
+            events = held.shared.glob("*/phases/held/ranks/00000.jsonl")
+            return any('"step": 3' in path.read_text() for path in events)
+
+        terminal.until(trains)
+        assert terminal.shows("test_held.py")
+        assert left(terminal) == []
+        terminal.type("\r")
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        held.path.joinpath("go").touch()
+        assert terminal.ended() == 0
+        assert left(terminal) == []
+
+
+BROKEN = """\
+import pytest_clustersmoke.session.live.rows as rows
+def broken(*given):
+    raise ValueError("no such\\x1b[2J width")
+rows.rows = broken
+"""
+
+
+def test_a_view_that_cannot_be_drawn_fails_nothing(held: Suite) -> None:
+    """Lines take over, why is told once, and the run passes."""
+    held.path.joinpath("conftest.py").write_text(BROKEN)
+    held.path.joinpath("go").touch()
+    with Terminal(PYTEST, held.path) as terminal:
+        assert terminal.ended() == 0
+        text = terminal.text()
+    said = [line for line in text if "ValueError" in line]
+    assert said == ["  live view not shown: ValueError: no such\ufffd[2J width"]
+    assert "  wide: submitted as job" in "\n".join(text[text.index(said[0]) :])
+
+
+def test_a_killed_pytest_hides_no_cursor(held: Suite) -> None:
+    """After SIGKILL the cursor stands where pytest wrote last, and can be seen."""
+    with Terminal(PYTEST, held.path) as terminal:
+        terminal.until(lambda: terminal.shows("step 3 of 40"))
+        os.kill(terminal.process.pid, signal.SIGKILL)
+        terminal.ended()
+        assert not terminal.cursor_hidden
+        assert b"\x1b[?25l" not in terminal.raw

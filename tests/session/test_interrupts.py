@@ -1,0 +1,124 @@
+"""Signals during a run, and while its report is written."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
+from pytest_clustersmoke.report.run_record import RunRecord
+from pytest_clustersmoke.session.interrupts import LET_PASS, Interrupts
+from tests.support.harness import BARE, Suite, properties
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+@pytest.fixture(autouse=True)
+def hears() -> Iterator[None]:
+    """Whoever runs the tests may ignore SIGHUP, as nohup does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_first_signal_cancels_and_interrupts(number: int) -> None:
+    """Later ones are ignored, and afterwards the handlers are those of before."""
+    calls: list[int] = []
+    before = signal.getsignal(number)
+    held = Interrupts(lambda: calls.append(1))
+    held.catch()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+    finally:
+        held.release()
+    assert calls == [1] and signal.getsignal(number) is before
+
+
+def test_under_nohup_a_lost_terminal_is_nothing() -> None:
+    """SIGHUP that was ignored before stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    held = Interrupts(lambda: pytest.fail("cancelled"))
+    try:
+        held.catch()
+        os.kill(os.getpid(), signal.SIGHUP)
+        held.release()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_at_the_end_signals_are_let_pass() -> None:
+    """What is left is the report; only who insists does without it."""
+    held = Interrupts(lambda: None)
+    held.catch()
+    try:
+        held.ending()
+        for _ in range(LET_PASS):
+            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        held.release()
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_while_the_report_is_written_loses_nothing(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """All was judged: report.json, JUnit and the exit status say the same verdict."""
+
+    def struck(run: FinishedRun) -> RunRecord:
+        os.kill(os.getpid(), number)
+        return make_record(run)
+
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", struck)
+    suite.phase()
+    result = suite.run()
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    assert suite.record()["verdict"] == "FIT" and not suite.record()["interrupted"]
+    assert properties(suite.report / "junit.xml")
+
+
+def test_a_terminal_that_is_gone_ends_the_run(suite: Suite) -> None:
+    """The job is cancelled and what is known is reported, though nobody hears of it."""
+    suite.phase(args={"wait_for": str(suite.path / "go")})
+    pid, terminal = pty.fork()
+    if pid == 0:  # its controlling terminal is the one that goes
+        os.chdir(suite.path)
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"])
+    reader = threading.Thread(target=drain, args=[terminal, gone := threading.Event()])
+    reader.start()
+    try:
+        until(lambda: list(suite.shared.glob("*/phases/small/ranks/*.jsonl")))
+    finally:
+        gone.set()
+        reader.join()
+        os.close(terminal)
+        os.waitpid(pid, 0)
+        (suite.path / "go").touch()
+    record = suite.record()
+    assert record["interrupted"] and record["phases"][0]["outcome"] == "cancelled"
+
+
+def drain(terminal: int, gone: threading.Event) -> None:
+    while not gone.is_set():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 4096)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

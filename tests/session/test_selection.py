@@ -1,0 +1,140 @@
+"""A verdict says of which phases and criteria it holds, and how they were changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_clustersmoke.session.selection import criterion_of
+from tests.support.harness import Suite
+
+BODY = """
+@pytest.mark.parametrize("kind", ["a", "b[c]"])
+def test_kind(self, phase, kind):
+    assert phase.ranks_done
+def test_good(self, phase):
+    assert phase.ranks_done
+@pytest.mark.skip(reason="not here")
+def test_skipped(self):
+    pass
+def test_bad(self, phase):
+    assert not phase.ranks_done, "slow"
+"""
+OF_BAD = "test_small.py::TestSmall::test_bad"
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "name"),
+    [
+        ("a/test_x.py::TestX::test_a", "test_a"),
+        ("test_x.py::TestX::TestY::test_a[1-2]", "test_a[1-2]"),
+        ("test_x.py::TestX::test_a[x::y[0]]", "test_a[x::y[0]]"),
+        ("a[b]/test_x.py::TestX::job", "job"),
+        ("test_x.py", "test_x.py"),
+    ],
+)
+def test_the_name_of_a_criterion(nodeid: str, name: str) -> None:
+    """Whatever its parameters hold, and wherever its file lies."""
+    assert criterion_of(nodeid) == name
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+@pytest.mark.parametrize(
+    ("words", "said", "selection"),
+    [
+        (
+            ("-k", "small and test_good"),
+            "FIT for small and test_good: 1 of 1 phases, 1 of 5 criteria",
+            "small and test_good",
+        ),
+        (
+            ("--deselect", OF_BAD),
+            f"FIT for --deselect {OF_BAD}: 1 of 1 phases, 4 of 5 criteria",
+            f"--deselect {OF_BAD}",
+        ),
+        (
+            ("test_small.py::TestSmall::test_good",),
+            "FIT for test_small.py::TestSmall::test_good: 1 of 1 phases, 1 of 5 criteria",
+            "test_small.py::TestSmall::test_good",
+        ),
+        (
+            ("-m", "singlegpu", "-k", "test_good or test_skipped"),
+            "FIT for singlegpu and (test_good or test_skipped): 1 of 1 phases, 2 of 5 criteria",
+            "singlegpu and (test_good or test_skipped)",
+        ),
+        (("-k", "small"), "UNFIT for small: 1 of 1 phases (small: test_bad)", "small"),
+        (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases (small: test_bad)", ""),
+    ],
+)
+def test_a_part_of_the_criteria_is_told(
+    suite: Suite, words: tuple[str, ...], said: str, selection: str, workers: tuple[str, ...]
+) -> None:
+    """It stands for itself alone: neither the textfile's metrics nor the history take it for
+    the whole."""
+    suite.phase(body=BODY)
+    run = suite.run_apart if workers else suite.run
+    result = run(*words, *workers)
+    assert result.outlines[-1] == said
+    record = suite.record()
+    assert record["sentence"] == said and record["selection"] == selection
+    (phase,) = record["phases"]
+    assert phase["all_criteria"] is ("criteria" not in said)
+    assert (suite.reports / "metrics-one.prom").exists() is (selection == "")
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_a_run_that_stops_at_a_failure_says_how_far_it_came(
+    suite: Suite, workers: tuple[str, ...]
+) -> None:
+    """What was to run and was not heard is no part of the verdict."""
+    suite.phase(body=BODY + "def test_later(self, phase):\n    pass\n")
+    result = suite.run_apart("-x", *workers) if workers else suite.run("-x")
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases, 5 of 6 criteria (small: test_bad)"
+    record = suite.record()
+    assert record["selection"] == "5 of 6 criteria"
+    if not workers:  # xdist tells pytest of an interruption
+        assert record["not_measured"] == ["small: no result of test_later"]
+    assert not (suite.reports / "metrics-one.prom").exists()
+
+
+@pytest.mark.parametrize(("word", "named"), [("--lf", "--last-failed"), ("--sw", "--stepwise")])
+def test_a_run_of_what_failed_last(suite: Suite, word: str, named: str) -> None:
+    """Is no run of the phase; where nothing is left out, it is one."""
+    cached = ("-p", "cacheprovider", "-p", "stepwise", word)
+    path = suite.phase(body=BODY)
+    assert suite.run_apart(*cached).ret != 0
+    path.write_text(path.read_text().replace("not phase.ranks_done", "phase.ranks_done"))
+    said = suite.run_apart(*cached).outlines[-1]
+    assert said == f"FIT for {named}: 1 of 1 phases, 1 of 5 criteria"
+    assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases"
+
+
+def test_criteria_of_a_class_inside_the_phases(suite: Suite) -> None:
+    """Count as the phase's own; by node ids alone nobody knows how many there are."""
+    inner = "class TestInner:\n    def test_{}(self, phase): pass\n    def test_d(self): pass\n"
+    suite.phase(body=inner.format("c") + "def test_a(self, phase): pass\n")
+    assert suite.run().outlines[-1] == "FIT: 1 of 1 phases"
+    one = "test_small.py::TestSmall::TestInner::test_c"
+    assert suite.run(one).outlines[-1] == f"FIT for {one}: 1 of 1 phases, 1 of 3 criteria"
+    told = suite.run("-k", "test_c").outlines[-1]
+    assert told == "FIT for test_c: 1 of 1 phases, 1 of 3 criteria"
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_a_changed_phase_is_named(suite: Suite, workers: tuple[str, ...]) -> None:
+    """An experimenter's run never stands for the cluster's state."""
+    suite.phase()
+    sets = ("--cluster-set", "small.args.steps=3", "--cluster-set", "small.env.X=1")
+    result = suite.run_apart(*sets, *workers) if workers else suite.run(*sets)
+    how = "with --cluster-set small.args.steps=3, small.env.X=1"
+    assert result.outlines[-1] == f"FIT for all {how}: 1 of 1 phases"
+    assert suite.record()["selection"] == f"all {how}"
+    assert [path.name for path in of_reports(suite)] == []
+    if not workers:
+        said = suite.run(*sets, "-m", "singlegpu").outlines[-1]
+        assert said == f"FIT for singlegpu {how}: 1 of 1 phases"
+
+
+def of_reports(suite: Suite) -> list[Path]:
+    return list(suite.reports.glob("*.prom"))

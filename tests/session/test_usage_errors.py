@@ -1,0 +1,436 @@
+"""What a user can get wrong: told at once, in words, with exit status 4, before anything happens.
+
+`Suite.refused` holds for each: status 4, no traceback, nothing in shared_dir, no report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_clustersmoke.text import Problem, UsageProblems, near
+from tests.support.harness import Suite, lines_with
+
+SLURM = """\
+clusters:
+  one:
+    backend: slurm
+    shared_dir: {shared}
+    hardware: {{gpu: A100, gpus_per_node: 2}}
+    phases: {{small: }}
+"""
+
+
+def line_of(path: Path, text: str) -> int:
+    """The number of the first line that holds `text`."""
+    return next(i for i, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+
+
+def test_an_unknown_cluster_names_the_near_one(suite: Suite) -> None:
+    """A misspelt cluster is told with those there are and the one that is meant."""
+    suite.cluster(name="gilbreth")
+    assert suite.refused(cluster="gilbert") == [
+        "--cluster: no profile `gilbert` in cluster.yaml; expected one of `gilbreth`; "
+        "did you mean `gilbreth`?"
+    ]
+
+
+def test_no_file_of_clusters(suite: Suite) -> None:
+    """Without cluster.yaml the error says where it was looked for and what to do."""
+    suite.path.joinpath("cluster.yaml").unlink()
+    assert suite.refused() == [
+        f"no cluster.yaml in {suite.path}; expected a file of profiles there; write one "
+        "(`clustersmoke init`), or name one with --cluster-config"
+    ]
+    assert suite.refused("--cluster-config", "mine.yaml") == [
+        "--cluster-config: no such file: mine.yaml; expected a file of profiles"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "cluster.yaml: the file is empty; expected a mapping with the key `clusters`"),
+        (
+            "clusters:\n  one: [\n  }\n",
+            "cluster.yaml:3: malformed YAML: while parsing a flow node, did not find expected "
+            "node content; expected valid YAML in UTF-8",
+        ),
+        (
+            "clusters:\n\tone: x\n",
+            "cluster.yaml:2: malformed YAML: while scanning for the next token, found character "
+            "that cannot start any token; expected valid YAML in UTF-8",
+        ),
+    ],
+)
+def test_malformed_yaml(suite: Suite, text: str, line: str) -> None:
+    """YAML that cannot be read is told with its line."""
+    suite.path.joinpath("cluster.yaml").write_text(text)
+    assert suite.refused() == [line]
+
+
+def test_an_unreadable_file(suite: Suite) -> None:
+    """A directory in the file's place, and a file that is no text, are told as such."""
+    suite.path.joinpath("folder").mkdir()
+    assert suite.refused("--cluster-config", "folder") == [
+        "folder: cannot be read: Is a directory; expected a readable YAML file"
+    ]
+    suite.path.joinpath("binary").write_bytes(b"clusters:\n\xff")
+    assert suite.refused("--cluster-config", "binary") == [
+        "binary:2: malformed YAML: invalid leading UTF-8 octet; expected valid YAML in UTF-8"
+    ]
+
+
+def test_an_unknown_key_names_the_near_one(suite: Suite) -> None:
+    """A misspelt key is told with its line, the keys there are, and the one that is meant."""
+    suite.cluster(partitoin="main")
+    (line,) = suite.refused()
+    where = line_of(suite.path / "cluster.yaml", "partitoin")
+    assert line.startswith(f"cluster.yaml:{where}: unknown key `partitoin` in clusters.one; ")
+    suite.cluster(SLURM.format(shared=suite.shared) + "    slurm: {partitoin: main}\n")
+    assert suite.refused() == [
+        "cluster.yaml:7: unknown key `partitoin` in clusters.one.slurm; expected an option of "
+        "sbatch by its long name; did you mean `partition`?"
+    ]
+
+
+def test_a_wrong_unit(suite: Suite) -> None:
+    """A reference in another unit is refused, with the metric's own."""
+    suite.cluster(
+        references={
+            "small": {
+                "peak_memory_gib": {"value": 1, "upper": "+10 %", "unit": "GB", "source": "a test"}
+            }
+        }
+    )
+    (line,) = suite.refused()
+    assert "peak_memory_gib.unit is `GB`; expected `GiB`, the unit of peak_memory_gib" in line
+
+
+def test_a_marker_without_a_script(suite: Suite) -> None:
+    """A phase marker without a script is told where it stands, with the form that is expected."""
+    path = suite.phase(script="")
+    assert suite.refused() == [
+        f"test_small.py:{line_of(path, 'mark.phase')}: phase 'small' has no script; expected "
+        'script="PROGRAM.py", a program that torchrun can run, beside the test file'
+    ]
+
+
+def test_a_marker_without_a_name(suite: Suite) -> None:
+    """A phase marker without a name is told with an example of one."""
+    path = suite.path / "test_bad.py"
+    path.write_text("import pytest\n@pytest.mark.phase(script='x.py')\nclass TestX:\n    pass\n")
+    assert suite.refused() == [
+        "test_bad.py:2: the phase marker has no usable name: nothing; expected one name of "
+        "letters, digits, `_` and `-` first: "
+        '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")'
+    ]
+
+
+def test_an_unknown_argument_of_the_marker(suite: Suite) -> None:
+    """A misspelt argument is told with the near one."""
+    suite.phase(gpus_per_nod=2)
+    (line,) = suite.refused()
+    assert line.startswith("test_small.py:3: unknown argument `gpus_per_nod` of the phase marker; ")
+    assert line.endswith("did you mean `gpus_per_node`?")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("nodes", 0, "a whole number above 0"),
+        ("gpus_per_node", "2", "a whole number above 0"),
+        ("nodes", True, "a whole number above 0"),
+        ("timeout_s", -1, "seconds above 0"),
+        ("timeout_s", 0, "seconds above 0"),
+    ],
+)
+def test_a_marker_with_an_impossible_number(
+    suite: Suite, key: str, value: Any, expected: str
+) -> None:
+    """Counts and seconds that cannot be are refused."""
+    suite.phase(**{key: value})
+    assert suite.refused() == [
+        f"test_small.py:3: {key}={value!r} of phase 'small'; expected {expected}"
+    ]
+
+
+def test_two_phases_of_one_name(suite: Suite) -> None:
+    """Both places are shown."""
+    suite.phase(file="test_a.py")
+    suite.phase(file="test_b.py")
+    assert suite.refused() == [
+        "test_b.py:3: two phases are named `small`; expected a name of its own for each phase; "
+        "the other one is at test_a.py:3"
+    ]
+
+
+def test_a_script_that_is_not_there(suite: Suite) -> None:
+    """The path is told as it was resolved beside the test file."""
+    suite.phase(script="train_gone.py")
+    assert suite.refused() == [
+        "test_small.py:3: the script of phase `small` is not there: train_gone.py; expected a file"
+    ]
+
+
+def test_a_script_where_nodes_cannot_see_it(suite: Suite) -> None:
+    """A script below a path that nodes do not share is refused."""
+    script = suite.path / "local" / "train.py"
+    script.parent.mkdir()
+    script.write_text("")
+    suite.cluster(node_local=[str(script.parent)])
+    suite.phase(script="local/train.py")
+    assert suite.refused() == [
+        "test_small.py:3: the script of phase `small`, local/train.py, lies under "
+        f"{suite.path / 'local'}, which every node has for itself; expected a script on a file "
+        "system that all nodes share; move the suite there".replace(f"{suite.path}/", "")
+    ]
+
+
+def test_a_shared_directory_that_is_not_shared(suite: Suite) -> None:
+    """shared_dir below node_local is refused when the file is read."""
+    suite.cluster(node_local=[str(suite.shared)])
+    suite.phase()
+    (line,) = suite.refused()
+    assert "which nodes do not share; expected a directory that every node sees" in line
+
+
+def test_more_gpus_than_the_hardware_has(suite: Suite) -> None:
+    """A listed phase that asks for too many GPUs a node is refused, with both places."""
+    path = suite.phase(gpus_per_node=8)
+    (line,) = suite.refused()
+    limit = line_of(suite.path / "cluster.yaml", "gpus_per_node")
+    assert line == (
+        f"test_small.py:{line_of(path, 'mark.phase')}: phase `small` asks for 8 GPUs a node; "
+        f"expected at most 2, as one has (cluster.yaml:{limit}); change the phase's "
+        "`gpus_per_node`, or take it out of the cluster's `phases`"
+    )
+
+
+def test_only_selected_phases_are_checked(suite: Suite) -> None:
+    """What is wrong with a phase that `-k` leaves out does not stop the others."""
+    suite.cluster(phases={"small": None, "other": None})
+    suite.phase(gpus_per_node=8)
+    suite.phase("other")
+    result = suite.run("-k", "other", "--cluster-dry-run")
+    assert result.ret == 0
+    assert lines_with(result, "=== other") and not lines_with(result, "small")
+
+
+def test_scripts_in_one_wrong_place_are_one_problem(suite: Suite) -> None:
+    """Two scripts below one path that nodes do not share give one line, which names both phases."""
+    folder = suite.path / "local"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    suite.cluster(node_local=[str(folder)], phases={"small": None, "other": None})
+    suite.phase(script="local/train.py")
+    suite.phase("other", script="local/train.py")
+    (line,) = suite.refused()
+    assert "the scripts of phases `other`, `small`, in local, lie under local" in line
+
+
+def test_more_nodes_than_the_hardware_has(suite: Suite) -> None:
+    """So is one that asks for more nodes than there are."""
+    suite.cluster(hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2})
+    suite.phase(nodes=3)
+    assert suite.refused() == [
+        "test_small.py:3: phase `small` asks for 3 nodes; expected at most 2, as one has"
+    ]
+
+
+def test_no_sbatch_on_path(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm profile without Slurm's commands is refused, and says where to run."""
+    suite.cluster(SLURM.format(shared=suite.shared))
+    suite.phase()
+    monkeypatch.setenv("PATH", str(suite.path))
+    assert suite.refused() == [
+        "cluster.yaml:3: no `sbatch` on PATH, and one is a Slurm cluster; expected Slurm's "
+        "commands; run this on a login node of the cluster"
+    ]
+
+
+def test_a_run_directory_that_cannot_be_made(suite: Suite) -> None:
+    """A shared_dir below a regular file is told with the system's words."""
+    suite.path.joinpath("file").write_text("")
+    suite.cluster(shared_dir=str(suite.path / "file" / "runs"))
+    suite.phase()
+    (line,) = suite.refused()
+    assert line.startswith("cluster.yaml:5: the run directory would go to file/runs, but file is ")
+    assert line.endswith("no directory; expected a directory that this user can write")
+
+
+@pytest.mark.parametrize(("char", "words"), [("%", "a `%`"), ("\n", "a newline")])
+def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -> None:
+    """`%` and a newline are refused, in a script's path and in the shared directory."""
+    folder = suite.path / f"a{char}b"
+    folder.mkdir()
+    folder.joinpath("train.py").write_text("")
+    suite.phase(script=str(folder / "train.py"))
+    (script,) = suite.refused()
+    assert script.startswith("phase `small`: the path") and f"holds {words}, which sbatch" in script
+    assert script.endswith("would misread; expected a path without it; move the suite")
+    suite.cluster(shared_dir=str(folder))
+    (shared,) = suite.refused()
+    where = line_of(suite.path / "cluster.yaml", "shared_dir")
+    assert shared.startswith(f"cluster.yaml:{where}: clusters.one.shared_dir is ")
+    assert "expected a path without `%` and control characters, which sbatch would" in shared
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "steps=3",
+            "cannot read 'steps=3'; expected PHASE.KEY=VALUE with KEY one of nodes, "
+            "gpus_per_node, timeout_s, args.X, slurm.X, env.X, stage_limits_s.X",
+        ),
+        ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
+        ("small.steps=3", "an option of its program is written small.args.steps=3"),
+        ("small.node=3", "did you mean `nodes`?"),
+        ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
+        ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
+        ("small.nodes.x=3", "cannot read 'small.nodes.x=3'; expected PHASE.KEY=VALUE"),
+        ("small.args=3", "cannot read 'small.args=3'; expected PHASE.KEY=VALUE"),
+        ("small.timeout_s=soon", "small.timeout_s is `soon`; expected a number"),
+        ("small.timeout_s=.inf", "small.timeout_s is `inf`; expected a finite number"),
+        ("small.args.x={a: 1}", "small.args.x is a mapping; expected text, a number, true, false"),
+        ("small.args.x=[1, [2]]", "small.args.x is a list; expected text, a number, true, false"),
+        ("small.args.x=!!bool 1", "the value of 'small.args.x=!!bool 1' is not valid YAML"),
+        ("small.args.x=[1", "the value of 'small.args.x=[1' is not valid YAML"),
+        (
+            "smal.nodes=2",
+            "no collected phase `smal` runs on one; expected one of small; did you mean `small`?",
+        ),
+    ],
+)
+def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
+    """--cluster-set says the accepted form, and the near phase or key."""
+    suite.phase()
+    (line,) = suite.refused("--cluster-set", setting)
+    assert line.startswith("--cluster-set: ") and words in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "slurm.partitoin=a",
+            "unknown key `partitoin` in small.slurm; expected an option of sbatch",
+        ),
+        ("slurm.partitoin=a", "did you mean `partition`?"),
+        ("slurm.time=soon", "small.slurm.time is `soon`; expected minutes, or [days-]hours"),
+        ("slurm.signal=TERM", "`signal` in small.slurm is reserved for the tool; remove it"),
+        ("stage_limits_s.trian=3", "unknown stage `trian` in small.stage_limits_s"),
+        (
+            "stage_limits_s.train_step=0",
+            "small.stage_limits_s.train_step is `0`; expected a number",
+        ),
+        ("env.RANK=3", "`RANK` in small.env.set is reserved: the tool sets it"),
+        ("env.A B=3", "`A B` in small.env.set is not a valid name for a variable"),
+    ],
+)
+def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: str) -> None:
+    """What cluster.yaml may not say, --cluster-set may not say either."""
+    suite.cluster(SLURM.format(shared=suite.shared))
+    suite.phase()
+    (line,) = suite.refused("--cluster-set", f"small.{setting}")
+    assert line.startswith("--cluster-set: ") and words in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--cluster-dry-run",), ("--cluster-set", "small.nodes=2"), ("--cluster-max-jobs", "2")],
+)
+def test_options_that_need_a_cluster(suite: Suite, words: tuple[str, ...]) -> None:
+    """What only a cluster can mean is refused without one."""
+    suite.phase()
+    assert suite.refused(*words, cluster="") == [f"{words[0]} needs --cluster NAME"]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
+def test_max_jobs_is_a_count(suite: Suite, value: str) -> None:
+    """--cluster-max-jobs says what it accepts."""
+    result = suite.run(f"--cluster-max-jobs={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"expected a whole number of at least 1, got '{value}'" in result.stderr.str()
+
+
+def test_all_problems_are_told_at_once(suite: Suite) -> None:
+    """Markers, names, scripts, hardware and settings: one error lists them all."""
+    suite.cluster(phases=dict.fromkeys(["small", "wide"]))
+    suite.phase(file="test_a.py")
+    suite.phase(file="test_b.py", script="gone.py")
+    suite.phase("wide", gpus_per_node=8)
+    suite.phase("bad", nodes=0)
+    told = "\n".join(suite.refused("--cluster-set", "small.nodse=2"))
+    for words in (
+        "two phases are named `small`",
+        "the script of phase `small` is not there",
+        "phase `wide` asks for 8 GPUs a node",
+        "nodes=0 of phase 'bad'",
+        "unknown key `nodse`",
+    ):
+        assert words in told
+
+
+def test_all_problems_before_submission_are_told_at_once(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No scheduler and an unusable path: both are told."""
+    suite.cluster(SLURM.format(shared=suite.shared))
+    suite.path.joinpath("a%b.py").write_text("")
+    suite.phase(script="a%b.py")
+    monkeypatch.setenv("PATH", str(suite.path))
+    first, second = suite.refused()
+    assert "no `sbatch` on PATH" in first and "holds a `%`" in second
+
+
+def test_marker_mistakes_are_told_without_a_cluster(suite: Suite) -> None:
+    """A wrong marker is a usage error even where phases would only be skipped."""
+    suite.phase(script="gone.py")
+    (line,) = suite.refused(cluster="")
+    assert "is not there" in line
+
+
+def test_a_usage_error_in_a_process_of_its_own(suite: Suite) -> None:
+    """As a user sees it: `ERROR:` lines on stderr, status 4, no traceback."""
+    suite.phase(script="gone.py")
+    result = suite.run_apart()
+    assert result.ret == 4
+    first = next(line for line in result.errlines if line)
+    assert first.startswith("ERROR: test_small.py:3: the")
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_problem_says_what_where_expected_and_todo() -> None:
+    """One shape for every problem: the place first, then what, what was expected, what to do."""
+    assert str(Problem("x is y", "f:3", "z", "do w")) == "f:3: x is y; expected z; do w"
+    assert str(Problem("x is y")) == "x is y"
+    assert str(UsageProblems([Problem("a"), Problem("b")])) == "a\nb"
+
+
+@pytest.mark.parametrize(("word", "hint"), [("node", "did you mean `nodes`?"), ("quite else", "")])
+def test_near(word: str, hint: str) -> None:
+    """A close word is hinted at, a far one is not."""
+    assert near(word, ["nodes", "args"]) == hint
+
+
+def test_the_file_and_the_markers_are_told_together(suite: Suite) -> None:
+    """What is wrong with cluster.yaml does not hide what is wrong with a marker."""
+    suite.cluster(shard_dir="x")
+    suite.phase(gpus_per_nod=2)
+    first, second = suite.refused()
+    assert "unknown key `shard_dir`" in first and "unknown argument `gpus_per_nod`" in second
+
+
+def test_a_report_directory_that_pytest_takes_for_its_root(suite: Suite, tmp_path: Path) -> None:
+    """It exists, and stands apart from its option: the error says how to write it."""
+    suite.phase()
+    other = tmp_path / "kept"
+    other.mkdir()
+    result = suite.run_apart("--cluster-report-dir", other)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*there is one in *write an option and its path with `=`*"])
+    assert suite.run_apart(f"--cluster-report-dir={other}").ret == 0

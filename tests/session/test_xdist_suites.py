@@ -1,0 +1,136 @@
+"""pytest-xdist: the same cases, outcomes and properties; every phase submitted once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import BARE, Suite, properties
+
+SAME = ("phase", "outcome", "nodes", "transport", "steps_per_s", "result", "unmeasured")
+
+
+@pytest.fixture
+def three(suite: Suite) -> Suite:
+    """A phase that passes, one on two nodes, and one whose job fails; and a test of no phase."""
+    suite.cluster(phases=dict.fromkeys(["good", "wide", "bad"]))
+    suite.phase("good", args={"steps": 3}, base="Trained", body="pass")
+    suite.phase("wide", nodes=2)
+    suite.phase("bad", args={"leave": True})
+    suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
+    return suite
+
+
+def cases(suite: Suite) -> dict[str, dict[str, str | None]]:
+    found = properties(suite.report / "junit.xml")
+    return {name: {key: one.get(key) for key in SAME} for name, one in found.items()}
+
+
+def test_the_same_run_with_workers(three: Suite) -> None:
+    """-n 2 gives the same cases, outcomes, properties, verdict and status as without it."""
+    alone = three.run_apart("-p", "no:xdist")
+    want, verdict = cases(three), three.record()["sentence"]
+    spread = three.run_apart("-n", "2")
+    assert cases(three) == want and len(want) == 23
+    assert spread.ret == alone.ret == 1
+    assert spread.outlines[-1] == alone.outlines[-1] == verdict
+    assert verdict == "UNFIT: 3 of 3 phases (bad: failed)"
+    submitted = [one["phase"] for one in three.journal() if one["event"] == "submitted"]
+    assert sorted(submitted) == ["bad", "good", "wide"]
+    assert [path.name for path in three.shared.glob(".*")] == []
+
+
+def test_criteria_of_a_phase_stay_on_one_worker(suite: Suite) -> None:
+    """Each worker reads a phase once: its criteria run in one process."""
+    body = (
+        "def test_{}(self, phase): open('pids', 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"
+    )
+    suite.phase(body="\n".join(body.format(name) for name in "abcdef"))
+    assert suite.run_apart("-n", "2").ret == 0
+    assert len(set((suite.path / "pids").read_text().split())) == 1
+
+
+def test_a_usage_error_under_xdist(suite: Suite) -> None:
+    """Told once, with status 4, without a traceback; nothing is left behind."""
+    suite.phase(script="gone.py")
+    result = suite.run_apart("-n", "2")
+    output = result.stdout.str() + result.stderr.str()
+    assert result.ret == 4, output
+    assert "Traceback" not in output and "INTERNALERROR" not in output
+    assert output.count("is not there") == 1
+    assert suite.runs() == [] and suite.published() == []
+
+
+def test_nothing_to_submit_under_xdist(suite: Suite) -> None:
+    """A suite without phases runs its tests, has no verdict, and leaves no run behind."""
+    suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
+    result = suite.run_apart("-n", "2")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 5
+    assert suite.runs() == [] and suite.published() == []
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(
+    suite: Suite,
+    leftovers: tuple[str, Callable[[], list[str]]],
+    words: tuple[str, ...],
+    signum: signal.Signals,
+) -> None:
+    """Ctrl-C and SIGTERM: pytest is gone within 5 s, its jobs with it, and the report says so."""
+    never = suite.path / "never"
+    suite.phase(args={"wait_for": str(never)}, nodes=2)
+    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
+    process = subprocess.Popen(
+        command,
+        cwd=suite.path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(suite.shared.glob("*/phases/small/ranks/*.jsonl"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        begun = time.monotonic()
+        process.send_signal(signum)
+        output, _ = process.communicate(timeout=30)
+        took = time.monotonic() - begun
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2, output
+    assert took < 5 * LOADED, output
+    assert leftovers[1]() == [] or wait_gone(leftovers[1])
+    (phase,) = suite.record()["phases"]
+    assert phase["outcome"] == "cancelled"
+    assert output.splitlines()[-1].startswith(
+        "INCONCLUSIVE: 1 of 1 phases, 0 of 1 criteria (small: cancelled"
+    )
+    journal = [json.loads(line) for line in journal_of(suite).read_text().splitlines()]
+    assert [one["event"] for one in journal].count("cancelled") == 1
+
+
+# The bound of 5 s is for an idle machine; the tests share theirs.
+LOADED = 2
+
+
+def journal_of(suite: Suite) -> Path:
+    return suite.report / "journal.jsonl"
+
+
+def wait_gone(running: Callable[[], list[str]]) -> bool:
+    deadline = time.monotonic() + 5
+    while running() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not running()

@@ -1,0 +1,33 @@
+"""Chromium, in which index.html is tested: where it is, and how Debian gets it.
+
+`python -m tests.support.browser` installs it as root on Debian and says so, or says why it cannot.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pytest_clustersmoke.lab import packages
+from pytest_clustersmoke.lab.lab_settings import LabError
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def path() -> str | None:
+    """The browser of this machine; None where it has none."""
+    return next((found for name in PROGRAMS if (found := packages.which(name))), None)
+
+
+def main() -> int:
+    if path():
+        return 0
+    try:
+        packages.install(["chromium"], print)
+    except LabError as error:
+        print(f"index.html cannot be tested here: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

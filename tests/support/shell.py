@@ -1,0 +1,137 @@
+"""Runs pytest and `clustersmoke` the way users do, and returns what they see."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import date, timedelta
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import OUTER
+from tests.support.harness import BARE, FAKE_TORCHRUN, TRAIN
+from tests.support.leftovers import none_left
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
+
+CLUSTER = {
+    "backend": "local",
+    "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
+    "limits": {"poll_s": 0.2},
+    "phases": {"small": None},
+    "references": {
+        "small": {
+            "steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}
+        }
+    },
+}
+# One criterion is judged, one is not measured, one is known to fail, and one records what a
+# criterion sees of its phase. The marker uses every key.
+SUITE = """
+import json
+from pathlib import Path
+import pytest
+from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
+from pytest_clustersmoke.evidence.phase_result import PhaseResult
+from tests.support.surface import members
+
+@pytest.mark.phase(
+    "small", script={script!r}, nodes=1, gpus_per_node=2, args={{"steps": 3}}, timeout_s=60
+)
+class TestSmall(Trained, TalkedInsideNodes):
+    def test_known(self, phase):
+        assert False
+
+    def test_members(self, phase):
+        assert isinstance(phase, PhaseResult)
+        seen = {{
+            "phase.": phase,
+            "phase.metric().": phase.metric("steps_per_s"),
+            "phase.nodes[].": phase.nodes[0],
+            "phase.ranks[].": phase.ranks[0],
+            "phase.transports.": phase.transports,
+            "phase.transports.inter_node.": phase.transports.inter_node,
+            "phase.transports.intra_node.": phase.transports.intra_node,
+        }}
+        found = [name + member for name, one in seen.items() for member in members(one)]
+        Path("members.json").write_text(json.dumps(found))
+"""
+# Prints each collected item with its phase, the marker's arguments, and the other marks.
+COLLECT = """
+import json, sys, pytest
+class Printer:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            marks = {mark.name: mark for mark in item.iter_markers()}
+            phase = marks.pop("phase")
+            marks.pop("skip", None)
+            print("ITEM", json.dumps([item.nodeid, phase.args[0], phase.kwargs, sorted(marks)]))
+sys.exit(pytest.main(sys.argv[1:], plugins=[Printer()]))
+"""
+
+
+def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
+    """Run Python in a folder, without the variables of an outer pytest; returns what it prints."""
+    outside = {name: text for name, text in os.environ.items() if not name.startswith(OUTER)}
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**outside, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.stdout + done.stderr
+
+
+def run_command(*words: str) -> str:
+    """Run `clustersmoke` in this process; returns what it prints on standard output."""
+    (entry,) = entry_points(group="console_scripts", name="clustersmoke")
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        for name, value in WIDE.items():
+            patch.setenv(name, value)
+        with contextlib.suppress(SystemExit):
+            entry.load()(words)
+    return output.getvalue()
+
+
+def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
+    """Run pytest with an option that prints help; returns what only the plugin adds to it."""
+    words = ("-m", "pytest", *BARE, word)
+    with_it = run_python(*words, folder=folder, **WIDE)
+    without = run_python(*words, "-p", "no:clustersmoke", folder=folder, **WIDE)
+    both = [{*re.findall(pattern, text, re.MULTILINE)} for text in (with_it, without)]
+    return both[0] - both[1]
+
+
+def run_suite(folder: Path) -> None:
+    """Run one small phase on this machine. It leaves `reports/`, and `members.json` with the names
+    that a criterion sees."""
+    until = date.today() + timedelta(days=30)
+    known = {"phase": "small", "criterion": "test_known", "reason": "a test", "until": str(until)}
+    folder.joinpath("test_small.py").write_text(SUITE.format(script=str(TRAIN)))
+    with none_left() as (marker, _):
+        common = {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), marker: "1"}}
+        own = {"shared_dir": str(folder / "shared"), "env": {"common": common}, "known": [known]}
+        text = json.dumps({"clusters": {"one": {**CLUSTER, **own}}})  # which is YAML
+        folder.joinpath("cluster.yaml").write_text(text)
+        words = ("-m", "pytest", *BARE, "--rootdir", str(folder), "--cluster", "one")
+        output = run_python(*words, folder=folder, PYTHONPATH=str(ROOT))
+    assert folder.joinpath("members.json").exists(), output
+
+
+def collected(suite: str) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:
+    """Each item of a suite: its name, its phase, the marker's arguments, the other marks."""
+    output = run_python("-c", COLLECT, *BARE, "--collect-only", "-q", suite, folder=ROOT)
+    for line in re.findall("^ITEM (.*)$", output, re.MULTILINE):
+        yield json.loads(line)
