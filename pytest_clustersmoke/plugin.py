@@ -22,7 +22,7 @@ from .session.items import (
 )
 
 if TYPE_CHECKING:
-    from .criteria.phase_view import PhaseView
+    from .criteria.phase_criteria import PhaseView
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke import lab
-from pytest_clustersmoke.evidence.reference import show
+from pytest_clustersmoke.config.metrics import show
 from pytest_clustersmoke.report.run_record import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
 from tests.report.test_junit import Read, same

@@ -6,8 +6,8 @@ import argparse
 import json
 from collections.abc import Iterator
 
+from ..config.metrics import show
 from ..evidence.history.history_query import PastRun
-from ..evidence.reference import show
 from ..text import sanitize_line
 from . import history_arguments as arguments
 from .run_comparison import MetricPair, RunComparison, compare_runs

@@ -9,14 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from sqlite3 import Connection
+from typing import NoReturn
 
 from ..evidence.history.history_database import NAME, HistoryUnusable, reading
 from ..evidence.history.history_query import PastRun, PhaseCount, phase_counts, runs
 from ..text import Problem, UsageProblems, near, sanitize_line
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 LATEST, PREVIOUS = "latest", "previous"
 MAX_LISTED = 20

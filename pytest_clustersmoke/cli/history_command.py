@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from sqlite3 import Connection
 
 from ..config.metrics import METRICS
 from ..evidence.history.history_query import PhaseCount, phase_runs
@@ -13,9 +13,6 @@ from ..text import near
 from . import history_arguments as arguments
 from .history_views import PhaseSeries, csv_lines, json_lines, text_lines
 from .subcommand import add, print_lines
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 DESCRIPTION = """\
 Shows past runs from the report directory's history.db: one line for each phase of each cluster, or

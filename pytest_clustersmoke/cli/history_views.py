@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..config.metrics import show
 from ..evidence.fingerprint import COMPARED
 from ..evidence.history.history_query import PhaseCount, PhaseRun
 from ..evidence.history.outlier_judge import PastLevel, level
 from ..evidence.history.setup_changes import setup_changes
-from ..evidence.reference import show
 from ..evidence.telemetry import plain
 from .tables import moment, sparkline, table
 

@@ -6,7 +6,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from sqlite3 import Connection
 
 from ..config.metrics import METRICS
 from ..evidence.history.history_query import (
@@ -29,9 +29,6 @@ from ..text import sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
 from .tables import moment
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 LEAST_PERCENT = 10  # as the bounds of the documents
 DIGITS = 4

@@ -6,16 +6,14 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from sqlite3 import Connection
+from typing import Any
 
+from ..config.metrics import show
 from ..evidence.history.history_query import PastRun, PhaseRun, phase_runs, phases_of
 from ..evidence.history.outlier_judge import LEAST, WARN_SPREADS, WINDOW, level
 from ..evidence.history.setup_changes import named, node_changes, setup_changes
-from ..evidence.reference import show
 from ..evidence.telemetry import plain
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 NONE = "none"
 

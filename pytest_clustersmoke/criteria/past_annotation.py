@@ -7,20 +7,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from sqlite3 import Connection
 
-from ..config.metrics import METRICS
+from ..config.metrics import METRICS, show
 from ..evidence.history import setup_changes
 from ..evidence.history.history_database import reading
 from ..evidence.history.history_query import PhaseRun, StoredMetric, phase_runs, runs
-from ..evidence.history.history_store import Setup, text
+from ..evidence.history.history_store import PhaseRecord, RunRecord, Setup, text
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
-from ..evidence.history.past_records import Number, PastRecord, PhaseRecord, RunRecord, TrendRecord
-from ..evidence.reference import show
+from ..evidence.history.past_records import Number, PastRecord, TrendRecord
 from ..evidence.telemetry import plain
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
 
 MAX_TREND, MAX_CHANGES = 60, 12
 

@@ -13,7 +13,9 @@ overrides `test_throughput_…` or `test_memory_…` sets `throughput` or `memor
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from functools import cached_property
 from statistics import fmean
 from typing import ClassVar
 
@@ -22,8 +24,9 @@ import pytest
 from ..evidence.gpu_model import ANY_GPU, fits
 from ..evidence.interfaces import unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
+from ..evidence.phase_result import PhaseResult
 from . import finite_values, stragglers
-from .phase_view import PhaseView
+from .transport_sides import Transports
 
 # A loss must fall by this share from its first steps to its last: the data of the programs can be
 # learnt, and random targets would leave it where it was. Single steps differ by their batch, so
@@ -31,6 +34,35 @@ from .phase_view import PhaseView
 LOSS_FALL = 0.05
 LOSS_STEPS = 5
 VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
+
+
+@dataclass(frozen=True, repr=False)
+class PhaseView(PhaseResult):
+    """A phase's evidence with the checks that need more than the evidence: what the cluster
+    expects of its transports, and what the phase reached in the past.
+
+    A subclass, so that what takes a PhaseResult takes this too, with the same typed attributes.
+    """
+
+    @cached_property
+    def transports(self) -> Transports:
+        """NCCL's connections, inside nodes and between them."""
+        return Transports(self)
+
+    def check_past(self) -> None:
+        """No metric is off what this phase reached in the past, on the same hardware and versions.
+
+        Unmeasured where there is not enough history, or where the profile says `warn`.
+        """
+        __tracebackhide__ = True
+        from .past_criterion import judge_past
+
+        judge_past(self)
+
+
+def view_phase(result: PhaseResult) -> PhaseView:
+    """The same evidence, as criteria see it."""
+    return PhaseView(**{field.name: getattr(result, field.name) for field in fields(PhaseResult)})
 
 
 class Started:

@@ -11,12 +11,9 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..text import sanitize_line
-
-if TYPE_CHECKING:
-    from .phase_result import PhaseResult
+from .phase_result import PhaseResult
 
 # In the order in which people read them.
 VERSIONS = (

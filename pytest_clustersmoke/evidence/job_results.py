@@ -10,13 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .telemetry import Events, number
-
-if TYPE_CHECKING:
-    pass
-
 
 # Outcomes of a job by which the cluster was not measured: it did not fail, and it did not pass.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from _pytest.outcomes import Skipped  # pytest.skip.Exception, by the name that type checkers know
 
-from ..config.metrics import METRICS
+from ..config.metrics import METRICS, compare
 from ..text import sanitize_lines
-from .reference import compare
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Reference

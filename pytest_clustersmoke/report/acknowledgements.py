@@ -11,17 +11,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config.hostlist import expand_hostlist
 from ..config.profile import Profile
 from ..config.waivers import Known
+from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir, read_json
 from ..text import Problem, near
 from .verdict import JOB, KnownFailure, RunTally
-
-if TYPE_CHECKING:
-    from ..evidence.phase_result import PhaseResult
 
 # A job that was cancelled was ended by us: that is nobody's failure.
 NO_FAILURE = {"passed", "cancelled"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..evidence.reference import show
+from ..config.metrics import show
 from .run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 
 MAX_EACH = 3  # of one kind on the first screen; the rest is counted

@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote
 
 from markupsafe import Markup
 
+from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
-from ..evidence.reference import show
 from .highlights import HighlightGroup, changed_since, stands_out, words
 from .node_records import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view

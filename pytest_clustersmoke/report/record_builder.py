@@ -11,13 +11,12 @@ from typing import Any
 
 from .. import __version__
 from ..config.marker import size_mark
-from ..config.metrics import METRICS
+from ..config.metrics import METRICS, compare
 from ..config.phase import Phase
 from ..config.profile import Profile, Reference
 from ..criteria.past_criterion import read_judgement
 from ..evidence.fingerprint import fingerprint_of
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
-from ..evidence.reference import compare
 from ..evidence.run_directory import RunDir
 from ..evidence.telemetry import read_events
 from ..preflight.observed_variables import seen

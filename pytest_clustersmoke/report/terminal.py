@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..config.metrics import show
 from ..evidence.phase_result import PhaseResult
-from ..evidence.reference import show
 from ..preflight.variable_remarks import Remark, grouped, lines
 from ..text import sanitize_line, sanitize_lines
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord

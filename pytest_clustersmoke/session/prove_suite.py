@@ -19,7 +19,7 @@ from _pytest.runner import runtestprotocol
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..criteria.phase_view import PhaseView
+from ..criteria.phase_criteria import PhaseView
 from ..evidence.phase_result import PhaseResult
 from ..faults import FAULTS
 from ..faults.gate import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
@@ -145,7 +145,7 @@ class ProveSuite(Suite):
         name = item.staged_name if isinstance(item, GateItem) else self._current
         if name not in self._results:
             self.wait(name)
-            from ..criteria.phase_view import view_phase
+            from ..criteria.phase_criteria import view_phase
 
             staged = self.phases[name].staged
             assert staged is not None

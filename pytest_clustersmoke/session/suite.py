@@ -28,7 +28,7 @@ from .live.live_view import Show, say
 from .tally import count_report, count_selection, mark_known, mark_report, words_of
 
 if TYPE_CHECKING:
-    from ..criteria.phase_view import PhaseView
+    from ..criteria.phase_criteria import PhaseView
     from ..evidence.locks import ControllerLock
     from ..evidence.phase_result import PhaseResult
     from ..evidence.run_directory import RunDir
@@ -159,7 +159,7 @@ class Suite(Collected):
         name = self._names[cls]
         if name not in self._results:
             self.wait(name)
-            from ..criteria.phase_view import view_phase
+            from ..criteria.phase_criteria import view_phase
             from ..evidence.phase_result import with_bounds
 
             result = with_bounds(self.read_phase(name), self.profile, self.report_dir)

@@ -6,21 +6,18 @@ Under xdist a worker marks a report and the controller counts it: the marks trav
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.metric import BETWEEN, INSIDE
+from ..evidence.phase_result import PhaseResult
 from ..report.acknowledgements import Acknowledgements
 from ..report.verdict import CriterionResult, KnownFailure, PhaseTally, RunTally
 from ..text import sanitize_lines
 from .items import JobFailed
 from .selection import criterion_of, is_whole, scope_words
-
-if TYPE_CHECKING:
-    from ..evidence.phase_result import PhaseResult
 
 MARKS = "clustersmoke"  # an attribute of reports
 CRASHED = "???"  # xdist's word for when a test failed whose worker died

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import Started, Trained
-from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_directory import write_json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.criteria.phase_view import view_phase
+from pytest_clustersmoke.criteria.phase_criteria import view_phase
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from tests.support.evidence import Evidence

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_clustersmoke.criteria.phase_view import PhaseView
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView
 from pytest_clustersmoke.criteria.transport_sides import matches
 from pytest_clustersmoke.evidence.metric import BETWEEN, INSIDE, Unmeasured
 from tests.fakes.nccl import FakeNccl, Wording, healthy

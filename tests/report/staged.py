@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import Any
 
-from pytest_clustersmoke.evidence.reference import show
+from pytest_clustersmoke.config.metrics import show
 from pytest_clustersmoke.report.topology import MAX_LINKS
 from tests.support import records
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.reference import show
+from pytest_clustersmoke.config.metrics import show
 from tests.report.browsing import LAPTOP, Opened, first_screen
 from tests.support.harness import Suite, properties
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.reference import show
+from pytest_clustersmoke.config.metrics import show
 from tests.report import staged
 from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
 from tests.report.test_page import RUNS, hostile_run

@@ -11,7 +11,7 @@ from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.marker import Marked
 from pytest_clustersmoke.config.phase import Phase, resolve
 from pytest_clustersmoke.config.profile import Profile
-from pytest_clustersmoke.criteria.phase_view import PhaseView, view_phase
+from pytest_clustersmoke.criteria.phase_criteria import PhaseView, view_phase
 from pytest_clustersmoke.evidence.phase_result import collect_phase, with_bounds
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter

@@ -6,17 +6,14 @@ the report directory, and not all network file systems carry SQLite's own locks 
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...text import sanitize_line
 from .history_schema import VERSION, migrate, version_of
-
-if TYPE_CHECKING:
-    import sqlite3
 
 NAME = "history.db"
 # A write takes milliseconds; so long a writer waits for others before it gives up.
@@ -42,7 +39,6 @@ def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
     Raises HistoryUnusable, also for what of the database goes wrong inside the `with`: rows whose
     values are not of their kind, say.
     """
-    import sqlite3
 
     path = report_dir / NAME
     if not _exists(path):
@@ -75,7 +71,6 @@ def writing(report_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[sqlite
     """A connection in one transaction: all that is done in the `with`, or nothing. The database is
     made where there is none, and brought to today's version. Others are waited for so many seconds.
     Raises HistoryUnusable."""
-    import sqlite3
 
     path = report_dir / NAME
     give_up = time.monotonic() + patience_s
@@ -97,7 +92,6 @@ def writing(report_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[sqlite
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> None:
-    import sqlite3
 
     _usable_version(connection, path)
     # Earlier versions kept it in WAL mode on local disks. While somebody reads it, it stays so.
@@ -111,7 +105,6 @@ def _begin(connection: sqlite3.Connection, path: Path) -> None:
 def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
     """For writing, also where it only reads: only who may write can undo what a killed writer left.
     Where the file is not ours to write, SQLite opens it for reading."""
-    import sqlite3
 
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)

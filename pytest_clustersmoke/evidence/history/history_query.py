@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from sqlite3 import Connection, Row
+from typing import Any
 
 from ...config.metrics import METRICS
 from .history_store import Setup
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection, Row
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,7 @@ Until then a file of an older version is read as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from sqlite3 import Connection
-
+from sqlite3 import Connection
 
 APPLICATION_ID = 0x636C736D  # "clsm"
 

@@ -7,17 +7,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from sqlite3 import Connection
+from typing import Any, NamedTuple
 
 from ...text import sanitize_line
 from ..telemetry import plain
 from . import history_database
 
-if TYPE_CHECKING:
-    from sqlite3 import Connection
-
-    from .past_records import MetricRecord, PhaseRecord, RunRecord
-
+# Parts of report.json as plain data; report/run_record.py, which describes them, is above.
+RunRecord = dict[str, Any]
+PhaseRecord = dict[str, Any]
+MetricRecord = dict[str, Any]
 # Most of it comes from jobs, and is as long as they like.
 MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..reference import show
+from ...config.metrics import show
 
 if TYPE_CHECKING:
     from .past_records import PastRecord

@@ -1,11 +1,8 @@
-"""What the history adds to the record of a run, and the names of what it reads there.
-
-It takes report.json as plain data: report/run_record.py, which describes the fields, stands above.
-"""
+"""What the history adds to the record of a run."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
@@ -14,9 +11,6 @@ from ..telemetry import plain
 
 # A number that is not finite is its name.
 Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(plain)]
-RunRecord = dict[str, Any]
-PhaseRecord = dict[str, Any]
-MetricRecord = dict[str, Any]
 
 
 class PastRecord(TypedDict):

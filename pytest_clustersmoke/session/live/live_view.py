@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import time
 import traceback
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ...text import sanitize_line
-from .board import Progress, WatchFailed
+from .board import TICK_S, Progress, WatchFailed
 from .event_tail import Tails
 from .log_lines_view import StepLines
 from .screen import Screen
@@ -52,10 +53,8 @@ class Show:
 
     def wait_with_xdist(self) -> None:
         """Have xdist's controller show the run wherever it waits."""
-        from . import xdist_queue
-
         dsession = self._config.pluginmanager.get_plugin("dsession")
-        if not xdist_queue.attach(dsession, self._waiting, self._look_around):
+        if not show_in_queue(dsession, self._waiting, self._look_around):
             self._warn("progress", RuntimeError("this pytest-xdist waits elsewhere"))
 
     def close(self) -> None:
@@ -170,3 +169,50 @@ def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[None] = capture.global_and_fixture_disabled()
     return context
+
+
+class ShowingQueue:
+    """In the place of DSession's queue: `get` looks around while it waits, and what it has drawn is
+    erased before an event is handed out, for then xdist writes.
+
+    `waiting`: a context that erases at its end; `tick`: called a few times a second.
+    """
+
+    def __init__(
+        self,
+        events: Any,
+        waiting: Callable[[], contextlib.AbstractContextManager[None]],
+        tick: Callable[[], None],
+    ) -> None:
+        self._events, self._waiting, self._tick = events, waiting, tick
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._events, name)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """As queue.Queue.get; raises queue.Empty."""
+        if not block:
+            return self._events.get(block=False)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._waiting():
+            while True:
+                left = TICK_S if deadline is None else deadline - time.monotonic()
+                try:
+                    return self._events.get(timeout=max(0.0, min(TICK_S, left)))
+                except queue.Empty:
+                    if left <= TICK_S and deadline is not None:
+                        raise
+                self._tick()
+
+
+def show_in_queue(
+    session: Any,
+    waiting: Callable[[], contextlib.AbstractContextManager[None]],
+    tick: Callable[[], None],
+) -> bool:
+    """Give xdist's session (its plugin `dsession`) such a queue. False where it has none."""
+    events = getattr(session, "queue", None)
+    if events is None:
+        return False
+    session.queue = ShowingQueue(events, waiting, tick)
+    return True

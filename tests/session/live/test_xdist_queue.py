@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_clustersmoke.session.live import xdist_queue
+from pytest_clustersmoke.session.live import live_view
 
 
 class Shown:
@@ -19,7 +19,7 @@ class Shown:
         self.session = SimpleNamespace(queue=queue.Queue())
         self.did: list[str] = []
         self.put = self.session.queue.put  # as xdist's workers got it before
-        assert xdist_queue.attach(self.session, self.waiting, self.tick)
+        assert live_view.show_in_queue(self.session, self.waiting, self.tick)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ def test_it_looks_around_until_an_event_comes() -> None:
 def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """xdist looks for dead workers when queue.Empty is raised; then, too, nothing is left."""
     shown = Shown()
-    monkeypatch.setattr(xdist_queue, "TICK_S", 0.01)
+    monkeypatch.setattr(live_view, "TICK_S", 0.01)
     shown.did.append("tick")
     shown.did.append("tick")
     with pytest.raises(queue.Empty):
@@ -64,4 +64,4 @@ def test_all_else_is_the_queues_own() -> None:
 
 def test_a_session_without_a_queue_is_left_alone() -> None:
     """Another xdist may wait elsewhere: that is told by the answer, not by an exception."""
-    assert not xdist_queue.attach(None, Shown().waiting, Shown().tick)
+    assert not live_view.show_in_queue(None, Shown().waiting, Shown().tick)
