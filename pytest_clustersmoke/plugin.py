@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")
-    group.addoption("--cluster", metavar="NAME", help="run phases on this cluster of cluster.yaml")
+    group.addoption(
+        "--cluster", metavar="NAME", help="run phases on this cluster, by its name in cluster.yaml"
+    )
     group.addoption(
         "--cluster-config",
         metavar="PATH",
-        help="the clusters' file (default: ROOTDIR/cluster.yaml)",
+        help="path of the cluster file (default: ROOTDIR/cluster.yaml)",
     )
-    group.addoption("--cluster-list", action="store_true", help="list the clusters and exit")
+    group.addoption(
+        "--cluster-list", action="store_true", help="list the clusters and their phases, then exit"
+    )
     group.addoption(
         "--cluster-dry-run",
         action="store_true",
@@ -50,24 +54,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cluster-prove",
         action="store_true",
-        help="prove the gates: stage every fault that this cluster can have, in small phases; each "
+        help="prove the gates: stage every fault that this cluster supports, in small phases; each "
         "must turn its criterion red with the right finding",
     )
     group.addoption(
         "--cluster-max-jobs",
         type=_positive,
         metavar="N",
-        help="jobs at once (default: the cluster's)",
+        help="most jobs at once (default: `limits.max_jobs` of the cluster)",
     )
     group.addoption(
         "--cluster-exclusive",
         action="store_true",
-        help="one such run of the cluster at a time: where another has begun, end with status 4",
+        help="allow one such run of the cluster at a time; exit with status 4 if another is active",
     )
     group.addoption(
-        "--cluster-report-dir", metavar="DIR", help="where reports go (default: ROOTDIR/reports)"
+        "--cluster-report-dir",
+        metavar="DIR",
+        help="directory for the reports (default: ROOTDIR/reports)",
     )
-    parser.addini("cluster", "the cluster to run phases on, where --cluster is not given")
+    parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
 
 
 def _positive(text: str) -> int:
@@ -166,8 +172,8 @@ def phase(request: pytest.FixtureRequest) -> PhaseView:
     suite, cls = suite_of(request.config), phase_class(request.node)
     if cls is None:
         raise pytest.UsageError(
-            f"{request.node.nodeid}: the `phase` fixture belongs to the tests of a class marked "
-            "@pytest.mark.phase(...)"
+            f"{request.node.nodeid}: the `phase` fixture is used outside a phase; use it only in "
+            "tests of a class marked @pytest.mark.phase(...)"
         )
     view: PhaseView = suite.result_of(request.node)
     return view

@@ -142,7 +142,7 @@ def test_the_fixture_belongs_to_phases(suite: Suite) -> None:
     suite.path.joinpath("test_other.py").write_text("def test_other(phase):\n    pass\n")
     result = suite.run()
     result.assert_outcomes(errors=1)
-    assert "belongs to the tests of a class marked @pytest.mark.phase(...)" in result.stdout.str()
+    assert "tests of a class marked @pytest.mark.phase(...)" in result.stdout.str()
 
 
 def test_a_run_of_two_nodes_and_its_report(suite: Suite) -> None:

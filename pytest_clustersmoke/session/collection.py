@@ -128,7 +128,7 @@ class Collected:
         hardware = self.profile.hardware
         return [
             f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
+            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}"
         ]
 
     def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:

@@ -68,11 +68,11 @@ def _reasons(fault: Fault, one: Candidate, profile: Profile) -> Iterator[str]:
     absent = sorted(fault.red - {JOB} - one.names)
     lacks_mark = bool(fault.mark) and fault.mark not in one.marks
     other_backend = bool(fault.backend) and fault.backend != profile.backend
-    yield f"{profile.name} is no {fault.backend} cluster" if other_backend else ""
+    yield f"{profile.name} is not a {fault.backend} cluster" if other_backend else ""
     yield f"needs {fault.nodes} nodes" if one.phase.nodes.value < fault.nodes else ""
     yield f"needs {fault.ranks} ranks" if one.phase.world_size < fault.ranks else ""
     yield "needs a phase that trains" if fault.trains and STEPS not in one.names else ""
-    yield f"needs a phase that is marked `{fault.mark}`" if lacks_mark else ""
+    yield f"needs a phase marked `{fault.mark}`" if lacks_mark else ""
     yield f"needs a phase with {', '.join(absent)}" if absent else ""
     yield _transports(fault, one, profile) if fault.transports else ""
 
@@ -81,18 +81,18 @@ def _transports(fault: Fault, one: Candidate, profile: Profile) -> str:
     """A transport that is switched off shows only where NCCL is used and another one is expected
     than what remains."""
     if profile.hardware.device == "cpu":
-        return f"the ranks of {profile.name} talk over gloo, which has no transports of NCCL"
+        return f"the ranks of {profile.name} communicate over gloo, which has no NCCL transports"
     inside = fault.transports == "inside"
     where = "inside nodes" if inside else "between nodes"
     if inside and one.phase.gpus_per_node.value < 2:
-        return "needs a phase of two ranks a node"
+        return "needs a phase with two ranks per node"
     expect = profile.expect.get(one.phase.name)
     globs = (expect.intra_node if inside else expect.inter_node) if expect else ()
     if expect is None or not (globs or expect.forbid):
-        return f"cluster.yaml expects nothing of transports {where}"
+        return f"cluster.yaml states no expected transports {where}"
     accepted = [wording for wording in fault.unexpected if _accepted(wording, globs, expect)]
     if accepted:
-        return f"what remains, {accepted[0]}, is accepted by `expect` {where}"
+        return f"`expect` accepts the transport that remains {where}: {accepted[0]}"
     return ""
 
 

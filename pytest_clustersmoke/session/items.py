@@ -142,8 +142,8 @@ def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked],
                 Problem(
                     f"two phases are named `{marked.name}`",
                     where,
-                    "a name of its own for each phase",
-                    f"the other one is at {places[marked.name]}",
+                    "a unique name for each phase",
+                    f"the other is at {places[marked.name]}",
                 )
             )
         places.setdefault(marked.name, where)

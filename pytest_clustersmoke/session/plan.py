@@ -61,7 +61,7 @@ def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterato
         yield f"{name}={value}    # the launcher"
     for name, value in defaults(directory, "$NODE_RANK").items():
         if name not in phase.env_set:
-            yield f"{name}={value}    # the launcher, unless it is set"
+            yield f"{name}={value}    # the launcher, unless already set"
     for remark in planned(phase, profile, os.environ):
         yield str(remark)
 

@@ -25,6 +25,7 @@ from ..faults import FAULTS
 from ..faults.gate import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
 from ..report.record_builder import FinishedRun
 from ..report.verdict import CriterionResult, ProofTally, RunVerdict, judge_proof
+from ..text import plural
 from .gates import Candidate, GateItem, alone, best, with_fault
 from .items import JobFailed, PhaseClass, phase_class
 from .selection import scope_words
@@ -35,7 +36,7 @@ from .tally import words_of
 SLOWER = "-10 %"
 WITH_XDIST = (
     "--cluster-prove does not run with pytest-xdist (-n, --dist, --tx): one session stages every "
-    "fault, and its jobs overlap as the cluster's `limits` let them; leave -n away"
+    "fault, and its jobs already overlap within the cluster's `limits`; omit -n"
 )
 
 
@@ -94,7 +95,7 @@ class ProveSuite(Suite):
 
     def pytest_report_collectionfinish(self) -> list[str]:
         absent = [f"{name} is not staged: {why}" for name, why in self._not_applicable.items()]
-        return [f"{len(self._chosen)} gates to prove, each by a staged fault", *absent]
+        return [f"{plural(len(self._chosen), 'gate')} to prove, each by a staged fault", *absent]
 
     # The run
 
@@ -130,14 +131,16 @@ class ProveSuite(Suite):
 
     def _print_plan(self, chosen: list[Candidate]) -> None:
         out = sys.stdout
-        out.write(f"\ncluster {self.profile.name}: nothing is submitted; these would be staged\n")
+        out.write(
+            f"\ncluster {self.profile.name}: nothing is submitted; these faults would be staged\n"
+        )
         for one in chosen:
             fault, phase = one.item.fault, one.phase
             size = f"{phase.nodes.value} x {phase.gpus_per_node.value}"
             red = ", ".join([*sorted(fault.red), *fault.findings])
             out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.what} -> {red}\n")
         for name, why in self._not_applicable.items():
-            out.write(f"{name}: not here: {why}\n")
+            out.write(f"{name} is not staged: {why}\n")
         out.flush()
 
     def result_of(self, item: pytest.Item) -> PhaseView:

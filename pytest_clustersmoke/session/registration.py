@@ -28,7 +28,7 @@ def print_clusters(config: pytest.Config) -> int:
         except UsageProblems as problems:  # a variable that only that cluster's users set
             print(f"{name:<{width}}  cannot be used here: {problems.problems[0]}")
             continue
-        gpus = f"{profile.hardware.gpus_per_node} x {profile.hardware.gpu} a node"
+        gpus = f"{profile.hardware.gpus_per_node} x {profile.hardware.gpu} per node"
         print(f"{name:<{width}}  {profile.backend:<5}  {gpus}  {profile.description}".rstrip())
         print(f"{'':<{width}}  phases: {', '.join(profile.phases)}")
     return 0

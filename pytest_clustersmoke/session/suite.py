@@ -259,7 +259,9 @@ class Suite(Collected):
             yield
         except Exception as error:  # junit.xml on a full disk, say; or another plugin's end
             self._say_traceback()
-            self.remarks.append(f"pytest's own end failed: {type(error).__name__}: {error}")
+            self.remarks.append(
+                f"pytest failed to end the session: {type(error).__name__}: {error}"
+            )
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         try:
@@ -280,7 +282,7 @@ class Suite(Collected):
         assert self.session is not None and self.show is not None and self.run is not None
         for name in self.session.close():
             self.absences.append(
-                f"{name}: the scheduler has not answered its submission; look into the queue"
+                f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )
         with contextlib.suppress(OSError):  # the terminal is gone
             self.show.close()
@@ -293,7 +295,7 @@ class Suite(Collected):
             self._complete_junit()
         except Exception as error:  # of ours, and no reason to lose the verdict
             self._say_traceback()
-            self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
+            self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
 
     def _give_verdict(self) -> RunVerdict:
         return judge(self.tally)

@@ -55,8 +55,8 @@ def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
     [
         ("rank-killed", "needs 2 ranks"),
         ("infiniband-off", "needs 2 nodes"),
-        ("batch-arithmetic", "needs a phase that is marked `deepspeed`"),
-        ("submission-refused", "one is no slurm cluster"),
+        ("batch-arithmetic", "needs a phase marked `deepspeed`"),
+        ("submission-refused", "one is not a slurm cluster"),
         ("checkpoint-foreign", "needs a phase with test_reloaded_checkpoint_equals_the_saved"),
     ],
 )
@@ -71,7 +71,7 @@ def test_the_phase_that_lacks_least_gives_the_reason(tmp_path: Path) -> None:
     """Of several phases that do not fit, the one that comes closest."""
     profile = make_profile(tmp_path)
     one, two = candidate(profile), candidate(profile, gpus_per_node=2)
-    assert chosen("no-gradient-sync", profile, one, two) == "needs a phase that is marked `ddp`"
+    assert chosen("no-gradient-sync", profile, one, two) == "needs a phase marked `ddp`"
 
 
 EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
@@ -81,11 +81,19 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
     ("fault", "expect", "reason"),
     [
         ("p2p-off", {"intra_node": ["P2P/*"]}, ""),
-        ("p2p-off", {"intra_node": ["P2P/*", "SHM*"]}, "what remains, SHM/direct/direct, is"),
-        ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml expects nothing of transports"),
+        (
+            "p2p-off",
+            {"intra_node": ["P2P/*", "SHM*"]},
+            "`expect` accepts the transport that remains inside nodes: SHM/direct/direct",
+        ),
+        ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml states no expected transports"),
         ("network-in-node", {"intra_node": ["P2P/*", "SHM*"], "forbid": ["NET/*"]}, ""),
         ("infiniband-off", {"inter_node": ["NET/IB*"]}, ""),
-        ("infiniband-off", {"inter_node": ["NET/Socket"]}, "what remains, NET/Socket/0, is"),
+        (
+            "infiniband-off",
+            {"inter_node": ["NET/Socket"]},
+            "`expect` accepts the transport that remains between nodes: NET/Socket/0",
+        ),
     ],
 )
 def test_a_transport_is_switched_off_where_it_would_show(
@@ -101,7 +109,7 @@ def test_gloo_has_no_transports_of_nccl(tmp_path: Path) -> None:
     """On CPU the faults of NCCL's transports are not staged, and it is said why."""
     profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
     found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
-    assert found == "the ranks of one talk over gloo, which has no transports of NCCL"
+    assert found == "the ranks of one communicate over gloo, which has no NCCL transports"
 
 
 def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:

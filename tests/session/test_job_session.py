@@ -316,7 +316,7 @@ def test_a_watch_that_breaks_is_told_and_cancels(run: Run) -> None:
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.broken = RuntimeError("no such thing")
-    with pytest.raises(WatchFailed, match="the watch over the jobs failed: no such thing"):
+    with pytest.raises(WatchFailed, match="watching the jobs failed: no such thing"):
         session.wait("a", ignore)
     until(lambda: run.backend.named("cancel") == [("a",)])
 

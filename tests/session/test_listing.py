@@ -10,7 +10,7 @@ def test_clusters_are_listed(suite: Suite) -> None:
     result = suite.run("--cluster-list", cluster="")
     assert result.ret == 0
     text = result.stdout.str()
-    assert "one" in text and "local" in text and "2 x any a node" in text
+    assert "one" in text and "local" in text and "2 x any per node" in text
     assert "phases: small" in text
     assert "collected" not in text
 

@@ -135,8 +135,8 @@ def test_a_dry_run_lists_what_would_be_staged(suite: Suite) -> None:
     flat(suite)
     result = suite.run("--cluster-prove", "--cluster-dry-run")
     assert lines_with(result, "loss-flat: small, 1 x 1 ranks: every update")
-    assert lines_with(result, "infiniband-off: not here: needs 2 nodes")
-    assert lines_with(result, "submission-refused: not here: one is no slurm cluster")
+    assert lines_with(result, "infiniband-off is not staged: needs 2 nodes")
+    assert lines_with(result, "submission-refused is not staged: one is not a slurm cluster")
     assert suite.runs() == [] and not suite.reports.exists()
 
 

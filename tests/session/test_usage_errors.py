@@ -162,8 +162,8 @@ def test_two_phases_of_one_name(suite: Suite) -> None:
     suite.phase(file="test_a.py")
     suite.phase(file="test_b.py")
     assert suite.refused() == [
-        "test_b.py:3: two phases are named `small`; expected a name of its own for each phase; "
-        "the other one is at test_a.py:3"
+        "test_b.py:3: two phases are named `small`; expected a unique name for each phase; "
+        "the other is at test_a.py:3"
     ]
 
 

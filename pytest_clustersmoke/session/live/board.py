@@ -166,7 +166,7 @@ class Board:
         with self._changed:
             error = self._error
         if error is not None:
-            raise WatchFailed(f"the watch over the jobs failed: {error}") from error
+            raise WatchFailed(f"watching the jobs failed: {error}") from error
 
     def snapshot(self) -> list[PhaseState]:
         """All phases as they are now, in the order of their submission."""

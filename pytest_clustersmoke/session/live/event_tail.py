@@ -131,7 +131,7 @@ def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -55,7 +55,7 @@ class Show:
         """Have xdist's controller show the run wherever it waits."""
         dsession = self._config.pluginmanager.get_plugin("dsession")
         if not show_in_queue(dsession, self._waiting, self._look_around):
-            self._warn("progress", RuntimeError("this pytest-xdist waits elsewhere"))
+            self._warn("progress", RuntimeError("this pytest-xdist has no event queue"))
 
     def close(self) -> None:
         """Tell what the watch said since pytest last waited, and end the view."""
@@ -76,7 +76,7 @@ class Show:
         except WatchFailed as error:
             self._erase()
             traceback.print_exception(error.__cause__)
-            pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
+            pytest.exit(f"internal error: {error}; the run's jobs are cancelled", returncode=3)
         finally:
             self._erase()
 

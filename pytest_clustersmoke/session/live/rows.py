@@ -11,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from ...text import plural
 from .board import DONE, ENDING, PENDING, RUNNING, WAITING, PhaseState
 from .event_tail import Mark
 
@@ -64,9 +65,8 @@ def _counts(states: Sequence[PhaseState]) -> str:
     """How many phases are in which state: "1 of 8 phases done, 2 running, 5 pending"."""
     count = Counter(one.state for one in states)
     count[RUNNING] += count.pop(ENDING, 0)
-    noun = "phase" if len(states) == 1 else "phases"
     others = [f"{count[name]} {name}" for name in (RUNNING, PENDING, WAITING) if count[name]]
-    return ", ".join([f"{count[DONE]} of {len(states)} {noun} done", *others])
+    return ", ".join([f"{count[DONE]} of {plural(len(states), 'phase')} done", *others])
 
 
 def _listed(states: Iterable[PhaseState]) -> str:
@@ -145,7 +145,7 @@ def _rate(mark: Mark) -> str:
 
 def _reason(one: PhaseState, now: float) -> str:
     if one.state == ENDING:
-        return "ended; its results are awaited"
+        return "ended; waiting for its results"
     if one.state == WAITING:
         return one.detail or "to be submitted"
     if one.state != PENDING:
@@ -164,7 +164,7 @@ def start(estimated: float | None, now: float) -> str:
         return ""
     same_day = time.localtime(estimated)[:3] == time.localtime(now)[:3]
     form = "%H:%M" if same_day else "%Y-%m-%d %H:%M"
-    return f"start estimated {time.strftime(form, time.localtime(estimated))}"
+    return f"estimated start {time.strftime(form, time.localtime(estimated))}"
 
 
 def _elapsed(one: PhaseState, now: float) -> str:

@@ -156,7 +156,7 @@ def test_a_watch_that_breaks_ends_xdist(suite: Suite) -> None:
     suite.phase()
     result = suite.run_apart("-n", "1")
     assert result.ret == 3
-    assert "the watch over the jobs failed: it broke; its jobs are cancelled" in result.stdout.str()
+    assert "watching the jobs failed: it broke; the run's jobs are cancelled" in result.stdout.str()
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[s
     command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
     with Terminal(command, suite.path, columns=120) as terminal:
         terminal.until(lambda: terminal.shows("Priority"))
-        terminal.until(lambda: terminal.shows("Priority, start estimated 2031-02-03 04:00  job 7"))
+        terminal.until(lambda: terminal.shows("Priority, estimated start 2031-02-03 04:00  job 7"))
         on_slurm.answers(
             "squeue", "7|RUNNING|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05\n"
         )

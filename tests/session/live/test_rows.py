@@ -39,7 +39,7 @@ def test_every_phase_has_its_row() -> None:
         "  ddp_1node    passed      0:41",
         "  zero1_4node  running     1:02  step 99 of 1000  loss 2.346  4.2 steps/s  n[1-4]  job 71",
         "  lora_2node   running     0:03  stage model                               n[5-6]  job 72",
-        "  allreduce    pending  1:06:40  Priority, start estimated 13:00  job 73",
+        "  allreduce    pending  1:06:40  Priority, estimated start 13:00  job 73",
         "  bad          failed      0:07",
         "  last         waiting           to be submitted",
     ]
@@ -83,8 +83,8 @@ def test_what_runs_is_folded_last() -> None:
 @pytest.mark.parametrize(
     ("estimated", "said"),
     [
-        (NOW + 60, "start estimated 12:01"),
-        (NOW + 24 * 3600, "start estimated 2026-03-05 12:00"),
+        (NOW + 60, "estimated start 12:01"),
+        (NOW + 24 * 3600, "estimated start 2026-03-05 12:00"),
         (NOW - 60, ""),
         (None, ""),
     ],
