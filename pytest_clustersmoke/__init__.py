@@ -11,15 +11,15 @@ From the top down; entries in one line do not import each other:
     plugin.py    pytest's hooks, options, markers and the `phase` fixture; it parses and delegates
     cli/         the `clustersmoke` command: a module for each subcommand
 
-    session/     one pytest session: items, phases chosen, the watching thread, xdist, progress
+    session/     one pytest session: items, selected phases, the watch thread, xdist, live view
 
-    report/      the record of a run, its verdict, and every view of it
+    report/      the record of a run, its verdict, and all views of it
     faults/      faults that can be staged on purpose, and the gate that must find each
 
     criteria/    what must hold: base classes, references, transports, slow ranks, the past
-    diagnose/    evidence of a failure becomes findings; the failure signatures and their search
+    diagnose/    turns evidence of a failure into findings; failure signatures and their search
 
-    preflight/   what can be known to fail before anything is submitted
+    preflight/   problems that can be found before anything is submitted
     lab/         a real Slurm on this machine
 
     jobs/        submit, watch and cancel: local and Slurm backends, the one Slurm client
@@ -32,8 +32,9 @@ From the top down; entries in one line do not import each other:
     config/      cluster.yaml, the marker and the command line become a frozen Phase
     text.py      what messages are made of: problems, near matches, sanitized text, lists
 
-A test holds the entries, their order and the direction of imports. Rank programs import
-`pytest_clustersmoke.rank`, test files `pytest_clustersmoke.criteria`; everything else is internal.
+tests/test_layout.py checks the entries, their order and the direction of imports. Rank programs
+import `pytest_clustersmoke.rank`, test files `pytest_clustersmoke.criteria`; everything else is
+internal.
 """
 
 __version__ = "0.1.0"

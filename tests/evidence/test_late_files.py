@@ -15,7 +15,7 @@ from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import Watched
 from pytest_clustersmoke.jobs.outcome import judge
-from pytest_clustersmoke.session.live.event_tail import Tail
+from pytest_clustersmoke.session.live.event_tail import EventTail
 from tests.fakes.nfs import FakeNfs
 from tests.support.evidence import Evidence
 
@@ -70,7 +70,7 @@ def test_ranks_are_done_though_the_live_view_looked_for_them_first(
     """What the view of the terminal missed, the result does not."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
-    tail = Tail(evidence.dir.rank_events(0), "")
+    tail = EventTail(evidence.dir.rank_events(0), "")
     tail.read()
     with nfs.elsewhere():
         evidence.done()

@@ -13,7 +13,7 @@ from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import make_spec
-from pytest_clustersmoke.session.gates import Candidate, alone, best, with_fault
+from pytest_clustersmoke.session.gates import Candidate, choose_candidate, with_fault, without_fault
 from tests.support.evidence import make_phase, make_profile
 
 TRAINED = {
@@ -38,7 +38,7 @@ def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> C
 
 
 def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
-    return best(FAULTS[fault], candidates, profile)
+    return choose_candidate(FAULTS[fault], candidates, profile)
 
 
 def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
     args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
     one = candidate(profile, args=args, small=small, proof_args={"layers": 2})
     assert {name: value.value for name, value in one.phase.args.items()} == small
-    assert {name: value.value for name, value in alone(one).args.items()} == {
+    assert {name: value.value for name, value in without_fault(one).args.items()} == {
         "steps": 30,
         "layers": 2,
     }
@@ -161,7 +161,7 @@ def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path
     """It is marked all the same, so that nobody takes it for a result of the cluster."""
     profile = make_profile(tmp_path)
     one = candidate(profile, small={"steps": 30}, args={"steps": 100})
-    phase = alone(one)
+    phase = without_fault(one)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert (phase.name, spec["args"], spec["fault"]["name"]) == (
         "prove-nothing-small",
