@@ -51,7 +51,7 @@ class Ended(KeyboardInterrupt):
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="clustersmoke",
-        description="Acceptance tests for GPU clusters: the tools beside pytest.",
+        description="Tools for acceptance tests of GPU clusters; the tests run under pytest.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..preflight.precision import lacks_bf16
+from ..text import plural
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
 from .suite_files import shipped_profile
 
@@ -129,7 +130,7 @@ def draft_local(wishes: Wishes, why: str) -> ClusterDraft:
         name=wishes.name or "local",
         backend=shipped["backend"],
         description=shipped["description"],
-        found=[f"no Slurm here ({why}): the profile runs on this machine"],
+        found=[f"no Slurm found ({why}): the profile runs on this machine"],
         phases=_small_phases(shipped["phases"], inf, CPU_RANKS),
         shared_dir=_plain(shared) if shared else shipped["shared_dir"],
         hardware=shipped["hardware"],
@@ -172,22 +173,22 @@ def draft_slurm(
 
 
 def _node_words(kind: NodeKind) -> str:
-    return f"{kind.nodes} node{'s' * (kind.nodes != 1)} of {gpu_words(kind.gpu, kind.gpus)}"
+    return f"{plural(kind.nodes, 'node')} of {gpu_words(kind.gpu, kind.gpus)}"
 
 
 def _found(survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str, str]) -> list[str]:
     config, kind, partition = survey.config, choice.kind, choice.partition
     limit = partition.max_time
-    hours = f"{limit / 3600:g} h" if 0 < limit < inf else "no limit"
+    limit_text = f"{limit / 3600:g} h" if 0 < limit < inf else "none"
     conf, accounts = environ.get("SLURM_CONF"), ", ".join(survey.accounts)
     return [
         f"Slurm {config.version}, cluster {config.cluster}; partitions: "
         f"{', '.join(survey.partitions)}",
-        *([f"SLURM_CONF named it, and must for pytest, too: {conf}"] if conf else []),
+        *([f"SLURM_CONF selects it; set it for pytest, too: {conf}"] if conf else []),
         f"partition {partition.name}{' (the default)' * partition.default}: {_node_words(kind)}, "
-        f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; a job may run: {hours}",
+        f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; time limit of a job: {limit_text}",
         *([f"accounts: {accounts}"] if accounts else []),
-        *([f"{choice.slices} slices of GPUs (MIG) are left out"] if choice.slices else []),
+        *([f"{choice.slices} GPU slices (MIG) are left out"] if choice.slices else []),
     ]
 
 
@@ -198,15 +199,19 @@ def _place(draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping
     """The run directory, the interpreter, and what nodes do not share."""
     this = socket.gethostname()
     others = not kind.hosts <= {this, this.split(".")[0], "localhost"}
-    seen = "every node must see it under the same path" if others else ""
+    seen = "every node must see it at the same path" if others else ""
     runs, why = _run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
     draft.guess("shared_dir", why, seen)
     if others and not any(one.is_relative_to(DISK) for one in (runs, wishes.directory, python)):
         draft.node_local = [DISK]
-        draft.guess("node_local", f"nodes mostly have a {DISK} each")
-    lacks = "" if importlib.util.find_spec("torch") else "it needs pytest-clustersmoke[train]"
+        draft.guess("node_local", f"nodes usually have their own {DISK}")
+    lacks = (
+        ""
+        if importlib.util.find_spec("torch")
+        else "torch is missing: install pytest-clustersmoke[train] into it"
+    )
     draft.guess("python", seen, lacks)
 
 
@@ -218,8 +223,8 @@ def _run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, st
     for name in SCRATCH:
         path = Path(environ.get(name, ""))
         if path.is_absolute() and os.access(path, os.W_OK | os.X_OK):
-            return path / "clustersmoke" / "runs", f"it is below ${name} of this shell"
-    return wishes.directory / "runs", "it lies beside the suite"
+            return path / "clustersmoke" / "runs", f"taken from ${name} of this shell"
+    return wishes.directory / "runs", "it is next to the suite"
 
 
 def _modules(environ: Mapping[str, str]) -> list[str]:
@@ -241,9 +246,9 @@ def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int)
     }
     if not draft.small:
         called = f"Slurm calls it {kind.gpu}" if kind.gpu else "Slurm does not name it"
-        why = f"{called}; write the driver's name (nvidia-smi -L on a node) to have it compared"
+        why = f"{called}; write the driver's name (`nvidia-smi -L` on a node) to have it checked"
         draft.guess("hardware.gpu", why)
-    ranks_why = choice.why_kind if kind.gpus else "ranks on a node's CPUs"
+    ranks_why = choice.why_kind if kind.gpus else "a number of CPU ranks"
     draft.guess("hardware.gpus_per_node", ranks_why)
 
 
@@ -255,7 +260,7 @@ def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: Partitio
     if len(accounts) > 1 or (accounts and "associations" in survey.config.enforced):
         draft.slurm["account"] = _plain(survey.default_account or accounts[0])
     if len(accounts) > 1:
-        draft.guess("slurm.account", f"this user's accounts are {', '.join(accounts)}")
+        draft.guess("slurm.account", f"this user has the accounts {', '.join(accounts)}")
     if draft.small:
         draft.slurm["cpus_per_task"] = min(CPU_RANKS, max(1, choice.kind.cpus))
         draft.slurm["time"] = int(min(600, choice.partition.max_time) // 60) or 1
@@ -299,20 +304,20 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
 
 def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
     """What of the documented sizes is a guess on these nodes."""
-    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, of which a tenth stays with the system"
-    why = f"CPUs and memory of a job are its GPUs' even share of a node ({node})"
+    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which stays with the system"
+    why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
     draft.guess("phases", why)
     for phase in draft.phases:
         if phase.name.startswith("lora") and not phase.left_out:
-            why = "it downloads Mistral-7B to $HF_HOME of the node"
+            why = "it downloads Mistral-7B to the node's $HF_HOME"
             draft.guess(f"phases.{phase.name}", why)
 
 
 def _too_few(nodes: int, each: int, most: float, has: int, what: str) -> str:
     """Why a phase does not fit; empty where it does."""
     if each > has:
-        return f"needs {each} {what} a node, they have {has}"
-    return f"needs {nodes} nodes, a job gets {most:g}" if nodes > most else ""
+        return f"needs {each} {what} per node, nodes have {has}"
+    return f"needs {nodes} nodes, a job can have {most:g}" if nodes > most else ""
 
 
 def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:

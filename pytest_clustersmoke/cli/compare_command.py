@@ -15,28 +15,30 @@ from .subcommand import add, print_lines
 from .tables import moment, table
 
 DESCRIPTION = """\
-Puts two runs of the report directory's history.db side by side. A RUN is an id, the beginning of
-one, `latest`, or `previous`, the one before the latest on its cluster. Metrics differ where they
-lie at least 5 % apart; where there are 8 good runs or more of the past, as far as a value from
-their median to be warned of.
+Compares two runs from history.db of the report directory. RUN is a run id, a prefix of one,
+`latest`, or `previous` (the run before the latest on its cluster). Metrics differ if they are at
+least 5 % apart; with 8 or more good past runs, they must also be as far apart as a value from the
+median that gets a warning.
 """
 EXAMPLES = """\
 examples:
   clustersmoke compare previous latest
   clustersmoke compare 20261101-02 20261115-02 --json | jq .differences
 
-exit status: 0 nothing differs, 1 verdict, outcomes, criteria or metrics do, 2 the history or the
-words cannot be used
+exit status: 0 no differences, 1 verdict, outcomes, criteria or metrics differ, 2 unusable history
+or arguments
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = add(subparsers, "compare", "what differs between two runs", DESCRIPTION, EXAMPLES)
-    compare.add_argument("first", metavar="RUN", help="what the other is measured against")
-    compare.add_argument("second", metavar="RUN", help="the other")
-    compare.add_argument("--cluster", metavar="C", help="look for runs of one cluster only")
+    compare = add(
+        subparsers, "compare", "show what differs between two runs", DESCRIPTION, EXAMPLES
+    )
+    compare.add_argument("first", metavar="RUN", help="the run to compare with")
+    compare.add_argument("second", metavar="RUN", help="the run to compare")
+    compare.add_argument("--cluster", metavar="C", help="consider only runs on this cluster")
     arguments.add_report_dir(compare)
-    compare.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
     compare.set_defaults(run=_run)
 
 
@@ -58,7 +60,7 @@ def _run(asked: argparse.Namespace) -> int:
 
 def _text_lines(found: RunComparison) -> Iterator[str]:
     rows = [["first", *_run_cells(found.first)], ["second", *_run_cells(found.second)]]
-    yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "of", "partial"), rows)
+    yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "selection", "partial"), rows)
     yield ""
     yield "differences:" if found.differences else "no differences"
     yield from (f"  {sanitize_line(text)}" for text in found.differences)
@@ -68,7 +70,7 @@ def _text_lines(found: RunComparison) -> Iterator[str]:
     metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
     if metrics:
         yield ""
-        titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#told from", "")
+        titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#threshold", "")
         yield from table(titles, metrics)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..evidence.finding import Finding
-from ..text import sanitize_line
+from ..text import plural, sanitize_line
 from .log_streams import ReadProgress, name_refused, open_stream
 from .subcommand import add, add_logs, print_lines
 
@@ -23,9 +23,9 @@ MAX_PLACES = 16
 # Below a directory these are searched though they look binary: a log may hold garbage.
 LOGS = (".log", ".out", ".err")
 DESCRIPTION = """\
-Reads the logs of a failed job, whatever wrote them (torch, NCCL, gloo, DeepSpeed, Slurm, the
-kernel), and says why it failed: the first cause first, each with its lines and the next step;
-then what only follows from it. All logs given are taken for those of one job.
+Reads the logs of a failed job (of torch, NCCL, gloo, DeepSpeed, Slurm, the kernel), and reports
+why it failed: first the causes, each with its log lines and the next step, then what follows from
+them. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
@@ -35,15 +35,17 @@ examples:
   clustersmoke diagnose reports/latest/phases/zero1_4node
   dmesg | clustersmoke diagnose job.log -
 
-exit status: 0 no known failure and no exception, 1 findings, 2 something was not readable (what
-could be read is printed first)
+exit status: 0 no known failure and no exception, 1 findings, 2 some input could not be read (the
+findings of the rest are printed first)
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    diagnose = add(subparsers, "diagnose", "why a job failed, from its logs", DESCRIPTION, EXAMPLES)
+    diagnose = add(
+        subparsers, "diagnose", "find out why a job failed, from its logs", DESCRIPTION, EXAMPLES
+    )
     add_logs(diagnose)
-    diagnose.add_argument("--json", action="store_true", help="a list of findings as JSON")
+    diagnose.add_argument("--json", action="store_true", help="print the findings as a JSON list")
     diagnose.set_defaults(run=_run)
 
 
@@ -57,7 +59,7 @@ def _run(words: argparse.Namespace) -> int:
     inputs, search = LogInputs.of(words.logs), SignatureSearch(shipped_signatures())
     read, refused = _read(search, inputs)
     if not read and not refused:
-        refused = [(", ".join(words.logs), "holds no text")]
+        refused = [(", ".join(words.logs), "contains no text")]
     found = order_findings(search)
     if read:
         paper = TextOutput.of(sys.stdout)
@@ -105,7 +107,7 @@ def text(found: list[Finding], read: int, paper: TextOutput) -> Iterator[str]:
     """Findings for people: causes with their evidence and next step, then what follows from them
     in a line each."""
     if not found:
-        yield f"no known failure and no exception found in {read:,} file{'s' * (read != 1)}"
+        yield f"no known failure and no exception found in {plural(read, 'file')}"
         return
     causes = [one for one in found if one.primary]
     for index, one in enumerate(causes or found[:1], 1):
@@ -132,7 +134,7 @@ def _cause(one: Finding, number: str, paper: TextOutput) -> Iterator[str]:
         told = f"{evidence.file}:{evidence.line}: {evidence.text}"
         yield from paper.wrap(sanitize_line(told), "   ", "     ")
     if one.detail["lines"] > len(one.evidence):
-        yield f"   ... {_count(one)} in all"
+        yield f"   ... {_count(one)} in total"
     yield from paper.wrap(sanitize_line(one.fix), "   next: ", "     ")
 
 
@@ -150,4 +152,4 @@ def _some(words: list[str]) -> list[str]:
 def _count(one: Finding) -> str:
     lines = one.detail["lines"]
     least = "at least " if one.detail["more"] else ""
-    return f"{least}{lines:,} line{'s' * (lines != 1)}"
+    return f"{least}{plural(lines, 'line')}"

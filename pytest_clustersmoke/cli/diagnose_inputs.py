@@ -50,7 +50,7 @@ class LogInputs(Inputs):
         phases = [path] if (path / SPEC).is_file() else _phases(path)
         if len(phases) > 1:
             names = ", ".join(map(str, phases[:3])) + ", ..." * (len(phases) > 3)
-            what = f"holds the logs of {len(phases)} jobs; give that of one: {names}"
+            what = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
             self.refused.append((str(path), what))
             return
         files = list(_logs(phases[0], self._walk) if phases else self._walk(path))
@@ -58,7 +58,7 @@ class LogInputs(Inputs):
         for file in files:
             self._path(file)
         if not files and not self._failed_below(path):
-            self.refused.append((str(path), "holds no logs"))
+            self.refused.append((str(path), "contains no logs"))
 
 
 def _phases(path: Path) -> list[Path]:

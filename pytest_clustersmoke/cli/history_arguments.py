@@ -26,7 +26,7 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("reports"),
         metavar="DIR",
-        help=f"where {NAME} lies (default: reports)",
+        help=f"directory of {NAME} (default: reports)",
     )
 
 
@@ -90,7 +90,7 @@ def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
         if found and word == PREVIOUS:
             found = runs(connection, cluster=found[0].cluster, limit=2)[1:]
         if not found:
-            refuse(f"there is no {word} run in the history")
+            refuse(f"the history has no {word} run")
         return found[0]
     found = runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
     whole = [run for run in found if run.run_id == word]
@@ -98,11 +98,11 @@ def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
         return (whole or found)[0]
     if found:
         listed = ", ".join(run.run_id for run in found[:5])
-        refuse(f"`{word}` is the beginning of several runs", "", "", f"such as {listed}")
+        refuse(f"`{word}` matches several runs", "", "", f"give more of the id, such as {listed}")
     newest = [run.run_id for run in runs(connection, cluster=cluster, limit=200)]
     refuse(
         f"no run `{word}` in the history",
         "",
-        f"a run id, the beginning of one, `{LATEST}` or `{PREVIOUS}`",
+        f"a run id, a prefix of one, `{LATEST}` or `{PREVIOUS}`",
         near(word, [LATEST, PREVIOUS, *newest]),
     )

@@ -15,9 +15,9 @@ from .history_views import PhaseSeries, csv_lines, json_lines, text_lines
 from .subcommand import add, print_lines
 
 DESCRIPTION = """\
-Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
-night by night where it is one phase of one cluster. A run whose controller was killed, and that was
-never reported, is reported first; else nothing is changed.
+Shows past runs from history.db of the report directory: one line per phase and cluster, or one line
+per run if there is only one phase of one cluster. A run that was never reported because its
+controller was killed is reported first; nothing else is changed.
 """
 EXAMPLES = """\
 examples:
@@ -26,15 +26,15 @@ examples:
   clustersmoke history --metric peak_memory_gib --last 60
   clustersmoke history --csv > history.csv
 
-exit status: 0 done, 2 the history or the words cannot be used
+exit status: 0 done, 2 unusable history or arguments
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    history = add(subparsers, "history", "what was measured in past runs", DESCRIPTION, EXAMPLES)
-    history.add_argument("--cluster", metavar="C", help="of one cluster")
-    history.add_argument("--phase", metavar="P", help="of one phase")
-    history.add_argument("--metric", metavar="M", help="of one metric")
+    history = add(subparsers, "history", "show what past runs measured", DESCRIPTION, EXAMPLES)
+    history.add_argument("--cluster", metavar="C", help="only this cluster")
+    history.add_argument("--phase", metavar="P", help="only this phase")
+    history.add_argument("--metric", metavar="M", help="only this metric")
     history.add_argument(
         "--last",
         type=_count,
@@ -44,16 +44,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     arguments.add_report_dir(history)
     form = history.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    form.add_argument("--csv", action="store_true", help="one line for each metric of each run")
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument(
+        "--csv", action="store_true", help="print CSV with one line per metric of each run"
+    )
     history.set_defaults(run=_run)
 
 
 def _count(word: str) -> int:
     if not word.isdecimal() or not 0 < int(word) < 2**31:
-        raise argparse.ArgumentTypeError(
-            f"`{word}` is no count; expected a number of runs, 1 or more"
-        )
+        raise argparse.ArgumentTypeError(f"`{word}` is not a number of runs; expected 1 or more")
     return int(word)
 
 

@@ -14,6 +14,7 @@ from ..evidence.history.history_query import PhaseCount, PhaseRun
 from ..evidence.history.outlier_judge import PastLevel, level
 from ..evidence.history.setup_changes import setup_changes
 from ..evidence.telemetry import plain
+from ..text import plural
 from .tables import moment, sparkline, table
 
 # The metric that stands for a phase, the first that it has.
@@ -64,7 +65,7 @@ class PhaseSeries:
 def text_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
     """One phase night by night, or a line for each of several."""
     if not series:
-        yield "the history holds no phases"
+        yield "the history has no phases"
     elif len(series) == 1:
         yield from _nights(series[0])
     else:
@@ -95,7 +96,8 @@ def _metric_row(series: PhaseSeries, name: str) -> list[str]:
 
 def _nights(series: PhaseSeries) -> Iterator[str]:
     count = series.count
-    yield f"{count.phase} on {count.cluster}: {count.runs:,} runs, {count.good:,} of them good"
+    runs = f"{plural(count.runs, 'run')}, {count.good:,} of them good"
+    yield f"{count.phase} on {count.cluster}: {runs}"
     yield ""
     headline = series.metrics[:1]
     columns = ("begun (UTC)", "run", "outcome", "criteria", "#queue s", "#run s")
@@ -119,7 +121,7 @@ def _criteria(run: PhaseRun) -> str:
     if results["failed"]:
         first = next(name for name, result in run.criteria.items() if result == "failed")
         more = results["failed"] - 1
-        return f"{first} failed{f', {more} more' if more else ''}"
+        return f"{first} failed{f' and {more} more' if more else ''}"
     known = f", {results['known']} known" if results["known"] else ""
     return f"{results['passed']} passed{known}" if run.criteria else run.finding
 

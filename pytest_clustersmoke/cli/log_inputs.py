@@ -77,7 +77,7 @@ class Inputs:
         elif name.startswith(OPEN_ALREADY) or name in ("/dev/stdin", os.devnull):
             self._add(Input(path, name), name)
         elif stat.S_ISFIFO(info.st_mode):
-            why = "is a FIFO, which might never end; expected a file "
+            why = "is a FIFO, which may never end; expected a file "
             self.refused.append((name, f"{why}(cat FIFO | clustersmoke {self.command} -)"))
         else:
             self.refused.append((name, "is a device or socket; expected a file, a directory or -"))
@@ -90,16 +90,19 @@ class Inputs:
         if len(filled) > 1:
             names = ", ".join(str(top.parent) for top in filled[:3]) + ", ..." * (len(filled) > 3)
             self.refused.append(
-                (str(path), f"holds the logs of {len(filled)} jobs; give that of one: {names}")
+                (
+                    str(path),
+                    f"contains the logs of {len(filled)} jobs; name the directory of one: {names}",
+                )
             )
         elif filled:
             for file in files[filled[0]]:
                 self._path(file)
         elif phases:
-            why = "holds no NCCL logs of its phases (those under gloo write none)"
+            why = "contains no NCCL logs (phases under gloo write none)"
             self.refused.append((str(path), why))
         elif not self._failed_below(path):
-            self.refused.append((str(path), "holds no files; expected NCCL's logs"))
+            self.refused.append((str(path), "contains no files; expected NCCL logs"))
 
     def _failed_below(self, path: Path) -> bool:
         """Whether something below it could not even be listed."""
@@ -146,12 +149,12 @@ def _cannot(path: Path, error: OSError) -> str:
     """Why a path cannot be read, and what to do."""
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
-        return f"cannot be read: {reason}; read it as its owner, or have it made readable"
+        return f"cannot be read: {reason}; read it as its owner, or change its permissions"
     if not isinstance(error, FileNotFoundError):
         return f"cannot be read: {reason}"
     if not path.parent.is_dir():
         return f"does not exist, nor does {path.parent}; check the path"
     if path.is_symlink():
-        return "is a link to what does not exist; check where it points"
+        return "is a broken link; check its target"
     meant = near(path.name, [one.name for one in _children(path.parent)])
     return f"does not exist; {meant or 'check the name'}"

@@ -71,9 +71,9 @@ def open_stream(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]
             yield progress.watch(stream)
         return
     if sys.stdin is None:
-        raise OSError("it is closed")
+        raise OSError("standard input is closed")
     if sys.stdin.isatty():
-        print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
+        print("clustersmoke: reading from the terminal; press Ctrl-D to end", file=sys.stderr)
     yield progress.watch(cast(BinaryIO, sys.stdin.buffer))
 
 
@@ -83,4 +83,4 @@ def name_refused(refused: Sequence[tuple[str, str]]) -> None:
         print(f"clustersmoke: {sanitize_line(name)} {sanitize_line(why)}", file=sys.stderr)
     if len(refused) > MAX_NAMED:
         more = len(refused) - MAX_NAMED
-        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+        print(f"clustersmoke: and {more:,} more inputs that cannot be read", file=sys.stderr)

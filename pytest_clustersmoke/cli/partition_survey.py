@@ -16,7 +16,7 @@ ANSWER_S = 15.0  # for one command
 
 
 class NoSlurm(Exception):
-    """There is no Slurm here, or it gives no answer; the text says which. `silent`: its commands
+    """There is no Slurm found, or it gives no answer; the text says which. `silent`: its commands
     are here."""
 
     def __init__(self, why: str, silent: bool) -> None:
@@ -90,7 +90,7 @@ def choose_partition(survey: ClusterSurvey, wanted: str | None) -> PartitionChoi
     nodes = survey.nodes_of(partition.name)
     if not nodes:
         what = f"partition {partition.name} has no nodes"
-        raise UsageProblems([Problem(what, "--partition", "one that has")])
+        raise UsageProblems([Problem(what, "--partition", "a partition with nodes")])
     kind, why_kind = _most_common_kind(nodes)
     most = int(min(kind.nodes, partition.max_nodes or inf))
     slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
@@ -115,7 +115,7 @@ def _best(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
         if survey.nodes_of(name) and _is_open(one, survey)
     }
     if not gpus:
-        what = "Slurm names no partition that is up, has nodes and is open to this user"
+        what = "Slurm lists no partition that is up, has nodes and is open to this user"
         raise UsageProblems([Problem(what, todo="name one with --partition")])
     default = next((name for name in gpus if survey.partitions[name].default), None)
     if default is not None and (gpus[default] or not any(gpus.values())):
@@ -128,7 +128,9 @@ def _best(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
         if default is not None
         else "Slurm has no default partition for this user"
     )
-    return survey.partitions[best], f"{first}; of the others this one has the most ({gpus[best]})"
+    return survey.partitions[
+        best
+    ], f"{first}; of the others, this one has the most GPUs ({gpus[best]})"
 
 
 def _is_open(partition: SlurmPartition, survey: ClusterSurvey) -> bool:
@@ -167,7 +169,7 @@ def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
         return kind, ""
     return kind, (
         f"the partition's nodes differ: {len(groups[chosen])} have {gpu_words(gpu, gpus)}, "
-        f"{', '.join(others)}; where jobs must keep to the first, add a `constraint` under `slurm`"
+        f"{', '.join(others)}; to keep jobs on the first kind, add a `constraint` under `slurm`"
     )
 
 

@@ -79,7 +79,7 @@ class Placement:
     def doubts(self) -> list[str]:
         """Why some ranks have no node that is certain."""
         disputes = {" and ".join(node.host for node in nodes) for nodes in self.disputed.values()}
-        said = [f"processes on {hosts} both logged as one rank" for hosts in sorted(disputes)]
+        said = [f"processes on {hosts} logged as the same rank" for hosts in sorted(disputes)]
         return [*said, *self.ambiguous.values(), *filter(None, [self.merged])]
 
     # -- Who is where ------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ class Placement:
         nodes = f"NCCL counts {plural(counted, 'node')}"
         if counted < least:
             self.merged = (
-                f"{nodes}, fewer than the {len(fewest)} host names: one node may have several "
-                "(containers)"
+                f"{nodes}, fewer than the {len(fewest)} host names: one node may have "
+                "several names (containers)"
             )
         elsewhere = None if communicator.ranks is None else communicator.ranks - len(self.nodes)
         if elsewhere is not None and counted > least + elsewhere:
-            why = f"{nodes}, more than the host names: several nodes may be called "
+            why = f"{nodes}, more than the host names: several nodes may have the name "
             for name, ranks in self.ranks_of.items():
                 if len(ranks) > fewest[name]:
                     self.ambiguous.setdefault(name, why + name.host)
@@ -137,8 +137,8 @@ class Placement:
                 if times > least:
                     least = times
                     self.ambiguous[name] = (
-                        f"{times} ranks of {name.host} have {what} {value}: several nodes are "
-                        f"called {name.host}, or ranks share a GPU"
+                        f"{times} ranks of {name.host} have {what} {value}: several nodes have "
+                        f"the name {name.host}, or ranks share a GPU"
                     )
         return least
 

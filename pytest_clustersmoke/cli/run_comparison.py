@@ -129,7 +129,7 @@ class RunComparison:
         alone = [pair for pair in self.phases if self._is_alone(pair)]
         for side, other in (("first", 1), ("second", 0)):
             names = [pair.name for pair in alone if pair.outcomes[other] == NONE]
-            words += [f"in the {side} run alone: {', '.join(names)}"] if names else []
+            words += [f"only in the {side} run: {', '.join(names)}"] if names else []
         old_nodes = {node for pair in self.phases if pair.first for node in pair.first.nodes}
         new_nodes = {node for pair in self.phases if pair.second for node in pair.second.nodes}
         return words + node_changes(old_nodes, new_nodes)

@@ -80,7 +80,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
         "logs",
         nargs="+",
         metavar="LOG",
-        help="a log; a directory, for all files below it; - for standard input",
+        help="a log file, a directory (all files below it), or - for standard input",
     )
 
 

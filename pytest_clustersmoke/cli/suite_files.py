@@ -38,8 +38,8 @@ def shipped_suite() -> Path:
     for path in (PACKAGE / f"_{FOLDER}", PACKAGE.parent / FOLDER):
         if (path / "test_mlp.py").is_file():
             return path
-    what = f"this installation of pytest-clustersmoke has no suite beside {PACKAGE}"
-    todo = "install it again (pip install --force-reinstall pytest-clustersmoke)"
+    what = f"this installation of pytest-clustersmoke has no suite next to {PACKAGE}"
+    todo = "reinstall it (pip install --force-reinstall pytest-clustersmoke)"
     raise UsageProblems([Problem(what, todo=todo)])
 
 
@@ -106,8 +106,8 @@ def refusals(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterat
         elif path.is_dir():
             yield Problem(f"{path} is a directory", "DIRECTORY", todo="move it away")
         elif os.path.lexists(path) and not force and not _is_there(path, data):
-            todo = "name another directory, or replace it with --force"
-            yield Problem(f"{path} is there already", "DIRECTORY", todo=todo)
+            todo = "choose another directory, or replace it with --force"
+            yield Problem(f"{path} already exists", "DIRECTORY", todo=todo)
 
 
 def _is_there(path: Path, data: bytes) -> bool:

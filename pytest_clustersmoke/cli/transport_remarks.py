@@ -22,7 +22,9 @@ MNNVL = "P2P/MNNVL"
 # Of the pairs of a side, a kind of at most this share is rare.
 RARE_SHARE = 0.1
 MAX_HOSTS = 8
-NOT_PLACED = "an end has no line that is surely its own, or lines may be of several communicators"
+NOT_PLACED = (
+    "an end has no line that is certainly its own, or lines may be of several communicators"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def _init(job: JobTransports) -> Remarks:
         ]
         if stuck:
             yield TransportRemark(
-                f"init of communicator {communicator.index} began and did not complete on "
+                f"communicator {communicator.index}: init started and did not complete on "
                 f"{plural(len(stuck), 'rank')}: {ranges(stuck)}",
                 [_name_rank(job, (communicator.index,), rank) for rank in stuck],
             )
@@ -56,36 +58,36 @@ def _init(job: JobTransports) -> Remarks:
 def _no_edges(job: JobTransports) -> Remarks:
     if not (job.links or job.log.collnet):
         why = list(_why_no_edges(job))
-        yield TransportRemark("no edges: the logs do not show who talked over what", why)
+        yield TransportRemark("no edges: the logs do not show which transports were used", why)
 
 
 def _why_no_edges(job: JobTransports) -> Iterator[str]:
     log = job.log
     if not (log.communicators or log.networks or log.without_ib or log.nvls):
         if log.warnings or log.versions:
-            yield "no line of NCCL INFO that counts is here; NCCL_DEBUG=INFO writes edges"
+            yield "no relevant line of NCCL INFO found; NCCL_DEBUG=INFO logs edges"
         else:
-            yield "nothing of NCCL's is here: is this the log of a rank, and NCCL_DEBUG=INFO set?"
+            yield "no NCCL output found: is this a rank's log, and was NCCL_DEBUG=INFO set?"
         return
     if not any(
         who.complete for communicator in log.communicators for who in communicator.members.values()
     ):
         yield (
-            "no init of a communicator completes here: it may have failed, or the log be cut, "
+            "no communicator completes its init: it may have failed, or the log may be cut, "
             "before anything was connected"
         )
     if log.communicators and all(communicator.ranks == 1 for communicator in log.communicators):
-        yield "communicators of one rank connect nothing"
+        yield "communicators of one rank have no edges"
         return
     versions = [tuple(map(int, version.split(".")[:2])) for version in log.versions]
     if not versions or max(versions) >= LAZY_FROM:
         yield (
-            "from NCCL 2.22 on edges are connected when a collective first needs them: did one "
-            "run? (NCCL_RUNTIME_CONNECT=0 connects them in init)"
+            "since NCCL 2.22 edges are connected when a collective first needs them: did one "
+            "run? (NCCL_RUNTIME_CONNECT=0 connects them during init)"
         )
     yield "NCCL_DEBUG_SUBSYS hides them if it leaves out INIT, P2P, SHM or NET"
     if log.nvls:
-        yield "NVLS was connected, whose connections are logged without their peers"
+        yield "NVLS was connected; its connections are logged without peers"
 
 
 def _net_inside(job: JobTransports) -> Remarks:
@@ -140,7 +142,7 @@ def _rare_inside(job: JobTransports) -> Remarks:
 def _networks(job: JobTransports) -> Remarks:
     if len(job.networks) > 1:
         networks = [f"{name}: {_listed(hosts_of(users))}" for name, users in job.networks.items()]
-        yield TransportRemark("the networks chosen differ", networks)
+        yield TransportRemark("processes chose different networks", networks)
     without = {process.host for process in job.log.without_ib}
     hosts = {node.host for placement in job.placements for node in placement.nodes.values()}
     if without and hosts - without:
@@ -152,7 +154,7 @@ def _networks(job: JobTransports) -> Remarks:
 
 def _versions(job: JobTransports) -> Remarks:
     if len(job.log.versions) > 1:
-        yield TransportRemark(f"NCCL's version differs: {', '.join(job.log.versions)}")
+        yield TransportRemark(f"NCCL versions differ: {', '.join(job.log.versions)}")
 
 
 def _unplaced(job: JobTransports) -> Remarks:
@@ -160,7 +162,7 @@ def _unplaced(job: JobTransports) -> Remarks:
     if unknown:
         doubts = {why: None for placement in job.placements for why in placement.doubts}
         yield TransportRemark(
-            f"whether inside a node or between nodes is unknown of {_pairs(unknown):,} of "
+            f"unknown whether inside a node or between nodes: {_pairs(unknown):,} of "
             f"{plural(_pairs(job.links), 'pair')}",
             list(doubts) or [NOT_PLACED],
         )
@@ -177,7 +179,7 @@ def _silent(job: JobTransports) -> Remarks:
             by_text[f"{ranks} {span_list(spans)} ({count:,}{of})"].append(communicator.index)
     if by_text:
         yield TransportRemark(
-            "some ranks have no line here that is surely theirs; give the logs of all nodes",
+            "some ranks have no line that is certainly their own; pass the logs of all nodes",
             [f"communicator {ranges(whose)}: {text}" for text, whose in by_text.items()],
         )
 
@@ -200,7 +202,7 @@ def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tu
 def _torn(job: JobTransports) -> Remarks:
     if count := job.log.torn_count:
         yield TransportRemark(
-            f"{plural(count, 'line')} cut or torn; the edges on them are missing here",
+            f"{plural(count, 'line')} cut or torn; their edges are missing",
             [str(where) for where in job.log.torn],
         )
 

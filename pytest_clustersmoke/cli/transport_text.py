@@ -114,9 +114,9 @@ def _size(job: JobTransports, communicator: Communicator) -> str:
     if communicator.complete:
         init = "init complete"
     elif communicator.complete is False:
-        init = f"init not complete (it is on {done:,})"
+        init = f"init incomplete (complete on {done:,})"
     else:
-        init = f"init complete on {done:,}, unknown of the others" if done else "init unknown"
+        init = f"init complete on {done:,}, unknown on the others" if done else "init unknown"
     return f"{ranks}{where}, {init}"
 
 
@@ -142,7 +142,7 @@ def _networks(job: JobTransports) -> str:
         networks.append(f"{name} on {plural(hosts, 'host')}" if hosts else name)
     if not networks:
         return "network chosen: unknown"
-    return f"network chosen: {', '.join(networks)} (only the edges show what carried anything)"
+    return f"network chosen: {', '.join(networks)} (only the edges show what carried data)"
 
 
 def _in_network(job: JobTransports) -> str:
@@ -203,7 +203,7 @@ def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[st
     rare = pairs > FEW_PAIRS and not everything
     if rare:
         links = [link for link in links if _is_rare(job, link)]
-        what = "what is rare on its side" if links else "no kind is rare on its side"
+        what = "rare edges" if links else "no rare edges"
         yield from out.wrap(f"{what} (of {pairs:,} pairs; --all shows all):", rest="  ")
     shown = links[:MAX_ROWS] if rare else links
     titles = ["comm", "edge", "transport", "side", "NIC", "hosts", "channels", "logged by", "at"]

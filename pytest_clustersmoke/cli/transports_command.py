@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from .job_transports import JobTransports
 
 DESCRIPTION = """\
-Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
-pair of ranks, inside a node or between nodes, and what stands out. All logs given are taken
-for those of one job.
+Reads NCCL's logs (2.3 to 2.30, under NCCL_DEBUG=INFO), and shows the transport of each pair of
+ranks, inside nodes and between nodes, and what stands out. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
@@ -26,7 +25,7 @@ examples:
   clustersmoke transports --json reports/latest/phases/zero1_4node | jq .edges
   zcat job.log.gz | clustersmoke transports -
 
-exit status: 0 done, 2 something was not readable (what could be read is printed first)
+exit status: 0 done, 2 some input could not be read (the rest is printed first)
 """
 
 
@@ -34,15 +33,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     transports = add(
         subparsers,
         "transports",
-        "who talked to whom over what, from a job's NCCL logs",
+        "show which transports a job used, from its NCCL logs",
         DESCRIPTION,
         EXAMPLES,
     )
     add_logs(transports)
     form = transports.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    form.add_argument("--matrix", action="store_true", help="the edges rank by rank, as a picture")
-    form.add_argument("--all", action="store_true", help="leave nothing out, however much it is")
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--matrix", action="store_true", help="draw the edges as a matrix of ranks")
+    form.add_argument("--all", action="store_true", help="leave nothing out")
     transports.set_defaults(run=_run)
 
 

@@ -26,7 +26,7 @@ MARK = re.compile(r"check this: (.*)")
 
 def unwrapped(text: str) -> str:
     """The file with comments that go over several lines joined."""
-    return re.sub(r"\n *# (?!check this)(?=[a-z`(\[N])", " ", text)
+    return re.sub(r"\n *# (?!check this)(?=[a-z`(\[GN])", " ", text)
 
 
 def marks(text: str) -> list[str]:
@@ -54,7 +54,7 @@ def test_a_cluster_of_four_a100_a_node(profile: Made) -> None:
     assert one.slurm == {"cpus_per_task": 2, "mem": "230G", "time": "00:30:00"}
     assert made.phases["allreduce_1node"].gpus_per_node == 4
     assert made.phases["allreduce_multinode"].nodes == 4
-    assert "# lora_sft_2node is left out: needs 8 GPUs a node, they have 4" in text
+    assert "# lora_sft_2node is left out: needs 8 GPUs per node, nodes have 4" in text
     assert str(made.shared_dir) == "/scratch/me/runs"
     assert any("Slurm calls it a100" in one for one in marks(text))
 
@@ -89,7 +89,7 @@ def test_three_nodes_and_an_hour_are_heeded(slurm: Slurm, profile: Made) -> None
     slurm.partitions(partition("gpu", time="00:20:00"))
     made, text = profile("--cluster", "mine")
     assert made.name == "mine"
-    assert "zero1_4node is left out: needs 4 nodes, a job gets 3" in text
+    assert "zero1_4node is left out: needs 4 nodes, a job can have 3" in text
     assert made.phases["allreduce_multinode"].nodes == 3
     assert made.phases["lora_sft_2node"].gpus_per_node == 8
     assert "Mistral-7B" in text
@@ -101,7 +101,7 @@ def test_a_job_gets_fewer_nodes_than_there_are(slurm: Slurm, profile: Made) -> N
     slurm.partitions(partition("gpu", nodes="2"))
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:2") for i in range(6)))
     made, text = profile()
-    assert "zero1_4node is left out: needs 4 nodes, a job gets 2" in text
+    assert "zero1_4node is left out: needs 4 nodes, a job can have 2" in text
     assert made.phases["allreduce_multinode"].nodes == 2 and made.hardware.nodes == 6
 
 
@@ -110,7 +110,7 @@ def test_one_node_of_one_gpu(slurm: Slurm, profile: Made) -> None:
     slurm.nodes(node("n0", partitions="gpu", gres="gpu:1"))
     made, text = profile()
     assert set(made.phases) == {"mlp_1gpu"} and made.expect == {}
-    assert "allreduce_1node is left out: needs 2 GPUs a node, they have 1" in text
+    assert "allreduce_1node is left out: needs 2 GPUs per node, nodes have 1" in text
     assert any("Slurm does not name it" in one for one in marks(text))
 
 
@@ -147,7 +147,7 @@ def test_nodes_that_differ(slurm: Slurm, init: Init, profile: Made) -> None:
     for words in ("4 have 2 x a100", "1 with 4 x a100", "1 with 8 x h100", "1 with no GPU"):
         assert words in differ
     said = init("--force").stdout
-    assert "7 slices of GPUs (MIG)" in said
+    assert "7 GPU slices (MIG)" in said
 
 
 def test_todays_slurm(slurm: Slurm, profile: Made) -> None:
@@ -179,7 +179,7 @@ def test_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
     )
     made, text = profile()
     assert made.slurm["partition"] == "many"
-    why = "the default partition cpu has no GPUs; of the others this one has the most (8)"
+    why = "the default partition cpu has no GPUs; of the others, this one has the most GPUs (8)"
     assert why in marks(text)
     made, text = profile("--partition", "few", "--force")
     assert made.slurm["partition"] == "few" and why not in marks(text)
@@ -214,7 +214,7 @@ def test_accounts(
     slurm.accounts(accounts, default)
     made, text = profile()
     assert made.slurm["account"] == wanted
-    assert any("accounts are euge, lab" in one for one in marks(text)) is marked
+    assert any("has the accounts euge, lab" in one for one in marks(text)) is marked
 
 
 def test_needs_are_those_of_the_markers(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_without_slurm_the_profile_is_this_machine(tmp_path: Path) -> None:
     """The profile `local`, as it ships, and it says so; a partition cannot be had then."""
     done = run(None, "new", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "no Slurm here (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
+    assert "no Slurm found (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
     environ = {"HOME": "/home/me"}
     made = load(tmp_path / "new" / "cluster.yaml", environ).profile("local")
     shipped = SHIPPED.profile("local")
@@ -251,7 +251,7 @@ def test_without_slurm_the_profile_is_this_machine(tmp_path: Path) -> None:
     refused = run(None, "other", "--partition", "gpu", cwd=tmp_path)
     assert refused.returncode == 2 and not (tmp_path / "other").exists()
     assert refused.stderr.startswith(
-        "clustersmoke: --partition: Slurm cannot be asked: no `scontrol` on PATH; omit it"
+        "clustersmoke: --partition: Slurm is not available: no `scontrol` on PATH; omit it"
     )
 
 
@@ -262,9 +262,9 @@ def test_a_silent_slurm(slurm: Slurm, init: Init, tmp_path: Path) -> None:
     refused = init(SLURM_CONF="/etc/slurm/slurm.conf")
     assert refused.returncode == 2 and not (tmp_path / "new").exists()
     assert refused.stderr == (
-        "clustersmoke: SLURM_CONF: Slurm cannot be asked: `scontrol show config` ended with status "
-        "1: scontrol: fatal: no such thing; try again when it answers, or unset SLURM_CONF for a "
-        "profile of this machine\n"
+        "clustersmoke: SLURM_CONF: Slurm is not available: `scontrol show config` ended with "
+        "status 1: scontrol: fatal: no such thing; try again when it answers, or unset SLURM_CONF "
+        "to get a profile for this machine\n"
     )
     done = init()
     assert done.returncode == 0 and "no such thing): the profile runs on this" in done.stdout
@@ -283,7 +283,7 @@ def test_what_the_shell_tells(tmp_path: Path, slurm: Slurm, profile: Made) -> No
         "module load conda/2024.10-py312",
     )
     assert made.shared_dir == scratch / "clustersmoke" / "runs"
-    assert any("below $SCRATCH of this shell" in one for one in marks(text))
+    assert any("taken from $SCRATCH of this shell" in one for one in marks(text))
 
 
 def test_hostile_words_of_slurm(tmp_path: Path, slurm: Slurm, init: Init, profile: Made) -> None:
@@ -299,8 +299,8 @@ def test_hostile_words_of_slurm(tmp_path: Path, slurm: Slurm, init: Init, profil
     slurm.partitions(partition("p#$e&"))
     refused = init("--force")
     assert refused.returncode == 2 and refused.stderr == (
-        "clustersmoke: what was found makes no profile: clusters.31m-x.slurm.partition is `p#$e&`; "
-        "expected a name\n"
+        "clustersmoke: the values found make no valid profile: clusters.31m-x.slurm.partition is "
+        "`p#$e&`; expected a name\n"
     )
     assert "a:b" in (tmp_path / "new" / "cluster.yaml").read_text()
 
@@ -309,8 +309,11 @@ def test_a_slurm_with_no_nodes(slurm: Slurm, init: Init, tmp_path: Path) -> None
     """No partition that jobs can go to, or one without nodes, is refused."""
     slurm.nodes("")
     for words, said in (
-        ((), "Slurm names no partition that is up, has nodes and is open to this user"),
-        (("--partition", "gpu"), "--partition: partition gpu has no nodes; expected one that has"),
+        ((), "Slurm lists no partition that is up, has nodes and is open to this user"),
+        (
+            ("--partition", "gpu"),
+            "--partition: partition gpu has no nodes; expected a partition with nodes",
+        ),
     ):
         refused = init(*words)
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr

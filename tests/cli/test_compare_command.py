@@ -150,20 +150,20 @@ def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (
             ("2026", "latest"),
-            "`2026` is the beginning of several runs; such as 20261102-b, 20261101-a",
+            "`2026` matches several runs; give more of the id, such as 20261102-b, 20261101-a",
         ),
         (
             ("lates", "latest"),
-            "no run `lates` in the history; expected a run id, the beginning of one, `latest` or "
+            "no run `lates` in the history; expected a run id, a prefix of one, `latest` or "
             "`previous`; did you mean `latest`?",
         ),
         (
             ("latest", "20261101-b"),
-            "no run `20261101-b` in the history; expected a run id, the beginning of one, `latest` "
+            "no run `20261101-b` in the history; expected a run id, a prefix of one, `latest` "
             "or `previous`; did you mean `20261102-b`?",
         ),
-        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, the beginning"),
-        (("", "latest"), "no run `` in the history; expected a run id, the beginning of one, "),
+        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, a prefix"),
+        (("", "latest"), "no run `` in the history; expected a run id, a prefix of one, "),
         (
             ("latest", "previous", "--cluster", "two"),
             "--cluster: no cluster `two` in the history; expected one of `one`",
@@ -189,7 +189,7 @@ def test_the_first_run_has_none_before_it(
     """`previous` of one run is refused in words."""
     add(of_night(0), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), "previous", "latest"]) == 2
-    assert capsys.readouterr().err == "clustersmoke: there is no previous run in the history\n"
+    assert capsys.readouterr().err == "clustersmoke: the history has no previous run\n"
 
 
 def test_a_phase_that_only_one_run_was_asked_for_is_no_difference(
@@ -202,6 +202,6 @@ def test_a_phase_that_only_one_run_was_asked_for_is_no_difference(
     add(of_night(102, phase(), run_id="c"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (0, [])
-    assert "in the first run alone: lora_sft_ddp" in found["also_different"]
+    assert "only in the first run: lora_sft_ddp" in found["also_different"]
     status, found = compared(capsys, tmp_path, "a", "c")
     assert (status, found["differences"]) == (1, ["lora_sft_ddp: passed -> none"])

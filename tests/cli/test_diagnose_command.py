@@ -90,7 +90,7 @@ def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
     log.write_text("OSError: [Errno 28] No space left on device\n" * 9 + OOM)
     out = run(log).out
     assert out.index("1. a file system is full") < out.index("2. GPU memory is used up")
-    assert "   ... 9 lines in all\n" in out
+    assert "   ... 9 lines in total\n" in out
 
 
 @pytest.mark.parametrize("word", ["--json", None])
@@ -206,13 +206,13 @@ def test_the_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:
     phase(tmp_path, "two")
     said = run(tmp_path)
     assert said.status == 2 and said.out == ""
-    assert "holds the logs of 2 jobs; give that of one: " in said.err
+    assert "contains the logs of 2 jobs; name the directory of one: " in said.err
 
 
 def test_an_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> None:
     """Nothing read is nothing said."""
     said = run(tmp_path)
-    assert (said.status, said.out) == (2, "") and "holds no logs" in said.err
+    assert (said.status, said.out) == (2, "") and "contains no logs" in said.err
 
 
 def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_garbage_behind_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> No
         assert said.json[0]["id"] == "cuda_oom" and said.json[0]["ranks"] == [3]
     torn.rename(model)
     said = run("--json", tmp_path)
-    assert (said.status, said.out) == (2, "") and f"{tmp_path} holds no text" in said.err
+    assert (said.status, said.out) == (2, "") and f"{tmp_path} contains no text" in said.err
     tmp_path.joinpath("job.log").write_text("step 1\n")
     assert run("--json", tmp_path).json == []
 
@@ -276,7 +276,7 @@ def test_closed_standard_input_is_told(run: Any, monkeypatch: pytest.MonkeyPatch
     """There is nothing to read, which is no healthy job."""
     monkeypatch.setattr(sys, "stdin", None)
     said = run("-")
-    assert said.status == 2 and "it is closed" in said.err
+    assert said.status == 2 and "standard input is closed" in said.err
 
 
 def test_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:

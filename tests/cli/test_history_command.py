@@ -148,7 +148,7 @@ def test_a_count_that_is_none_is_refused(
     with pytest.raises(SystemExit) as raised:
         run(capsys, "history", "--report-dir", held, f"--last={last}")
     assert raised.value.code == 2
-    assert f"`{last}` is no count; expected a number of runs" in capsys.readouterr().err
+    assert f"`{last}` is not a number of runs; expected 1 or more" in capsys.readouterr().err
 
 
 def test_without_a_history_the_place_is_named(
@@ -178,7 +178,7 @@ def test_an_empty_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     add({**of_night(0), "phases": []}, tmp_path)
     assert run(capsys, "history", "--report-dir", tmp_path)[:2] == (
         0,
-        "the history holds no phases\n",
+        "the history has no phases\n",
     )
 
 

@@ -94,10 +94,10 @@ def test_a_run_of_several_jobs_is_refused(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "holds no files; expected NCCL's logs"),
-        (lambda path: path.symlink_to("gone"), "is a link to what does not exist"),
-        (os.mkfifo, "is a FIFO, which might never end; expected a file (cat FIFO | "),
-        (phase, "holds no NCCL logs of its phases (those under gloo write none)"),
+        (lambda path: path.mkdir(), "contains no files; expected NCCL logs"),
+        (lambda path: path.symlink_to("gone"), "is a broken link"),
+        (os.mkfifo, "is a FIFO, which may never end; expected a file (cat FIFO | "),
+        (phase, "contains no NCCL logs (phases under gloo write none)"),
     ],
     ids=["missing", "empty", "dangling", "fifo", "gloo"],
 )

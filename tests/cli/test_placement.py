@@ -112,7 +112,7 @@ def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
     assert placement.node(0) is None
     assert placement.disputed == {0: [HostNode("", "a"), HostNode("", "b")]}
     assert placement.same_node(one) is None
-    assert placement.doubts == ["processes on a and b both logged as one rank"]
+    assert placement.doubts == ["processes on a and b logged as the same rank"]
 
 
 # -- One name, several nodes -----------------------------------------------------------------------
@@ -128,7 +128,7 @@ def test_two_ranks_with_one_gpu_or_local_rank_show_two_nodes_of_one_name(shared:
     shared = {key: [*values, None] for key, values in shared.items()}
     placement = Placement(communicator(["twin"] * 4 + ["other"], **shared))
     assert sides(placement, (0, 1), (0, 2), (0, 4)) == [None, None, False]
-    assert "several nodes are called twin" in placement.doubts[0]
+    assert "several nodes have the name twin" in placement.doubts[0]
     assert placement.count is None
 
 

@@ -79,7 +79,7 @@ def test_what_is_printed_is_accepted_where_it_is_pasted(
     )
     memory = found["zero1_4node"]["peak_memory_gib"]
     assert (memory.lower, memory.upper) == (None, 0.11)
-    assert "# latency_us is left out: times, latencies and losses scatter too far" in text
+    assert "# latency_us is left out: times, latencies and losses vary too much" in text
 
 
 @pytest.mark.parametrize("higher", [True, False])
@@ -119,7 +119,7 @@ def test_phases_with_too_few_runs_are_named(
     add(of_night(20, phase("lora_sft_ddp", outcome="lost")), tmp_path)
     text = proposed(capsys, tmp_path)
     assert (
-        "    # left out: ddp_2gpu, 7 good runs on the versions of the newest (12 on any); 8 are "
+        "    # left out: ddp_2gpu, 7 good runs with the newest setup (12 in total); 8 are "
         "needed\n    # left out: lora_sft_ddp, 0 good runs; 8 are needed\n"
     ) in text
     assert list(pasted(tmp_path, text)) == ["zero1_4node"]
@@ -137,7 +137,7 @@ def test_one_later_run_of_another_kind_hides_no_nights(
     assert "# 30 runs, median 9.5 steps/s" in text
     day = moment(BEGUN + 50 * DAY_S)[:10]
     assert (
-        f"      # not of the newest good run, {day}: fewer than 8 like it; others since: "
+        f"      # not from the newest good run ({day}): fewer than 8 like it; changed since: "
         "args.steps 30 -> 60\n"
     ) in text
     assert list(pasted(tmp_path, text)["zero1_4node"]) == ["steps_per_s"]
@@ -173,8 +173,8 @@ def test_metrics_that_can_have_no_bound_are_named(
     for words in (
         "# steps_per_s is left out: too noisy for a bound, spread ",
         "# peak_memory_reserved_gib is left out: its median is 0",
-        "# final_loss is left out: times, latencies and losses scatter too far",
-        "# vanished is left out: this clustersmoke has no such metric in m",
+        "# final_loss is left out: times, latencies and losses vary too much",
+        "# vanished is left out: this version has no such metric in m",
         "# peak_memory_gib is left out: too few of these runs have it",
     ):
         assert words in text
@@ -188,7 +188,7 @@ def test_a_phase_without_any_bound_is_named(
     for number in range(8):
         add(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
     text = proposed(capsys, tmp_path)
-    assert "# left out: zero1_4node, no metric of which can have bounds" in text
+    assert "# left out: zero1_4node, none of its metrics can have bounds" in text
     assert pasted(tmp_path, text) == {}
 
 

@@ -64,7 +64,7 @@ def test_all_refusals_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageProblems) as refused:
         write_files(tmp_path, FILES, force=False)
     assert [problem.what for problem in refused.value.problems] == [
-        f"{tmp_path}/a/one.py is there already",
+        f"{tmp_path}/a/one.py already exists",
         f"{tmp_path}/a/b is not a directory",
         f"{tmp_path}/three is a directory",
     ]
@@ -103,8 +103,8 @@ def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
     refused = init("--cluster", "other")
     assert refused.returncode == 2 and refused.stdout == "" and tree(new) == before
     assert [line.split(";")[0] for line in refused.stderr.splitlines()] == [
-        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py is there already",
-        f"clustersmoke: DIRECTORY: {new}/cluster.yaml is there already",
+        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py already exists",
+        f"clustersmoke: DIRECTORY: {new}/cluster.yaml already exists",
     ]
     done = init("--cluster", "other", "--force")
     assert "wrote cluster.yaml, smoke_tests/ (1 files) in" in done.stdout
@@ -118,7 +118,7 @@ def test_a_home_directory_that_does_not_exist_is_refused(init: Init, tmp_path: P
     """Nothing is written."""
     refused = init("--shared-dir", "~no_such_user_here/x")
     assert refused.returncode == 2 and not (tmp_path / "new").exists()
-    assert "--shared-dir: there is no home directory `~no_such_user_here`" in refused.stderr
+    assert "--shared-dir: no home directory `~no_such_user_here`" in refused.stderr
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -110,22 +110,22 @@ def test_an_init_that_did_not_complete_names_its_ranks() -> None:
     """First of all: a rank that began and did not end is where the job hung."""
     line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
     first = remarks(job(line))[0]
-    assert first.text == "init of communicator 0 began and did not complete on 1 rank: 1"
+    assert first.text == "communicator 0: init started and did not complete on 1 rank: 1"
     assert first.examples == ["1 (k1, GPU 3)"]
 
 
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([], "is this the log of a rank, and NCCL_DEBUG=INFO set?"),
-        (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO writes edges"),
-        (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO writes edges"),
+        ([], "is this a rank's log, and was NCCL_DEBUG=INFO set?"),
+        (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO logs edges"),
+        (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO logs edges"),
         ([INFO + "Using network IB"], "NCCL_DEBUG_SUBSYS hides them"),
-        ([INFO + "Using network IB"], "it may have failed, or the log be cut"),
+        ([INFO + "Using network IB"], "it may have failed, or the log may be cut"),
         (["NCCL version 2.22.3+cuda12.6", INFO + "Using network IB"], "NCCL_RUNTIME_CONNECT=0"),
         (
             [INFO + "comm 0x1 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"],
-            "communicators of one rank connect nothing",
+            "communicators of one rank have no edges",
         ),
     ],
 )
@@ -152,13 +152,13 @@ def test_networks_and_devices_that_differ_by_host_are_named() -> None:
             INFO.replace("k1", "k2") + "Using network Socket",
         )
     )
-    assert "the networks chosen differ\n  IB: k1\n  Socket: k2" in found
+    assert "processes chose different networks\n  IB: k1\n  Socket: k2" in found
     assert "NET/IB found no device on 1 of 2 hosts: k2" in found
 
 
 def test_versions_that_differ_are_named() -> None:
     """Two NCCLs in one job."""
-    assert "NCCL's version differs: 2.19.3, 2.20.5" in told(
+    assert "NCCL versions differ: 2.19.3, 2.20.5" in told(
         job("NCCL version 2.20.5+cuda12.4", "NCCL version 2.19.3+cuda12.3")
     )
 
@@ -172,8 +172,8 @@ def test_ranks_without_a_line_are_counted_not_listed() -> None:
 def test_what_has_no_side_says_why() -> None:
     """Pairs are counted; what makes a node doubtful is named, else what is always needed."""
     found = told(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
-    assert "whether inside a node or between nodes is unknown of 1 of 1 pair" in found
-    assert "an end has no line that is surely its own" in found
+    assert "unknown whether inside a node or between nodes: 1 of 1 pair" in found
+    assert "an end has no line that is certainly its own" in found
     comm = "comm 0x1 rank {0} nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE"
     twins = [INFO.replace(":1:", f":{rank}:") + comm.format(rank) for rank in (0, 1)]
     found = told(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
@@ -183,7 +183,7 @@ def test_what_has_no_side_says_why() -> None:
 def test_torn_lines_are_counted_with_their_places() -> None:
     """An edge that was cut is missing, which must be said."""
     found = told(job(INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUM"))
-    assert "1 line cut or torn; the edges on them are missing here\n  x.log:1" in found
+    assert "1 line cut or torn; their edges are missing\n  x.log:1" in found
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ NCCL 2.20.5: 1 communicator, 1 edge, 1 file read
 communicator 0 (id 0xf0): 2 ranks on 2 nodes, init complete
   k1  rank 0
   k2  rank 1
-network chosen: IB on 1 host (only the edges show what carried anything)
+network chosen: IB on 1 host (only the edges show what carried data)
 NVLS: no connection logged; CollNet: no connection logged
 
 side        kind           pairs  used for     NICs (pairs)
@@ -427,7 +427,7 @@ def test_closed_standard_input_is_unreadable(run: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdin", None)
     said = run("-")
     assert (said.status, said.out) == (2, "")
-    assert said.err == "clustersmoke: <stdin> cannot be read: it is closed\n"
+    assert said.err == "clustersmoke: <stdin> cannot be read: standard input is closed\n"
 
 
 # -- As a user runs it -----------------------------------------------------------------------------

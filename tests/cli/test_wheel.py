@@ -100,7 +100,7 @@ def test_from_the_wheel_to_a_dry_run(installed: dict[str, str], tmp_path: Path) 
     """Without Slurm: the profile `local`, and a plan of all its phases."""
     env = {**installed, "PATH": "/nowhere"}
     said = call(env, tmp_path, "pytest_clustersmoke.cli", "init", "new").stdout
-    assert "no Slurm here" in said and "wrote pytest.ini, cluster.yaml, smoke_tests/" in said
+    assert "no Slurm found" in said and "wrote pytest.ini, cluster.yaml, smoke_tests/" in said
     words = ("-p", "no:cacheprovider", "--cluster", "local", "--cluster-dry-run")
     plan = call(env, tmp_path / "new", "pytest", *words).stdout
     assert "train_zero.py" in plan and str(REPOSITORY / "smoke_tests") not in plan
@@ -125,7 +125,7 @@ def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.La
         words = ("init", "--cluster", "mine", "new")
         said = call(env, folder, "pytest_clustersmoke.cli", *words).stdout
         assert "partition main (the default): 2 nodes of 2 x fake" in said
-        assert "zero1_4node: needs 4 nodes, a job gets 2" in said
+        assert "zero1_4node: needs 4 nodes, a job can have 2" in said
         new = folder / "new"
         run = ("pytest", "-p", "no:cacheprovider", "--cluster", "mine")
         plan = call(env, new, *run, "--cluster-dry-run").stdout
