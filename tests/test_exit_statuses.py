@@ -24,10 +24,10 @@ FAILS = "def test_fails(self, phase):\n    assert False"
 # Statuses of `clustersmoke` that other tests provoke, by subcommand and status.
 ELSEWHERE = {
     ("history", 0): "tests/cli/test_history_command.py",
-    ("compare", 0): "tests/cli/test_compare_command.py::test_two_like_runs_do_not_differ",
-    ("compare", 1): "tests/cli/test_compare_command.py::test_what_differs_is_named",
+    ("compare", 0): "tests/cli/test_compare_command.py::test_similar_runs_do_not_differ",
+    ("compare", 1): "tests/cli/test_compare_command.py::test_differences_are_named",
     ("references", 0): (
-        "tests/cli/test_propose_command.py::test_what_is_printed_is_accepted_where_it_is_pasted"
+        "tests/cli/test_propose_command.py::test_output_can_be_pasted_into_cluster_yaml"
     ),
     ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
     ("lab up", 1): "tests/lab/test_lab_failures.py",

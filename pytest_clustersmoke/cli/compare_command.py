@@ -42,32 +42,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     compare.set_defaults(run=_run)
 
 
-def _run(asked: argparse.Namespace) -> int:
-    with arguments.open_history(asked.report_dir) as connection:
-        if asked.cluster is not None:
-            arguments.choose_phases(connection, asked.cluster, None)
+def _run(parsed: argparse.Namespace) -> int:
+    with arguments.open_history(parsed.report_dir) as connection:
+        if parsed.cluster is not None:
+            arguments.choose_phases(connection, parsed.cluster, None)
         first, second = (
-            arguments.find_run(connection, word, asked.cluster)
-            for word in (asked.first, asked.second)
+            arguments.find_run(connection, word, parsed.cluster)
+            for word in (parsed.first, parsed.second)
         )
-        found = compare_runs(connection, first, second)
-    if asked.json:
-        print_lines(json.dumps(found.as_dict(), indent=1, allow_nan=False).splitlines())
+        comparison = compare_runs(connection, first, second)
+    if parsed.json:
+        print_lines(json.dumps(comparison.as_dict(), indent=1, allow_nan=False).splitlines())
     else:
-        print_lines(_text_lines(found))
-    return int(bool(found.differences))
+        print_lines(_text_lines(comparison))
+    return int(bool(comparison.differences))
 
 
-def _text_lines(found: RunComparison) -> Iterator[str]:
-    rows = [["first", *_run_cells(found.first)], ["second", *_run_cells(found.second)]]
+def _text_lines(comparison: RunComparison) -> Iterator[str]:
+    rows = [["first", *_run_cells(comparison.first)], ["second", *_run_cells(comparison.second)]]
     yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "selection", "partial"), rows)
     yield ""
-    yield "differences:" if found.differences else "no differences"
-    yield from (f"  {sanitize_line(text)}" for text in found.differences)
-    if found.surroundings:
+    yield "differences:" if comparison.differences else "no differences"
+    yield from (f"  {sanitize_line(text)}" for text in comparison.differences)
+    if comparison.surroundings:
         yield "also different:"
-        yield from (f"  {sanitize_line(text)}" for text in found.surroundings)
-    metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
+        yield from (f"  {sanitize_line(text)}" for text in comparison.surroundings)
+    metrics = [
+        _metric_cells(pair.name, metric) for pair in comparison.phases for metric in pair.metrics
+    ]
     if metrics:
         yield ""
         titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#threshold", "")
@@ -80,7 +82,7 @@ def _run_cells(run: PastRun) -> list[str]:
 
 
 def _metric_cells(phase: str, pair: MetricPair) -> list[str]:
-    values = ["-" if one is None else show(one) for one in (pair.first, pair.second)]
+    values = ["-" if value is None else show(value) for value in (pair.first, pair.second)]
     percent = "-" if pair.percent is None else f"{pair.percent:+.1f} %"
     share = pair.bound / abs(pair.first) * 100 if pair.first else 0.0
     bound = f"{share:.1f} %" if share else "-"

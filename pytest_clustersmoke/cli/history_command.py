@@ -1,4 +1,4 @@
-"""`clustersmoke history`: what was measured, night by night."""
+"""`clustersmoke history`: what past runs measured."""
 
 from __future__ import annotations
 
@@ -57,27 +57,29 @@ def _count(word: str) -> int:
     return int(word)
 
 
-def _run(asked: argparse.Namespace) -> int:
-    with arguments.open_history(asked.report_dir) as connection:
-        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
-        series = [_series(connection, count, asked) for count in counts]
-    series = [one for one in series if one.runs]  # somebody may have deleted the rows they need
-    if asked.metric is not None:
-        _check_metric(asked.metric, series)
-    form = json_lines if asked.json else csv_lines if asked.csv else text_lines
+def _run(parsed: argparse.Namespace) -> int:
+    with arguments.open_history(parsed.report_dir) as connection:
+        counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
+        series = [_series(connection, count, parsed) for count in counts]
+    series = [one for one in series if one.runs]  # their rows may have been deleted meanwhile
+    if parsed.metric is not None:
+        _check_metric(parsed.metric, series)
+    form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))
     return 0
 
 
-def _series(connection: Connection, count: PhaseCount, asked: argparse.Namespace) -> PhaseSeries:
-    of = (connection, count.cluster, count.phase)
-    runs = phase_runs(*of, limit=asked.last)
+def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespace) -> PhaseSeries:
+    key = (connection, count.cluster, count.phase)
+    runs = phase_runs(*key, limit=parsed.last)
     same = [
         run
         for newest in runs[:1]
-        for run in phase_runs(*of, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW)
+        for run in phase_runs(
+            *key, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW
+        )
     ]
-    return PhaseSeries(count, runs, same, asked.metric)
+    return PhaseSeries(count, runs, same, parsed.metric)
 
 
 def _check_metric(metric: str, series: Iterable[PhaseSeries]) -> None:

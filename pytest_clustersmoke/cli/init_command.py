@@ -1,4 +1,4 @@
-"""`clustersmoke init [DIRECTORY]`: the files of a new cluster, ready for a dry run."""
+"""`clustersmoke init [DIRECTORY]`: writes the files of a new cluster, ready for a dry run."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _path(text: str) -> Path:
-    """The absolute path that is meant, `~` and `~user` read."""
+    """The absolute path, with `~` and `~user` expanded."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:
@@ -77,28 +77,28 @@ def _path(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"no home directory `{home}`") from None
 
 
-def _run(words: argparse.Namespace) -> int:
+def _run(parsed: argparse.Namespace) -> int:
     from . import suite_files
     from .cluster_draft import Wishes
 
-    directory = words.directory.absolute()
-    draft = _draft(Wishes(directory, words.cluster, words.partition, words.shared_dir))
+    directory = parsed.directory.absolute()
+    draft = _make_draft(Wishes(directory, parsed.cluster, parsed.partition, parsed.shared_dir))
     text = draft.render()
-    _check(text, draft.name)
+    _check_profile(text, draft.name)
     own_ini = not suite_files.has_settings(directory)
     files = suite_files.suite_files()
     if own_ini:
         files["pytest.ini"] = suite_files.PYTEST_INI.encode()
-    files[CONFIG] = text.encode()  # the last one: with it the set is whole
-    written = suite_files.write_files(directory, files, words.force)
+    files[CONFIG] = text.encode()  # written last: its presence means that the set is complete
+    written = suite_files.write_files(directory, files, parsed.force)
     sys.stdout.write(
-        "\n".join([*_summary(draft), *_next(draft, directory, written, own_ini)]) + "\n"
+        "\n".join([*_summary_lines(draft), *_next_steps(draft, directory, written, own_ini)]) + "\n"
     )
     return 0
 
 
-def _draft(wishes: Wishes) -> ClusterDraft:
-    """What is to be written. Raises UsageProblems with all that is wrong with what was asked."""
+def _make_draft(wishes: Wishes) -> ClusterDraft:
+    """The draft to write. Raises UsageProblems with everything wrong with the options."""
     from ..evidence.run_directory import check_path
     from ..text import Problem, UsageProblems
     from .cluster_draft import draft_local, draft_slurm
@@ -115,7 +115,7 @@ def _draft(wishes: Wishes) -> ClusterDraft:
         choice = choose_partition(survey, wishes.partition)
         draft = draft_slurm(wishes, survey, choice, os.environ)
     except NoSlurm as silence:
-        # Somebody who names a Slurm means it: a profile of this machine would be no answer.
+        # A user who names a partition or a Slurm does not want a profile for this machine.
         what, todo = f"Slurm is not available: {silence}", "to get a profile for this machine"
         if wishes.partition is not None:
             todo = f"omit it {todo}, or run this on a login node"
@@ -131,8 +131,8 @@ def _draft(wishes: Wishes) -> ClusterDraft:
     return draft
 
 
-def _check(text: str, name: str) -> None:
-    """What is to be written is what pytest will read, or nothing is written."""
+def _check_profile(text: str, name: str) -> None:
+    """Refuse to write a file that pytest would refuse."""
     from ..config.cluster_file import load
     from ..text import Problem, UsageProblems
 
@@ -153,7 +153,7 @@ def _check(text: str, name: str) -> None:
             ) from None
 
 
-def _summary(draft: ClusterDraft) -> list[str]:
+def _summary_lines(draft: ClusterDraft) -> list[str]:
     left = [f"  {one.name}: {one.left_out}" for one in draft.phases if one.left_out]
     guesses = [f"  {key}: {why}" for key, why in draft.guesses.items()]
     return [
@@ -164,7 +164,9 @@ def _summary(draft: ClusterDraft) -> list[str]:
     ]
 
 
-def _next(draft: ClusterDraft, directory: Path, written: list[str], own_ini: bool) -> list[str]:
+def _next_steps(
+    draft: ClusterDraft, directory: Path, written: list[str], own_ini: bool
+) -> list[str]:
     suite = sum("/" in name for name in written)
     names = [name for name in written if "/" not in name]
     names += [f"smoke_tests/ ({suite} files)"] if suite else []

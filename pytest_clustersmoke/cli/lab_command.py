@@ -13,7 +13,7 @@ from ..lab.daemons import clean_environment
 from ..lab.lab_settings import DEFAULT_NAME, LabError, LabSettings
 from ..lab.lab_state import LabRecord
 
-SINFO_PATIENCE_S = 3.0
+SINFO_TIMEOUT_S = 3.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,17 +101,17 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _up(words: argparse.Namespace) -> int:
+def _up(parsed: argparse.Namespace) -> int:
     lab = bring_up(
         LabSettings(
-            name=words.name,
-            nodes=words.nodes,
-            gpus_per_node=words.gpus_per_node,
-            cpus_per_node=words.cpus_per_node,
-            accounting=words.accounting,
-            isolated=words.isolated,
-            memory=words.memory,
-            directory=words.dir,
+            name=parsed.name,
+            nodes=parsed.nodes,
+            gpus_per_node=parsed.gpus_per_node,
+            cpus_per_node=parsed.cpus_per_node,
+            accounting=parsed.accounting,
+            isolated=parsed.isolated,
+            memory=parsed.memory,
+            directory=parsed.dir,
         ),
         _say,
     )
@@ -150,7 +150,7 @@ def _print_record(record: LabRecord) -> None:
 
 
 def _nodes(record: LabRecord) -> str:
-    """The nodes and their states, as the controller sees them now."""
+    """The current states of the nodes, from the controller."""
     conf = record.files.slurm_conf
     try:
         answer = subprocess.run(
@@ -159,13 +159,13 @@ def _nodes(record: LabRecord) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SINFO_PATIENCE_S,
+            timeout=SINFO_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer from slurmctld within {SINFO_PATIENCE_S:.0f} s"
+        return f"no answer from slurmctld within {SINFO_TIMEOUT_S:.0f} s"
     if answer.returncode:
         return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
-    # A node is listed once for each of its partitions.
+    # sinfo lists a node once per partition.
     from ..jobs.slurm_records import parse_node_states  # loads pydantic
 
     states = dict(parse_node_states(answer.stdout))
@@ -175,29 +175,29 @@ def _nodes(record: LabRecord) -> str:
     )
 
 
-def _env(words: argparse.Namespace) -> int:
-    if words.name is None:
+def _env(parsed: argparse.Namespace) -> int:
+    if parsed.name is None:
         lab = lab_state.find({})
     else:
-        found = [record for record in lab_state.running() if record.name == words.name]
+        found = [record for record in lab_state.running() if record.name == parsed.name]
         if not found:
             raise LabError(
-                f"lab {words.name} is not running; `clustersmoke lab status` lists the running labs"
+                f"lab {parsed.name} is not running; `clustersmoke lab status` lists all labs"
             )
         lab = found[0].lab()
     print(lab_state.export_line(lab))
     return 0
 
 
-def _down(words: argparse.Namespace) -> int:
+def _down(parsed: argparse.Namespace) -> int:
     records = lab_state.records()
-    if words.name is not None:
-        chosen = [record for record in records if record.name == words.name]
+    if parsed.name is not None:
+        chosen = [record for record in records if record.name == parsed.name]
         if not chosen:
             raise LabError(
-                f"there is no lab `{words.name}`; `clustersmoke lab status` lists all labs"
+                f"there is no lab `{parsed.name}`; `clustersmoke lab status` lists all labs"
             )
-    elif words.all:
+    elif parsed.all:
         chosen = [record for record in records if record.here]
     elif len(records) > 1:
         names = ", ".join(record.name for record in records)
@@ -209,19 +209,19 @@ def _down(words: argparse.Namespace) -> int:
     if not chosen:
         _say("no lab to end")
     for record in chosen:
-        kept = teardown.end_lab(record, words.keep_logs)
+        kept = teardown.end_lab(record, parsed.keep_logs)
         _say(f"lab {record.name}: ended{f'; its logs are in {kept}' if kept else ''}")
     return 0
 
 
-def _install(words: argparse.Namespace) -> int:
-    missing = packages.missing_packages(words.accounting, words.isolated)
+def _install(parsed: argparse.Namespace) -> int:
+    missing = packages.missing_packages(parsed.accounting, parsed.isolated)
     if not missing:
         _say("all packages that a lab needs are installed")
         return 0
     _say(f"missing: {', '.join(missing)}")
-    packages.install(packages.wanted_packages(words.accounting, words.isolated), _say)
-    still = packages.missing_packages(words.accounting, words.isolated)
+    packages.install(packages.wanted_packages(parsed.accounting, parsed.isolated), _say)
+    still = packages.missing_packages(parsed.accounting, parsed.isolated)
     if still:
         raise LabError(f"apt-get succeeded, but {', '.join(still)} not found")
     _say("installed")

@@ -1,4 +1,4 @@
-"""A communicator's edges rank by rank: a row for each source, a column for each destination."""
+"""A communicator's edges as a matrix: a row for each source rank, a column for each destination."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ CODES = {
     "NET/IB": "B",
     "NET/Socket": "T",
 }
-# For networks of other names, with GPUDirect RDMA and without.
+# Letters for other networks, with GPUDirect RDMA and without.
 DIRECT, PLAIN = "NFHJKLQRUVWYZAEO", "nfhjklqruvwyzaeo"
-# Beyond this many ranks a cell is one character; beyond the next there is no picture.
+# Above this many ranks a cell is one character; above MAX_RANKS nothing is drawn.
 ROOMY_RANKS = 64
 MAX_RANKS = 2048
 MAX_NAME = 20
 
 
 def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
-    """What the letters mean, and the matrix of each communicator that has edges."""
+    """The key of letters, and the matrix of each communicator with edges."""
     codes = assign_letters(sorted({kind for _, kind in job.pairs}))
     key = [f"{letter} {sanitize_line(kind)}" for kind, letter in codes.items()]
     key += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]

@@ -1,6 +1,6 @@
 """What is surprising in a job's transports, worst first.
 
-No expectation is known here, so nothing is judged: a remark says what stands out, and where.
+Nothing is judged, since no expectation is known: a remark says what stands out, and where.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ..text import plural, ranges, span_list
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 
-# From NCCL 2.22 on edges are connected, and logged, when a collective first needs them.
+# Since NCCL 2.22 edges are connected, and logged, when a collective first needs them.
 LAZY_FROM = (2, 22)
 MNNVL = "P2P/MNNVL"
-# Of the pairs of a side, a kind of at most this share is rare.
+# A kind is rare if at most this share of the pairs of its side use it.
 RARE_SHARE = 0.1
 MAX_HOSTS = 8
 NOT_PLACED = (
@@ -92,7 +92,7 @@ def _why_no_edges(job: JobTransports) -> Iterator[str]:
 
 def _net_inside(job: JobTransports) -> Remarks:
     found = [link for link in job.links if link.placement == INTRA and link.transport.net]
-    yield from _of_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
+    yield from _remark_on_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
 
 
 def _socket_beside(job: JobTransports) -> Remarks:
@@ -100,43 +100,49 @@ def _socket_beside(job: JobTransports) -> Remarks:
     others = sorted({link.kind for link in nets} - {"NET/Socket"})
     if others:
         found = [link for link in nets if link.kind == "NET/Socket"]
-        yield from _of_links(job, found, f"NET/Socket beside {', '.join(others)}", _pairs(nets))
+        yield from _remark_on_links(
+            job, found, f"NET/Socket beside {', '.join(others)}", _count_pairs(nets)
+        )
 
 
 def _without_gpudirect(job: JobTransports) -> Remarks:
     by_net: dict[str, list[Link]] = defaultdict(list)
     for link in job.links:
-        # Where the ends differ that is said of itself.
+        # Edges whose ends differ have their own remark.
         if link.transport.net and link.placement != INTRA and not link.asymmetric:
             by_net[link.transport.net].append(link)
     for net, links in sorted(by_net.items()):
         without = [link for link in links if not link.transport.gdrdma]
         if len(without) < len(links):
             text = f"NET/{net} without GPUDirect RDMA beside NET/{net}/GDRDMA"
-            yield from _of_links(job, without, text, _pairs(links))
+            yield from _remark_on_links(job, without, text, _count_pairs(links))
 
 
 def _asymmetric(job: JobTransports) -> Remarks:
     found = [link for link in job.links if link.asymmetric]
-    yield from _of_links(job, found, "the two ends use different transports", _pairs(job.links))
+    yield from _remark_on_links(
+        job, found, "the two ends use different transports", _count_pairs(job.links)
+    )
 
 
 def _node_local_between(job: JobTransports) -> Remarks:
     between = [link for link in job.links if link.placement == INTER]
     found = [link for link in between if not link.transport.net and link.kind != MNNVL]
     text = "P2P or SHM between two host names (containers of one node? only MNNVL joins nodes)"
-    yield from _of_links(job, found, text, _pairs(between))
+    yield from _remark_on_links(job, found, text, _count_pairs(between))
 
 
 def _rare_inside(job: JobTransports) -> Remarks:
-    """A node where P2P failed falls back to SHM, which is no error and slow."""
+    """If P2P fails on a node, NCCL falls back to SHM, which is slow, but not an error."""
     pairs = {kind: count for (side, kind), count in job.pairs.items() if side == INTRA}
     total = job.sides.get(INTRA, 0)
     for kind, count in sorted(pairs.items()):
         if count <= RARE_SHARE * total and not kind.startswith("NET/"):
             links = [link for link in job.links if link.placement == INTRA and link.kind == kind]
             most = max(pairs, key=lambda other: pairs[other])
-            yield from _of_links(job, links, f"{kind} inside a node, where most are {most}", total)
+            yield from _remark_on_links(
+                job, links, f"{kind} inside a node, where most are {most}", total
+            )
 
 
 def _networks(job: JobTransports) -> Remarks:
@@ -162,8 +168,8 @@ def _unplaced(job: JobTransports) -> Remarks:
     if unknown:
         doubts = {why: None for placement in job.placements for why in placement.doubts}
         yield TransportRemark(
-            f"unknown whether inside a node or between nodes: {_pairs(unknown):,} of "
-            f"{plural(_pairs(job.links), 'pair')}",
+            f"unknown whether inside a node or between nodes: {_count_pairs(unknown):,} of "
+            f"{plural(_count_pairs(job.links), 'pair')}",
             list(doubts) or [NOT_PLACED],
         )
 
@@ -185,15 +191,15 @@ def _silent(job: JobTransports) -> Remarks:
 
 
 def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tuple[int, int]]:
-    """The ranks of a communicator of which no line is here, as spans: there may be millions."""
+    """The ranks of a communicator without a line, as spans, since there may be millions."""
     placement = job.placements[communicator.index]
-    heard = sorted({*placement.nodes, *placement.disputed, *communicator.members})
+    placed = sorted({*placement.nodes, *placement.disputed, *communicator.members})
     if communicator.ranks is None:
         named = {rank for link in job.of(communicator) for rank in (link.source, link.destination)}
-        yield from ((rank, rank) for rank in sorted(named.difference(heard)))
+        yield from ((rank, rank) for rank in sorted(named.difference(placed)))
         return
     expected = 0
-    for rank in [*heard, communicator.ranks]:
+    for rank in [*placed, communicator.ranks]:
         if rank > expected:
             yield expected, rank - 1
         expected = max(expected, rank + 1)
@@ -224,8 +230,8 @@ _LOOKS: tuple[Callable[[JobTransports], Remarks], ...] = (
 )
 
 
-def _of_links(job: JobTransports, found: list[Link], text: str, of: int) -> Remarks:
-    """A remark on links, none where there are none: how many pairs, of how many, and each."""
+def _remark_on_links(job: JobTransports, found: list[Link], text: str, of: int) -> Remarks:
+    """A remark on links, if there are any: how many pairs of how many, and each link."""
     if found:
         examples = []
         for link in found:
@@ -233,11 +239,11 @@ def _of_links(job: JobTransports, found: list[Link], text: str, of: int) -> Rema
             destination = _name_rank(job, link.communicators, link.destination)
             roles = f" ({' and '.join(link.roles)})" if link.asymmetric and link.roles else ""
             examples.append(f"{source} -> {destination}: {link.wording}{roles}: {link.where}")
-        yield TransportRemark(f"{text}: {_pairs(found):,} of {plural(of, 'pair')}", examples)
+        yield TransportRemark(f"{text}: {_count_pairs(found):,} of {plural(of, 'pair')}", examples)
 
 
 def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) -> str:
-    """`3 (k023, GPU 1)`, as far as that is known."""
+    """`3 (k023, GPU 1)`, as far as known."""
     if len(communicators) != 1:
         return str(rank)
     (index,) = communicators
@@ -251,8 +257,8 @@ def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) ->
     return f"{rank} ({', '.join(place)})" if place else str(rank)
 
 
-def _pairs(links: Iterable[Link]) -> int:
-    """The pairs of ranks of links in the job's order."""
+def _count_pairs(links: Iterable[Link]) -> int:
+    """The number of pairs of ranks; links are sorted by pair."""
     return sum(1 for _ in groupby(links, key=attrgetter("pair")))
 
 

@@ -1,4 +1,4 @@
-"""`clustersmoke transports LOG...`: which transports a job used, by its NCCL logs."""
+"""`clustersmoke transports LOG...`: which transports a job used, from its NCCL logs."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     transports.set_defaults(run=_run)
 
 
-def _run(words: argparse.Namespace) -> int:
-    # What is read is kept until the end: searching millions of objects for garbage finds none.
+def _run(parsed: argparse.Namespace) -> int:
+    # Everything read is kept until the end: searching millions of objects for garbage is useless.
     gc.disable()
     try:
-        job = _read(words.logs)
+        job = _read(parsed.logs)
         log = job.log
         if job.files or log.edges or log.communicators or log.warnings:
-            print_lines(_lines(job, words))
+            print_lines(_lines(job, parsed))
         name_refused(job.unreadable)
         return 2 if job.unreadable else 0
     finally:
@@ -60,7 +60,7 @@ def _run(words: argparse.Namespace) -> int:
 
 
 def _read(words: list[str]) -> JobTransports:
-    """Read all there is; what cannot be read is noted in the job."""
+    """Read all inputs; the job records what could not be read."""
     from ..evidence.nccl.log_reader import Reader, Unreadable
     from .job_transports import JobTransports
     from .log_inputs import Inputs
@@ -80,8 +80,8 @@ def _read(words: list[str]) -> JobTransports:
     return JobTransports(reader.log(), tuple(read), tuple(refused))
 
 
-def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
-    if words.json:
+def _lines(job: JobTransports, parsed: argparse.Namespace) -> Iterator[str]:
+    if parsed.json:
         from .transport_json import json_lines
 
         yield from json_lines(job)
@@ -90,8 +90,8 @@ def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
     from .subcommand import TextOutput
 
     out = TextOutput.of(sys.stdout)
-    if not words.matrix:
-        yield from transport_text.text(job, out, words.all)
+    if not parsed.matrix:
+        yield from transport_text.text(job, out, parsed.all)
         return
     yield from transport_text.head(job, out)
     if job.links:

@@ -1,4 +1,4 @@
-"""`clustersmoke references propose`: what it prints can be pasted."""
+"""`clustersmoke references propose`: its output can be pasted."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def pasted(directory: Path, text: str) -> dict[str, dict[str, Reference]]:
     return load(path, {}).profile("gilbreth").references
 
 
-def test_what_is_printed_is_accepted_where_it_is_pasted(
+def test_output_can_be_pasted_into_cluster_yaml(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loader of cluster.yaml takes it as it is, with value, bound, unit and source."""
+    """The loader of cluster.yaml accepts it unchanged, with value, bound, unit and source."""
     for number in range(10):
         metrics = {
             "steps_per_s": metric(9.5 + 0.05 * (number % 5 - 2)),
@@ -84,11 +84,11 @@ def test_what_is_printed_is_accepted_where_it_is_pasted(
 
 @pytest.mark.parametrize("higher", [True, False])
 @pytest.mark.parametrize("noise", [0.01, 0.2, 0.3])
-def test_a_bound_is_where_the_history_fails(
+def test_bound_is_where_the_history_check_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, higher: bool
 ) -> None:
-    """However much the past scattered, the bound is at least 10 % off, and no nearer than the
-    history's own."""
+    """However much past values vary, the bound is at least 10 % off, and not closer than that of
+    the history check."""
     name, unit = ("steps_per_s", "steps/s") if higher else ("peak_memory_gib", "GiB")
     values = [9.4567 + noise * (number % 7 - 3) for number in range(21)]
     for number, value in enumerate(values):
@@ -125,7 +125,7 @@ def test_phases_with_too_few_runs_are_named(
     assert list(pasted(tmp_path, text)) == ["zero1_4node"]
 
 
-def test_one_later_run_of_another_kind_hides_no_nights(
+def test_one_later_run_of_another_setup_hides_no_past(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the newest good run stands alone, the newest setup with enough good runs is proposed,
@@ -143,8 +143,8 @@ def test_one_later_run_of_another_kind_hides_no_nights(
     assert list(pasted(tmp_path, text)["zero1_4node"]) == ["steps_per_s"]
 
 
-def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--phase leaves one; where none has enough, what is printed is comments alone."""
+def test_phase_option_selects_one_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If no phase has enough runs, only comments are printed."""
     nights(tmp_path, 8)
     add(of_night(0, phase("ddp_2gpu")), tmp_path)
     text = proposed(capsys, tmp_path, "--phase", "ddp_2gpu")
@@ -154,7 +154,7 @@ def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert list(found) == ["zero1_4node"]
 
 
-def test_metrics_that_can_have_no_bound_are_named(
+def test_metrics_without_a_bound_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Too noisy, not positive, too rare or unknown: named in a comment, and the rest stays."""
@@ -181,7 +181,7 @@ def test_metrics_that_can_have_no_bound_are_named(
     assert list(pasted(tmp_path, text)["zero1_4node"]) == ["samples_per_s"]
 
 
-def test_a_phase_without_any_bound_is_named(
+def test_phase_without_any_bound_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A phase no metric of which can have a bound is left out, in a comment."""
@@ -192,10 +192,10 @@ def test_a_phase_without_any_bound_is_named(
     assert pasted(tmp_path, text) == {}
 
 
-def test_hostile_names_stay_in_their_line(
+def test_hostile_names_stay_on_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What jobs said of versions and hardware breaks out of neither quotes nor comments."""
+    """Recorded versions and hardware cannot break out of quotes or comments."""
     versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x 😀")
     nights(tmp_path, 8, versions=versions, hardware="H100\n    evil: true")
     found = pasted(tmp_path, proposed(capsys, tmp_path))
@@ -218,7 +218,7 @@ def test_hostile_names_stay_in_their_line(
 def test_unknown_names_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    """A cluster or phase that is not in the history ends in one line, and status 2."""
+    """An unknown cluster or phase gives one line, and status 2."""
     nights(tmp_path, 1)
     assert main(["references", "propose", "--report-dir", str(tmp_path), *words]) == 2
     assert capsys.readouterr().err.startswith(f"clustersmoke: {told}")
