@@ -101,7 +101,7 @@ def _socket_beside(job: JobTransports) -> Remarks:
     if others:
         found = [link for link in nets if link.kind == "NET/Socket"]
         yield from _remark_on_links(
-            job, found, f"NET/Socket beside {', '.join(others)}", _count_pairs(nets)
+            job, found, f"NET/Socket alongside {', '.join(others)}", _count_pairs(nets)
         )
 
 
@@ -114,7 +114,7 @@ def _without_gpudirect(job: JobTransports) -> Remarks:
     for net, links in sorted(by_net.items()):
         without = [link for link in links if not link.transport.gdrdma]
         if len(without) < len(links):
-            text = f"NET/{net} without GPUDirect RDMA beside NET/{net}/GDRDMA"
+            text = f"NET/{net} without GPUDirect RDMA alongside NET/{net}/GDRDMA"
             yield from _remark_on_links(job, without, text, _count_pairs(links))
 
 
@@ -186,7 +186,7 @@ def _silent(job: JobTransports) -> Remarks:
     if by_text:
         yield TransportRemark(
             "some ranks have no line that is certainly their own; pass the logs of all nodes",
-            [f"communicator {ranges(whose)}: {text}" for text, whose in by_text.items()],
+            [f"communicator {ranges(indexes)}: {text}" for text, indexes in by_text.items()],
         )
 
 

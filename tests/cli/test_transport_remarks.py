@@ -56,13 +56,13 @@ def test_healthy_job_has_no_remarks(healthy: JobLogs, tmp_path: Path) -> None:
         (
             (0, 9),
             "NET/Socket/0",
-            "NET/Socket beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "NET/Socket alongside NET/IB/GDRDMA: 1 of 32 pairs",
             "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/Socket/0: k001.4000.log:",
         ),
         (
             (0, 9),
             "NET/IB/3",
-            "NET/IB without GPUDirect RDMA beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "NET/IB without GPUDirect RDMA alongside NET/IB/GDRDMA: 1 of 32 pairs",
             "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/IB/3: k001.4000.log:",
         ),
         (
