@@ -47,7 +47,7 @@ PACKAGE = Path(pytest_clustersmoke.__file__).parent
 REFERENCE = ROOT / "docs" / "reference"
 EXIT_STATUSES, STAGED_FAULTS = REFERENCE / "exit-statuses.md", REFERENCE / "staged-faults.md"
 BROKEN_LOG = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory.\n"
-NCCL_LOG = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
+NCCL_LOG = ROOT / "tests" / "evidence" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
 
 # Keys of JSON that name a criterion, a metric or a version.
 NAMES = re.compile(r"(?<=\.)((?:criteria|metrics|versions)\.)\w+")

@@ -197,7 +197,7 @@ def test_clustersmoke_ends_with_each_listed_status(
     """The case described in the table gives the status, without a traceback."""
     tmp_path.joinpath("quiet.log").write_text("all is well\n")
     tmp_path.joinpath("bad.log").write_text(BAD)
-    log = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
+    log = ROOT / "tests" / "evidence" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
     tmp_path.joinpath("nccl.log").write_text(log.read_text())
     own = {"XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
     env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
