@@ -1,12 +1,12 @@
 """Is this GPU cluster fit to train on today, and if not: which node, link or setting is at fault?
 
-The data flows one way, and imports go down in its order:
+How data flows through a run:
 
     options + cluster.yaml -> Phase -> preflight -> job -> [node -> [rank]] -> evidence
                                                                                   |
       junit.xml, report.json, index.html, history <- report <- verdict <- criteria, findings
 
-From the top down; entries in one line do not import each other:
+Every entry imports only entries of the groups below its own, and none of its own group:
 
     plugin.py    pytest's hooks, options, markers and the `phase` fixture; it parses and delegates
     cli/         the `clustersmoke` command: a module for each subcommand
@@ -24,9 +24,10 @@ From the top down; entries in one line do not import each other:
 
     jobs/        submit, watch and cancel: local and Slurm backends, the one Slurm client
 
-    rank/        in the rank: process group, device, timing, gradient and checkpoint proofs; with
-                 faults/staged the only code that touches torch, and only inside functions
-    node/        on the node: facts, checks, rendezvous, the launcher, supervision of the ranks
+    rank/        in the rank: process group, device, timing, gradient and checkpoint proofs. Only
+                 rank/ and faults/staged/ import torch, and only inside functions
+    node/        on the node: facts, checks before the ranks start, rendezvous, the launcher,
+                 supervision of the ranks
 
     evidence/    the run directory: file names, events, facts, NCCL's logs, findings, history
     config/      cluster.yaml, the marker and the command line become a frozen Phase
