@@ -57,7 +57,7 @@ def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, 
         yield path, value
         return
     if id(value) in above:
-        yield path, "(a reference to what holds it)"
+        yield path, "(a reference to an enclosing object)"
         return
     above = (*above, id(value))
     if isinstance(value, Mapping):

@@ -90,7 +90,10 @@ class Rank:
         """Where the program writes: one directory for all ranks, which exists."""
         if self._output_dir is None:
             if self._place.phase_dir is None:
-                raise RuntimeError("output_dir is agreed between the ranks once the group is open")
+                raise RuntimeError(
+                    "output_dir is not known before the process group is open: outside the "
+                    "launcher the ranks agree on a temporary directory then"
+                )
             self._output_dir = self._place.phase_dir.output
             self._output_dir.mkdir(parents=True, exist_ok=True)
         return self._output_dir
@@ -126,8 +129,8 @@ class Rank:
         world_size = dist.get_world_size()
         if world_size != self.world_size or dist.get_rank() != self.rank:
             raise RuntimeError(
-                f"the process group says rank {dist.get_rank()} of {world_size}, the environment "
-                f"says rank {self.rank} of {self.world_size}"
+                f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
+                f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
             )
         backend = dist.get_backend()
         self._voice.event("group", backend=backend, world_size=world_size, timeout_s=self.timeout_s)
@@ -191,7 +194,7 @@ class Rank:
             yield Step(index, log)
             if log.recorded != index + 1:
                 raise RuntimeError(
-                    f"step {index + 1} recorded {log.recorded - index} times; expected one "
+                    f"step {index + 1} was recorded {log.recorded - index} times; expected one "
                     "step.record(loss=...) at the end of each step"
                 )
         log.finish()
@@ -255,7 +258,7 @@ class Rank:
         """Record the phase's metrics, all at once, by their names in `telemetry.METRICS`."""
         unknown = set(values) - set(METRICS)
         if unknown:
-            raise ValueError(f"unknown metrics {sorted(unknown)}; known: {', '.join(METRICS)}")
+            raise ValueError(f"unknown metrics {sorted(unknown)}; expected {', '.join(METRICS)}")
         self._voice.event("metrics", values=values)
 
     # -- Checkpoints -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evidence.process_start import start_s
 from ..evidence.telemetry import SCHEMA
+from ..text import plural
 
 if TYPE_CHECKING:
     import torch
@@ -40,9 +41,9 @@ def _no_device(place: RankEnvironment, found: int) -> str:
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (
-        f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees {found} "
-        f"CUDA devices on {place.node} and local rank {place.local_rank} needs device "
-        f"{place.local_rank}; CUDA_VISIBLE_DEVICES is "
+        f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees "
+        f"{plural(found, 'CUDA device')} on {place.node}; local rank {place.local_rank} needs "
+        f"device {place.local_rank}; CUDA_VISIBLE_DEVICES is "
         f"{'not set' if visible is None else repr(visible)}"
     )
 

@@ -32,7 +32,7 @@ class GradientWatch:
 
         trained = [(name, one) for name, one in named_parameters if one.requires_grad]
         if not trained:
-            raise ValueError("no parameter requires a gradient: there is nothing to watch")
+            raise ValueError("no parameter requires a gradient, so there is nothing to watch")
         self._names = [name for name, _ in trained]
         shape = (min(count, ROWS), len(trained))
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)

@@ -43,10 +43,10 @@ class Probe:
     def run(self) -> dict[str, Any]:
         """The fields of the `gradients` event."""
         if not self.parameters:
-            raise ValueError("no parameter requires a gradient: there is nothing to probe")
+            raise ValueError("no parameter requires a gradient, so there is nothing to probe")
         if self.precision not in TOLERANCES:
             raise ValueError(
-                f"precision {self.precision!r}; expected one of {', '.join(TOLERANCES)}"
+                f"precision={self.precision!r}; expected one of {', '.join(TOLERANCES)}"
             )
         randomness = _Randomness()
         local = self._local_gradients()

@@ -50,6 +50,6 @@ def load_hook(rank: Rank, fault: Mapping[str, Any] | None, event: Callable[..., 
         return RankHook()
     module, _, function = str(fault.get("hook", "")).partition(":")
     if not module or not function:
-        raise ValueError(f"the fault {fault!r} does not say what stages it: `hook` is missing")
+        raise ValueError(f"the fault {fault!r} has no `hook`; expected `module:function`")
     hook: RankHook = getattr(importlib.import_module(module), function)(rank, fault, event)
     return hook

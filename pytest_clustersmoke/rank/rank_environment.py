@@ -64,8 +64,8 @@ def _fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
     named, told = fault.get("name"), os.environ.get(FAULT)
     if named != told:
         raise ValueError(
-            f"{FAULT}={told!r} in the rank's environment, but {phase_dir.spec} names {named!r}: "
-            "faults are staged by --cluster-prove alone, which sets both"
+            f"{FAULT}={told!r} in the rank's environment, but {phase_dir.spec} names {named!r}; "
+            "only --cluster-prove stages faults, and it sets both: unset the variable"
         )
     return fault or None
 
@@ -83,7 +83,7 @@ def _count(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not text.isdecimal():
         raise ValueError(
-            f"{name}={text!r} in the rank's environment; expected a whole number, as torchrun sets"
+            f"{name}={text!r} in the rank's environment; expected a whole number, set by torchrun"
         )
     return int(text)
 
@@ -104,5 +104,7 @@ def _timeout_s() -> float:
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected seconds above 0")
+        raise ValueError(
+            f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected a number of seconds above 0"
+        )
     return timeout_s

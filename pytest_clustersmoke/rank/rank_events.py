@@ -6,6 +6,7 @@ from typing import Any
 
 from ..config.metrics import METRICS
 from ..evidence.telemetry import EventWriter
+from ..text import plural
 from .rank_environment import RankEnvironment
 
 
@@ -54,19 +55,20 @@ def _line(name: str, fields: dict[str, Any]) -> str:
             f"{key} {value:.4g} {METRICS[key].unit}" for key, value in fields["values"].items()
         )
     if name == "losses":
-        return f"loss, mean of all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
+        return f"loss, mean over all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
     if name == "gradients":
         return (
-            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: largest relative error "
-            f"{fields['max_relative_error']:.2e} of {fields['compared']} parameters "
-            f"({fields['worst']}), tolerance {fields['tolerance']:.0e}"
+            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: the largest relative "
+            f"error in {plural(fields['compared'], 'parameter')} is "
+            f"{fields['max_relative_error']:.2e} ({fields['worst']}), tolerance "
+            f"{fields['tolerance']:.0e}"
         )
     if name == "checkpoint":
         size = sum(file["bytes"] for file in fields["files"])
-        return f"checkpoint: {len(fields['files'])} files, {size:,} bytes"
+        return f"checkpoint: {plural(len(fields['files']), 'file')}, {size:,} bytes"
     if name == "reload":
         state = "equal" if fields["equal"] else f"NOT equal: {', '.join(fields['mismatched'])}"
-        return f"reload: {fields['tensors']} tensors, {state}"
+        return f"reload: {plural(fields['tensors'], 'tensor')}, {state}"
     if name == "fact":
         return "\n".join(f"{key}: {value}" for key, value in fields["values"].items())
     return ""

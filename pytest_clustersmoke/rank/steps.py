@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ..text import plural
 from .gradient_watch import GradientWatch
 from .rank_events import RankEventWriter
 
@@ -65,12 +66,12 @@ class StepLog:
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
-            raise ValueError(f"{count} steps; expected at least 1")
+            raise ValueError(f"count={count} steps; expected at least 1")
         self.count = count
         self.warmup = min(5, count // 5) if warmup is None else warmup
         if not 0 <= self.warmup < count:
             raise ValueError(
-                f"warmup of {self.warmup} steps; expected fewer than the {count} steps"
+                f"warmup={self.warmup} steps; expected at least 0 and fewer than count={count}"
             )
         self.recorded = 0
         self._voice = voice
@@ -108,7 +109,9 @@ class StepLog:
         import torch
 
         if self.recorded == self.count:
-            raise RuntimeError(f"more steps recorded than the {self.count} that were announced")
+            raise RuntimeError(
+                f"a step was recorded after the last; expected {plural(self.count, 'step')}"
+            )
         if loss is None:
             self._has_loss = False
         elif isinstance(loss, torch.Tensor):
@@ -133,7 +136,9 @@ class StepLog:
     def finish(self) -> None:
         """Write the figures. Ranks that recorded losses average them, so all ranks call this."""
         if self.recorded != self.count:
-            raise RuntimeError(f"{self.recorded} steps recorded, {self.count} announced")
+            raise RuntimeError(
+                f"{plural(self.recorded, 'step')} recorded before finish(); expected {self.count}"
+            )
         self._clock.wait()
         ended = time.perf_counter()
         wall_s = ended - self._began

@@ -54,7 +54,7 @@ def test_a_rank_that_is_told_two_things_does_not_start(
     write_json(phase.spec, spec)
     if told:
         monkeypatch.setenv("CLUSTERSMOKE_FAULT", told)
-    with pytest.raises(ValueError, match="staged by --cluster-prove alone"):
+    with pytest.raises(ValueError, match="only --cluster-prove stages faults"):
         read_rank_environment()
 
 

@@ -56,5 +56,5 @@ def test_metrics_are_known_by_name(rank: Rank, capsys: pytest.CaptureFixture[str
     record = events(rank).last("metrics")
     assert record is not None and record["values"] == {"busbw_gb_per_s": 12.5}
     assert capsys.readouterr().out == "busbw_gb_per_s 12.5 GB/s\n"
-    with pytest.raises(ValueError, match=r"unknown metrics \['bandwidth'\]; known: steps_per_s"):
+    with pytest.raises(ValueError, match=r"unknown metrics \['bandwidth'\]; expected steps_per_s"):
         rank.metrics(bandwidth=12.5)
