@@ -1,4 +1,4 @@
-"""What a rank says: events to its file, and from rank 0 a readable line on stdout."""
+"""Writes a rank's events to its file; rank 0 also prints them as readable lines."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .rank_environment import RankEnvironment
 
 
 class RankEventWriter:
-    """Writes events where there is a phase directory; prints on rank 0, by hand as on a cluster."""
+    """Writes events if there is a phase directory; rank 0 prints, on a cluster and by hand."""
 
-    def __init__(self, place: RankEnvironment) -> None:
-        self._speaks = place.rank == 0
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._prints = environment.rank == 0
         self._writer: EventWriter | None = None
-        if place.phase_dir is not None:
-            self._writer = EventWriter(place.phase_dir.rank_events(place.rank))
+        if environment.phase_dir is not None:
+            self._writer = EventWriter(environment.phase_dir.rank_events(environment.rank))
 
     def event(self, name: str, /, **fields: Any) -> None:
         if self._writer is not None:
             self._writer.write(name, **fields)
-        if self._speaks and (line := _line(name, fields)):
+        if self._prints and (line := _format_line(name, fields)):
             print(line, flush=True)
 
     def say(self, text: str) -> None:
-        if self._speaks:
+        if self._prints:
             print(text, flush=True)
 
     def close(self) -> None:
@@ -35,8 +35,8 @@ class RankEventWriter:
             self._writer = None
 
 
-def _line(name: str, fields: dict[str, Any]) -> str:
-    """The event as a line for people; empty where it tells them nothing."""
+def _format_line(name: str, fields: dict[str, Any]) -> str:
+    """The event as a readable line; empty if it is not printed."""
     if name == "start":
         return (
             f"rank {fields['rank']} of {fields['world_size']} on {fields['node']}: "
@@ -45,7 +45,7 @@ def _line(name: str, fields: dict[str, Any]) -> str:
     if name == "stage":
         return f"{name} {fields['name']}: {fields['seconds']:.2f} s" if "seconds" in fields else ""
     if name == "step":
-        if "steps_per_s" not in fields:  # marked by a program that prints what it measures itself
+        if "steps_per_s" not in fields:  # from `Rank.mark`: that program prints its own results
             return ""
         loss = fields.get("loss")
         tail = "" if loss is None else f"  loss {loss:.4f}"
