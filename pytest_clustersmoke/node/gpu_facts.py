@@ -210,16 +210,16 @@ def _start(command: list[str]) -> subprocess.Popen[str] | OSError:
 
 def _answer(process: subprocess.Popen[str] | OSError, deadline: float) -> Answer:
     if isinstance(process, OSError):
-        return Answer(None, f"it cannot be run: {process.strerror or process}")
+        return Answer(None, f"cannot run it: {process.strerror or process}")
     try:
         output, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
-        return Answer(None, f"it gave no answer within {TIMEOUT_S:g} s")
+        return Answer(None, f"no answer within {TIMEOUT_S:g} s")
     if process.returncode == 0:
         return Answer(output)
     said = " ".join(f"{output} {errors}".split())  # its errors come on either
-    return Answer(None, f"it ended with status {process.returncode}: {said[:MAX_WORDS]}")
+    return Answer(None, f"exit status {process.returncode}: {said[:MAX_WORDS]}")
 
 
 def _rows(text: str) -> list[list[str]]:

@@ -235,7 +235,7 @@ def _look_above(path: str) -> dict[str, Any]:
     wanted = Path(path)
     there = next((one for one in (wanted, *wanted.parents) if one.exists()), None)
     usable = there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    error = None if usable else f"{there} cannot be written"
+    error = None if usable else f"cannot write to {there}"
     return {"path": path, "error": error, "free_bytes": _free(str(there))}
 
 

@@ -72,7 +72,10 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     _reset_signals()
     spec = read_json(Path(spec_path))
     if spec is None:
-        raise NodeFailed(f"{spec_path} cannot be read on {socket.gethostname()}")
+        raise NodeFailed(
+            f"{socket.gethostname()} cannot read the job's spec {spec_path}; check that this "
+            "directory is shared with the node"
+        )
     rank = int(os.environ.get("SLURM_NODEID", "0")) if node_rank is None else node_rank
     name = os.environ.get("SLURMD_NODENAME") or (
         f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
@@ -114,7 +117,7 @@ class _Result:
             try:
                 raise_abort(job, self._value["reason"], self._value.get("why", ""))
             except OSError as error:  # the result matters more; the scheduler ends the other nodes
-                self._value["flag"] = f"the flag that ends the other nodes was not raised: {error}"
+                self._value["flag"] = f"could not raise the flag that ends the other nodes: {error}"
         self._value |= {
             "node_rank": job.node_rank,
             "node": job.node_name,
@@ -173,8 +176,8 @@ def _claim(job: NodeJob) -> None:
     except FileExistsError:
         write_whole(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
         raise NodeFailed(
-            f"phase {job.spec['phase']} was started once already on node rank {job.node_rank} "
-            "(a requeue?); it runs at most once"
+            f"phase {job.spec['phase']} was already started on node rank {job.node_rank} (was the "
+            "job requeued?); a phase runs at most once"
         ) from None
 
 

@@ -102,7 +102,7 @@ class RankWatch:
                     return found
         if time.monotonic() > self._timeout_at:
             limit = self._job.spec["timeout_s"]
-            return Trouble("timeout", f"the phase ran past its limit of {limit:g} s", None)
+            return Trouble("timeout", f"the phase exceeded its limit of {limit:g} s", None)
         return None
 
     def _excuse(self) -> None:
@@ -149,7 +149,10 @@ class RankWatch:
         where = f"stage {rank.stage}" + (
             f", step {rank.step} of {rank.steps}" if rank.steps else ""
         )
-        why = f"rank {rank.rank} has not moved for {still_s:.0f} s in {where} (limit {limit_s:g} s)"
+        why = (
+            f"rank {rank.rank} has made no progress for {still_s:.0f} s in {where} "
+            f"(limit {limit_s:g} s)"
+        )
         return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
 
     def _exit_stall(self, rank: _Rank) -> Trouble | None:
@@ -157,8 +160,8 @@ class RankWatch:
         if still_s <= EXIT_LIMIT_S or not process_tree.alive(rank.pid, rank.pid_started):
             return None
         why = (
-            f"rank {rank.rank} (pid {rank.pid}) was done {still_s:.0f} s ago and still hangs in "
-            f"interpreter exit (limit {EXIT_LIMIT_S:g} s)"
+            f"rank {rank.rank} (pid {rank.pid}) was done {still_s:.0f} s ago and still has not "
+            f"exited (limit {EXIT_LIMIT_S:g} s)"
         )
         return Trouble("stalled", why, rank.rank, {"stage": "exit", "step": 0})
 

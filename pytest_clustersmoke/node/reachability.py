@@ -26,8 +26,10 @@ LOOK_S = 0.25
 MAX_BYTES = 256
 GO = b"go\n"
 WORDS = {
-    errno.ECONNREFUSED: "connection refused (a firewall rejects it, or the address is another's)",
-    errno.ETIMEDOUT: "no answer (a firewall drops it, or nothing routes there)",
+    errno.ECONNREFUSED: (
+        "connection refused (a firewall rejects it, or another machine has that address)"
+    ),
+    errno.ETIMEDOUT: "no answer (a firewall drops it, or there is no route)",
     errno.EHOSTUNREACH: "no route to host",
     errno.ENETUNREACH: "network is unreachable",
 }
@@ -115,11 +117,11 @@ class Visit:
             named, their_time = said.split()
             if named.decode() == token and math.isfinite(time_s := float(their_time)):
                 return time_s
-            why = "its greeting is not node 0's"
+            why = "the greeting is not node 0's"
         except (OSError, ValueError) as error:
             why = str(error)
         self._connection.close()
-        raise Unreachable(f"something else answers there, or broke off: {why}")
+        raise Unreachable(f"connected, but got no greeting from node 0: {why}")
 
     def wait(self, deadline: float, look: Callable[[], None]) -> bool:
         """Stay until node 0 says to go on; False where it hung up or said nothing by then. `look`

@@ -81,7 +81,9 @@ def _receive(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meet
     if missing:
         names = {node.rank: node.name for node in checks.nodes_of(facts)}
         silent = checks.listed(names.get(node, f"node {node}") for node in missing)
-        raise NodeFailed(f"{silent} never came to {address}:{door.port}, and left no word")
+        raise NodeFailed(
+            f"{silent} never connected to node 0 at {address}:{door.port}, and reported no error"
+        )
     return Meeting(address, door.port, one_host, door.hold)
 
 
@@ -119,8 +121,8 @@ def _go_to(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meetin
             meeting = Meeting(address, port, one_host)
         case _:
             raise NodeFailed(
-                f"{path} was expected to hold node 0's address, port, token and one_host; it holds "
-                f"{published}: do all nodes run the same version of pytest-clustersmoke?"
+                f"{path} holds {published}; expected node 0's address, port, token and one_host; "
+                "check that all nodes run the same version of pytest-clustersmoke"
             )
     try:
         visit = Visit(address, port, token)
@@ -136,7 +138,7 @@ def _go_to(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -> Meetin
     while time.monotonic() < end:
         _look_at_flag(job)
         time.sleep(POLL_S)
-    raise NodeFailed(f"node 0 ended the meeting at {address}:{port} and did not say why")
+    raise NodeFailed(f"node 0 closed the connection at {address}:{port} and reported no reason")
 
 
 def _say(job: NodeJob, ok: bool = True, **found: Any) -> None:
@@ -182,7 +184,7 @@ def _wait(
         if time.monotonic() > deadline:
             names = ", ".join(str(path.relative_to(job.dir.root)) for path in missing)
             raise NotSeen(
-                f"{job.node_name} ({socket.gethostname()}) waited for {what} and never could read "
+                f"{job.node_name} ({socket.gethostname()}) waited for {what} and could not read "
                 f"{names}: those nodes did not start, or {job.dir.root} is not shared with them",
                 [paths[path] for path in missing],
             )
@@ -227,9 +229,9 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
     own = [one for one in up if not one.startswith(("127.", "169.254.")) and one not in theirs]
     if not own:
         raise NodeFailed(
-            f"{node_name} has no IPv4 address that other nodes could reach: its interfaces have "
-            f"{', '.join(up) or 'none'}, and torchrun's nodes meet at one; see that its name "
-            "resolves to its address there, or pin the interface with GLOO_SOCKET_IFNAME"
+            f"{node_name} has no IPv4 address that other nodes can reach, and torchrun needs one; "
+            f"its interfaces have {', '.join(up) or 'none'}; make its name resolve to such an "
+            "address there, or select the interface with GLOO_SOCKET_IFNAME"
         )
     return str(own[0])
 

@@ -116,7 +116,7 @@ def _judge(
     if agent.returncode == 0 and not unfinished:
         return {"ok": True}
     if agent.returncode == 0:
-        why = f"torchrun ended with status 0, but rank {unfinished[0]} never said it was done"
+        why = f"torchrun ended with status 0, but rank {unfinished[0]} never reported `done`"
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
     why = f"torchrun ended with status {agent.returncode}"
     return {"ok": False, "reason": "torchrun", "why": why, "rank": None}

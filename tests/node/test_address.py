@@ -95,5 +95,5 @@ def test_addresses_that_lead_nowhere_else_are_passed_over() -> None:
 )
 def test_a_node_without_such_an_address_says_so(facts: dict[str, Any]) -> None:
     """Loopback would have every other node find itself there."""
-    with pytest.raises(NodeFailed, match="n0 has no IPv4 address that other nodes could reach"):
+    with pytest.raises(NodeFailed, match="n0 has no IPv4 address that other nodes can reach"):
         _own_address("n0", [facts, node(eth0="10.0.0.6")])

@@ -79,7 +79,7 @@ def test_the_words_of_a_tool_that_fails_are_kept(tool: Path, words: str, status:
     nvidia_smi.write(tool, sys.executable, words=words, status=status)
     found = facts.gather_node_facts(0, "n0")
     assert found["gpus"] is None and found["packages"]["submitit"]
-    assert found["gpu_tool_failed"] == f"it ended with status {status}: {words}"
+    assert found["gpu_tool_failed"] == f"exit status {status}: {words}"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_tool_that_cannot_be_run(tool: Path) -> None:
     (tool / "nvidia-smi").write_text("#!/no/such/shell\n")
     (tool / "nvidia-smi").chmod(0o755)
     found = gpu_facts.ask(health=True)
-    assert found["gpu_tool_failed"] == "it cannot be run: No such file or directory"
+    assert found["gpu_tool_failed"] == "cannot run it: No such file or directory"
 
 
 def test_a_tool_that_hangs_is_left_behind(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_tool_that_hangs_is_left_behind(tool: Path, monkeypatch: pytest.Monkey
     sleeper = psutil.Process(int(noted.read_text()))
     assert sleeper.is_running()
     sleeper.kill()
-    assert found["gpus"] is None and found["gpu_tool_failed"] == "it gave no answer within 0.5 s"
+    assert found["gpus"] is None and found["gpu_tool_failed"] == "no answer within 0.5 s"
 
 
 def test_processes_on_our_gpus_are_told(tool: Path) -> None:

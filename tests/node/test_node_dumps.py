@@ -73,7 +73,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeJob:
     monkeypatch.setattr(node_dumps, "OWN_DUMPS_S", 0.5)
     monkeypatch.setattr(node_dumps, "ABORT_S", WITHIN_S)  # ends as soon as the stack is there
     made = make_job(tmp_path)
-    write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has not moved"})
+    write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has made no progress"})
     return made
 
 

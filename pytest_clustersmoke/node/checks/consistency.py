@@ -14,7 +14,7 @@ from .gpu_checks import wanted
 
 ABSENT = "not installed"
 SAME_ENVIRONMENT = (
-    "have every node use the same environment: see that the profile's `setup` and `python` lead to "
+    "use the same environment on every node: check that the profile's `setup` and `python` lead to "
     "one installation that all nodes share, or to equal ones"
 )
 
@@ -39,7 +39,7 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
             if value != common:
                 odd[rank].append(f"{name} {value} (the other nodes: {common})")
     for rank, words in odd.items():
-        what = f"runs other versions: {listed(words)}"
+        what = f"versions differ from the other nodes': {listed(words)}"
         yield Check("versions-differ", (rank,), what, SAME_ENVIRONMENT, FAILURE, "packages")
 
 
@@ -56,7 +56,7 @@ def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
         for node in nodes
         if wanted(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
     }
-    fix = "have the same driver on all nodes of a job, or choose nodes that have it"
+    fix = "install the same driver on all nodes of a job, or choose nodes that have it"
     yield from _differing("driver-differs", "the GPUs' driver", known, nodes, fix)
 
 
@@ -70,8 +70,8 @@ def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
         if wanted(node, spec) and ours is not None and ours.exact and ours.gpus:
             models = sorted({shown(str(gpu.get("name"))) for gpu in ours.gpus})
             known[node.rank] = " and ".join(models)
-    fix = "choose nodes of one kind: the slowest GPU holds up all others"
-    yield from _differing("gpu-model-differs", "GPU", known, nodes, fix)
+    fix = "choose nodes with the same GPU: the slowest one holds up all others"
+    yield from _differing("gpu-model-differs", "the GPU model", known, nodes, fix)
 
 
 def _differing(
@@ -85,7 +85,7 @@ def _differing(
         return
     for rank, value in known.items():
         if value != common:
-            words = f"{what}: {value}; most nodes of the job have {common}"
+            words = f"{what} is {value}; most nodes of the job have {common}"
             yield Check(identity, (rank,), words, fix, WARNING, "gpus")
 
 

@@ -26,7 +26,7 @@ from .gpu_checks import asked
 
 BY_PREFIX = "NCCL_SOCKET_IFNAME"
 FIX_DOWN = (
-    "look at the interface on the node (`ip -br addr`, ethtool), at its cable and switch port; "
+    "check the interface on the node (`ip -br addr`, ethtool), its cable and its switch port; "
     "take the node out of service until it is up"
 )
 Table = Mapping[str, Mapping[str, Any]]
@@ -58,7 +58,8 @@ def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check
             "interface-missing",
             (node.rank,),
             f"{name}={one.value} ({one.source}) {one.why}; it has {there}",
-            f"unset {name}, or have it select what every node has (`ip -br addr`, ibstat)",
+            f"unset {name}, or set it to a value that selects something on every node "
+            "(`ip -br addr`, ibstat)",
             severity,
             "rdma_ports" if name == BY_DEVICE else "interfaces",
             detail={"variable": name, "value": one.value},

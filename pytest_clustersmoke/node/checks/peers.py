@@ -32,8 +32,8 @@ def _unreachable(told: Sequence[Node], names: Mapping[int, str]) -> Iterator[Che
             "master-unreachable",
             (node.rank,),
             f"cannot reach node 0 ({names.get(0, 'node 0')}) at {address}: {node.text('error')}",
-            "see which interface that address is of and whether a firewall stands between the "
-            "nodes; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in the profile's `env` pins another",
+            "check which interface has that address and whether a firewall separates the nodes; "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in the profile's `env` selects another one",
             fact="error",
             file=MEETING,
             detail={"address": address},
@@ -64,7 +64,7 @@ def _clocks(told: Sequence[Node]) -> Iterator[Check]:
         apart, unsure = abs(offset - middle), error + middle_error
         if apart - unsure > CLOCK_S:
             which = "ahead of" if offset > middle else "behind"
-            what = f"the clock is {apart:.2f} s {which} those of most other nodes"
+            what = f"its clock is {apart:.2f} s {which} those of most other nodes"
             yield _clock((rank,), apart, unsure, what)
 
 
@@ -73,7 +73,7 @@ def _clock(nodes: tuple[int, ...], seconds: float, unsure: float, what: str) -> 
         "clock-differs",
         nodes,
         f"{what}, measured to within {unsure:.3f} s",
-        "see whether the time service runs on each of the nodes (chronyc tracking, timedatectl)",
+        "check that the time service runs on each of the nodes (chronyc tracking, timedatectl)",
         WARNING,
         "clock",
         MEETING,

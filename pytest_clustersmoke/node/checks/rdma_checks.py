@@ -16,8 +16,8 @@ from .check_result import FAILURE, WARNING, Check, Node
 ACTIVE = "ACTIVE"
 RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 FIX = (
-    "look at the port on the node (ibstat, ibstatus) and at its cable and switch port; take the "
-    "node out of service until it is up"
+    "check the port on the node (ibstat, ibstatus), its cable and its switch port; take the node "
+    "out of service until it is up"
 )
 Key = tuple[str, str]
 
@@ -52,7 +52,7 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 def _without(rank: int, ports: Mapping[int, Mapping[Key, Any]]) -> Check:
     names = sorted({hca for found in ports.values() for hca, _ in found})
-    what = f"has no RDMA port; each other node of the job has ({', '.join(names)})"
+    what = f"has no RDMA port; every other node of the job has one ({', '.join(names)})"
     return Check("rdma-port-down", (rank,), what, FIX, fact="rdma_ports")
 
 
@@ -99,10 +99,10 @@ def _slow(
             yield Check(
                 "rdma-port-slow",
                 (rank,),
-                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port of another "
-                f"node at {best:g} Gb/sec",
-                "look at the port's cable and switch port (iblinkinfo); where the nodes' adapters "
-                "differ by plan, choose nodes that are alike",
+                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port runs at "
+                f"{best:g} Gb/sec on another node",
+                "check the port's cable and switch port (iblinkinfo); if the nodes' adapters are "
+                "meant to differ, choose nodes of one kind",
                 WARNING,
                 "rdma_ports",
                 detail={

@@ -104,7 +104,7 @@ def test_fewer_gpus_than_asked_for() -> None:
     assert (check.id, check.severity) == ("gpus-missing", FAILURE)
     assert check.detail == {"seen": 1, "asked": 2}
     assert check.what == (
-        "has 2 GPUs by nvidia-smi, of which CUDA_VISIBLE_DEVICES='1' leaves 1; the phase asks for 2"
+        "nvidia-smi lists 2 GPUs, and CUDA_VISIBLE_DEVICES='1' selects 1 of them; the phase needs 2"
     )
 
 
@@ -135,7 +135,7 @@ def test_a_node_without_any_sign_of_a_gpu() -> None:
 
 def test_a_driver_that_failed_is_told_in_its_words() -> None:
     """A failure where GPUs are needed, a warning where a CPU will do; and no guess about GPUs."""
-    words = "it ended with status 9: NVIDIA-SMI has failed"
+    words = "exit status 9: NVIDIA-SMI has failed"
     sick = {**node(), "gpus": None, "gpu_tool_failed": words}
     check = only(sick)
     assert (check.id, check.severity) == ("gpu-driver-failed", FAILURE)
@@ -238,11 +238,11 @@ def test_directories_that_take_no_files() -> None:
     tmp = {"path": "/tmp/job.7", "error": "No such file or directory", "instead": "/tmp"}
     check = only(node(tmp=tmp))
     assert (check.id, check.severity) == ("tmp-not-writable", WARNING)
-    assert "/tmp/job.7" in check.what and "/tmp is taken in its place" in check.what
+    assert "/tmp/job.7" in check.what and "/tmp is used instead" in check.what
     assert only(node(tmp={**tmp, "instead": None})).severity == FAILURE
     nearly = {"path": "/tmp", "error": None, "free_bytes": 10 * 2**20}
     assert (only(node(tmp=nearly)).id, only(node(tmp=nearly)).severity) == ("tmp-full", WARNING)
-    build = {"path": "/scratch/k", "error": "/scratch cannot be written"}
+    build = {"path": "/scratch/k", "error": "cannot write to /scratch"}
     assert only(node(build_directory=build)).id == "build-directory-not-writable"
 
 
