@@ -1,4 +1,4 @@
-"""What has to be the same on all nodes of a job: versions, driver, GPU model."""
+"""Checks that versions, driver and GPU model are the same on all nodes of a job."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ SAME_ENVIRONMENT = (
 
 
 def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Python and packages; the nodes that differ from most are named with all in which they do."""
-    told = {node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None}
-    names = sorted({name for found in told.values() for name in found})
+    """Python and packages. Nodes that differ from most are named, with every difference."""
+    installed = {
+        node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None
+    }
+    names = sorted({name for versions in installed.values() for name in versions})
     packages = {name for node in nodes for name in node.mapping("packages") or {}}
     odd: dict[int, list[str]] = defaultdict(list)
     for name in names:
         default = ABSENT if name in packages else None
-        values = {rank: found.get(name, default) for rank, found in told.items()}
+        values = {rank: versions.get(name, default) for rank, versions in installed.items()}
         known = {rank: value for rank, value in values.items() if value is not None}
         if len(set(known.values())) < 2:
             continue
@@ -44,13 +46,13 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _installed(node: Node) -> dict[str, str]:
-    found = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
-    named = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
-    return found | {name: value for name, value in named.items() if value is not None}
+    packages = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
+    others = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
+    return packages | {name: value for name, value in others.items() if value is not None}
 
 
 def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """A warning: during an upgrade nodes differ for a time, and NCCL gets on with it."""
+    """A warning only: nodes differ during a rolling upgrade, and NCCL copes with that."""
     known = {
         node.rank: shown(gpus[0]["driver_version"])
         for node in nodes
@@ -61,7 +63,7 @@ def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """A warning, and only where the profile names no model: else each node is held to that."""
+    """A warning, and only if the profile names no model; otherwise each node is checked for it."""
     if spec.get("gpu") not in ANY_GPU:
         return
     known = {}
@@ -98,10 +100,10 @@ def _undecided(
     severity: str = FAILURE,
     fact: str = "packages",
 ) -> Check:
-    """As many nodes have one as have another: all are named, since either may be the wrong one."""
+    """Without a majority all nodes are named, since either value may be the wrong one."""
     names = {node.rank: node.name for node in nodes}
     by_value: dict[str, list[str]] = defaultdict(list)
     for rank, value in known.items():
         by_value[value].append(names[rank])
-    said = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
-    return Check(identity, tuple(known), f"{what} differs: {said}", fix, severity, fact)
+    values = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
+    return Check(identity, tuple(known), f"{what} differs: {values}", fix, severity, fact)

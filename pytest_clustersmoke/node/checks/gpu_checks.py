@@ -1,4 +1,4 @@
-"""A node's GPUs: how many, which model, their errors, who else is on them."""
+"""Checks a node's GPUs: number, model, errors, processes of others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from ...evidence.gpu_model import ANY_GPU, fits
 from ...evidence.variable_names import shown
 from ...text import plural
-from ..gpu_facts import busy, share
+from ..gpu_facts import busy_processes, share
 from .check_result import FAILURE, WARNING, Check, Node, listed
 
-YES = ("Yes", "1")  # as drivers write a flag
-# NVIDIA GPU Memory Error Management: a row or page whose replacement is pending is replaced by a
-# reset of the GPU only; nvidia-smi(1) of pages: they "can still be allocated, and may cause
+YES = ("Yes", "1")  # how drivers write a flag
+# NVIDIA GPU Memory Error Management: a pending replacement of a row or page happens only at a reset
+# of the GPU. nvidia-smi(1) says of such pages that they "can still be allocated, and may cause
 # further reliability issues".
 FLAGS = (
     (
@@ -38,7 +38,7 @@ FLAGS = (
 
 
 def wanted(node: Node, spec: Mapping[str, Any]) -> bool:
-    """Whether the node's ranks will train on GPUs. `auto` takes them where each rank finds one."""
+    """Whether the node's ranks will train on GPUs. `auto` takes GPUs if each rank has one."""
     device = spec.get("device")
     if device == "auto":
         ours = share(node.facts)
@@ -52,15 +52,15 @@ def asked(spec: Mapping[str, Any]) -> int:
 
 
 def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    words = node.text("gpu_tool_failed")
-    if words is not None and spec.get("device") != "cpu":
+    error = node.text("gpu_tool_failed")
+    if error is not None and spec.get("device") != "cpu":
         needed = spec.get("device") == "cuda"
         if not needed and node.facts.get("gpu_on_bus") is False:
             return  # the tool is installed on a machine without a GPU
         yield Check(
             "gpu-driver-failed",
             (node.rank,),
-            f"nvidia-smi failed: {words}",
+            f"nvidia-smi failed: {error}",
             "run nvidia-smi on the node and read its kernel log (dmesg, lines with NVRM); reload "
             "the driver or reboot the node",
             FAILURE if needed else WARNING,
@@ -148,23 +148,23 @@ def _label(gpu: Mapping[str, str]) -> str:
 
 
 def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Ours have not started yet, so whoever computes on our GPUs is somebody else."""
-    found = busy(node.facts)
-    if not found:
+    """The job's ranks have not started yet, so any process on its GPUs belongs to others."""
+    processes = busy_processes(node.facts)
+    if not processes:
         return
-    said = [
-        shown(f"pid {one.get('pid')} {one.get('name')} ({one.get('memory')} on {one.get('gpu')})")
-        for one in found
+    lines = [
+        shown(f"pid {p.get('pid')} {p.get('name')} ({p.get('memory')} on {p.get('gpu')})")
+        for p in processes
     ]
-    # Slurm gives a GPU to one job alone; on this machine a desktop may share it.
+    # Slurm gives a GPU to one job alone; on the user's own machine a desktop may share it.
     severity = FAILURE if spec.get("backend") == "slurm" else WARNING
     yield Check(
         "gpu-in-use",
         (node.rank,),
-        f"other processes use its GPUs before the job starts: {listed(said)}",
+        f"other processes use its GPUs before the job starts: {listed(lines)}",
         "end these processes (left behind by an earlier job, or started outside the scheduler): "
         "with them on the GPU, measurements are worthless",
         severity,
         "gpu_processes",
-        detail={"processes": said[:100]},
+        detail={"processes": lines[:100]},
     )

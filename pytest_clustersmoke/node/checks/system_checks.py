@@ -1,4 +1,4 @@
-"""A node's /dev/shm, its limits, its directories for temporary files and builds."""
+"""Checks a node's /dev/shm, its limits, its directories for temporary files and builds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .rdma_checks import expected
 SHM_BYTES = 2**30
 # One segment of NCCL's shared-memory transport: 9,637,888 bytes (NVIDIA/nccl issue 342).
 SHM_SEGMENT_BYTES = 9_637_888
-# NCCL's troubleshooting guide: `--ulimit memlock=-1`. Linux's own default, 8 MiB (64 KiB before
-# 5.16), is less than what the buffers of a few peers take.
+# NCCL's troubleshooting guide: `--ulimit memlock=-1`. Linux's default, 8 MiB (64 KiB before 5.16),
+# is less than the buffers of a few peers need.
 MEMLOCK_BYTES = 2**30
-# Linux's default for the soft limit since 2.x (RLIMIT_NOFILE); ranks and NCCL's sockets count.
+# Linux's default for the soft limit since 2.x (RLIMIT_NOFILE); NCCL's sockets count as files.
 OPEN_FILES = 1024
 TMP_BYTES = 64 * 2**20
 
@@ -29,7 +29,7 @@ def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Only NCCL between GPUs of a node needs it; gloo does not."""
+    """Only NCCL between GPUs of one node needs /dev/shm; gloo does not."""
     if gpu_checks.asked(spec) < 2 or not gpu_checks.wanted(node, spec):
         return
     capacity, free = node.number("dev_shm_bytes"), node.number("dev_shm_free_bytes")
