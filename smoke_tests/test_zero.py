@@ -46,7 +46,7 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
         if phase.ranks[0].start.get("device") == "cpu":
-            pytest.skip("FusedAdam is a CUDA kernel; the ranks train on CPU")
+            pytest.skip("FusedAdam needs CUDA; the ranks train on CPU")
         assert phase.fact("optimizer") == "FusedAdam"
 
     def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:

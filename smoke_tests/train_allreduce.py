@@ -43,10 +43,10 @@ debug: Any = dist  # torch's annotations leave its debug level out
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--max-bytes", type=int, required=True, help="the largest size")
-    parser.add_argument("--factor", type=int, required=True, help="from each size to the next")
-    parser.add_argument("--iterations", type=int, required=True, help="calls in a batch, at most")
+    parser.add_argument("--factor", type=int, required=True, help="ratio of successive sizes")
+    parser.add_argument("--iterations", type=int, required=True, help="most calls in a batch")
     parser.add_argument("--warmup", type=int, required=True, help="calls before the first batch")
-    parser.add_argument("--repeats", type=int, required=True, help="batches; their median counts")
+    parser.add_argument("--repeats", type=int, required=True, help="batches (median is reported)")
     return parser.parse_args()
 
 
@@ -64,7 +64,10 @@ def fitting_bytes(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
 def ladder(max_bytes: int, factor: int) -> list[int]:
     """The sizes to measure, in bytes: 8, each `factor` times the one before, up to `max_bytes`."""
     if factor < 2 or max_bytes < SMALLEST_BYTES:
-        raise ValueError(f"no sizes from {SMALLEST_BYTES} to {max_bytes} B by a factor of {factor}")
+        raise ValueError(
+            f"no sizes from {SMALLEST_BYTES} to {max_bytes} B with a factor of {factor}; expected "
+            f"at least {SMALLEST_BYTES} B and a factor of 2 or more"
+        )
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * factor <= max_bytes:
         sizes.append(sizes[-1] * factor)
@@ -153,7 +156,7 @@ def measure_pairs(
             **checked,
         )
     slowest = size_bytes / watch.slowest([timing.own_seconds])[0] / 1e9
-    rank.say(f"pairs of nodes, round {distance}: the slowest {slowest:.3f} GB/s each way")
+    rank.say(f"pairs of nodes, round {distance}: slowest {slowest:.3f} GB/s each way")
     return slowest
 
 
@@ -164,7 +167,7 @@ def measure_all(
     ranks, nodes = rank.world_size, rank.world_size // rank.local_world_size
     plan = [(name, size) for size in sizes for name in names if elements(name, size, ranks)]
     watch.steps = len(plan) + len(rounds(nodes))
-    rank.say(f"{ranks} ranks on {nodes} nodes talk over {dist.get_backend()}")
+    rank.say(f"{ranks} ranks on {nodes} nodes communicate over {dist.get_backend()}")
     metrics: dict[str, float] = {}
     for name, size in plan:
         for metric, value in measure(name, size, rank, collectives, watch).items():

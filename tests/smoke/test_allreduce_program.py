@@ -91,7 +91,8 @@ def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> Non
     there = check_measured(phase)
     assert {"all_reduce", "all_to_all"} <= there
     node_pairs.check_all_measured(phase)
-    assert phase.backend == "gloo" and "4 ranks on 2 nodes talk over gloo" in outcome.output
+    assert phase.backend == "gloo"
+    assert "4 ranks on 2 nodes communicate over gloo" in outcome.output
     with pytest.raises(Unmeasured, match="talked over gloo"):
         bandwidth.check_dips(phase)
     wanted = {bandwidth.PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}

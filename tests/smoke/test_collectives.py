@@ -49,7 +49,7 @@ def test_a_ladder_ends_where_it_is_bounded() -> None:
 @pytest.mark.parametrize(("most", "factor"), [(7, 2), (0, 2), (-8, 2), (64, 1), (64, 0)])
 def test_a_ladder_that_has_no_end_or_no_step(most: int, factor: int) -> None:
     """It is refused, with both numbers."""
-    with pytest.raises(ValueError, match=f"no sizes from 8 to {most} B by a factor of {factor}"):
+    with pytest.raises(ValueError, match=f"no sizes from 8 to {most} B with a factor of {factor}"):
         train_allreduce.ladder(most, factor)
 
 
