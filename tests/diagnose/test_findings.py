@@ -163,7 +163,7 @@ ECHO = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 def test_what_ranks_say_as_a_hang_is_ended_is_no_cause(tmp_path: Path) -> None:
     """A rank that lost its peer to our own ending of it is not named for that."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
-    why = {"reason": "stalled", "why": "rank 0 has not moved", "rank": 0}
+    why = {"reason": "stalled", "why": "rank 0 has made no progress", "rank": 0}
     write_json(evidence.dir.abort, {"node": "n0", **why})
     write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", **why})
     (found,) = findings(evidence)

@@ -36,7 +36,9 @@ def test_the_rank_that_never_came_is_named_with_its_line(tmp_path: Path) -> None
     assert (found.ranks, found.hosts) == ((2,), ("n1",))
     assert "rank 2 (n1) never came to all_reduce 23 of group 0 (default_pg)" in found.cause
     assert "ranks 0-1, 3 wait (at /p/train.py:57 in step)" in found.cause
-    assert "stands at /p/train.py:41 in load" in found.cause and "has not moved" in found.cause
+    assert (
+        "stands at /p/train.py:41 in load" in found.cause and "has made no progress" in found.cause
+    )
     assert found.detail["waiters"] == [0, 1, 3]
     assert found.detail["lines"] == {"2": "/p/train.py:41 in load"}
     assert found.detail["positions"] == {"train": "0-3"}

@@ -42,7 +42,7 @@ def test_a_sick_node_is_named_with_the_line_that_shows_it(tmp_path: Path) -> Non
     result = write(tmp_path, node(0), node(1, cuda_visible_devices="0"))
     (finding,) = find_failed_checks(FailureEvidence(result))
     assert (finding.id, finding.hosts, finding.severity) == ("gpus-missing", ("n1",), "failure")
-    assert finding.primary and finding.cause.startswith("n1: has 2 GPUs")
+    assert finding.primary and finding.cause.startswith("n1: nvidia-smi lists 2 GPUs")
     (line,) = finding.evidence
     assert line.file == str(result.directory.node_facts(1)) and line.text.startswith('"gpus":')
     assert Path(line.file).read_text().splitlines()[line.line - 1].strip() == line.text
@@ -114,7 +114,7 @@ def _reopened(result: PhaseResult) -> Evidence:
 
 
 def unseen(nodes: Any = (1,)) -> dict[str, Any]:
-    why = "n0 (h) waited for the facts of the other nodes and never could read them"
+    why = "n0 (h) waited for the facts of the other nodes and could not read them"
     return {"reason": "unseen", "why": why, "nodes": list(nodes)}
 
 

@@ -83,7 +83,7 @@ def test_a_rank_refuses_a_fault_that_nobody_can_stage() -> None:
     rank: Any = None  # it is not looked at before the fault is known
     with pytest.raises(ValueError, match="no rank can stage"):
         load_hook(rank, {"name": "unheard-of", "rank": 0, "hook": HOOK}, print)
-    with pytest.raises(ValueError, match="`hook` is missing"):
+    with pytest.raises(ValueError, match="has no `hook`"):
         load_hook(rank, {"name": "rank-killed", "rank": 0}, print)
 
 

@@ -10,7 +10,7 @@ import pytest
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.evidence import variable_names
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
-from pytest_clustersmoke.node.rendezvous import Meeting
+from pytest_clustersmoke.node.rendezvous import Endpoint
 from pytest_clustersmoke.node.torchrun import launcher_environment, rank_environment
 from pytest_clustersmoke.preflight import variable_remarks as environment
 from pytest_clustersmoke.preflight.variable_remarks import (
@@ -64,8 +64,8 @@ def test_the_launchers_names_are_those_it_sets(tmp_path: Path) -> None:
     """What the check takes for the launcher's is what the launcher sets."""
     ours = launcher_environment(PhaseDir(tmp_path), "cuda", 0, "n0", {})
     assert tuple(variable_names.of_families(ours)) == LAUNCHER_SETS
-    local = rank_environment(make_job(tmp_path, nccl_hostid=True), Meeting("127.0.0.1", 1, True))
-    slurm = rank_environment(make_job(tmp_path / "b"), Meeting("127.0.0.1", 1, True))
+    local = rank_environment(make_job(tmp_path, nccl_hostid=True), Endpoint("127.0.0.1", 1, True))
+    slurm = rank_environment(make_job(tmp_path / "b"), Endpoint("127.0.0.1", 1, True))
     assert set(local) - set(slurm) == set(LAUNCHER_SETS_LOCALLY)
 
 
