@@ -204,7 +204,7 @@ def test_the_known_cause_of_an_exception(tmp_path: Path) -> None:
     evidence.rank(1, error(raised, type="OutOfMemoryError"))
     (found,) = findings(evidence)
     assert (found.id, found.ranks) == ("rank-error", (1,))
-    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; that is: GPU")
+    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; that is: the GPU")
     assert "smaller batch" in found.fix and found.detail["signature"] == "cuda_oom"
     own, text = found.evidence
     assert own.file == text.file and own.line == text.line and raised in text.text

@@ -388,7 +388,7 @@ FRAMES = (
             "server_addr_in_use",
             "port 8000",
         ),
-        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not say"),
+        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not show"),
         ("bind [127.0.0.1]:8888: Address already in use\n", "port_in_use", "port 8888"),
     ],
 )

@@ -116,7 +116,7 @@ def test_all_harmless_lines_together_are_no_finding() -> None:
         ("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus", "Xid 79"),
         ("Connection closed by remote peer node2<42830>", "peer node2<42830>"),
         ("NET/IB : Got completion with error 12, opcode 0", "status 12"),
-        ("bind to [::]:29500 (errno: 98 - Address already in use).", "the master port is taken"),
+        ("bind to [::]:29500 (errno: 98 - Address already in use).", "the master port is in use"),
     ],
 )
 def test_what_a_text_names_is_told(text: str, cause: str) -> None:

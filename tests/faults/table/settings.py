@@ -76,7 +76,7 @@ SETTINGS = (
         "disk",
         finding="rank-error",
         signature="checkpoint_write_failed",
-        words=("mostly for want of space",),
+        words=("usually because space ran out",),
         rank=0,
     ),
     Fault(
