@@ -58,7 +58,7 @@ JUDGES = (
 
 
 def refused(words: str, script: Path) -> Finding:
-    fix = "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml"
+    fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
     if NO_CONTROLLER.search(words):
         fix = (
             "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf; "

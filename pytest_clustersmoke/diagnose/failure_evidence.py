@@ -117,10 +117,10 @@ class FailureEvidence:
             return ""
         words = stack.line
         if stack.frames[0] != stack.program:
-            words += f" (inside it {stack.frames[0]})"
+            words += f" (in {stack.frames[0]})"
         if stack.waits_for_loader:
             workers = [str(one.program) for one in stacks_of_children(self.directory, rank)]
-            at = f", which stands at {workers[0]}" if workers else ""
+            at = f", which is at {workers[0]}" if workers else ""
             words += f", waiting for a worker of its DataLoader{at}"
         return words
 

@@ -24,30 +24,31 @@ from .rank_positions import Stack, describe_position, ranks_behind, ranks_elsewh
 TIMED_OUT = re.compile(r"timed out|timeout", re.I)
 STACKS = "dumps/ of the run directory has the stacks and flight recorders of all ranks"
 NETWORK = (
-    "look at the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
-    "of the run directory, the collective phases (all-reduce) between pairs of nodes; under NCCL "
-    "InfiniBand must be on where it is meant, and NCCL_SOCKET_IFNAME unset where interfaces are "
-    "named differently; " + STACKS
+    "check the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
+    "of the run directory, and the all-reduce phases between pairs of nodes; with NCCL, check that "
+    "InfiniBand is enabled where intended, and unset NCCL_SOCKET_IFNAME if interface names differ "
+    "between nodes; " + STACKS
 )
 # Gilbreth HPC Training Guide, 6.3: "Init COMPLETE", and the first collective never ends.
 IN_ONE_NODE = (
-    "all ranks are on one node, so look at the transport between its GPUs (NCCL's logs in nccl/ of "
-    "the run directory): under NCCL set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
-    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it goes with NCCL_P2P_DISABLE=1, "
+    "all ranks are on one node, so check the transport between its GPUs (NCCL's logs in nccl/ of "
+    "the run directory): with NCCL, set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
+    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it works with NCCL_P2P_DISABLE=1, "
     "P2P is at fault (ACS, IOMMU); " + STACKS
 )
 CALL_ALIKE = (
-    "have every rank call the same collectives in the same order, with equal shapes and types: "
-    "look at these lines for what depends on the rank or on its data"
+    "make every rank call the same collectives in the same order, with equal shapes and types: "
+    "check these lines for anything that depends on the rank or on its data"
 )
+UNDECIDED = "it is unknown which of them is wrong"
 HOW = {
-    "skipped": ", behind which the others call the former: one was skipped, or two were called in "
-    "the other order",
-    "extra": ", and what the others called only then: one too many",
-    "order": ": the two calls in the other order",
-    "shape": ": another size",
-    "type": ": another type",
-    "collective": ": another collective",
+    "skipped": "; the others make the first of these calls next: a call was skipped, or two were "
+    "swapped",
+    "extra": ", and makes the others' call next: there is one call too many",
+    "order": "; the two calls are swapped",
+    "shape": "; the sizes differ",
+    "type": "; the types differ",
+    "collective": "; the collectives differ",
 }
 
 
@@ -67,7 +68,7 @@ def find_library_timeout(case: FailureEvidence) -> list[Finding]:
     waited = {rank for one in live for rank in one.waiters}
     ended = {rank for rank in case.ranks if case.ranks[rank].done}
     if live and failed <= waited and not any(ended & set(one.absent) for one in live):
-        return [_absent(case, one, "a time limit of the library ended it") for one in live]
+        return [_absent(case, one, "a library timeout ended it") for one in live]
     timed_out = {
         rank for rank, error in case.errors.items() if TIMED_OUT.search(str(error.get("message")))
     }
@@ -75,7 +76,7 @@ def find_library_timeout(case: FailureEvidence) -> list[Finding]:
         return []
     left = [rank for rank in case.world if rank not in failed and rank in case.stacks]
     away = [rank for rank in left if not case.stacks[rank].perhaps_in_collective]
-    return [_away(case, away, sorted(timed_out), "the library's time limit")] if away else []
+    return [_away(case, away, sorted(timed_out), "a library timeout ended it")] if away else []
 
 
 def find_hang(case: FailureEvidence) -> list[Finding]:
@@ -131,10 +132,10 @@ def _absent(case: FailureEvidence, one: Absence, why: str) -> Finding:
     stands = [f"{case.stands(rank)}" for rank in culprits if rank in case.stacks][:MAX_LINES]
     line = line_of(case, one.call, one.waiters)
     cause = (
-        f"{case.named(culprits)} never came to {one.call.kind} {one.number} of group {one.group}, "
+        f"{case.named(culprits)} never reached {one.call.kind} {one.number} of group {one.group}, "
         f"in which {text_of(one.waiters)} {'waits' if len(one.waiters) == 1 else 'wait'}"
         + (f" (at {line})" if line else "")
-        + (f"; stands at {'; '.join(dict.fromkeys(stands))}" if stands else "")
+        + (f"; stuck at {'; '.join(dict.fromkeys(stands))}" if stands else "")
         + f"; {why}"
     )
     detail = case.detail(
@@ -150,12 +151,12 @@ def _absent(case: FailureEvidence, one: Absence, why: str) -> Finding:
 
 def _away(case: FailureEvidence, away: list[int], waiters: list[int], why: str) -> Finding:
     stands = [f"{case.stands(rank)}" for rank in away if rank in case.stacks][:MAX_LINES]
-    at = "; ".join(dict.fromkeys(stands)) or "nobody knows where: it left no stack"
+    at = "; ".join(dict.fromkeys(stands)) or "an unknown place (it left no stack)"
     lines = case.lines(waiters)
     line = next(iter(lines.values()), "")
     cause = (
-        f"{case.named(away)} stands at {at}, while {text_of(waiters)} "
-        f"{'waits' if len(waiters) == 1 else 'wait'} in a collective"
+        f"{case.named(away)} {'is' if len(away) == 1 else 'are'} stuck at {at}, while "
+        f"{text_of(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in a collective"
         + (f" (at {line})" if line else "")
         + f"; {why}"
     )
@@ -178,7 +179,7 @@ def _each(case: FailureEvidence, why: str) -> Finding:
     """All stand still, and none in a collective: each by itself."""
     ranks = tuple(case.world)
     cause = (
-        f"{case.named(ranks)} stood still, each by itself and none in a collective, at "
+        f"{case.named(ranks)} made no progress, each on its own and none in a collective, at "
         f"{case.stands(ranks[0])}; {why}"
     )
     return _found(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
@@ -195,9 +196,9 @@ def _crossed(case: FailureEvidence, waits: list[Absence], why: str) -> Finding:
         f"{f' (at {line})' if (line := line_of(case, one.call, one.waiters)) else ''}"
         for one in waits[:MAX_LINES]
     ]
-    who = f"{case.named(culprits)} left the way of most" if told else "who is wrong cannot be told"
+    who = f"{case.named(culprits)} departed from the majority" if told else UNDECIDED
     cause = (
-        "ranks wait for each other, each in a collective to which the other never came: "
+        "ranks wait for each other, each in a collective that the other never reached: "
         f"{'; '.join(each)}; {who}; {why}"
     )
     detail = case.detail(waiters=list(most.waiters), lines=case.lines(culprits))
@@ -224,9 +225,9 @@ def _together(
         waiters_at=sanitize_line(line),
     )
     if idle:
-        cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
+        cause = f"the device of {case.named(idle)} never started {what}; others did; {why}"
         return _found(case, idle, cause, ranks, detail)
-    cause = f"all {len(ranks)} ranks came to {what}, and it never ended: nobody fell behind; {why}"
+    cause = f"all {len(ranks)} ranks reached {what}, which never completed: none fell behind; {why}"
     hosts = case.hosts(ranks)
     evidence = tuple(case.evidence(ranks[:2]))
     return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
@@ -238,7 +239,7 @@ def _everywhere(case: FailureEvidence, why: str) -> Finding:
     lines = case.lines(ranks)
     line = next(iter(lines.values()), "")
     cause = (
-        f"all {len(ranks)} ranks wait in a collective (at {line}), and it never ended: nobody is "
+        f"all {len(ranks)} ranks wait in a collective (at {line}) that never completed: none is "
         f"known to have fallen behind; {why}"
     )
     detail = case.detail(waiters=ranks, lines={}, waiters_at=line)
@@ -298,7 +299,7 @@ def find_mismatch(case: FailureEvidence) -> list[Finding]:
         calls = "; ".join(f"{_call(case, call, ranks)} on {text_of(ranks)}" for call, ranks in odd)
         cause = (
             f"{subject} {are} out of step in group {found.group}: collective {found.number} is "
-            f"{calls}, while it is {_call(case, usual, most)} on {text_of(most)}{HOW[found.how]}"
+            f"{calls}, but {_call(case, usual, most)} on {text_of(most)}{HOW[found.how]}"
         )
     else:
         calls = "; ".join(
@@ -306,14 +307,13 @@ def find_mismatch(case: FailureEvidence) -> list[Finding]:
         )
         cause = (
             f"{case.named(found.culprits)} are out of step with each other in group {found.group}: "
-            f"collective {found.number} differs; {calls}; no side has the majority, so which of "
-            "them is wrong cannot be told"
+            f"collective {found.number} differs; {calls}; no side has a majority, so {UNDECIDED}"
         )
     lines = {ranges(ranks): line_of(case, call, ranks) for call, ranks in found.sides}
     detail = case.detail(
         group=sanitize_line(found.group),
         number=found.number,
-        how=found.how if found.told else "cannot be told",
+        how=found.how if found.told else "unknown",
         calls={
             ranges(ranks): sanitize_line(_call(case, call, ranks)) for call, ranks in found.sides
         },

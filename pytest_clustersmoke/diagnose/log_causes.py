@@ -84,7 +84,7 @@ def _explained(finding: Finding, case: FailureEvidence) -> Finding:
 def _with(finding: Finding, cause: Finding) -> Finding:
     return replace(
         finding,
-        cause=f"{finding.cause}; that is: {cause.cause}",
+        cause=f"{finding.cause}; cause: {cause.cause}",
         fix=cause.fix,
         evidence=(*finding.evidence, *cause.evidence[:1]),
         detail={**finding.detail, "signature": cause.id},
@@ -99,7 +99,7 @@ def _with_last_words(finding: Finding, case: FailureEvidence) -> Finding:
         said += last_line(path)
     if not said:
         return finding
-    told = f"{finding.cause}; unknown cause; its last words: {said[0].text}"
+    told = f"{finding.cause}; unknown cause; the last line of its stderr: {said[0].text}"
     return replace(finding, cause=told, evidence=(*finding.evidence, said[0]))
 
 
@@ -109,7 +109,7 @@ def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     said = before.cause.removeprefix(UNKNOWN_CAUSE)
     return replace(
         told,
-        cause=f"{told.cause}; before that the rank raised, unknown to every signature: {said}",
+        cause=f"{told.cause}; before that, it raised an error that no signature knows: {said}",
         evidence=(*told.evidence, *before.evidence[:1]),
     )
 

@@ -50,8 +50,8 @@ def find_stray_fault(case: FailureEvidence) -> list[Finding]:
         Finding(
             "fault-staged-unasked",
             f"{rank} staged the fault {str(record.get('name'))!r}, which this run did not ask for",
-            "find out what set CLUSTERSMOKE_FAULT on the node, or wrote the event; faults are "
-            "staged by --cluster-prove alone",
+            "find out what set CLUSTERSMOKE_FAULT on the node, or wrote the event; only "
+            "--cluster-prove stages faults",
             evidence=(Evidence(str(rank.events.path), line, "the event `staged`"),),
             hosts=(rank.node,),
             ranks=(rank.rank,),
@@ -90,7 +90,7 @@ def find_missing_program(case: FailureEvidence) -> list[Finding]:
                 "package-missing-on-node" if package else "python-missing-on-node",
                 cause,
                 "install pytest-clustersmoke into the environment that `setup` activates, or "
-                "name its interpreter as `python` in cluster.yaml",
+                "set `python` in cluster.yaml to its interpreter",
                 evidence=(evidence,),
             )
         ]
@@ -102,8 +102,8 @@ def find_foreign_events(case: FailureEvidence) -> list[Finding]:
     return [
         Finding(
             "foreign-events",
-            f"the events of rank {rank.rank} are not this job's: their `start` names another job, "
-            "rank or schema, or there is more than one",
+            f"the events of rank {rank.rank} are not from this job: their `start` names another "
+            "job, rank or schema, or there is more than one",
             "find out what else wrote this file: a program of the job, or another version of "
             "pytest-clustersmoke on a node",
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
@@ -192,26 +192,26 @@ def _ranks(value: Any, count: int) -> tuple[int, ...]:
 # What can be seen here of a node that others did not see -> what happened, what to do.
 CAUSES = {
     "never": (
-        "never wrote a word that can be seen here either: it did not start, or its shared "
-        "directory is another",
-        "see whether the node runs (sinfo, its slurmd's log), and whether it has the shared "
-        "directory mounted (findmnt -T, on the node)",
+        "never wrote a file that is visible here: it did not start, or it uses a different shared "
+        "directory",
+        "check that the node runs (sinfo, its slurmd's log) and has the shared directory mounted "
+        "(findmnt -T, on the node)",
     ),
     "stopped": (
-        "started and did not come as far as its facts: something hangs there (a driver, a file "
-        "system), or it ended",
+        "started but never wrote its facts: something hangs there (a driver, a file system), or it "
+        "ended",
         "read the node's log in the run directory, and look at the node",
     ),
     "late": (
         "wrote its facts only after the others had given up waiting",
-        "find out what is slow there (the driver's start, a file system), or raise "
+        "find out what is slow there (driver start-up, a file system), or raise "
         "stage_limits_s.init",
     ),
     "not-seen": (
-        "wrote its files, which can be seen here, and the others never saw them: the directory is "
-        "not one and the same file system on all nodes, or shows files of other nodes late",
+        "wrote its files, which are visible here, but the others never saw them: the directory is "
+        "not the same file system on all nodes, or it shows other nodes' files late",
         "compare `findmnt -T` of the shared directory on these nodes; it must be one file system, "
-        "whose caches show other nodes' files within seconds",
+        "and show other nodes' files within seconds",
     ),
 }
 
@@ -257,7 +257,7 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
         tail = said or last_line(case.directory.torchrun_log(node.node_rank))
         why = str(node.result.get("why"))
         if reason == "torchrun" and said:  # a rank ended before it could write an event
-            why += f"; a rank's last words: {said[0].text}"
+            why += f"; the last line of a rank's stderr: {said[0].text}"
         findings.append(
             Finding(
                 identity,

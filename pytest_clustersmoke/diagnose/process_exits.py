@@ -26,27 +26,27 @@ CLOSED = re.compile(r"Sending process (\d{1,9}) closing signal SIG")
 OWN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGXCPU", "SIGXFSZ", "SIGSYS"}
 NATIVE = (
     "read the stack that it left in its stderr (nodes/ of the run directory), and run it on "
-    "another node to tell the program from the machine"
+    "another node to tell a program fault from a machine fault"
 )
 FIXES = {
     "SIGKILL": "look on {node} for the kernel's out-of-memory kills (`dmesg -T | grep -i 'killed "
-    "process'`, `journalctl -k`; it may take an administrator) and at `sacct -j JOB -o "
-    "MaxRSS,State`; where there are none, somebody or a clean-up script killed it",
-    "SIGBUS": "look at `df -h /dev/shm` on {node}: a full one ends ranks so, as does a mapped file "
-    "that was cut short; a larger /dev/shm, fewer data loader workers, no stale /dev/shm/nccl-* "
-    "and /dev/shm/torch_*",
+    "process'`, `journalctl -k`; it may need an administrator) and at `sacct -j JOB -o "
+    "MaxRSS,State`; if there are none, a person or a clean-up script killed it",
+    "SIGBUS": "check `df -h /dev/shm` on {node}: a full /dev/shm kills ranks this way, and so does "
+    "a memory-mapped file that was truncated; use a larger /dev/shm or fewer data loader workers, "
+    "and remove stale /dev/shm/nccl-* and /dev/shm/torch_*",
     "SIGSEGV": NATIVE,
     "SIGFPE": NATIVE,
-    "SIGILL": "the build is for another CPU than that of {node}: compare `lscpu` of the nodes",
+    "SIGILL": "the build is for a different CPU from that of {node}: compare `lscpu` on the nodes",
     "SIGABRT": "read the last lines of its stderr (nodes/ of the run directory): an exception or a "
     "failed assertion of native code ended it",
-    "SIGTERM": "find out who ended it: torchrun and this suite say so in their logs, the scheduler "
-    "in its own",
+    "SIGTERM": "find out who ended it: torchrun, this suite and the scheduler each log the ranks "
+    "that they end",
     "SIGXCPU": "raise the limit on CPU time (`ulimit -t`)",
     "SIGXFSZ": "raise the limit on file sizes (`ulimit -f`)",
 }
-UNKNOWN = "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)"
-LEFT = "find what leaves the program before its Rank is closed (sys.exit, os._exit); its stderr"
+UNKNOWN = "read the rank's stderr and, on the node, the kernel's log (out of memory?)"
+LEFT = "find what exits the program before its Rank is closed (sys.exit, os._exit); read its stderr"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RankExit:
         return self.signal in OWN
 
     def __str__(self) -> str:
-        return f"killed by {self.signal}" if self.code < 0 else f"it left with status {self.code}"
+        return f"killed by {self.signal}" if self.code < 0 else f"exited with status {self.code}"
 
     def fix(self, node: str) -> str:
         if self.code >= 0:

@@ -88,17 +88,17 @@ def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Findin
     shown = record.evidence(record.job)
     dead = [one for one in rank_deaths(case) if not named or set(one.hosts) & named]
     memory = record.job.memory_per_node or record.job.memory_per_cpu
-    per = "a node" if record.job.memory_per_node else "a CPU"
-    limit = f" ({memory} {per})" if memory not in ("", "0") else ""
+    unit = "node" if record.job.memory_per_node else "CPU"
+    limit = f" ({memory} per {unit})" if memory not in ("", "0") else ""
     fix = (
-        "raise slurm.mem of the phase (0 is all of a node's), or use less host memory: fewer data "
-        "loader workers, no second copy of the data set or of the model"
+        "raise slurm.mem of the phase (0 is all of a node's memory), or use less host memory: "
+        "fewer data loader workers, no second copy of the dataset or of the model"
     )
-    why = f"the kernel killed it: the job used more host memory than it was given{limit}"
+    why = f"the kernel killed it: the job used more host memory than it was allocated{limit}"
     if not dead:
         hosts = tuple(sorted(named))
         where = f" on {', '.join(hosts)}" if hosts else ""
-        cause = f"the job used more host memory than it was given{limit}{where}, and was killed"
+        cause = f"the job used more host memory than it was allocated{limit}{where}, and was killed"
         return [Finding("out-of-memory", cause, fix, evidence=(*said, *shown), hosts=hosts)]
     return [
         Finding(
@@ -127,7 +127,7 @@ def early_leavers(case: FailureEvidence) -> list[Finding]:
     return [
         Finding(
             "rank-left-early",
-            f"{rank} was done while {victims[0]} was still in stage {_position(victims[0])[0]}",
+            f"{rank} finished while {victims[0]} was still in stage {_position(victims[0])[0]}",
             "find out why the program left its Rank early on that rank",
             evidence=(Evidence(str(rank.events.path), rank.events.lines[-1], "its last event"),),
             hosts=(rank.node,),
@@ -190,12 +190,12 @@ def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
 
 def _death(rank: RankResult, ended: RankExit | None) -> Finding:
     stage, step = _position(rank)
-    how = str(ended) if ended else "killed by a signal, or it left early"
+    how = str(ended) if ended else "killed by a signal, or it exited early"
     last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
     return Finding(
         "rank-died",
         f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without an exception "
-        f"and without being done: {how}",
+        f"and before it was done: {how}",
         ended.fix(rank.node) if ended else UNKNOWN,
         evidence=(last, ended.evidence) if ended else (last,),
         hosts=(rank.node,),

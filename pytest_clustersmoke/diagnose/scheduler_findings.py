@@ -70,10 +70,10 @@ def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
         "prolog-failed",
-        f"Slurm's prolog failed on {', '.join(hosts) or 'a node'}, so that the job could not be "
+        f"Slurm's prolog failed on {', '.join(hosts) or 'a node'}, so the job could not be "
         f"launched: {why}",
-        "run without that node (slurm.exclude in cluster.yaml); an administrator finds the "
-        "prolog's own words in slurmd's log there, and resumes the node",
+        "run without that node (slurm.exclude in cluster.yaml); ask an administrator to read the "
+        "prolog's output in slurmd's log there, and to resume the node",
         evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *said[:2]),
         hosts=hosts,
     )
@@ -89,13 +89,13 @@ def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
         f"{f', QOS {one.qos}' if one.qos else ''})"
         for one in takers
     )
-    lost = "job that has its nodes now: " + by if by else "Slurm does not say for which job"
+    lost = "its nodes now run " + by if by else "Slurm does not say for which job"
     qos = f", QOS {record.job.qos}" if record.job.qos else ""
     where = f"{record.job.partition}{qos}"
     return Finding(
         "preempted",
-        f"the scheduler took the job's nodes for another one{f' at {when}' if when else ''}: "
-        f"{lost}; this one ran in partition {where or 'unknown'}",
+        f"the scheduler took the job's nodes for another job{f' at {when}' if when else ''}: "
+        f"{lost}; this job ran in partition {where or 'unknown'}",
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),
@@ -108,8 +108,8 @@ def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
     paused = [node for node in case.result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
-        f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
-        "or `scontrol suspend`), or the machine itself was paused",
+        f"{judgement.reason}, so its times mean nothing: the scheduler suspended it (gang "
+        "scheduling, or `scontrol suspend`), or the machine itself was paused",
         "run again, or in a partition or QOS that is not suspended (slurm.partition, slurm.qos)",
         evidence=tuple(
             Evidence(
@@ -129,8 +129,8 @@ def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     return Finding(
         "requeued",
-        f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
-        "run again; ask the administrators who requeued it (slurmctld's log says)",
+        f"{judgement.reason}; somebody ran `scontrol requeue`, or a node failed or rebooted",
+        "run again; ask the administrators who requeued it (slurmctld's log shows it)",
         evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
     )
 
@@ -142,7 +142,7 @@ def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
     when = record.job.ended
     return Finding(
         "cancelled-by-other",
-        f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
+        f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not cancel it",
         "ask whoever cancelled it (scancel), then run again",
         evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
         detail={} if uid is None else {"uid": uid},
@@ -156,8 +156,8 @@ def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
     return Finding(
         "time-limit",
         f"Slurm ended the job at its time limit{spent}",
-        "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
-        "in ranks/ of the run directory",
+        "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
+        "ranks/ of the run directory",
         evidence=(*record.evidence(record.job), *_said(case, ENDED)[:2]),
     )
 
@@ -172,7 +172,7 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     return [
         Finding(
             "node-down" if down else "node-drained",
-            f"{judgement.reason}; of its partition {names} cannot be used: "
+            f"{judgement.reason}; {names} of its partition cannot be used: "
             + "; ".join(node.why for node in out[:8]),
             "ask for fewer nodes, or wait until an administrator resumes them",
             evidence=record.evidence(*out[:MOST_SHOWN], record.job),
@@ -200,5 +200,5 @@ def _user(uid: int) -> str:
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = "a user without a name here"
-    return f"by {name} (uid {uid}{', as this run' if uid == os.getuid() else ''})"
+        name = "a user unknown on this machine"
+    return f"by {name} (uid {uid}{', the user of this run' if uid == os.getuid() else ''})"

@@ -143,13 +143,14 @@ class _Checker:
         samples = tuple(self._samples(route, values["samples"]))
         self._check_groups(route, patterns, names)
         if not ID.fullmatch(values["id"]):
-            self._bad((*route, "id"), f"`{values['id']}` is no id", KINDS["id"][1])
+            self._bad((*route, "id"), f"`{values['id']}` is not an id", KINDS["id"][1])
         if "lines" in values and not 2 <= lines <= MAX_LINES:
             self._bad((*route, "lines"), f"`lines` is {lines}", KINDS["lines"][1])
         if values.get("general") and not values.get("primary"):
             self._bad((*route, "general"), "general, but not primary", "`primary: true` with it")
         if values.get("late") and (values.get("general") or not values.get("primary")):
-            self._bad((*route, "late"), "late, but no exact cause", "`primary: true`, not general")
+            what = "late, but not an exact cause"
+            self._bad((*route, "late"), what, "`primary: true`, not general")
         kept = {key: value for key, value in values.items() if key not in ("patterns", "samples")}
         return Signature(**kept, patterns=patterns, samples=samples, harmless=harmless)
 
@@ -168,12 +169,12 @@ class _Checker:
             if isinstance(value, str):
                 value = {"word": value}
             if not isinstance(value, dict) or not {"word"} <= set(value) <= {"word", "regex"}:
-                self._bad(at, "a pattern is of another form", KINDS["patterns"][1])
+                self._bad(at, "a pattern has the wrong form", KINDS["patterns"][1])
                 continue
             word, regex = value["word"], value.get("regex")
             if not isinstance(word, str) or len(word) < MIN_WORD or "\n" in word:
                 expected = f"at least {MIN_WORD} characters of one line"
-                self._bad(at, f"`{word}` as a word leads to too much", expected)
+                self._bad(at, f"`{word}` cannot be a `word`", expected)
                 continue
             yield Pattern(word, self._regex(at, regex))
 
@@ -198,7 +199,7 @@ class _Checker:
             whole = isinstance(value, dict) and set(value) == {"text", "source"}
             if not whole or not all(isinstance(one, str) and one for one in value.values()):
                 at = (*route, "samples", index)
-                self._bad(at, "a sample is of another form", KINDS["samples"][1])
+                self._bad(at, "a sample has the wrong form", KINDS["samples"][1])
                 continue
             yield Sample(**value)
 
@@ -215,12 +216,12 @@ class _Checker:
         ids: set[str] = set()
         for one in found:
             if one.id in ids:
-                self._bad(("signatures",), f"the id `{one.id}` stands twice", "each id once")
+                self._bad(("signatures",), f"the id `{one.id}` appears twice", "each id once")
             ids.add(one.id)
         for one in found:
             for other in one.follows:
                 if other not in ids or other == one.id:
-                    what = f"`{one.id}` follows `{other}`, which is no other signature"
+                    what = f"`{one.id}` follows `{other}`, which is not another signature"
                     self._bad(("signatures",), what, "ids of signatures", near(str(other), ids))
 
     def _bad(self, route: tuple[Any, ...], what: str, expected: str, todo: str = "") -> None:

@@ -11,8 +11,8 @@ from .signature_search import SignatureMatch, SignatureSearch
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (
-    "read the log around that line; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL make the "
-    "next run say more"
+    "read the log around that line; set NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL to log "
+    "more in the next run"
 )
 UNKNOWN_CAUSE = "unknown cause; the first error: "
 # Last words count where nothing else is a cause.

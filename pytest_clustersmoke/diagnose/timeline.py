@@ -141,7 +141,7 @@ def _of_rank(rank: RankResult) -> Iterator[TimelineMoment]:
         if event == "stage" and record.get("state") == "begin":
             what = f"begins stage {record.get('name')}"
         elif record is last_step:
-            what = f"has done step {record.get('step')}, its last"
+            what = f"completes step {record.get('step')}, its last"
         elif event == "error":
             what = f"raises {record.get('type')}: {record.get('message')}"
         elif event == "done":

@@ -128,7 +128,7 @@ def test_a_node_that_never_wrote(tmp_path: Path) -> None:
     """It is named alone: it did not start, or writes elsewhere."""
     finding = the_unseen(write(tmp_path, node(0), None, n0=unseen()))
     assert finding.hosts == ("node 1",) and finding.detail["cause"] == "never"
-    assert finding.cause.startswith("n0 waited in vain for node 1, which never wrote a word")
+    assert finding.cause.startswith("n0 waited in vain for node 1, which never wrote a file")
 
 
 def test_a_node_that_started_and_stopped(tmp_path: Path) -> None:

@@ -49,8 +49,8 @@ def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
         (-6, "killed by SIGABRT", "last lines of its stderr"),
         (-15, "killed by SIGTERM", "who ended it"),
         (-63, "killed by signal 63", "stderr"),
-        (3, "it left with status 3", "os._exit"),
-        (0, "it left with status 0", "os._exit"),
+        (3, "exited with status 3", "os._exit"),
+        (0, "exited with status 0", "os._exit"),
     ],
 )
 def test_the_signal_or_status_is_told_with_its_next_step(
@@ -66,7 +66,7 @@ def test_the_signal_or_status_is_told_with_its_next_step(
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     """Another process's end is none of the rank's."""
     (found,) = died(tmp_path, FAILED.format(code=3, pid=77))
-    assert found.cause.endswith("killed by a signal, or it left early; unknown cause")
+    assert found.cause.endswith("killed by a signal, or it exited early; unknown cause")
 
 
 def test_a_rank_that_torchrun_closed_is_no_cause(tmp_path: Path) -> None:

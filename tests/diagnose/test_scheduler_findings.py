@@ -108,8 +108,8 @@ def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
 @pytest.mark.parametrize(
     ("uid", "words"),
     [
-        ("4294967294", "by a user without a name here (uid 4294967294)"),
-        (str(os.getuid()), f"(uid {os.getuid()}, as this run)"),
+        ("4294967294", "by a user unknown on this machine (uid 4294967294)"),
+        (str(os.getuid()), f"(uid {os.getuid()}, the user of this run)"),
     ],
 )
 def test_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
@@ -199,7 +199,7 @@ def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     result = evidence.result()
     found = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
     assert (found.id, found.ranks, found.hosts) == ("out-of-memory", (1,), ("n1",))
-    assert "4G a node" in found.cause
+    assert "4G per node" in found.cause
     assert found.evidence[0].text == words.strip()
 
 

@@ -184,7 +184,7 @@ def test_the_finding_tells_what_happened_around_it(tmp_path: Path) -> None:
         "+0.500",
         "+0.700",
     ]
-    assert "rank 0 (n0) has done step 4, its last" in told[1] and "boom" in told[2]
+    assert "rank 0 (n0) completes step 4, its last" in told[1] and "boom" in told[2]
     assert told[4].endswith("n1: sees: rank 1")
 
 
@@ -281,7 +281,7 @@ def test_severe_lines_are_told_first_and_few(tmp_path: Path) -> None:
     told = [line for line in timeline_of(made) if " logs: " in line]
     assert len(told) == 4 and "the disk is slow" in told[0]
     assert [line.split()[-1] for line in told[1:]] == ["47", "48", "49"]
-    assert any("has done step 4, its last" in line for line in timeline_of(made))
+    assert any("completes step 4, its last" in line for line in timeline_of(made))
     assert any("raises ValueError: boom" in line for line in timeline_of(made))
 
 

@@ -67,7 +67,7 @@ SCHEDULER = (
         2,
         outcome="preempted",
         of_nobody=True,
-        words=("(partition high", "this one ran in partition main"),
+        words=("(partition high", "this job ran in partition main"),
     ),
     _fault(
         "requeued", "requeued", 3, outcome="preempted", of_nobody=True, words=("requeued the job",)
@@ -101,7 +101,7 @@ MEMORY = Fault(
     finding="out-of-memory",
     rank=1,
     host="node8",
-    words=("rank 1 (node8)", "more host memory than it was given (700M a node)"),
+    words=("rank 1 (node8)", "more host memory than it was allocated (700M per node)"),
     nodes=2,
     ranks_per_node=1,
     args={"mib": 1600},
@@ -143,7 +143,11 @@ ACCOUNTING = (
         "cancelled-by-other",
         0,
         outcome="cancelled",
-        words=("while it ran", f"by {USER} (uid {os.getuid()}, as this run)", "this run did not"),
+        words=(
+            "while it ran",
+            f"by {USER} (uid {os.getuid()}, the user of this run)",
+            "this run did not",
+        ),
         of_nobody=True,
         slow=True,
     ),
