@@ -64,9 +64,9 @@ class Sweep:
         """Collectives that this gloo has not -> torch's words. NCCL has them all."""
         told = self.phase.fact("left_out")
         if not isinstance(told, dict):
-            fail(f"the ranks said {told!r} of the collectives left out; expected names and reasons")
+            fail(f"the ranks left out the collectives {told!r}; expected names and reasons")
         if told and (self.phase.backend != "gloo" or "all_reduce" in told):
-            fail(f"{self.phase.backend} has every collective, and these were left out: {told}")
+            fail(f"{self.phase.backend} has every collective, but these were left out: {told}")
         return {str(name): str(why) for name, why in told.items()}
 
     @cached_property
@@ -124,7 +124,7 @@ class Sweep:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, name, size))
         if record is None:
-            fail(f"{rank} measured no {name} of {show_bytes(size)}")
+            fail(f"{rank} did not measure {name} of {show_bytes(size)}")
         return record
 
     def own_seconds(self, name: str, size: int) -> dict[int, float]:
@@ -145,7 +145,7 @@ class Sweep:
         low, high = min(said.values()), max(said.values())
         if low != high:
             fail(
-                f"ranks differ in the time agreed for {name} of {show_bytes(size)}: "
+                f"ranks report different agreed times for {name} of {show_bytes(size)}: "
                 f"{low} s to {high} s"
             )
         return low
@@ -193,8 +193,8 @@ def check_sizes(phase: PhaseResult) -> None:
         slowest = max(own, key=lambda rank: own[rank])
         if own[slowest] > agreed * (1 + ROUNDING):
             fail(
-                f"{name} of {show_bytes(size)} took {phase.ranks[slowest]} {own[slowest]} s, "
-                f"more than the {agreed} s that are said to be the slowest rank's"
+                f"{name} of {show_bytes(size)} took {own[slowest]} s on {phase.ranks[slowest]}, "
+                f"more than the {agreed} s reported as the slowest rank's time"
             )
     if swept.sizes != swept.asked:
         raise Unmeasured(
@@ -213,7 +213,7 @@ def check_metrics_follow(phase: PhaseResult) -> None:
         for rank in phase.ranks:
             said = rank.metrics().get(name, math.nan)
             if not math.isclose(said, value, rel_tol=ROUNDING):
-                fail(f"{rank} says {name} is {said}; its times make it {value}")
+                fail(f"{rank} reports {said} as {name}; its times give {value}")
 
 
 def metric_names(phase: PhaseResult) -> tuple[str, ...]:
@@ -240,8 +240,8 @@ def check_spread(phase: PhaseResult) -> None:
         slow, fast = max(own, key=lambda rank: own[rank]), min(own, key=lambda rank: own[rank])
         if own[slow] > own[fast] * (1 + SPREAD):
             fail(
-                f"{name} of {show_bytes(size)} took {phase.ranks[slow]} "
-                f"{own[slow] * 1e3:.3f} ms and {phase.ranks[fast]} {own[fast] * 1e3:.3f} ms; "
+                f"{name} of {show_bytes(size)} took {own[slow] * 1e3:.3f} ms on "
+                f"{phase.ranks[slow]} and {own[fast] * 1e3:.3f} ms on {phase.ranks[fast]}; "
                 f"expected within {SPREAD:.0%} of each other"
             )
 
@@ -253,7 +253,7 @@ def check_dips(phase: PhaseResult) -> None:
     swept = Sweep(phase)
     large = [size for size in swept.sizes if size >= LARGE_BYTES]
     if len(large) < 2:
-        raise Unmeasured("bandwidth", f"fewer than two sizes from {show_bytes(LARGE_BYTES)} on")
+        raise Unmeasured("bandwidth", f"fewer than two sizes of {show_bytes(LARGE_BYTES)} or more")
     for name in SMOOTH:
         speeds = {size: swept.busbw(name, size) for size in large}
         best = large[0]
@@ -273,11 +273,13 @@ def network(phase: PhaseResult) -> None:
     if phase.backend != "nccl":
         raise Unmeasured(
             "bandwidth",
-            f"the ranks talked over {phase.backend}, on CPU cores that they share: its times are "
-            "those of the cores, not of a network",
+            f"the ranks talked over {phase.backend}, on shared CPU cores: the times measure the "
+            "cores, not a network",
         )
     if phase.spec.get("backend") == "local" and phase.spec["nodes"] > 1:
-        raise Unmeasured("bandwidth", "the nodes are virtual: one machine's loopback is no network")
+        raise Unmeasured(
+            "bandwidth", "the nodes are virtual: one machine's loopback is not a network"
+        )
 
 
 def check_elements(what: str, record: Mapping[str, Any], wanted: int) -> None:
@@ -300,7 +302,7 @@ def time_of(record: Mapping[str, Any], key: str, what: str) -> float:
     __tracebackhide__ = True
     value = number(record.get(key))
     if value is None or not 0 < value < math.inf:
-        fail(f"{key} of {what} is {record.get(key)!r}; expected a time")
+        fail(f"{key} of {what} is {record.get(key)!r}; expected a positive time")
     return value
 
 

@@ -34,9 +34,9 @@ def check(phase: PhaseResult) -> None:
     losses, watched = phase.events("losses"), phase.events("gradient_watch")
     everyone = list(range(phase.world_size))
     if sorted(losses) != everyone:
-        fail(f"losses are told by ranks {sorted(losses)} of {phase.world_size}")
+        fail(f"only ranks {sorted(losses)} of {phase.world_size} reported their losses")
     if watched and sorted(watched) != everyone:
-        fail(f"gradients are watched by ranks {sorted(watched)} of {phase.world_size}")
+        fail(f"only ranks {sorted(watched)} of {phase.world_size} watched their gradients")
     bad = [
         _Bad(_step(one), 0, rank, "the loss is")
         for rank, one in losses.items()
@@ -61,7 +61,7 @@ def _fail(first: _Bad, bad: list[_Bad], ranks: Sequence[RankResult]) -> None:
     __tracebackhide__ = True
     same = {one.rank for one in bad if (one.step, one.order) == (first.step, first.order)}
     where = ", ".join(str(ranks[rank]) for rank in sorted(same))
-    step = f"step {first.step:g}" if math.isfinite(first.step) else "a step that is not told"
+    step = f"step {first.step:g}" if math.isfinite(first.step) else "an unknown step"
     fail(
         f"{first.what} not finite, first at {step} on {where}; "
         f"on {len({one.rank for one in bad})} ranks in all"

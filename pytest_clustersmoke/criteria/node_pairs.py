@@ -79,7 +79,7 @@ class Pairs:
         sizes: list[Any] = [record.get("size_bytes") for record in self.records.values()]
         for size in sizes:
             if type(size) is not int or size < ELEMENT_BYTES or size != sizes[0]:
-                fail(f"an exchange of {size!r} B beside one of {sizes[0]!r} B; expected one size")
+                fail(f"exchanges of {sizes[0]!r} B and of {size!r} B; expected one size")
         return int(sizes[0]) if sizes else 0
 
     @cached_property
@@ -100,7 +100,7 @@ class Pairs:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, there))
         if record is None:
-            fail(f"{rank} measured nothing with {self.names[there]}")
+            fail(f"{rank} measured no exchange with {self.names[there]}")
         what = f"the exchange of {rank} with rank {record['peer']}"
         check_elements(what, record, self.size_bytes // ELEMENT_BYTES)
         return self.size_bytes / time_of(record, "own_seconds", what) / 1e9
@@ -112,12 +112,12 @@ def check_all_measured(phase: PhaseResult) -> None:
     __tracebackhide__ = True
     found = Pairs(phase).speeds
     if not found:
-        fail("the phase has one node, and so no pair")
+        fail("the phase has one node, so there is no pair")
     slowest = min(found.values())
     for rank in phase.ranks:
         said = rank.metrics().get("pair_bandwidth_min_gb_per_s", math.nan)
         if not math.isclose(said, slowest, rel_tol=ROUNDING):
-            fail(f"{rank} says the slowest pair has {said} GB/s; the times make it {slowest}")
+            fail(f"{rank} reports {said} GB/s for the slowest pair; the times give {slowest}")
 
 
 def check_none_is_slow(phase: PhaseResult) -> None:
@@ -136,14 +136,14 @@ def check_none_is_slow(phase: PhaseResult) -> None:
         told = ", ".join(f"{speed:.2f} GB/s" for speed in found.values())
         raise Unmeasured(
             "bandwidth",
-            f"two nodes are one pair ({told} each way) and there is no other to compare it with; "
-            "a reference of pair_bandwidth_min_gb_per_s would judge it",
+            f"two nodes are one pair ({told} each way), so there is no other pair to compare it "
+            "with; to judge it, set a reference for pair_bandwidth_min_gb_per_s",
         )
     if measured.size_bytes < LARGE_BYTES:
         raise Unmeasured(
             "bandwidth",
             f"the pairs exchanged {show_bytes(measured.size_bytes)}; below "
-            f"{show_bytes(LARGE_BYTES)} it is not bandwidth alone that decides",
+            f"{show_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
     sound = (nodes + 1) // 2
     usual = median(sorted(found.values())[-sound * (sound - 1) // 2 :])

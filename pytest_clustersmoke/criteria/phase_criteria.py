@@ -86,15 +86,15 @@ class Started:
         for rank in phase.ranks:  # the device follows it, where there are devices to choose from
             expected = rank.rank % int(phase.spec["ranks_per_node"])
             assert rank.local_rank == expected, (
-                f"{rank} takes {rank.local_rank} for its LOCAL_RANK, which is {expected}: does its "
-                "program use RANK in its place?"
+                f"{rank} uses {rank.local_rank} as its LOCAL_RANK, expected {expected}; does its "
+                "program use RANK instead?"
             )
         devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
         kinds = {device.split(":")[0] for _, device in devices}
-        assert len(kinds) == 1, f"ranks differ in their kind of device: {devices}"
+        assert len(kinds) == 1, f"ranks use different kinds of device: {devices}"
         if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
             assert kinds == {"cuda"}
-            assert len(set(devices)) == phase.world_size, f"a device is shared: {devices}"
+            assert len(set(devices)) == phase.world_size, f"ranks share a device: {devices}"
         wanted = phase.spec.get("gpu")
         if kinds == {"cuda"} and wanted not in ANY_GPU:
             models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
@@ -107,7 +107,7 @@ class Started:
         """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""
         untold = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
         if untold:
-            raise Unmeasured("environment", f"{', '.join(untold)} told of no interfaces")
+            raise Unmeasured("environment", f"{', '.join(untold)} reported no interfaces")
         missing = unmatched_interfaces(phase)
         assert not missing, "\n".join(map(str, missing))
 
@@ -130,7 +130,7 @@ class Started:
         """Every metric that has a reference, and that no criterion of its own judges, meets it."""
         names = sorted(set(phase.references) - set(self.judged_metrics(phase)))
         if not names:  # `require: references` is about the criteria that judge a metric each
-            pytest.skip("no metric has a reference but those that other criteria judge")
+            pytest.skip("every metric with a reference is judged by another criterion")
         missed = [words for name in names if (words := _missed(phase, name))]
         if missed:
             fail("\n".join(missed))
@@ -159,9 +159,11 @@ class Trained(Started):
         """The loss averaged over ranks is the same on each, and falls."""
         losses = phase.losses
         some = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
-        assert some, f"only {len(losses)} steps"
+        assert some, f"only {len(losses)} steps; expected at least 2"
         first, last = fmean(losses[:some]), fmean(losses[-some:])
-        assert last < first * (1 - LOSS_FALL), f"the loss went from {first:.4g} to {last:.4g}"
+        assert last < first * (1 - LOSS_FALL), (
+            f"the loss went from {first:.4g} to {last:.4g}; expected a fall of {LOSS_FALL:.0%}"
+        )
 
     def test_gradients_are_in_sync(self, phase: PhaseView) -> None:
         phase.check_gradients()
@@ -201,7 +203,7 @@ def _missed(phase: PhaseView, name: str) -> str:
     """How a metric misses its reference; empty where it meets it."""
     metric = phase.metric(name)
     if math.isnan(metric.value):
-        return f"{name} has a reference, and was not measured on every rank"
+        return f"{name} has a reference, but was not measured on every rank"
     try:
         metric.check()
     except AssertionError as error:

@@ -105,7 +105,7 @@ def _rank_of(process: NcclProcess | None, processes: Processes) -> int | None:
 def _ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int] | str:
     """The ranks of the phase that an edge joins, or why they are not known."""
     if not edge.communicators:
-        return "no communicator is known to which it belongs"
+        return "its communicator is unknown"
     found: set[tuple[int, int]] = set()
     for index in edge.communicators:
         members = log.communicators[index].members
@@ -116,9 +116,9 @@ def _ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int] | str:
                 process = edge.logger
             rank = _rank_of(process, processes)
             if rank is None:
-                return f"rank {number} of its communicator is no known rank of the phase"
+                return f"rank {number} of its communicator is not a known rank of the phase"
             ends.append(rank)
         found.add((ends[0], ends[1]))
     if len(found) > 1:
-        return "it may be of several communicators, which differ in their ranks"
+        return "it may belong to several communicators, which differ in their ranks"
     return found.pop()

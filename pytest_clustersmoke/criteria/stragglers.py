@@ -47,7 +47,7 @@ class Straggler:
         return (
             f"{self.rank} on {self.rank.host} falls behind: its own part of a step takes "
             f"{self.own_s * 1e3:.3g} ms, the others' {self.others_s * 1e3:.3g} ms, of "
-            f"{self.step_s * 1e3:.3g} ms a step"
+            f"{self.step_s * 1e3:.3g} ms per step"
         )
 
 
@@ -71,7 +71,7 @@ def check(phase: PhaseResult) -> None:
 def stragglers(phase: PhaseResult) -> list[Straggler]:
     """The ranks that fall behind, the slowest first."""
     if phase.world_size < 2:
-        raise Unmeasured("stragglers", "there is no other rank to compare the one with")
+        raise Unmeasured("stragglers", "there is no other rank to compare with")
     times = [_times(rank) for rank in phase.ranks]
     on_cuda = all(str(rank.start.get("device")).startswith("cuda") for rank in phase.ranks)
     late_s = LATE_S["cuda" if on_cuda else "cpu"]

@@ -18,6 +18,7 @@ import pytest
 from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
 from ..evidence.nccl.nccl_log import Log
 from ..evidence.phase_result import PhaseResult
+from ..text import plural
 from .placed_links import PhaseLink, PlacedEdges, place_edges
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
@@ -105,7 +106,7 @@ class Side:
         if self.result.backend != "nccl":
             raise Unmeasured(
                 "transports",
-                f"the ranks talked over {self.result.backend}, which has none of NCCL's",
+                f"the ranks talked over {self.result.backend}, which has no NCCL transports",
             )
         if none := self._none():
             pytest.skip(none)
@@ -216,13 +217,13 @@ class Side:
         if unplaced := placed.unplaced:
             edge, reason = unplaced[0]
             return (
-                f"{len(unplaced)} edges cannot be placed, the first {edge.source} -> "
+                f"{plural(len(unplaced), 'edge')} cannot be placed, the first {edge.source} -> "
                 f"{edge.destination} {edge.wording} at {edge.where}: {reason}"
             )
         if transports.log.torn_count:
             return (
-                f"{transports.log.torn_count} lines of connections are torn or in unknown words, "
-                f"the first at {transports.log.torn[0]}"
+                "connection lines that are torn or in an unknown form: "
+                f"{transports.log.torn_count}, the first at {transports.log.torn[0]}"
             )
         links = self.links()
         reduced = self._reduced_otherwise(globs)
@@ -230,7 +231,7 @@ class Side:
             return f"NCCL logged no connection {where}{self._why_none()}"
         silent = self._silent_inside(links, reduced) if self.inside else self._apart(links, reduced)
         if silent:
-            return f"NCCL logged no connection {where} of {silent}"
+            return f"NCCL logged no connection {where} for {silent}"
         return ("" if self.inside else self._half_told(links, expect)) or self._cut_logs()
 
     def _cut_logs(self) -> str:
@@ -241,7 +242,7 @@ class Side:
             for number, member in communicator.members.items():
                 if member.started and not member.complete:
                     who = f"{member.process} (rank {number} of {communicator.ranks or '?'})"
-                    return f"NCCL's init of {who} began, and its end is not in the log"
+                    return f"NCCL's init of {who} began, but its end is not in the log"
         sent = {link.source for link in placed.links if link.edge.role != "receive"}
         mute = [
             rank.rank
@@ -272,8 +273,8 @@ class Side:
             return ": its logs are missing or empty"
         if not log.edges:
             return (
-                ": it connects when a collective first needs it, and hides edges of subsystems "
-                "that NCCL_DEBUG_SUBSYS leaves out"
+                ": it connects when a collective first needs it, and it does not log the edges of "
+                "subsystems that NCCL_DEBUG_SUBSYS leaves out"
             )
         return ""
 
@@ -318,9 +319,8 @@ class Side:
         for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
                 if role not in by_role:
-                    return (
-                        f"the {end} of {self._say_ends(source, destination)} logged nothing of it"
-                    )
+                    pair = self._say_ends(source, destination)
+                    return f"the {end} of {pair} logged nothing about the connection"
         return ""
 
     # -- Words -------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def test_without_watched_gradients_the_losses_alone_tell(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (((losses(), WHOLE), (None, WHOLE)), "losses are told by ranks [0] of 2"),
-        (((losses(), WHOLE), (losses(), None)), "gradients are watched by ranks [0] of 2"),
-        (((losses(), WHOLE), (losses(), {**WHOLE, "not_finite_at": []})), "that is not told"),
+        (((losses(), WHOLE), (None, WHOLE)), "only ranks [0] of 2 reported their losses"),
+        (((losses(), WHOLE), (losses(), None)), "only ranks [0] of 2 watched their gradients"),
+        (((losses(), WHOLE), (losses(), {**WHOLE, "not_finite_at": []})), "at an unknown step"),
         (((losses(), WHOLE), (losses(), gradient(2, "\x1b[31m"))), "gradient of �[31m is"),
     ],
 )

@@ -120,7 +120,7 @@ def test_small_messages_say_nothing_of_bandwidth(tmp_path: Path) -> None:
     def change(rank: int, record: Record) -> Record:
         return {**record, **mib} if record["what"] == "pair" else record
 
-    with pytest.raises(Unmeasured, match="the pairs exchanged 1 MiB; below 64 MiB it is not"):
+    with pytest.raises(Unmeasured, match="the pairs exchanged 1 MiB; below 64 MiB latency"):
         node_pairs.check_none_is_slow(Swept(tmp_path, 3, 1, change=change).result())
 
 
@@ -148,15 +148,15 @@ def only(rank: int, other: int, /, **values: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (only(2, 1), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer=2), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer="1"), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer=-2), "rank 2 (n2) measured nothing with n1"),
+        (only(2, 1), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer=2), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer="1"), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer=-2), "rank 2 (n2) measured no exchange with n1"),
         (only(2, 1, size_bytes=8), "expected one size"),
         (only(2, 1, size_bytes=None), "expected one size"),
         (only(2, 1, own_seconds="nan"), "own_seconds of the exchange of rank 2 (n2) with rank 1"),
-        (only(2, 1, own_seconds=0), "expected a time"),
-        (only(2, 1, own_seconds=-1.0), "expected a time"),
+        (only(2, 1, own_seconds=0), "expected a positive time"),
+        (only(2, 1, own_seconds=-1.0), "expected a positive time"),
         (only(2, 1, checked=1), "1 elements were checked, expected all 16777216"),
         (only(2, 1, wrong=1), "1 of 16777216 elements are wrong"),
         (only(2, 1, wrong=None), "expected a count"),
@@ -174,7 +174,7 @@ def test_a_pair_that_was_not_measured_fails(
 def test_a_metric_that_does_not_follow(tmp_path: Path) -> None:
     """The slowest pair is what the times make it."""
     swept = Swept(tmp_path, 3, 1).metrics(pair_bandwidth_min_gb_per_s=12.5)
-    with pytest.raises(AssertionError, match=r"says the slowest pair has 12\.5 GB/s; the times"):
+    with pytest.raises(AssertionError, match=r"reports 12\.5 GB/s for the slowest pair; the times"):
         node_pairs.check_all_measured(swept.result())
 
 

@@ -51,7 +51,7 @@ def test_a_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
 
 def test_a_node_that_told_of_no_interfaces_is_no_pass(tmp_path: Path) -> None:
     """What is not known of one node is not judged."""
-    with pytest.raises(Unmeasured, match="n1 told of no interfaces"):
+    with pytest.raises(Unmeasured, match="n1 reported no interfaces"):
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
 
 
@@ -92,7 +92,7 @@ def test_a_reference_that_no_criterion_judges_is_not_passed_over(tmp_path: Path)
         Trained().test_other_references_are_met(result)
     steady, p50, p95 = str(failure.value).splitlines()
     assert steady.startswith("steady_steps_per_s is 1.000 steps/s: -90.0 % against the reference")
-    assert p50 == "step_time_p50_s has a reference, and was not measured on every rank"
+    assert p50 == "step_time_p50_s has a reference, but was not measured on every rank"
     assert p95.startswith("step_time_p95_s is 3.000 s: +100.0 % against the reference")
     assert result.judged == {"references"}
     with pytest.raises(AssertionError, match=r"\nsteps_per_s is 1.000 steps/s: -88.9 % "):

@@ -45,7 +45,7 @@ def test_a_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
     words = str(failure.value)
     assert words == (
         "rank 1 (n0) on h0 falls behind: its own part of a step takes 100 ms, the others' 50 ms, "
-        "of 200 ms a step"
+        "of 200 ms per step"
     )
 
 
