@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.call_order import absences
+from pytest_clustersmoke.diagnose.call_order import find_absences
 from pytest_clustersmoke.diagnose.flight_recorder import (
     KEPT,
     FlightRecord,
@@ -163,5 +163,5 @@ def test_a_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path
         for one in entries:
             one["record_id"] = 0
         write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
-    found = absences(read_flight_records(directory, range(2)), 2)
+    found = find_absences(read_flight_records(directory, range(2)), 2)
     assert [rank for one in found for rank in one.absent] == absent

@@ -128,9 +128,9 @@ def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
     class Counted(SignatureSearch):
         looked = 0
 
-        def _line(self, *args: Any) -> None:
+        def _examine_line(self, *args: Any) -> None:
             self.looked += 1
-            super()._line(*args)
+            super()._examine_line(*args)
 
     found = Counted(shipped_signatures())
     torn = "Traceback (most recent call last):\n" * 50_000
