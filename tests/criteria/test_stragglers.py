@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.criteria.stragglers import check, stragglers
+from pytest_clustersmoke.criteria.stragglers import check, find_stragglers
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.support.evidence import Evidence
@@ -52,7 +52,7 @@ def test_a_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
 def test_several_slow_ranks_are_all_named_the_slowest_first(tmp_path: Path) -> None:
     """Two of five are slow, each by its own measure."""
     own = [[value] * STEPS for value in (0.05, 0.1, 0.05, 0.15, 0.05)]
-    assert [one.rank.rank for one in stragglers(ran(tmp_path, *own))] == [3, 1]
+    assert [one.rank.rank for one in find_stragglers(ran(tmp_path, *own))] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_small_difference_is_none(
     own: list[float], step_s: float, device: str, tmp_path: Path
 ) -> None:
     """Each of the bounds by itself keeps a rank that is a little slower from being blamed."""
-    assert not stragglers(
+    assert not find_stragglers(
         ran(tmp_path, *([one] * STEPS for one in own), step_s=step_s, device=device)
     )
 
@@ -76,12 +76,12 @@ def test_a_small_difference_is_none(
 def test_a_rank_that_is_slow_now_and_then_is_none(tmp_path: Path) -> None:
     """Three of five steps are slow, so the median is, and its better quarter is not."""
     mixed = [0.1, 0.1, 0.1, 0.05, 0.05] * 4
-    assert not stragglers(ran(tmp_path, [0.05] * STEPS, mixed))
+    assert not find_stragglers(ran(tmp_path, [0.05] * STEPS, mixed))
 
 
 def test_a_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     """A device's own clock has no noise of that size."""
-    found = stragglers(ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0"))
+    found = find_stragglers(ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0"))
     assert [one.rank.rank for one in found] == [1]
 
 
@@ -108,4 +108,4 @@ def test_noise_within_the_score_blames_nobody(
 ) -> None:
     """Whatever the order, ranks within a third of each other are equally fast."""
     folder = tmp_path_factory.mktemp("noise")
-    assert not stragglers(ran(folder, *own, step_s=0.02, device="cuda:0"))
+    assert not find_stragglers(ran(folder, *own, step_s=0.02, device="cuda:0"))
