@@ -1,4 +1,4 @@
-"""A file of signatures is checked as a whole, and every mistake told with its line."""
+"""A signature file is checked as a whole, and every mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     return [str(one).removeprefix(f"{tmp_path}/") for one in raised.value.problems]
 
 
-def test_a_good_file(tmp_path: Path) -> None:
-    """What is left out has its default, and a pattern may be a bare text."""
+def test_valid_file(tmp_path: Path) -> None:
+    """Omitted keys have their defaults, and a pattern may be a plain text."""
     path = tmp_path / "signatures.yaml"
     path.write_text(GOOD)
     (one,) = load_signatures(path)
@@ -67,14 +67,14 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern has the wrong form"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
     """What, where, and what was expected."""
     assert old in GOOD
     assert any(said in one for one in problems(tmp_path, GOOD.replace(old, new))), said
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    """Of both signatures, and an id that stands twice."""
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    """Of both signatures, and an id that appears twice."""
     twice = GOOD + GOOD.removeprefix("signatures:\n")
     assert any("`one` appears twice" in line for line in problems(tmp_path, twice))
     broken = twice.replace("primary: true", "primary: 7").replace("cause: it broke", "cause: ''")
