@@ -7,14 +7,14 @@ from typing import Any
 from tests.faults.harness import SMALL
 from tests.faults.table.model import Fault
 
-# A hang is told within its stage's limit, which is STEP_LIMIT_S of staged.py, and 15 s.
+# A hang is reported within its stage's limit (STEP_LIMIT_S of staged.py) plus 15 s.
 WITHIN_S = 4 + 15
-# Long enough for the other rank to have imported torch, on a loaded machine, too.
+# Long enough for the other rank to import torch, even on a loaded machine.
 INIT_LIMIT_S = 45
 
 
 def _out_of_step(how: str, words: tuple[str, ...], **more: Any) -> Fault:
-    """Rank 2 of four, on two nodes: three agree, so that it is known who is wrong."""
+    """Rank 2 of four, on two nodes: three agree, so it is known which rank is wrong."""
     return Fault(
         f"collective_{how}",
         "out_of_step.py",
@@ -59,7 +59,7 @@ HANGS = (
         slow=True,
         nodes=2,
     ),
-    # Before its Rank a rank answers no signal of ours; the other waits for it as the group opens.
+    # Before its Rank, a rank answers none of our signals; the other waits for it in group setup.
     Fault(
         "hangs_in_import",
         "import_hangs.py",
@@ -72,7 +72,7 @@ HANGS = (
         within_s=INIT_LIMIT_S + 15,
         slow=True,
     ),
-    # The library's own time limit comes first: the victims raise, and are none the less victims.
+    # The library's own timeout comes first: the ranks that raise are still victims.
     Fault(
         "hangs_past_the_groups_limit",
         "out_of_step.py",
@@ -92,7 +92,7 @@ HANGS = (
     _out_of_step("type", ("Double", "the types differ"), slow=True),
     _out_of_step("order", ("broadcast of [6] Float", "a call was skipped, or two"), slow=True),
     _out_of_step("other", ("all_gather", "the collectives differ"), slow=True),
-    # Of two ranks that disagree none has the majority.
+    # Neither of two ranks that disagree has a majority.
     Fault(
         "collective_shape_of_two",
         "out_of_step.py",
