@@ -60,7 +60,7 @@ def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
     first, *others = said.json
     assert first == {
         "id": "cuda_oom",
-        "cause": "GPU memory is used up (asked for 2.00 GiB)",
+        "cause": "the GPU is out of memory (asked for 2.00 GiB)",
         "fix": first["fix"],
         "primary": True,
         "evidence": [{"file": str(log), "line": 2, "text": OOM.strip()}],
@@ -76,10 +76,10 @@ def test_text_has_cause_place_evidence_and_next_step(run: Any, log: Path) -> Non
     said = run(log)
     lines = said.out.splitlines()
     assert said.status == 1 and said.err == ""
-    assert lines[0] == "GPU memory is used up (asked for 2.00 GiB) [cuda_oom]"
+    assert lines[0] == "the GPU is out of memory (asked for 2.00 GiB) [cuda_oom]"
     assert lines[1] == "   where: rank 3"
     assert lines[2] == f"   {log}:2: {OOM.strip()}"
-    assert lines[3].startswith("   next: smaller batch")
+    assert lines[3].startswith("   next: use a smaller batch")
     assert lines[5] == "follows from it:" and len(lines) == 8
     assert f"(1 line; {log}:3)" in said.out
 
@@ -89,7 +89,7 @@ def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("OSError: [Errno 28] No space left on device\n" * 9 + OOM)
     out = run(log).out
-    assert out.index("1. a file system is full") < out.index("2. GPU memory is used up")
+    assert out.index("1. a file system is full") < out.index("2. the GPU is out of memory")
     assert "   ... 9 lines in total\n" in out
 
 

@@ -80,7 +80,7 @@ def test_a_fallback_is_unfit(talking: Suite, fault: str, criterion: str, words: 
     [
         ("no_edges", "NCCL logged no connection inside a node: it connects when"),
         ("no_log", "NCCL logged no connection inside a node: its logs are missing or empty"),
-        ("lost_rank", "rank 3 of its communicator is no known rank of the phase"),
+        ("lost_rank", "rank 3 of its communicator is not a known rank of the phase"),
     ],
 )
 def test_what_cannot_be_seen_is_inconclusive(talking: Suite, fault: str, words: str) -> None:

@@ -2,7 +2,7 @@
 
 model.py      what a fault is
 hangs.py      ranks that the others wait for, or that are out of step
-lab.py        nodes and the scheduler, on a real Slurm
+lab.py        faults of nodes and the scheduler, on a real Slurm
 programs.py   rank programs that are broken on purpose
 replayed.py   hardware faults, from recorded text
 settings.py   checkpoints, disks, memory and configuration that are wrong on purpose

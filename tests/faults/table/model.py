@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.faults.harness import SMALL
 
-# What the base class `Trained` judges; a small cluster has metrics without a reference and without
-# a past: these skip.
+# Criteria of the base class `Trained` that skip on a small cluster, whose metrics have neither a
+# reference nor a past.
 UNMEASURED = frozenset(
     {
         "test_throughput_meets_the_reference",
@@ -22,7 +22,7 @@ GRADIENTS = "test_gradients_are_in_sync"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
-BEHIND = "test_no_rank_falls_behind"  # skips where there is one rank
+BEHIND = "test_no_rank_falls_behind"  # skips if there is only one rank
 DEVICE = "test_every_rank_has_a_device_of_its_own"
 INTERFACES = "test_pinned_interfaces_are_on_every_node"
 CRITERIA = UNMEASURED | {
@@ -45,14 +45,14 @@ CRITERIA = UNMEASURED | {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is staged for real, and what must come of it: one of three.
+    """A fault that is really staged, and its required result, one of three:
 
-    - `failed`: the criteria that must fail while the job passes; every other one stays green, or
-      skipped where it is of UNMEASURED. With a `rank`, they name it and its node.
+    - `failed`: the criteria that must fail while the job passes; all others pass, or skip if they
+      are in UNMEASURED. With a `rank`, they name it and its node.
     - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
-      the node that it must name (any, where neither is given), `signature` the known cause behind
-      it, `words` what its text has to say. Every criterion points to the job.
-    - `usage`: pytest ends with a usage error that says this, and nothing is submitted.
+      the node that it must name (any, if neither is given), `signature` its known cause, `words`
+      what its text must contain. Every criterion refers to the job.
+    - `usage`: pytest ends with this usage error, and nothing is submitted.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Fault:
     failed: frozenset[str] = frozenset()
     finding: str = ""
     signature: str = ""
-    maybe: str = ""  # a signature that is found, or not, by which of two processes is quicker
+    maybe: str = ""  # a signature that may be found, depending on which of two processes is faster
     words: tuple[str, ...] = ()
     usage: tuple[str, ...] = ()
     rank: int | None = None
     host: str = ""
-    outcome: str = "failed"  # the job's, where `finding` is given
+    outcome: str = "failed"  # of the job, if `finding` is given
     nodes: int = 1
     ranks_per_node: int = 2
     args: Mapping[str, Any] = field(default_factory=lambda: SMALL)
@@ -75,15 +75,15 @@ class Fault:
     within_s: float = 10.0  # from the fault to the finding
     since: str = "staged"  # the event just before the fault, of a rank or of a node
     since_s: float = 0.0  # how long after that event the fault comes
-    timed: bool = True  # a finding's seconds are known; not so where nothing ran
-    unknown: bool = False  # nobody can know its cause, and the finding says so
-    replayed: bool = False  # recorded text, where the fault itself cannot be staged here
+    timed: bool = True  # whether the finding's delay is known; not if nothing ran
+    unknown: bool = False  # the cause cannot be known, and the finding says so
+    replayed: bool = False  # recorded text, because the fault itself cannot be staged here
     of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
-    slow: bool = False  # only in `make test-all`; of each family one or two are not
+    slow: bool = False  # only in `make test-all`; one or two of each family are not slow
 
     @property
     def of(self) -> str:
-        """What is at fault, and named: a rank with its host, a node, or nobody."""
+        """What the finding names: a rank with its host, a node, or nobody."""
         if self.of_nobody:
             return "nobody"
         return "rank" if self.rank is not None or not self.host else "node"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.harness import SMALL
 from tests.faults.table.model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
 
-# Of a rank that stands still; a step of these sizes takes milliseconds.
+# The limit for a step; a step of these sizes takes milliseconds.
 STEP_LIMIT_S = 4
 SMALL_ZERO = {
     "hidden_size": 32,
@@ -19,7 +19,7 @@ SMALL_ZERO = {
 
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
-    """Rank 1 of two ends, or stops. torchrun, if it is quick, says by which signal."""
+    """Rank 1 of two ends, or stops. torchrun, if it is fast enough, logs the signal."""
     said = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
@@ -50,7 +50,7 @@ def _nan(where: str, words: str, slow: bool) -> Fault:
 
 
 PROGRAMS = (
-    # Without sync the ranks' weights drift apart, and only rank 0's are saved: rank 1's differ.
+    # Without sync the ranks' weights drift apart; only rank 0's are saved, so rank 1's differ.
     Fault(
         "ddp_without_sync",
         "ddp_without_sync.py",
@@ -77,9 +77,9 @@ PROGRAMS = (
     ),
     _nan("data", "first at step 4 on rank 1 (local0);", slow=False),
     _nan("parameter", "first at step 4 on rank 1 (local0);", slow=True),
-    # The reduction carries it to all ranks before any loss shows it.
+    # The reduction passes it to all ranks before any loss shows it.
     _nan("gradient", "the gradient of 0.weight is not finite, first at step 4", slow=True),
-    # DeepSpeed leaves that step out without a word, and no loss ever shows it.
+    # DeepSpeed silently skips that step, and no loss ever shows it.
     Fault(
         "nan_in_gradient_of_one_rank_under_zero",
         "nan_loss.py",
@@ -112,7 +112,7 @@ PROGRAMS = (
         args={"steps": 8},
         slow=True,
     ),
-    # Of three ranks two agree, so that it is known which is wrong.
+    # Two of three ranks agree, so it is known which is wrong.
     Fault(
         "uneven_batches",
         "uneven_batches.py",
