@@ -43,7 +43,7 @@ def _other_root(rootdir: Path) -> str:
     if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
         return ""
     return (
-        f"there is one in {here}, but pytest took {rootdir} for its root: write an "
+        f"there is one in {here}, but pytest uses {rootdir} as its root directory: write an "
         "option and its path with `=` (--cluster-report-dir=DIR), or add --rootdir=."
     )
 

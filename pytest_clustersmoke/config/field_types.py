@@ -155,7 +155,7 @@ def _check_path(value: str) -> None:
         raise misfit("an absolute path")
     if "%" in value or not value.isprintable():
         # sbatch fills in %j and the like in the paths of a job's files.
-        raise misfit("a path without `%` and control characters, which sbatch would misread")
+        raise misfit("a path without `%` or control characters, which sbatch would misread")
 
 
 def _text(value: str) -> str:

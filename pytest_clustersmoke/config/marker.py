@@ -46,9 +46,9 @@ def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Prob
         return [Problem(f"{key} of {phase} is not a mapping", where, "a dict of options")]
     return [
         Problem(
-            f"{key}[{name!r}]={value!r} of {phase}",
+            f"{key}[{name!r}]={value!r} of {phase} cannot be passed to the program",
             where,
-            "a name, and text, a finite number, true, false, None, or a list of such",
+            "a name with text, a finite number, True, False, None, or a list of these",
         )
         for name, value in args.items()
         if not isinstance(name, str) or not _is_plain(value)
@@ -81,7 +81,7 @@ def read_marker(
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problems.append(
             Problem(
-                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
+                f"the phase marker has no valid name: {', '.join(map(repr, args)) or 'nothing'}",
                 where,
                 "one name of letters, digits, `_` and `-` first: "
                 '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
@@ -101,7 +101,9 @@ def read_marker(
         kinds = (int, float) if key == "timeout_s" else (int,)
         if type(value) not in kinds or not math.isfinite(value) or value <= 0:
             expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
-            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, expected))
+            problems.append(
+                Problem(f"{key}={value!r} of phase {name!r} is not valid", where, expected)
+            )
     for key in ("args", "small"):
         problems += _argument_problems(key, kwargs.get(key, {}), f"phase {name!r}", where)
     if problems:
@@ -110,7 +112,7 @@ def read_marker(
     path = (file.parent / script).resolve()
     if not path.is_file():
         problems.append(
-            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
+            Problem(f"the script of phase `{name}` does not exist: {path}", where, "a file")
         )
     marked = Marked(
         name,

@@ -70,7 +70,7 @@ def compare(name: str, value: float, reference: Reference | None) -> Comparison:
     unit = METRICS[name].unit if name in METRICS else ""
     said = f"{name} is {show(value)} {unit}".rstrip()
     if not math.isfinite(value):
-        return Comparison(False, f"{said}, which is no number")
+        return Comparison(False, f"{said}, which is not a finite number")
     if reference is None:
         return Comparison(None, f"{said}; no reference")
     low, high = reference.low, reference.high

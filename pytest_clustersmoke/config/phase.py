@@ -106,9 +106,7 @@ def parse_setting(text: str) -> Setting:
     phase, key, inner, raw = match.groups()
     accepted = {one.split(".")[0]: one.endswith(".X") for one in SET_KEYS}
     if key not in accepted:
-        hint = (
-            near(key, accepted) or f"an option of its program is written {phase}.args.{key}={raw}"
-        )
+        hint = near(key, accepted) or f"write an option of its program as {phase}.args.{key}={raw}"
         raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
@@ -245,19 +243,19 @@ def absence(marked: Marked, profile: Profile) -> str:
     """Why a phase that the profile does not list is not on this cluster, in one sentence."""
     has = profile.hardware.gpus_per_node
     if marked.gpus_per_node > has:
-        why = f"needs {marked.gpus_per_node} GPUs a node, it has {has}"
+        why = f"it needs {marked.gpus_per_node} GPUs per node, and {profile.name} has {has}"
     elif profile.hardware.nodes is not None and marked.nodes > profile.hardware.nodes:
-        why = f"needs {marked.nodes} nodes, it has {profile.hardware.nodes}"
+        why = f"it needs {marked.nodes} nodes, and {profile.name} has {profile.hardware.nodes}"
     else:
-        why = "not listed under its phases"
-    return f"{marked.name} is not on {profile.name}: {why}"
+        why = "its profile does not list it under `phases`"
+    return f"{marked.name} does not run on {profile.name}: {why}"
 
 
 def undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
     """Of the phases that the profile lists those that no test defines, each in one sentence."""
     names = {one.name for one in marked}
     return [
-        f"{name} is listed for {profile.name}, and no test that was collected defines it"
+        f"{profile.name} lists the phase {name}, but no collected test defines it"
         + (f"; {hint}" if (hint := near(name, names - profile.phases.keys())) else "")
         for name in profile.phases
         if name not in names
@@ -271,11 +269,11 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
     if wants.value > has:
         problems.append(
             Problem(
-                f"phase `{phase.name}` asks for {wants.value} GPUs a node",
+                f"phase `{phase.name}` asks for {wants.value} GPUs per node",
                 wants.source,
-                f"at most {has}, as {profile.name} has "
-                f"({profile.where('hardware', 'gpus_per_node')})",
-                "change the phase's `gpus_per_node`, or take it out of the cluster's `phases`",
+                f"at most {has} (`hardware.gpus_per_node` of {profile.name}, "
+                f"{profile.where('hardware', 'gpus_per_node')})",
+                "change the phase's `gpus_per_node`, or remove the phase from `phases`",
             )
         )
     most = profile.hardware.nodes
@@ -284,7 +282,7 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
             Problem(
                 f"phase `{phase.name}` asks for {phase.nodes.value} nodes",
                 phase.nodes.source,
-                f"at most {most}, as {profile.name} has",
+                f"at most {most} (`hardware.nodes` of {profile.name})",
             )
         )
     return problems

@@ -98,10 +98,12 @@ class Hardware(f.Section):
         default="cuda",
         description="what ranks train on; `auto` means CUDA if a node has enough GPUs",
     )
-    gpus_per_node: f.Count = Field(description="GPUs of a node, and so the most ranks it runs")
+    gpus_per_node: f.Count = Field(
+        description="GPUs per node, and so the most ranks that a node runs"
+    )
     interconnect: str = Field(default="", description="how the nodes are connected, for the reader")
     nodes: f.Count | None = Field(
-        default=None, description="how many nodes the cluster has, if that limits a phase"
+        default=None, description="number of nodes in the cluster, if that limits a phase"
     )
 
     @model_validator(mode="after")
@@ -158,16 +160,14 @@ class Limits(f.Section):
     dump_wait_s: f.Seconds = Field(
         default=10.0, description="seconds to wait for the other nodes' stacks after a hang"
     )
-    keep_runs: f.Count = Field(default=30, description="how many runs are kept")
+    keep_runs: f.Count = Field(default=30, description="number of runs to keep")
 
 
 class PhaseSettings(f.Section):
     """What this cluster sets for one phase; absent keys keep the values of the marker."""
 
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
-    gpus_per_node: f.Count | None = Field(
-        default=None, description="GPUs, and so ranks, on each node"
-    )
+    gpus_per_node: f.Count | None = Field(default=None, description="GPUs, and so ranks, per node")
     timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
@@ -195,7 +195,7 @@ class PhaseSettings(f.Section):
 class Reference(f.Section):
     """What a metric is compared with: a value and its tolerance."""
 
-    value: f.Seconds = Field(description="what was measured when the cluster was healthy")
+    value: f.Seconds = Field(description="the value measured when the cluster was healthy")
     lower: f.Lower | None = Field(
         default=None, description="how far below the value still passes, such as `-10 %`"
     )
@@ -271,7 +271,7 @@ class Profile(f.Section):
         default=None, description="shell command for Python on the nodes; by default this Python"
     )
     lab: bool = Field(default=False, description="use the Slurm that `clustersmoke lab up` started")
-    hardware: Hardware = Field(description="what a node has")
+    hardware: Hardware = Field(description="the hardware of a node")
     setup: tuple[f.Text, ...] = Field(
         default=(),
         description="shell lines that run before the job; the node's shell expands variables",

@@ -39,7 +39,7 @@ class Known(f.Section):
     criterion: f.Line | None = Field(
         default=None, description="the criterion that fails, as a glob; `job` for the job itself"
     )
-    reason: f.Line = Field(description="why it fails and who takes care of it, in one line")
+    reason: f.Line = Field(description="why it fails and who is responsible, in one line")
     until: f.Day = Field(description="the last day on which this is valid")
 
     @field_validator("node")
@@ -68,7 +68,7 @@ class Known(f.Section):
         last = date.today() + timedelta(days=LONGEST_DAYS)
         if until > last:
             raise f.misfit(
-                f"a day up to {last.isoformat()}",
+                f"a day no later than {last.isoformat()}",
                 "review the entry and renew it by then",
                 f"{{key}} {{is}}, more than {LONGEST_DAYS} days ahead",
             )
@@ -83,8 +83,11 @@ class Known(f.Section):
             raise f.misfit("either `node`, or `phase` with `criterion`", what=f"{{key}} has {has}")
         if _is_everything(globs, _listed_phases(info)):
             named = " and ".join(f"`{key}: {glob}`" for key, glob in globs.items())
-            what = f"{named} in {{key}} covers every failure"
-            raise f.misfit("the names of what is known to fail", what=what)
+            verb = "covers" if len(globs) == 1 else "cover"
+            what = f"{named} in {{key}} {verb} every failure"
+            raise f.misfit(
+                "the name of the node, or of the phase and criterion, that fails", what=what
+            )
         return self
 
 

@@ -30,7 +30,7 @@ def test_defaults() -> None:
 def test_names_that_cannot_be_a_directory_or_a_job(name: object) -> None:
     """A name is a directory, a job's name and a key of cluster.yaml: others are refused."""
     marked, problems = read(name)
-    assert marked is None and "has no usable name" in problems[0]
+    assert marked is None and "has no valid name" in problems[0]
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True))
@@ -46,7 +46,8 @@ def test_small_arguments_are_read_and_checked_as_the_others() -> None:
     assert marked is not None and (marked.args, marked.small) == ({"steps": 100}, {"steps": 3})
     _, problems = read("one", small={"steps": {1: 2}})
     assert problems[0].startswith(
-        "here.py:1: small['steps']={1: 2} of phase 'one'; expected a name"
+        "here.py:1: small['steps']={1: 2} of phase 'one' cannot be passed to the program; expected"
+        " a name with text"
     )
 
 

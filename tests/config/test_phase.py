@@ -186,9 +186,11 @@ def test_absence_says_why(tmp_path: Path) -> None:
         assert marked is not None
         return absence(marked, profile)
 
-    assert why(gpus_per_node=8) == "big is not on one: needs 8 GPUs a node, it has 2"
-    assert why(nodes=3) == "big is not on one: needs 3 nodes, it has 2"
-    assert why() == "big is not on one: not listed under its phases"
+    assert (
+        why(gpus_per_node=8) == "big does not run on one: it needs 8 GPUs per node, and one has 2"
+    )
+    assert why(nodes=3) == "big does not run on one: it needs 3 nodes, and one has 2"
+    assert why() == "big does not run on one: its profile does not list it under `phases`"
 
 
 def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:

@@ -257,13 +257,13 @@ def test_a_reference_that_makes_no_sense_is_refused(
         (
             "/shared",
             "/sha%red",
-            "4: clusters.one.shared_dir is `/sha%red`; expected a path without `%` and control "
+            "4: clusters.one.shared_dir is `/sha%red`; expected a path without `%` or control "
             "characters, which sbatch would misread",
         ),
         (
             "/shared",
             '"/sha\\nred"',
-            "4: clusters.one.shared_dir is `/sha red`; expected a path without `%` and control "
+            "4: clusters.one.shared_dir is `/sha red`; expected a path without `%` or control "
             "characters, which sbatch would misread",
         ),
         (

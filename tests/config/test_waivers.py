@@ -54,8 +54,8 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
     [
         (
             "{node: n1, until: SOON}",
-            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who takes "
-            "care of it, in one line)",
+            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who is "
+            "responsible, in one line)",
         ),
         (
             "{node: n1, reason: x}",
@@ -103,33 +103,33 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: '*', reason: x, until: SOON}",
-            "`node: *` in clusters.one.known[1] covers every failure; expected the names of "
-            "what is known to fail",
+            "`node: *` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '*', criterion: '**', reason: x, until: SOON}",
-            "`phase: *` and `criterion: **` in clusters.one.known[1] covers every failure; "
-            "expected the names of what is known to fail",
+            "`phase: *` and `criterion: **` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{node: '*.local,n1', reason: x, until: SOON}",
-            "`node: *.local,n1` in clusters.one.known[1] covers every failure; expected the "
-            "names of what is known to fail",
+            "`node: *.local,n1` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{node: '?*', reason: x, until: SOON}",
-            "`node: ?*` in clusters.one.known[1] covers every failure; expected the names of "
-            "what is known to fail",
+            "`node: ?*` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '[!~]*', criterion: 'test_*', reason: x, until: SOON}",
-            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] covers every "
-            "failure; expected the names of what is known to fail",
+            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '*', criterion: job, reason: x, until: SOON}",
-            "`phase: *` and `criterion: job` in clusters.one.known[1] covers every failure; "
-            "expected the names of what is known to fail",
+            "`phase: *` and `criterion: job` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
@@ -190,7 +190,7 @@ def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
     far = last + timedelta(days=1)
     assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
         f"cluster.yaml:9: clusters.one.known[1].until is `{far}`, more than 90 days ahead; "
-        f"expected a day up to {last}; review the entry and renew it by then"
+        f"expected a day no later than {last}; review the entry and renew it by then"
     ]
 
 

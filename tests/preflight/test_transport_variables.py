@@ -211,7 +211,7 @@ def test_a_contradiction_is_a_usage_error(suite: Suite) -> None:
     told = suite.refused()
     assert len(told) == 2
     assert any("NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1" in line for line in told)
-    assert any("phase `wide` asks for 8 GPUs a node" in line for line in told)
+    assert any("phase `wide` asks for 8 GPUs per node" in line for line in told)
 
 
 def test_a_setting_of_the_command_line_is_checked(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
     assert result.ret == 6
     told = result.stdout.str()
     assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
-    early = "one_b is listed for one, and no test that was collected defines it"
+    early = "one lists the phase one_b, but no collected test defines it"
     assert 0 < told.index(early) < told.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0
