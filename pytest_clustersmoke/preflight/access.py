@@ -104,7 +104,7 @@ def missing_commands(profile: Profile, environ: Mapping[str, str]) -> list[Probl
     todo = "run this on a login node of the cluster"
     if profile.lab:
         todo = "run `clustersmoke lab install`, then `clustersmoke lab up`"
-    what = f"no `{missing[0]}` on PATH, and {profile.name} is a Slurm cluster"
+    what = f"no `{missing[0]}` on PATH, but {profile.name} is a Slurm cluster"
     return [Problem(what, profile.where("backend"), "Slurm's commands", todo)]
 
 
@@ -113,7 +113,7 @@ def _writable(directory: Path, what: str, where: str) -> list[Problem]:
     there = next(path for path in (directory, *directory.parents) if exists(path))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
-    why = "cannot be written" if there.is_dir() else "is no directory"
+    why = "cannot be written" if there.is_dir() else "is not a directory"
     return [
         Problem(
             f"{what} would go to {directory}, but {there} {why}",

@@ -44,9 +44,9 @@ def of_rights(asked: RequestedResources, slurm: Slurm, said: Collection[str]) ->
     if refused and groups is not None and slurm.groups and not slurm.groups & groups:
         yield Finding(
             "submission-refused",
-            f"partition {asked.partition.name} is for the groups {listed(groups)}, and this user "
-            f"is in {listed(slurm.groups)}",
-            "set another partition, or ask to be put into one of these groups",
+            f"partition {asked.partition.name} allows only the groups {listed(groups)}, but this "
+            f"user is in {listed(slurm.groups)}",
+            "choose another partition, or ask to be added to one of these groups",
             evidence=(
                 *written(asked.phase.slurm.get("partition"), "partition"),
                 asked.note(asked.partition.text),
@@ -62,16 +62,15 @@ def _account(asked: RequestedResources, slurm: Slurm, said: Collection[str]) -> 
         partitions = {one.partition for one in mine if one.account == name}
         elsewhere = partitions and not partitions & {"", asked.partition.name}
         if not mine or (name and name not in accounts) or (name and elsewhere):
-            what = f"account `{name}`" if name else "an account"
+            what = f"asks for account `{name}`" if name else "needs an account"
             why = (
-                f"this user may use it in {listed(partitions)} only"
+                f"this user may use it only in {listed(partitions)}"
                 if elsewhere
                 else f"this user's accounts are {listed(accounts)}"
             )
             yield Finding(
                 "account-refused",
-                f"phase {asked.phase.name} would run under {what} in partition "
-                f"{asked.partition.name}, and {why}",
+                f"phase {asked.phase.name} {what} in partition {asked.partition.name}, but {why}",
                 near(name, accounts) or "set `slurm.account` in cluster.yaml to one of them",
                 evidence=(*written(where, "account"), *(asked.note(o.limits.text) for o in mine)),
             )
@@ -97,8 +96,8 @@ def _qos_name(asked: RequestedResources, slurm: Slurm, said: Collection[str]) ->
     if name and one is not None and "qos" in slurm.enforced and not changes and name not in one.qos:
         yield Finding(
             "qos-refused",
-            f"QOS `{name}` is not among those that this user may use under account "
-            f"{one.account}: {listed(one.qos)}",
+            f"this user may not use QOS `{name}` under account {one.account}; allowed there: "
+            f"{listed(one.qos)}",
             near(name, one.qos) or "set `slurm.qos` in cluster.yaml to one of them",
             evidence=(*written(where, "qos"), asked.note(one.limits.text)),
         )
@@ -114,12 +113,12 @@ def _by_rule(asked: RequestedResources, key: str, name: str) -> Iterator[Finding
     word = {"account": "account", "qos": "QOS"}[key]
     if not name or (name in allowed if allowed is not None else name not in denied):
         return
-    rule = f"allows {listed(allowed)}" if allowed is not None else "denies it"
+    rule = f"allows only {listed(allowed)}" if allowed is not None else "denies it"
     yield Finding(
         f"{key}-refused",
-        f"phase {asked.phase.name} would run with {word} `{name}`, and partition "
+        f"phase {asked.phase.name} asks for {word} `{name}`, but partition "
         f"{asked.partition.name} {rule}",
-        f"set `slurm.{key}` in cluster.yaml to one that it allows, or another partition",
+        f"set `slurm.{key}` in cluster.yaml to one that it allows, or choose another partition",
         evidence=(*written(asked.phase.slurm.get(key), key), asked.note(asked.partition.text)),
     )
 
@@ -134,9 +133,9 @@ def of_limits(asked: RequestedResources, slurm: Slurm) -> Iterator[Finding]:
     if wall and asked.time is not None and seconds(asked.time.value) > wall.max_wall:
         yield Finding(
             "time-over-limit",
-            f"phase {asked.phase.name} asks for {span(seconds(asked.time.value))}, and "
-            f"{wall.owner} allows a job {span(wall.max_wall)}",
-            f"set `slurm.time` to at most {span(wall.max_wall)}, or another QOS",
+            f"phase {asked.phase.name} asks for {span(seconds(asked.time.value))}, but "
+            f"{wall.owner} allows a job at most {span(wall.max_wall)}",
+            f"set `slurm.time` to at most {span(wall.max_wall)}, or choose another QOS",
             evidence=(*written(asked.time, "time"), asked.note(wall.text)),
         )
     for column, whose in COLUMNS.items():
@@ -163,9 +162,9 @@ def _tres(
         if first and asks > most:
             yield Finding(
                 identity,
-                f"phase {asked.phase.name} asks for {asks} {what}, and {first.owner} allows "
-                f"{whose} {most} ({column})",
-                f"set fewer {what}, or another QOS or account",
+                f"phase {asked.phase.name} asks for {asks} {what}, but {first.owner} allows "
+                f"{whose} at most {most} ({column})",
+                f"ask for fewer {what}, or choose another QOS or account",
                 evidence=(*written(sourced, key), asked.note(first.text)),
             )
 

@@ -37,7 +37,7 @@ def need_of(profile: Profile, phases: Iterable[Phase]) -> Need:
     return Need(
         LEAST_BYTES + int(sum(gib for gib, _ in written) * GIB),
         LEAST_FILES + FILES_PER_RANK * ranks,
-        f"at once the phases write {', '.join(told)} (`writes_gib`)" if told else "",
+        f"phases that run at the same time write {', '.join(told)} (`writes_gib`)" if told else "",
     )
 
 
@@ -59,13 +59,13 @@ def room(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
     # A file system without a fixed number of inodes says 0 of both.
     if free.f_files and free.f_favail < need.files:
         what = f"the file system of {directory} has room for {free.f_favail} more files"
-        expected = f"room for {need.files}, as a run of these phases may make"
-        yield Problem(what, where, expected, "delete what is not needed, or set `shared_dir`")
+        expected = f"room for {need.files}, the most that a run of these phases may create"
+        yield Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
 def _too_small(what: str, where: str, need: Need) -> Problem:
     expected = f"at least {_size(need.bytes)}" + (f": {need.words}" if need.words else "")
-    return Problem(what, where, expected, "delete what is not needed, or set `shared_dir`")
+    return Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
 def _size(count: int) -> str:

@@ -26,7 +26,7 @@ STARTERS = frozenset(
     | {"execv", "execve", "execvp", "execlp", "spawnv", "spawnvp"}
     | {"create_subprocess_exec", "create_subprocess_shell"}
 )
-EXPECTED = "a program that torchrun runs on each node, which `srun` reaches without SSH"
+EXPECTED = "a program that torchrun runs on each node (`srun` reaches the nodes without SSH)"
 
 
 def launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
@@ -43,7 +43,7 @@ def launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
                 "a setup line starts the launcher `deepspeed`, which reaches other nodes over SSH",
                 profile.where("setup", index),
                 EXPECTED,
-                "take it out: set-up runs before the job's work, on its first node",
+                "remove it: `setup` runs before the job's work, on its first node",
             )
     for phase in phases:
         yield from _arguments(phase)
@@ -56,11 +56,11 @@ def _arguments(phase: Phase) -> Iterator[Problem]:
         remote = name == "launcher" and str(one.value).lower() in REMOTE
         if (name in HOST_FILES and one.value) or remote:
             yield Problem(
-                f"phase `{phase.name}` has the argument {name}={one.value}: a launcher that "
-                "reaches other nodes over SSH",
+                f"phase `{phase.name}` has the argument {name}={one.value}, for a launcher "
+                "that reaches other nodes over SSH",
                 one.source,
                 EXPECTED,
-                "take the argument out",
+                "remove the argument",
             )
 
 
@@ -71,7 +71,7 @@ def _script(phase: Phase) -> Iterator[Problem]:
             "other nodes over SSH, once for each rank",
             f"{phase.script}:{line}",
             EXPECTED,
-            "train in the script itself: torchrun has started one for each rank",
+            "train in the script itself: torchrun starts it once for each rank",
         )
 
 

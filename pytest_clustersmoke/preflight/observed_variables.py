@@ -81,12 +81,12 @@ def _of_name(scene: Scene, name: str, others: Told, environ: Mapping[str, str]) 
         if value == ours:
             source, severity = SHELL, WARNING
             text = (
-                f"{name}={shown(value)} reached {where}, and the profile does not set it; "
+                f"{name}={shown(value)} reached {where}, but the profile does not set it; "
                 f"`env.common.unset: [{name}]` keeps it out"
             )
         else:
             source, severity = where, NOTE
-            text = f"{name}={shown(value)} was set there, by `setup` or a start-up file"
+            text = f"{name}={shown(value)} was set by `setup` or a start-up file"
         if is_read(name):
             yield scene.remark(name, severity, source, text)
         yield from of_variable(scene, name, value, source)

@@ -14,7 +14,7 @@ from ..config.profile import Profile
 from ..config.sbatch_options import seconds
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..jobs.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
-from ..text import near
+from ..text import near, plural
 
 SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(&[\w.-]+)*")
 MAX_NAMED = 20
@@ -118,32 +118,32 @@ def of_partition(asked: RequestedResources) -> Iterator[Finding]:
     if one.state not in ("UP", ""):
         yield Finding(
             "partition-down",
-            f"partition {one.name} is {one.state}, and starts no jobs",
+            f"partition {one.name} is {one.state} and starts no jobs",
             "ask the administrators, or set `slurm.partition` to one that is up",
             evidence=(*where, asked.note(one.text)),
         )
     if one.max_nodes is not None and asked.nodes > one.max_nodes:
         yield Finding(
             "too-many-nodes",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} allows a "
-            f"job {one.max_nodes}",
-            f"set `nodes` to at most {one.max_nodes}, or another partition",
+            f"phase {phase.name} asks for {asked.nodes} nodes, but partition {one.name} allows a "
+            f"job at most {one.max_nodes}",
+            f"set `nodes` to at most {one.max_nodes}, or choose another partition",
             evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
         )
     if asked.nodes < one.min_nodes:
         yield Finding(
             "submission-refused",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} wants at "
-            f"least {one.min_nodes}",
-            "set another partition, or more nodes",
+            f"phase {phase.name} asks for {plural(asked.nodes, 'node')}, but partition {one.name} "
+            f"requires at least {one.min_nodes}",
+            "ask for more nodes, or choose another partition",
             evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
         )
     if asked.time is not None and seconds(asked.time.value) > one.max_time:
         yield Finding(
             "time-over-limit",
-            f"phase {phase.name} asks for {span(seconds(asked.time.value))}, and partition "
-            f"{one.name} allows {span(one.max_time)}",
-            f"set `slurm.time` to at most {span(one.max_time)}, or another partition",
+            f"phase {phase.name} asks for {span(seconds(asked.time.value))}, but partition "
+            f"{one.name} allows at most {span(one.max_time)}",
+            f"set `slurm.time` to at most {span(one.max_time)}, or choose another partition",
             evidence=(*written(asked.time, "time"), asked.note(one.text)),
         )
 
@@ -167,9 +167,9 @@ def of_nodes(asked: RequestedResources, nodes: Mapping[str, SlurmNode]) -> Itera
     if asked.nodes > len(here):
         yield Finding(
             "too-many-nodes",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} has "
+            f"phase {phase.name} asks for {asked.nodes} nodes, but partition {one.name} has "
             f"{len(here)}",
-            f"set `nodes` to at most {len(here)}, or another partition",
+            f"set `nodes` to at most {len(here)}, or choose another partition",
             evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
         )
         return
@@ -184,12 +184,12 @@ def _capacity(asked: RequestedResources, here: Mapping[str, SlurmNode]) -> Itera
     phase, partition = asked.phase, asked.partition.name
     cpus, memory = _number(option(phase, "cpus_per_task")), _mib(option(phase, "mem"))
     wants: list[tuple[str, str, int, Callable[[SlurmNode], int], Sourced | None, str]] = [
-        ("too-many-gpus", "GPUs a node", asked.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
+        ("too-many-gpus", "GPUs per node", asked.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
         *[
             ("submission-refused", what, most, has, phase.slurm.get(key), key)
             for what, most, has, key in (
-                ("CPUs a node", cpus, _cpus, "cpus_per_task"),
-                ("MiB of memory a node", memory, _memory, "mem"),
+                ("CPUs per node", cpus, _cpus, "cpus_per_task"),
+                ("MiB of memory per node", memory, _memory, "mem"),
             )
         ],
     ]
@@ -198,14 +198,19 @@ def _capacity(asked: RequestedResources, here: Mapping[str, SlurmNode]) -> Itera
         if len(enough) >= asked.nodes:
             continue
         largest = max(here.values(), key=has)
-        told = f"at most {has(largest)}" if not enough else f"as many on {len(enough)} of them only"
+        nodes = plural(len(here), "node")
+        supply = (
+            f"only {len(enough)} of the {nodes} of partition {partition} "
+            f"{'has' if len(enough) == 1 else 'have'} as many"
+            if enough
+            else f"no node of partition {partition} has more than {has(largest)}"
+        )
         setting = key or "gpus_per_node"
         yield Finding(
             identity,
-            f"phase {phase.name} asks for {most} {what} on {asked.nodes} "
-            f"node{'s' * (asked.nodes > 1)}, and the {len(here)} of partition {partition} have "
-            f"{told}",
-            f"set `{setting}` to what the nodes have, or another partition",
+            f"phase {phase.name} asks for {most} {what} on {plural(asked.nodes, 'node')}, but "
+            f"{supply}",
+            f"set `{setting}` to what the nodes have, or choose another partition",
             evidence=(*written(sourced, setting), asked.note(largest.text)),
         )
     yield from _constraint(asked, here)
@@ -223,8 +228,9 @@ def _constraint(asked: RequestedResources, here: Mapping[str, SlurmNode]) -> Ite
     hints = [hint for one in sorted(features - known) if (hint := near(one, known))]
     yield Finding(
         "submission-refused",
-        f"phase {asked.phase.name} asks for {asked.nodes} nodes with the feature {wanted}, and "
-        f"partition {asked.partition.name} has {len(enough)}; its features are {listed(known)}",
+        f"phase {asked.phase.name} asks for {plural(asked.nodes, 'node')} with the feature "
+        f"{wanted}, but partition {asked.partition.name} has {len(enough)}; its "
+        f"features are {listed(known)}",
         hints[0] if hints else "set `slurm.constraint` to features that its nodes have",
         evidence=written(asked.phase.slurm.get("constraint"), "constraint"),
     )
@@ -242,9 +248,9 @@ def _named(
             where = f"partition {asked.partition.name}" if key == "nodelist" else "this cluster"
             yield Finding(
                 "submission-refused",
-                f"`{key}` of phase {asked.phase.name} names {listed(strange)}, and {where} has no "
+                f"`{key}` of phase {asked.phase.name} names {listed(strange)}, but {where} has no "
                 "such node",
-                near(strange[0], known) or f"set `slurm.{key}` to nodes that are there",
+                near(strange[0], known) or f"set `slurm.{key}` to nodes that exist",
                 evidence=written(asked.phase.slurm.get(key), key),
             )
 
@@ -285,11 +291,12 @@ def unavailable(
     more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
     yield Finding(
         "nodes-unavailable",
-        f"phase {asked.phase.name} needs {need} nodes, and of the {len(fit)} of partition "
-        f"{asked.partition.name} that could run it {left} take jobs: "
+        f"phase {asked.phase.name} needs {plural(need, 'node')}, but of the "
+        f"{plural(len(fit), 'node')} of partition {asked.partition.name} that could run it only "
+        f"{left} {'takes' if left == 1 else 'take'} jobs: "
         + "; ".join(node.words for node in shown)
         + more,
-        "have these nodes looked at and resumed (scontrol update nodename=... state=resume)",
+        "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
         evidence=(*written(asked.phase.nodes, "nodes"), *(asked.note(n.text) for n in shown)),
         hosts=tuple(node.name for node in bad),
     )

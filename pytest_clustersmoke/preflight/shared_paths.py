@@ -63,11 +63,11 @@ def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
     for local in profile.node_local:
         if python is not None and python.is_relative_to(local):
             yield Problem(
-                f"the interpreter of the nodes, {python}, lies under {local}, which every node has "
-                "for itself",
+                f"the interpreter of the nodes, {python}, lies under {local}, which nodes do not "
+                "share",
                 profile.where("python"),
                 "an interpreter that all nodes share",
-                "make the environment on a shared file system, and name its `python`",
+                "create the environment on a shared file system, and set `python` to its Python",
             )
         for phase in phases:
             yield from _arguments(phase, local)
@@ -82,7 +82,7 @@ def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
         names = ", ".join(f"`{phase.name}`" for phase in phases)
         what = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
     yield Problem(
-        f"{what} under {local}, which every node has for itself",
+        f"{what} under {local}, which nodes do not share",
         phases[0].where,
         "a script on a file system that all nodes share",
         "move the suite there",
@@ -110,14 +110,14 @@ def _arguments(phase: Phase, local: str) -> Iterator[Problem]:
             continue
         what = (
             f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
-            f"{local}, which every node has for itself"
+            f"{local}, which nodes do not share"
         )
         if OUTPUTS.fullmatch(name):
             yield Problem(
                 what,
                 one.source,
-                "a directory that all nodes share: no node could read what another wrote",
-                "leave it out where the program writes into the run's own directory",
+                "a directory that all nodes share, so that each can read what another wrote",
+                "omit it if the program can write to the run's own directory",
             )
         elif CONFIGURATIONS.fullmatch(name):
             yield Problem(what, one.source, "a file that all nodes share")
@@ -126,7 +126,7 @@ def _arguments(phase: Phase, local: str) -> Iterator[Problem]:
 def places(profile: Profile, phases: Iterable[Phase]) -> list[SharedPath]:
     """The paths that every node must see as this machine does."""
     where, shared = profile.where("shared_dir"), profile.shared_dir
-    found = [SharedPath("the run directory", shared, where, "set `shared_dir` to one", shared)]
+    found = [SharedPath("the run directory", shared, where, "move `shared_dir` to one", shared)]
     scripts = {phase.script: phase for phase in phases}
     for script, phase in scripts.items():
         what = f"the script of phase `{phase.name}`"
@@ -139,11 +139,11 @@ def _interpreters(profile: Profile) -> Iterator[SharedPath]:
     python = _interpreter(profile)
     if python is None or not exists(python):
         return
-    todo = "make the environment on one, and name its `python`"
+    todo = "create the environment on one, and set `python` to its Python"
     others = (*OF_THE_IMAGE, *map(Path, profile.node_local))  # of these it is told by itself
     by_folder = {path.parent: path for path in (python.resolve(), python)}
     for folder, path in reversed(by_folder.items()):
-        what = "the interpreter" if path == python else "what the interpreter is a link to"
+        what = "the interpreter" if path == python else "the target of the interpreter's link"
         if not any(path.is_relative_to(one) for one in others):
             yield SharedPath(what, path, profile.where("python"), todo, folder, installed=True)
 
@@ -164,8 +164,8 @@ def unshared(
         return []
     return [
         Problem(
-            f"{place.what}, {place.path}, lies on {mount.point}, a file system of this machine's "
-            f"own ({mount.kind}), which no node sees",
+            f"{place.what}, {place.path}, lies on {mount.point}, a file system that only this "
+            f"machine sees ({mount.kind})",
             place.where,
             "a file system that all nodes share, such as NFS or Lustre",
             place.todo,

@@ -124,7 +124,7 @@ class SlurmCheck:
             left = min(ANSWER_S, deadline - time.monotonic())
             silent = any(one.silent for one in trials.values())
             if silent or left <= 0:
-                self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm is too slow")
+                self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm was too slow")
                 continue
             trials[phase.name] = self._client.test_only(directory.batch_script, left)
             if trials[phase.name].accepted is None:
@@ -219,7 +219,7 @@ def _refused(phase: Phase, trial: TrialSubmission) -> Finding:
     return Finding(
         identity,
         f"sbatch refuses phase {phase.name}: {trial.words}",
-        "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml",
+        "read Slurm's message; account, partition, QOS and limits are set in cluster.yaml",
         evidence=partition_fit.written(phase.slurm.get("partition"), "partition"),
     )
 
@@ -238,9 +238,10 @@ def out_of_service(phases: Iterable[Phase], slurm: Slurm) -> list[str]:
         here = [node for node in slurm.nodes.values() if partition in node.partitions]
         bad = [node for node in here if node.gone or "NOT_RESPONDING" in node.states]
         if bad:
+            verb = "takes" if len(bad) == 1 else "take"
             more = f"; and {len(bad) - MAX_LINES} more" if len(bad) > MAX_LINES else ""
             lines.append(
-                f"{len(bad)} of the {len(here)} nodes of partition {partition} take no jobs: "
+                f"{len(bad)} of the {len(here)} nodes of partition {partition} {verb} no jobs: "
                 + "; ".join(node.words for node in bad[:MAX_LINES])
                 + more
             )
@@ -257,8 +258,8 @@ def _starts(
     """When a phase might start, where that is not at once."""
     now = time.time()
     return [
-        f"{name} may start at {time.strftime('%Y-%m-%d %H:%M', time.localtime(when))}, Slurm "
-        f"estimates, on {trials[name].nodes}"
+        f"Slurm estimates that {name} may start at "
+        f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(when))} on {trials[name].nodes}"
         for name, when in starts.items()
         if name not in found and when - now > 60
     ]

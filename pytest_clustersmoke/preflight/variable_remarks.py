@@ -105,7 +105,7 @@ def planned(phase: Phase, profile: Profile, environ: Mapping[str, str]) -> list[
     for name, value in inherited.items():
         if is_read(name):
             text = (
-                f"{name}={shown(value)} reaches the nodes unless `setup` unsets it, and the "
+                f"{name}={shown(value)} reaches the nodes unless `setup` unsets it, but the "
                 f"profile does not set it; `env.common.unset: [{name}]` keeps it out"
             )
             found.append(scene.remark(name, WARNING, SHELL, text))
@@ -139,7 +139,9 @@ def of_variable(scene: Scene, name: str, value: str, source: str) -> Iterator[Re
         yield scene.remark(name, WARNING, source, f"{written}: {words}")
     expected = scene.expected
     if name == "NCCL_DEBUG" and value.upper() not in TELLING_LEVELS:
-        known = "hides the transports" if value.upper() in LEVELS else "is no level of NCCL"
+        known = (
+            "hides the transports" if value.upper() in LEVELS else "is not a level that NCCL knows"
+        )
         yield scene.remark(name, NOTE, source, f"{written} {known}; the launcher sets INFO instead")
     if name == "NCCL_DEBUG_SUBSYS" and value and expected and expected.of_transports:
         words = subsystems_slip(value)
@@ -159,9 +161,9 @@ def contradicted(scene: Scene, others: Mapping[str, str], source: str) -> Iterat
             values = " and ".join(
                 f"{name}={shown({**others, **scene.own}[name])}" for name in one.names
             )
-            verb = "leaves" if len(one.names) == 1 else "leave"
+            verb = "rules" if len(one.names) == 1 else "rule"
             where = scene.profile.where("expect", scene.phase.name, one.key)
-            text = f"{values} {verb} nothing of what is expected: {one.expected} ({where})"
+            text = f"{values} {verb} out everything that is expected: {one.expected} ({where})"
             yield scene.remark(foreign[0], WARNING, source, text)
 
 
@@ -175,10 +177,10 @@ def _problem(scene: Scene, one: Contradiction) -> Problem:
     name = scene.phase.name
     todo = f"change {' or '.join(one.names)}, or `expect.{name}.{one.key}`"
     if first == "NCCL_IB_DISABLE":
-        todo += "; a plugin's InfiniBand is expected by its own name, such as `NET/IBext*`"
+        todo += "; a plugin's InfiniBand has its own name, such as `NET/IBext*`"
     return Problem(
-        f"{first}={shown(str(variables[first].value))}{also} leaves phase `{name}` nothing of what "
-        "is expected of it",
+        f"{first}={shown(str(variables[first].value))}{also} rules out everything that is expected "
+        f"of phase `{name}`",
         variables[first].source,
         f"{one.expected} ({scene.profile.where('expect', name, one.key)})",
         todo,

@@ -86,7 +86,10 @@ def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
     ("value", "text"),
     [
         ("WARN", "NCCL_DEBUG=WARN hides the transports; the launcher sets INFO instead"),
-        ("DEBUG", "NCCL_DEBUG=DEBUG is no level of NCCL; the launcher sets INFO instead"),
+        (
+            "DEBUG",
+            "NCCL_DEBUG=DEBUG is not a level that NCCL knows; the launcher sets INFO instead",
+        ),
     ],
 )
 def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:

@@ -71,11 +71,11 @@ def test_an_interpreter_behind_a_shared_environment(told: Told, tmp_path: Path) 
     """The environment alone is not enough: what it is a link to has to be there as well."""
     python = python_at(tmp_path / "shared/env", tmp_path / "memory/py")
     (error,), lines = told(profile_of(tmp_path, python))
-    assert error.startswith("what the interpreter is a link to, ") and lines == []
+    assert error.startswith("the target of the interpreter's link, ") and lines == []
     assert str(tmp_path / "memory/py/python3.11") in error
     python = python_at(tmp_path / "shared/other", tmp_path / "disk/py")
     errors, (line,) = told(profile_of(tmp_path, python))
-    assert errors == [] and line.startswith("what the interpreter is a link to (")
+    assert errors == [] and line.startswith("the target of the interpreter's link (")
     assert "(ext4 on disk): nodes see it only if it is exported to them" in line
 
 

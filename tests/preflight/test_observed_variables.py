@@ -61,8 +61,8 @@ def test_a_variable_that_setup_has_set(tmp_path: Path) -> None:
     """What the dry run could not know is told with its value; an unknown name as elsewhere."""
     ran = Ran(tmp_path, saw(NCCL_ALGO="Ring", NCCL_FOO="1"), saw(NCCL_ALGO="Ring", NCCL_FOO="1"))
     assert ran.said() == [
-        "note: every node: NCCL_ALGO=Ring was set there, by `setup` or a start-up file",
-        "note: every node: NCCL_FOO=1 was set there, by `setup` or a start-up file",
+        "note: every node: NCCL_ALGO=Ring was set by `setup` or a start-up file",
+        "note: every node: NCCL_FOO=1 was set by `setup` or a start-up file",
         f"warning: every node: NCCL_FOO {CHECKED}; a plugin or another version may read it",
     ]
 
@@ -71,7 +71,7 @@ def test_a_leak_that_reached_the_nodes(tmp_path: Path) -> None:
     """The shell's variable is told where it arrived, and not where `setup` has unset it."""
     ran = Ran(tmp_path, saw(NCCL_ALGO="Ring"))
     assert ran.said(shell={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}) == [
-        "warning: this shell: NCCL_ALGO=Ring reached n0, and the profile does not set it; "
+        "warning: this shell: NCCL_ALGO=Ring reached n0, but the profile does not set it; "
         "`env.common.unset: [NCCL_ALGO]` keeps it out"
     ]
 
@@ -119,8 +119,8 @@ def test_a_contradiction_on_the_nodes(tmp_path: Path) -> None:
     expect = {"small": {"intra_node": ["P2P/*"]}}
     (one,) = [text for text in ran.said(expect=expect) if "expected" in text]
     assert one.startswith(
-        "warning: n0, n2: NCCL_P2P_DISABLE=1 leaves nothing of what is expected: P2P/* inside a "
-        "node (cluster.yaml:"
+        "warning: n0, n2: NCCL_P2P_DISABLE=1 rules out everything that is expected: P2P/* inside "
+        "a node (cluster.yaml:"
     )
 
 
@@ -144,7 +144,7 @@ def test_nccls_own_file(tmp_path: Path) -> None:
         "note: /etc/nccl.conf on every node: NCCL takes NCCL_IB_DISABLE=1 from this file",
     ]
     assert len(found) == 3 and found[2].startswith(
-        "warning: every node: NCCL_IB_DISABLE=1 leaves nothing of what is expected: NET/IB*"
+        "warning: every node: NCCL_IB_DISABLE=1 rules out everything that is expected: NET/IB*"
     )
 
 

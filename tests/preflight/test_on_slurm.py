@@ -72,8 +72,8 @@ def test_all_that_slurm_would_not_run_is_told_at_once(on_lab: Suite) -> None:
     assert evidence["file"].endswith("cluster.yaml") and "mian" in yaml[evidence["line"] - 1]
     assert "invalid partition specified: mian" in one["evidence"][-1]["text"]
     wide = findings(outcome, "wide")["too-many-nodes"]["cause"]
-    assert wide == f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}"
-    assert "3 GPUs a node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
+    assert wide == f"phase wide asks for {NODES + 1} nodes, but partition main has {NODES}"
+    assert "3 GPUs per node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
     for words in ("02:00:00", "01:00:00"):
         assert words in findings(outcome, "long")["time-over-limit"]["cause"]
     assert list(findings(outcome, "twice")) == ["time-over-limit", "submission-refused"]
@@ -95,7 +95,7 @@ def test_usage_errors_are_told_with_what_slurm_says(on_lab: Suite) -> None:
         f"output_dir={on_lab.path}/out, under {on_lab.path}",
         "no partition `mian`",
         "did you mean `main`?",
-        f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}",
+        f"phase wide asks for {NODES + 1} nodes, but partition main has {NODES}",
     ):
         assert words in outcome.output, (words, outcome.output)
     assert "preflight.txt" not in outcome.output  # no file that is gone is pointed to
@@ -137,7 +137,7 @@ def test_drained_nodes_are_named_where_too_few_are_left(on_lab: Suite) -> None:
     assert finding["id"] == "nodes-unavailable" and finding["hosts"] == ["node1"]
     for words in (
         f"of the {NODES}",
-        "2 take jobs",
+        "only 2 take jobs",
         "ECC errors=12 State=IDLE",
         "drain",
         f"; {USER} ",
@@ -145,7 +145,7 @@ def test_drained_nodes_are_named_where_too_few_are_left(on_lab: Suite) -> None:
         assert words in finding["cause"], finding["cause"]
     assert outcome.phase("small")["outcome"] == "passed"
     assert not findings(outcome, "small")
-    assert f"preflight: 1 of the {NODES} nodes of partition main take no jobs: node1 is " in (
+    assert f"preflight: 1 of the {NODES} nodes of partition main takes no jobs: node1 is " in (
         outcome.output
     )
     # Slurm takes a node that was resumed for one that does not respond until it has.
@@ -205,5 +205,5 @@ def test_accounts_qos_and_their_limits(
     assert "no QOS `standbye`" in qos["cause"] and qos["fix"] == "did you mean `standby`?"
     both = findings(outcome, "limits")
     assert set(both) == {"time-over-limit", "too-many-nodes"}
-    assert "QOS standby allows a job 00:30:00" in both["time-over-limit"]["cause"]
-    assert "QOS standby allows a job 1 (MaxTRES)" in both["too-many-nodes"]["cause"]
+    assert "QOS standby allows a job at most 00:30:00" in both["time-over-limit"]["cause"]
+    assert "QOS standby allows a job at most 1 (MaxTRES)" in both["too-many-nodes"]["cause"]

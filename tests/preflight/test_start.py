@@ -72,7 +72,7 @@ def test_a_silent_scheduler_does_not_hang_the_start(
     for words in (
         "show partition` did not answer in 0.4 s",
         "a: sbatch --test-only gave no",
-        "of b: Slurm is",
+        "of b: Slurm was",
     ):
         assert words in told
 
@@ -112,7 +112,7 @@ def test_slurm_is_asked_beside_usage_errors(
     monkeypatch.setenv("PATH", refusing["PATH"])
     misplaced(suite, partition="mian")
     place, partition = suite.refused()
-    assert "mine/train.py" in place and "which every node has for itself" in place
+    assert "mine/train.py" in place and "which nodes do not share" in place
     assert partition.startswith("cluster.yaml:") and "no partition `mian`" in partition
     assert partition.endswith("did you mean `main`?")
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -128,7 +128,7 @@ def test_slurm_is_not_asked_where_only_a_plan_is_wanted(
     result = suite.run("--cluster-dry-run")
     assert result.ret == 0
     (remark,) = lines_with(result, "a run would be refused")
-    assert "mine/train.py" in remark and "which every node has for itself" in remark
+    assert "mine/train.py" in remark and "which nodes do not share" in remark
     assert lines_with(result, "=== small")
     assert not (tmp_path / "calls").exists()
 

@@ -21,24 +21,24 @@ from tests.support.harness import Suite
             {"NCCL_IB_DISABLE": "1"},
             2,
             {"inter_node": ["NET/IB*"]},
-            "NCCL_IB_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_IB_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "NET/IB* between nodes (@inter_node); change NCCL_IB_DISABLE, or "
-            "`expect.small.inter_node`; a plugin's InfiniBand is expected by its own name, such as "
+            "`expect.small.inter_node`; a plugin's InfiniBand has its own name, such as "
             "`NET/IBext*`",
         ),
         (
             {"NCCL_NET": "Socket"},
             2,
             {"forbid": ["NET/Socket"]},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
-            "transport but not NET/Socket between nodes (@forbid); change NCCL_NET, or "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
+            "any transport but not NET/Socket between nodes (@forbid); change NCCL_NET, or "
             "`expect.small.forbid`",
         ),
         (
             {"NCCL_NET": "socket"},
             2,
             {"inter_node": ["NET/IB*", "NET/AWS*"]},
-            "NCCL_NET=socket leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_NET=socket rules out everything that is expected of phase `small`; expected "
             "NET/IB* or NET/AWS* between nodes (@inter_node); change NCCL_NET, or "
             "`expect.small.inter_node`",
         ),
@@ -46,7 +46,7 @@ from tests.support.harness import Suite
             {"NCCL_P2P_DISABLE": "1"},
             1,
             {"intra_node": ["P2P/*"]},
-            "NCCL_P2P_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_P2P_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "P2P/* inside a node (@intra_node); change NCCL_P2P_DISABLE, or "
             "`expect.small.intra_node`",
         ),
@@ -54,7 +54,7 @@ from tests.support.harness import Suite
             {"NCCL_P2P_LEVEL": "LOC"},
             1,
             {"intra_node": ["P2P/CUMEM"]},
-            "NCCL_P2P_LEVEL=LOC leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_P2P_LEVEL=LOC rules out everything that is expected of phase `small`; expected "
             "P2P/CUMEM inside a node (@intra_node); change NCCL_P2P_LEVEL, or "
             "`expect.small.intra_node`",
         ),
@@ -62,7 +62,7 @@ from tests.support.harness import Suite
             {"NCCL_SHM_DISABLE": "1"},
             1,
             {"intra_node": ["SHM/direct/direct"]},
-            "NCCL_SHM_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_SHM_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "SHM/direct/direct inside a node (@intra_node); change NCCL_SHM_DISABLE, or "
             "`expect.small.intra_node`",
         ),
@@ -70,15 +70,16 @@ from tests.support.harness import Suite
             {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
             1,
             {"forbid": ["NET/*"]},
-            "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 (@NCCL_SHM_DISABLE) leaves phase `small` "
-            "nothing of what is expected of it; expected any transport but not NET/* inside a node "
-            "(@forbid); change NCCL_P2P_DISABLE or NCCL_SHM_DISABLE, or `expect.small.forbid`",
+            "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 (@NCCL_SHM_DISABLE) rules out everything "
+            "that is expected of phase `small`; expected any transport but not NET/* inside a "
+            "node (@forbid); change NCCL_P2P_DISABLE or NCCL_SHM_DISABLE, or "
+            "`expect.small.forbid`",
         ),
         (
             {"NCCL_NET_GDR_LEVEL": "LOC"},
             2,
             {"inter_node": ["NET/IB*"], "gpudirect": "required"},
-            "NCCL_NET_GDR_LEVEL=LOC leaves phase `small` nothing of what is expected of it; "
+            "NCCL_NET_GDR_LEVEL=LOC rules out everything that is expected of phase `small`; "
             "expected NET/IB* with GPUDirect RDMA between nodes (@gpudirect); change "
             "NCCL_NET_GDR_LEVEL, or `expect.small.gpudirect`",
         ),
@@ -86,15 +87,15 @@ from tests.support.harness import Suite
             {"NCCL_NET": "Socket"},
             2,
             {"gpudirect": "required"},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
-            "transport with GPUDirect RDMA between nodes (@gpudirect); change NCCL_NET, or "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
+            "any transport with GPUDirect RDMA between nodes (@gpudirect); change NCCL_NET, or "
             "`expect.small.gpudirect`",
         ),
         (
             {"NCCL_NET": "Socket"},
             2,
             {"inter_node": ["NET/*"], "gpudirect": "required"},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
             "NET/* with GPUDirect RDMA between nodes (@inter_node); change NCCL_NET, or "
             "`expect.small.inter_node`",
         ),
@@ -102,7 +103,7 @@ from tests.support.harness import Suite
             {"NCCL_IB_HCA": "^mlx5"},
             2,
             {"hca": "mlx5_*"},
-            "NCCL_IB_HCA=^mlx5 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_IB_HCA=^mlx5 rules out everything that is expected of phase `small`; expected "
             "the RDMA device mlx5_* between nodes (@hca); change NCCL_IB_HCA, or "
             "`expect.small.hca`",
         ),

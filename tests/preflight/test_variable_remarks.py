@@ -43,7 +43,7 @@ def test_what_the_shell_would_leak(tmp_path: Path) -> None:
     }
     found = environment.planned(make_phase(profile), profile, shell)
     assert [str(one) for one in found] == [
-        "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, and the "
+        "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, but the "
         "profile does not set it; `env.common.unset: [NCCL_FOO]` keeps it out",
         f"warning: this shell: NCCL_FOO {CHECKED}; a plugin or another version may read it",
         "note: this shell: NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that "
@@ -76,7 +76,7 @@ def test_a_leak_that_contradicts_is_a_warning(tmp_path: Path) -> None:
     leak, contradiction = found
     assert leak.severity == contradiction.severity == "warning"
     assert contradiction.text.startswith(
-        "NCCL_P2P_DISABLE=1 leaves nothing of what is expected: P2P/* inside a node ("
+        "NCCL_P2P_DISABLE=1 rules out everything that is expected: P2P/* inside a node ("
     )
 
 
@@ -90,7 +90,9 @@ def test_a_leak_and_the_profile_together(tmp_path: Path) -> None:
     )
     (one,) = [one for one in found if "expected" in one.text]
     assert (one.name, one.source) == ("NCCL_P2P_DISABLE", "this shell")
-    assert one.text.startswith("NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 leave nothing of what ")
+    assert one.text.startswith(
+        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 rule out everything that "
+    )
 
 
 def test_where_no_nccl_runs_its_variables_are_notes(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_a_run_tells_each_remark_once_and_changes_no_verdict(
     result = suite.run()
     assert result.ret == 0 and suite.record()["verdict"] == "FIT"
     leak = "environment: {}: this shell: {}_FOO=1 {} (one, two)"
-    keep_out = "and the profile does not set it; `env.common.unset: [{}_FOO]` keeps it out"
+    keep_out = "but the profile does not set it; `env.common.unset: [{}_FOO]` keeps it out"
     before = f"reaches the nodes unless `setup` unsets it, {keep_out}"
     (note,) = lines_with(result, "NCCL_FOO=1")
     assert note == leak.format("note", "NCCL", before.format("NCCL"))

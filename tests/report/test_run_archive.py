@@ -217,7 +217,7 @@ def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
     suite.path.joinpath("file").write_text("")
     suite.phase()
     assert suite.refused("--cluster-report-dir", "file/reports") == [
-        "--cluster-report-dir: the reports would go to file/reports, but file is no directory; "
+        "--cluster-report-dir: the reports would go to file/reports, but file is not a directory; "
         "expected a directory that this user can write"
     ]
 

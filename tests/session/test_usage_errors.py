@@ -185,7 +185,7 @@ def test_script_on_a_node_local_path_is_refused(suite: Suite) -> None:
     suite.phase(script="local/train.py")
     assert suite.refused() == [
         "test_small.py:3: the script of phase `small`, local/train.py, lies under "
-        f"{suite.path / 'local'}, which every node has for itself; expected a script on a file "
+        f"{suite.path / 'local'}, which nodes do not share; expected a script on a file "
         "system that all nodes share; move the suite there".replace(f"{suite.path}/", "")
     ]
 
@@ -250,7 +250,7 @@ def test_slurm_profile_without_sbatch_is_refused(
     suite.phase()
     monkeypatch.setenv("PATH", str(suite.path))
     assert suite.refused() == [
-        "cluster.yaml:3: no `sbatch` on PATH, and one is a Slurm cluster; expected Slurm's "
+        "cluster.yaml:3: no `sbatch` on PATH, but one is a Slurm cluster; expected Slurm's "
         "commands; run this on a login node of the cluster"
     ]
 
@@ -262,7 +262,7 @@ def test_run_directory_that_cannot_be_created_is_refused(suite: Suite) -> None:
     suite.phase()
     (line,) = suite.refused()
     assert line.startswith("cluster.yaml:5: the run directory would go to file/runs, but file is ")
-    assert line.endswith("no directory; expected a directory that this user can write")
+    assert line.endswith("not a directory; expected a directory that this user can write")
 
 
 @pytest.mark.parametrize(("char", "words"), [("%", "a `%`"), ("\n", "a newline")])
