@@ -11,6 +11,7 @@ from ..evidence.interfaces import conf_files, node_variables, only_gloo, unmatch
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.variable_names import of_families, shown
+from ..text import shorten
 from .variable_remarks import (
     NOTE,
     SHELL,
@@ -144,5 +145,4 @@ def _listed(nodes: Iterable[str], of: int) -> str:
     names = list(nodes)
     if len(names) == of > 1:
         return "every node"
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    return shorten(names, MAX_NAMED)

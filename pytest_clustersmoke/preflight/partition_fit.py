@@ -14,7 +14,7 @@ from ..config.profile import Profile
 from ..config.sbatch_options import seconds
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..jobs.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
-from ..text import near, plural
+from ..text import near, plural, shorten
 
 SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(&[\w.-]+)*")
 MAX_NAMED = 20
@@ -106,9 +106,7 @@ def partition_of(
 
 
 def listed(names: Any) -> str:
-    words = sorted(map(str, names))
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return ", ".join(f"`{word}`" for word in words[:MAX_NAMED]) + more or "none"
+    return shorten([f"`{name}`" for name in sorted(map(str, names))], MAX_NAMED) or "none"
 
 
 def of_partition(asked: RequestedResources) -> Iterator[Finding]:
@@ -287,17 +285,17 @@ def unavailable(
     left = len(fit) - len(bad)
     if not bad or left >= need:
         return
-    shown = bad[:MAX_NAMED]
-    more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
     yield Finding(
         "nodes-unavailable",
         f"phase {asked.phase.name} needs {plural(need, 'node')}, but of the "
         f"{plural(len(fit), 'node')} of partition {asked.partition.name} that could run it only "
         f"{left} {'takes' if left == 1 else 'take'} jobs: "
-        + "; ".join(node.words for node in shown)
-        + more,
+        + shorten([node.words for node in bad], MAX_NAMED, "; "),
         "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
-        evidence=(*written(asked.phase.nodes, "nodes"), *(asked.note(n.text) for n in shown)),
+        evidence=(
+            *written(asked.phase.nodes, "nodes"),
+            *(asked.note(n.text) for n in bad[:MAX_NAMED]),
+        ),
         hosts=tuple(node.name for node in bad),
     )
 

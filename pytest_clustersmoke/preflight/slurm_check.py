@@ -19,6 +19,7 @@ from ..jobs.backend import Backend
 from ..jobs.slurm_client import SlurmClient, SlurmSilent, group_names, user_name
 from ..jobs.slurm_jobs import TrialSubmission
 from ..jobs.slurm_records import SlurmNode, SlurmPartition
+from ..text import shorten
 from . import account_limits, partition_fit
 from .partition_fit import RequestedResources, Slurm
 from .shared_paths import doubtful
@@ -239,11 +240,9 @@ def out_of_service(phases: Iterable[Phase], slurm: Slurm) -> list[str]:
         bad = [node for node in here if node.gone or "NOT_RESPONDING" in node.states]
         if bad:
             verb = "takes" if len(bad) == 1 else "take"
-            more = f"; and {len(bad) - MAX_LINES} more" if len(bad) > MAX_LINES else ""
             lines.append(
                 f"{len(bad)} of the {len(here)} nodes of partition {partition} {verb} no jobs: "
-                + "; ".join(node.words for node in bad[:MAX_LINES])
-                + more
+                + shorten([node.words for node in bad], MAX_LINES, "; ")
             )
     return lines
 
