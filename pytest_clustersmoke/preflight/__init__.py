@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..config.phase import Phase, misfits
+from ..config.phase import Phase, check_sizes
 from ..config.profile import Profile
 from ..text import Problem
 from . import disk_space, launchers, precision, shared_paths, variable_remarks
@@ -49,7 +49,7 @@ def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
     """What is wrong in the user's own words and files, whatever machine this is."""
     phases = list(phases)
     return [
-        *(problem for phase in phases for problem in misfits(phase, profile)),
+        *(problem for phase in phases for problem in check_sizes(phase, profile)),
         *(problem for phase in phases for problem in variable_remarks.problems(phase, profile)),
         *launchers.launchers(profile, phases),
         *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from math import inf
 
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import Finding
 from ..jobs.slurm_records import AccountingLimits, Association, SlurmQos
 from ..text import near
@@ -130,10 +130,10 @@ def of_limits(asked: RequestedResources, slurm: Slurm) -> Iterator[Finding]:
         return
     levels = _levels(asked, slurm)
     wall = next((one for one in levels if one.max_wall < inf), None)
-    if wall and asked.time is not None and seconds(asked.time.value) > wall.max_wall:
+    if wall and asked.time is not None and parse_time_limit(asked.time.value) > wall.max_wall:
         yield Finding(
             "time-over-limit",
-            f"phase {asked.phase.name} asks for {span(seconds(asked.time.value))}, but "
+            f"phase {asked.phase.name} asks for {span(parse_time_limit(asked.time.value))}, but "
             f"{wall.owner} allows a job at most {span(wall.max_wall)}",
             f"set `slurm.time` to at most {span(wall.max_wall)}, or choose another QOS",
             evidence=(*written(asked.time, "time"), asked.note(wall.text)),

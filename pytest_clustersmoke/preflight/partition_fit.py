@@ -11,7 +11,7 @@ from typing import Any
 from ..config.hostlist import expand_hostlist
 from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..jobs.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
 from ..text import near, plural, shorten
@@ -136,11 +136,11 @@ def of_partition(asked: RequestedResources) -> Iterator[Finding]:
             "ask for more nodes, or choose another partition",
             evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
         )
-    if asked.time is not None and seconds(asked.time.value) > one.max_time:
+    if asked.time is not None and parse_time_limit(asked.time.value) > one.max_time:
         yield Finding(
             "time-over-limit",
-            f"phase {phase.name} asks for {span(seconds(asked.time.value))}, but partition "
-            f"{one.name} allows at most {span(one.max_time)}",
+            f"phase {phase.name} asks for {span(parse_time_limit(asked.time.value))}, but "
+            f"partition {one.name} allows at most {span(one.max_time)}",
             f"set `slurm.time` to at most {span(one.max_time)}, or choose another partition",
             evidence=(*written(asked.time, "time"), asked.note(one.text)),
         )

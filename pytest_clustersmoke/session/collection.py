@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..config.marker import Marked
-from ..config.phase import Phase, absence, resolve_all, undefined
+from ..config.phase import Phase, explain_absence, find_undefined, resolve_all
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem
@@ -61,12 +61,12 @@ class Collected:
             if marked.name in phases:
                 cls.add_marker(phases[marked.name].size_mark)
         self.absences = [
-            absence(marked, self.profile)
+            explain_absence(marked, self.profile)
             for marked in markers.values()
             if marked.name not in phases
         ]
         if is_whole(self.config):
-            self.absences += undefined(markers.values(), self.profile)
+            self.absences += find_undefined(markers.values(), self.profile)
         self.phases = phases
         names = {self._names[cls]: cls.criteria_names for cls in markers}
         problems += self.acknowledgements.misnamed(names)
