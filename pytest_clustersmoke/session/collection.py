@@ -87,7 +87,7 @@ class Collected:
         reason if no lab was found."""
         from .. import preflight
 
-        if not self.profile.lab or preflight.missing_commands(self.profile, os.environ):
+        if not self.profile.lab or preflight.find_missing_commands(self.profile, os.environ):
             return os.environ, []
         from ..lab import LabError, find
 
@@ -102,13 +102,15 @@ class Collected:
             return []
         from .. import preflight  # not for --collect-only, which must be fast
 
-        problems = preflight.planned(self.profile, phases)
+        problems = preflight.find_plan_problems(self.profile, phases)
         if self._plans_only:
-            self.refused = preflight.misplaced(self.profile, phases)
+            self.refused = preflight.find_misplaced_paths(self.profile, phases)
         else:
             environ, no_lab = self.scheduler_environ()
             problems += no_lab
-            problems += preflight.problems(self.profile, phases, self.report_dir, environ)
+            problems += preflight.find_start_problems(
+                self.profile, phases, self.report_dir, environ
+            )
         return problems
 
     def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
@@ -122,7 +124,7 @@ class Collected:
         from .. import preflight
 
         environ, no_lab = self.scheduler_environ()
-        return [] if no_lab else preflight.refusals(self.profile, phases, environ)
+        return [] if no_lab else preflight.find_slurm_problems(self.profile, phases, environ)
 
     def _is_on_cluster(self, item: pytest.Item) -> bool:
         cls = phase_class(item)

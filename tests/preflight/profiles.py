@@ -32,7 +32,7 @@ def said(
     """The remarks on a phase of two ranks whose profile sets these variables, pytest's shell
     having others."""
     profile = a_profile(folder, variables, **keys)
-    return environment.planned(make_phase(profile, gpus_per_node=2), profile, shell)
+    return environment.remark_on_plan(make_phase(profile, gpus_per_node=2), profile, shell)
 
 
 def problems(
@@ -46,5 +46,5 @@ def problems(
     """The usage errors of a phase with this expectation, without their directory."""
     profile = a_profile(folder, variables, expect={"small": expect}, hardware=dict(hardware))
     phase = make_phase(profile, nodes=nodes, gpus_per_node=ranks)
-    found = environment.problems(phase, profile)
+    found = environment.find_contradictory_settings(phase, profile)
     return [str(one).replace(f"{folder}/", "") for one in found]

@@ -14,7 +14,11 @@ from pytest_clustersmoke.jobs import slurm_records as records
 from pytest_clustersmoke.jobs.slurm_jobs import TrialSubmission
 from pytest_clustersmoke.preflight import slurm_check
 from pytest_clustersmoke.preflight.partition_fit import Slurm
-from pytest_clustersmoke.preflight.slurm_check import CheckNotes, findings_of, out_of_service
+from pytest_clustersmoke.preflight.slurm_check import (
+    CheckNotes,
+    check_phase,
+    report_unavailable_nodes,
+)
 from tests.preflight import slurm_texts as texts
 from tests.support.evidence import make_phase, make_profile
 
@@ -63,7 +67,7 @@ def judge(tmp_path: Path) -> Judge:
         profile = make_profile(tmp_path, backend="slurm", hardware=hardware, slurm=options)
         phase = make_phase(profile, **marker)
         record = CheckNotes(PhaseDir(tmp_path / "small"))
-        found = findings_of(phase, profile, told, trial, record)
+        found = check_phase(phase, profile, told, trial, record)
         record.write()
         for one in found:
             assert one.severity == "failure" and one.evidence and one.fix
@@ -308,7 +312,7 @@ def test_nodes_out_of_service_are_said_once(tmp_path: Path) -> None:
     ]
     profile = make_profile(tmp_path, backend="slurm", slurm={"partition": "main"})
     phases = [make_phase(profile), make_phase(profile)]
-    (line,) = out_of_service(phases, slurm(nodes))
+    (line,) = report_unavailable_nodes(phases, slurm(nodes))
     assert line.startswith("13 of the 14 nodes of partition main take no jobs: d0 is down (r; root")
     assert line.endswith("; and 3 more") and "x is" not in line
-    assert out_of_service(phases, slurm()) == []
+    assert report_unavailable_nodes(phases, slurm()) == []

@@ -31,9 +31,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     nodes = records.parse_nodes(texts.node(host="elsewhere")).values()
 
     def asked(profile: Profile) -> tuple[list[str], list[str]]:
-        problems = shared_paths.unshared(profile, [], {"PATH": str(tmp_path)})
+        problems = shared_paths.find_unshared(profile, [], {"PATH": str(tmp_path)})
         assert all(one.where == profile.where("python") and one.todo for one in problems)
-        return [one.what for one in problems], shared_paths.doubtful(profile, [], nodes)
+        return [one.what for one in problems], shared_paths.find_doubtful(profile, [], nodes)
 
     return asked
 
@@ -108,7 +108,7 @@ def test_an_interpreter_under_node_local_is_told_once(told: Told, tmp_path: Path
     memory = tmp_path / "memory"
     profile = profile_of(tmp_path, python_at(memory, memory), node_local=[str(memory)])
     assert told(profile) == ([], [])
-    assert len(list(shared_paths.node_local(profile, []))) == 1
+    assert len(list(shared_paths.find_node_local(profile, []))) == 1
 
 
 def test_on_this_machine_every_interpreter_is_there(told: Told, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Ran:
         """The remarks, without their directory."""
         profile = a_profile(self.folder, variables, **keys)
         phase = make_phase(profile, nodes=self.count, gpus_per_node=2)
-        found = environment.seen(self.result(variables), phase, profile, shell)
+        found = environment.remark_on_job(self.result(variables), phase, profile, shell)
         return [str(one).replace(f"{self.folder}/", "") for one in found]
 
 

@@ -41,13 +41,13 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_mount_of_a_path(table: Path, tmp_path: Path, below: str, kind: str) -> None:
     """The deepest, of several the last; of a path that is not there yet, that of its parent."""
-    found = mounts.mount_of(tmp_path / below, mounts.read_mounts(table))
+    found = mounts.find_mount(tmp_path / below, mounts.read_mounts(table))
     assert found is not None and found.kind == kind
 
 
 def test_this_machines_own_table() -> None:
     """It is read: something is mounted at the root."""
-    found = mounts.mount_of(Path("/"), mounts.read_mounts())
+    found = mounts.find_mount(Path("/"), mounts.read_mounts())
     assert found is not None and found.point == Path("/") and found.kind
 
 
@@ -59,7 +59,7 @@ def test_a_run_directory_that_no_node_sees(table: Path, tmp_path: Path) -> None:
     """tmpfs and overlay never leave this machine: run directory and script, each at its place."""
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over" / "runs"))
     phase = make_phase(profile, script=tmp_path / "over" / "train.py")
-    first, second = shared_paths.unshared(profile, [phase, phase], no_slurm(tmp_path))
+    first, second = shared_paths.find_unshared(profile, [phase, phase], no_slurm(tmp_path))
     assert "the run directory" in first.what and "(overlay)" in first.what
     assert first.where == profile.where("shared_dir") and second.where == "test_x.py:1"
 
@@ -70,7 +70,7 @@ def test_shared_file_systems_are_silent(table: Path, tmp_path: Path) -> None:
     for backend, below in (("slurm", "with space"), ("slurm", "plain"), ("local", "over")):
         profile = make_profile(tmp_path, backend=backend, shared_dir=str(tmp_path / below))
         phases = [make_phase(profile, script=tmp_path / below / "x.py")]
-        assert shared_paths.unshared(profile, phases, no_slurm(tmp_path)) == []
+        assert shared_paths.find_unshared(profile, phases, no_slurm(tmp_path)) == []
 
 
 @pytest.mark.parametrize(("host", "refused"), [(os.uname().nodename, 0), ("elsewhere", 1)])
@@ -86,7 +86,7 @@ def test_a_slurm_of_this_machine_alone(
     (bin / "scontrol").chmod(0o755)
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over"))
     environ = {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    assert len(shared_paths.unshared(profile, [], environ)) == refused
+    assert len(shared_paths.find_unshared(profile, [], environ)) == refused
 
 
 def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
     profile = make_profile(tmp_path, backend="slurm", shared_dir=plain, python="python3")
     phases = [make_phase(profile, script=tmp_path / "plain" / "x.py")]
     others = records.parse_nodes(texts.node(host="elsewhere")).values()
-    (line,) = shared_paths.doubtful(profile, phases, others)
+    (line,) = shared_paths.find_doubtful(profile, phases, others)
     assert "ext4 on /dev/vda" in line and "only if it is exported" in line
     for text, silent in (
         (f"# {tmp_path} *(rw)\n/srv *(rw)\n", False),
@@ -104,12 +104,12 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
         (f"{tmp_path}/plain\t@nodes(rw)\n", True),
     ):
         (tmp_path / "exports").write_text(text)
-        assert (shared_paths.doubtful(profile, phases, others) == []) is silent
+        assert (shared_paths.find_doubtful(profile, phases, others) == []) is silent
     own = records.parse_nodes(texts.node(host=os.uname().nodename)).values()
     assert (
-        shared_paths.doubtful(profile, phases, own)
+        shared_paths.find_doubtful(profile, phases, own)
         == []
-        == shared_paths.doubtful(profile, phases, [])
+        == shared_paths.find_doubtful(profile, phases, [])
     )
 
 
@@ -128,7 +128,7 @@ def test_a_directory_below_one_that_may_not_be_searched(
     monkeypatch.setattr(Path, "exists", there)
     monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
     profile = make_profile(tmp_path)
-    (problem,) = access.unusable(profile, [], closed / "reports" / "mine")
+    (problem,) = access.find_unusable_paths(profile, [], closed / "reports" / "mine")
     assert problem.what.endswith(f"{closed}/reports/mine, but {closed} cannot be written")
 
 
@@ -159,8 +159,8 @@ def test_room_for_checkpoints(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    found = list(disk_space.room(profile, phases))
+    found = list(disk_space.find_lack_of_space(profile, phases))
     assert len(found) == bool(words) and all(words in one.what for one in found)
-    need = disk_space.need_of(profile, phases)
+    need = disk_space.estimate_need(profile, phases)
     assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.preflight import launchers, planned, precision, shared_paths
+from pytest_clustersmoke.preflight import find_plan_problems, launchers, precision, shared_paths
 from pytest_clustersmoke.text import Problem
 from tests.support.evidence import make_phase, make_profile
 
@@ -18,7 +18,7 @@ def problems(folder: Path, gpu: str, **args: Any) -> list[Problem]:
     """What is wrong with a phase of these arguments on a Slurm cluster with this GPU."""
     hardware = {"gpu": gpu, "device": "cuda", "gpus_per_node": 4}
     profile = make_profile(folder, backend="slurm", hardware=hardware)
-    return planned(profile, [make_phase(profile, nodes=2, gpus_per_node=4, args=args)])
+    return find_plan_problems(profile, [make_phase(profile, nodes=2, gpus_per_node=4, args=args)])
 
 
 @pytest.mark.parametrize("args", [{"bf16": True}, {"precision": "bf16-mixed"}])
@@ -46,7 +46,7 @@ def test_launchers_that_need_ssh(tmp_path: Path) -> None:
         setup=["module load x", "A=1 deepspeed --hostfile h train.py  # start"],
     )
     args = {"hostfile": "/h", "launcher": "pdsh"}
-    found = list(launchers.launchers(profile, [make_phase(profile, script=script, args=args)]))
+    found = list(launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)]))
     assert len(found) == 5
     assert "`python` is the launcher `mpirun`" in found[0].what
     assert found[1].where == profile.where("setup", 1)
@@ -68,7 +68,7 @@ def test_what_is_no_launcher(tmp_path: Path, source: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(source)
     profile = make_profile(tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)"])
-    assert list(launchers.launchers(profile, [make_phase(profile, script=script)])) == []
+    assert list(launchers.find_launchers(profile, [make_phase(profile, script=script)])) == []
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_what_lies_under_a_path_of_each_nodes_own(tmp_path: Path) -> None:
     args = {"output_dir": "/scratch-local/x", "cache_dir": "/scratch-local/hf"}
     args["deepspeed_config"] = "/scratch-local/ds.json"
     two, one = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
-    first, second, third = shared_paths.node_local(profile, [two, one])
+    first, second, third = shared_paths.find_node_local(profile, [two, one])
     assert "the interpreter of the nodes" in first.what and first.where == profile.where("python")
     assert "output_dir=/scratch-local/x" in second.what
     assert "deepspeed_config=/scratch-local/ds.json" in third.what
     plain = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="python3 -X dev"
     )
-    assert list(shared_paths.node_local(plain, [one])) == []
+    assert list(shared_paths.find_node_local(plain, [one])) == []
 
 
 def test_the_suite_that_ships_is_silent() -> None:
@@ -127,4 +127,4 @@ def test_the_suite_that_ships_is_silent() -> None:
             for phase in profile.phases
             for script in (REPOSITORY / "smoke_tests").glob("train_*.py")
         ]
-        assert planned(profile, phases) == [], name
+        assert find_plan_problems(profile, phases) == [], name

@@ -61,7 +61,7 @@ def test_a_silent_scheduler_does_not_hang_the_start(
     is asked about once sbatch has been silent."""
     monkeypatch.setattr(slurm_check, "ANSWER_S", 0.4)
     profile = make_profile(tmp_path, backend="slurm", phases={"a": None, "b": None, "c": None})
-    start = preflight.prepare(profile, "20260101-000000-abcdef", silent)
+    start = preflight.prepare_run(profile, "20260101-000000-abcdef", silent)
     assert start.check is not None
     begun = time.monotonic()
     checked = start.check([make_phase(profile, name) for name in "abc"], start.run)
@@ -150,9 +150,9 @@ def test_a_failing_question_hides_no_usage_error(
 def test_without_slurm_nobody_is_asked(tmp_path: Path) -> None:
     """Virtual nodes of this machine have no scheduler."""
     profile = make_profile(tmp_path)
-    start = preflight.prepare(profile, "20260101-000000-abcdef", os.environ)
+    start = preflight.prepare_run(profile, "20260101-000000-abcdef", os.environ)
     assert start.check is None
-    assert preflight.refusals(profile, [make_phase(profile)], os.environ) == []
+    assert preflight.find_slurm_problems(profile, [make_phase(profile)], os.environ) == []
 
 
 @pytest.mark.parametrize(

@@ -220,5 +220,5 @@ def test_a_setting_of_the_command_line_is_checked(tmp_path: Path) -> None:
     profile = a_profile(tmp_path, expect={"small": {"inter_node": ["NET/IB*"]}})
     settings = [parse_setting("small.env.NCCL_IB_DISABLE=1")]
     phase = make_phase(profile, settings=settings, nodes=2, gpus_per_node=2)
-    (one,) = environment.problems(phase, profile)
+    (one,) = environment.find_contradictory_settings(phase, profile)
     assert one.where == "--cluster-set"

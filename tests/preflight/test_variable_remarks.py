@@ -41,7 +41,7 @@ def test_what_the_shell_would_leak(tmp_path: Path) -> None:
         "NCCL_TIMEOUT": "600",
         "PATH": "/bin",
     }
-    found = environment.planned(make_phase(profile), profile, shell)
+    found = environment.remark_on_plan(make_phase(profile), profile, shell)
     assert [str(one) for one in found] == [
         "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, but the "
         "profile does not set it; `env.common.unset: [NCCL_FOO]` keeps it out",
@@ -141,8 +141,8 @@ def test_the_shipped_profiles(cluster: str, told: set[tuple[str, str]]) -> None:
     for name, settings in profile.phases.items():
         assert settings.nodes is not None or cluster in ("local", "lab")
         phase = make_phase(profile, name, gpus_per_node=2)
-        assert environment.problems(phase, profile) == []
-        for one in environment.planned(phase, profile, {}):
+        assert environment.find_contradictory_settings(phase, profile) == []
+        for one in environment.remark_on_plan(phase, profile, {}):
             assert one.severity == "note"
             found.add((one.name, name))
     known = set(profile.phases)
@@ -177,14 +177,14 @@ def remark(text: str, severity: str = NOTE) -> Remark:
 def test_equal_remarks_are_told_once() -> None:
     """A remark stands once with the phases it is of, or their number; warnings come first."""
     common = {name: [remark("a"), remark("a")] for name in ("one", "two", "three", "four")}
-    groups = environment.grouped({**common, "four": [remark("a"), remark("b", WARNING)]})
-    assert environment.lines(groups) == [
+    groups = environment.group_remarks({**common, "four": [remark("a"), remark("b", WARNING)]})
+    assert environment.format_remarks(groups) == [
         "environment: warning: this shell: b (four)",
         "environment: note: this shell: a (4 phases)",
     ]
-    assert environment.lines(environment.grouped({"one": [remark("a")], "two": [remark("a")]})) == [
-        "environment: note: this shell: a (one, two)"
-    ]
+    assert environment.format_remarks(
+        environment.group_remarks({"one": [remark("a")], "two": [remark("a")]})
+    ) == ["environment: note: this shell: a (one, two)"]
 
 
 @pytest.fixture
