@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def problems(folder: Path, gpu: str, **args: Any) -> list[Problem]:
-    """What is wrong with a phase of these arguments on a Slurm cluster with this GPU."""
+    """The problems of a phase with these arguments on a Slurm cluster with this GPU."""
     hardware = {"gpu": gpu, "device": "cuda", "gpus_per_node": 4}
     profile = make_profile(folder, backend="slurm", hardware=hardware)
     return find_plan_problems(profile, [make_phase(profile, nodes=2, gpus_per_node=4, args=args)])
@@ -23,7 +23,7 @@ def problems(folder: Path, gpu: str, **args: Any) -> list[Problem]:
 
 @pytest.mark.parametrize("args", [{"bf16": True}, {"precision": "bf16-mixed"}])
 def test_bf16_on_hardware_without_it_is_refused(tmp_path: Path, args: dict[str, Any]) -> None:
-    """With the argument, and with the line of the hardware."""
+    """The problem has the argument and the line of the hardware."""
     (found,) = problems(tmp_path, "Tesla V100-SXM2-32GB", **args)
     ((name, value),) = args.items()
     assert f"{name}={value}" in found.what and ".yaml:" in found.what
@@ -35,8 +35,8 @@ def test_other_precisions_are_accepted(tmp_path: Path) -> None:
     assert problems(tmp_path, "NVIDIA A100", bf16=True) == []
 
 
-def test_launchers_that_need_ssh(tmp_path: Path) -> None:
-    """In `python`, in `setup`, in arguments and in the script, each with its place."""
+def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
+    """In `python`, `setup`, arguments and the script, each with its line."""
     script = tmp_path / "train.py"
     script.write_text("import subprocess\n\nsubprocess.run(['/usr/bin/deepspeed', 'x.py'])\n")
     profile = make_profile(
@@ -63,8 +63,8 @@ def test_launchers_that_need_ssh(tmp_path: Path) -> None:
         "deepspeed(",
     ],
 )
-def test_what_is_no_launcher(tmp_path: Path, source: str) -> None:
-    """The library of that name, and words, start nothing."""
+def test_other_uses_of_the_names_are_accepted(tmp_path: Path, source: str) -> None:
+    """The library deepspeed, comments and plain text start nothing."""
     script = tmp_path / "train.py"
     script.write_text(source)
     profile = make_profile(tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)"])
@@ -78,8 +78,8 @@ def test_what_is_no_launcher(tmp_path: Path, source: str) -> None:
         *("Quadro RTX 6000", "NVIDIA TITAN RTX", "Tesla K80", "NVIDIA GeForce GTX 1080 Ti"),
     ],
 )
-def test_gpus_without_bf16(gpu: str) -> None:
-    """Named with their compute capability."""
+def test_gpus_without_bf16_are_known(gpu: str) -> None:
+    """The reason has their compute capability."""
     assert "compute capability" in precision.lacks_bf16(gpu)
 
 
@@ -92,13 +92,13 @@ def test_gpus_without_bf16(gpu: str) -> None:
         *("AMD Instinct MI250X", "NVIDIA RTX 5000 Ada Generation", "any", "none", "fake"),
     ],
 )
-def test_gpus_that_have_bf16_or_are_not_known(gpu: str) -> None:
-    """Nothing is said of them."""
+def test_other_gpus_are_accepted(gpu: str) -> None:
+    """They have bf16, or are unknown."""
     assert precision.lacks_bf16(gpu) == ""
 
 
-def test_what_lies_under_a_path_of_each_nodes_own(tmp_path: Path) -> None:
-    """Interpreter; outputs and DeepSpeed's configuration of phases of several nodes."""
+def test_paths_under_node_local_are_refused(tmp_path: Path) -> None:
+    """The interpreter; for phases of several nodes, outputs and DeepSpeed's configuration."""
     profile = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="/scratch-local/bin/python"
     )
@@ -115,8 +115,8 @@ def test_what_lies_under_a_path_of_each_nodes_own(tmp_path: Path) -> None:
     assert list(shared_paths.find_node_local(plain, [one])) == []
 
 
-def test_the_suite_that_ships_is_silent() -> None:
-    """Every phase of every profile that ships: nothing to say, on whatever machine."""
+def test_shipped_suite_has_no_problem() -> None:
+    """No phase of a shipped profile has a problem, on any machine."""
     from pytest_clustersmoke.config.cluster_file import load
 
     file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/u", "USER": "u"})
