@@ -175,7 +175,8 @@ def check_phase(
     ]
     each = [_check_in_partition(request, slurm, trial) for request in requests]
     if each and all(each):
-        found += min(each, key=len)
+        fewest: list[Finding] = min(each, key=len)
+        found += fewest
     if trial.accepted is not False:
         return found
     explained = trial.causes & {finding.id for finding in found} if trial.causes else found
