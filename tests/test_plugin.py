@@ -72,8 +72,10 @@ def test_phase_not_on_the_cluster_is_deselected_with_the_reason(suite: Suite) ->
     suite.phase("huge", gpus_per_node=8)
     suite.phase("other")
     result = suite.run("--collect-only")
-    assert lines_with(result, "huge is not on one: needs 8 GPUs a node, it has 2")
-    assert lines_with(result, "other is not on one: not listed under its phases")
+    assert lines_with(result, "huge does not run on one: it needs 8 GPUs per node, and one has 2")
+    assert lines_with(
+        result, "other does not run on one: its profile does not list it under `phases`"
+    )
     result.stdout.fnmatch_lines(["*2/6 tests collected (4 deselected)*"])
 
 

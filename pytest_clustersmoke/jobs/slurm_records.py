@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..text import sanitize_line
 
 # States and flags (man sinfo, NODE STATE CODES) that keep jobs from a node until somebody acts.
@@ -296,7 +296,7 @@ def _count(text: str | None) -> int | None:
 
 def _seconds(text: str) -> float:
     try:
-        return seconds(text) if text else inf
+        return parse_time_limit(text) if text else inf
     except (ValueError, OverflowError):
         return inf
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..config.marker import Marked
-from ..config.phase import Phase, absence, resolve_all, undefined
+from ..config.phase import Phase, explain_absence, find_undefined, resolve_all
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem
@@ -61,12 +61,12 @@ class Collected:
             if marked.name in phases:
                 cls.add_marker(phases[marked.name].size_mark)
         self.absences = [
-            absence(marked, self.profile)
+            explain_absence(marked, self.profile)
             for marked in markers.values()
             if marked.name not in phases
         ]
         if is_whole(self.config):
-            self.absences += undefined(markers.values(), self.profile)
+            self.absences += find_undefined(markers.values(), self.profile)
         self.phases = phases
         names = {self._names[cls]: cls.criteria_names for cls in markers}
         problems += self.acknowledgements.misnamed(names)
@@ -87,7 +87,7 @@ class Collected:
         reason if no lab was found."""
         from .. import preflight
 
-        if not self.profile.lab or preflight.missing_commands(self.profile, os.environ):
+        if not self.profile.lab or preflight.find_missing_commands(self.profile, os.environ):
             return os.environ, []
         from ..lab import LabError, find
 
@@ -102,13 +102,15 @@ class Collected:
             return []
         from .. import preflight  # not for --collect-only, which must be fast
 
-        problems = preflight.planned(self.profile, phases)
+        problems = preflight.find_plan_problems(self.profile, phases)
         if self._plans_only:
-            self.refused = preflight.misplaced(self.profile, phases)
+            self.refused = preflight.find_misplaced_paths(self.profile, phases)
         else:
             environ, no_lab = self.scheduler_environ()
             problems += no_lab
-            problems += preflight.problems(self.profile, phases, self.report_dir, environ)
+            problems += preflight.find_start_problems(
+                self.profile, phases, self.report_dir, environ
+            )
         return problems
 
     def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
@@ -122,7 +124,7 @@ class Collected:
         from .. import preflight
 
         environ, no_lab = self.scheduler_environ()
-        return [] if no_lab else preflight.refusals(self.profile, phases, environ)
+        return [] if no_lab else preflight.find_slurm_problems(self.profile, phases, environ)
 
     def _is_on_cluster(self, item: pytest.Item) -> bool:
         cls = phase_class(item)

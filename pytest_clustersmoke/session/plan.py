@@ -13,7 +13,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
 from ..node.torchrun import defaults, describe, launcher_environment
-from ..preflight.variable_remarks import planned
+from ..preflight.variable_remarks import remark_on_plan
 from ..text import Problem
 
 
@@ -62,7 +62,7 @@ def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> I
     for name, value in defaults(directory, "$NODE_RANK").items():
         if name not in phase.env_set:
             yield f"{name}={value}    # the launcher, unless already set"
-    for remark in planned(phase, profile, os.environ):
+    for remark in remark_on_plan(phase, profile, os.environ):
         yield str(remark)
 
 

@@ -95,11 +95,11 @@ class Suite(Collected):
             environ, no_lab = self.scheduler_environ()
             if no_lab:
                 raise UsageProblems(no_lab)
-            start = preflight.prepare(self.profile, self.run_id, environ)
+            start = preflight.prepare_run(self.profile, self.run_id, environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
-        for line in preflight.remarks(self.profile, phases, os.environ):
+        for line in preflight.remark_on_variables(self.profile, phases, os.environ):
             say(self.config, line)
         self._announce(start.run)
         self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)

@@ -217,7 +217,7 @@ def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
     suite.path.joinpath("file").write_text("")
     suite.phase()
     assert suite.refused("--cluster-report-dir", "file/reports") == [
-        "--cluster-report-dir: the reports would go to file/reports, but file is no directory; "
+        "--cluster-report-dir: the reports would go to file/reports, but file is not a directory; "
         "expected a directory that this user can write"
     ]
 
@@ -278,7 +278,7 @@ def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
     assert result.ret == 6
     told = result.stdout.str()
     assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
-    early = "one_b is listed for one, and no test that was collected defines it"
+    early = "one lists the phase one_b, but no collected test defines it"
     assert 0 < told.index(early) < told.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

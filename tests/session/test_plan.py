@@ -107,7 +107,10 @@ def test_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPatch)
     words = shlex.split(torchrun)
     assert words[words.index("--hidden-size") + 1] == "4096"
     assert words[words.index("--layers") + 1] == "8"
-    assert lines_with(result, "lora_sft_ddp is not on gilbreth: needs 8 GPUs a node, it has 2")
+    assert lines_with(
+        result,
+        "lora_sft_ddp does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2",
+    )
     assert not [line for line in result.outlines if line.startswith("#SBATCH --signal")]
 
 

@@ -123,7 +123,7 @@ def test_marker_without_name_is_refused(suite: Suite) -> None:
     path = suite.path / "test_bad.py"
     path.write_text("import pytest\n@pytest.mark.phase(script='x.py')\nclass TestX:\n    pass\n")
     assert suite.refused() == [
-        "test_bad.py:2: the phase marker has no usable name: nothing; expected one name of "
+        "test_bad.py:2: the phase marker has no valid name: nothing; expected one name of "
         "letters, digits, `_` and `-` first: "
         '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")'
     ]
@@ -153,7 +153,7 @@ def test_impossible_number_in_a_marker_is_refused(
     """Counts and seconds must be above 0."""
     suite.phase(**{key: value})
     assert suite.refused() == [
-        f"test_small.py:3: {key}={value!r} of phase 'small'; expected {expected}"
+        f"test_small.py:3: {key}={value!r} of phase 'small' is not valid; expected {expected}"
     ]
 
 
@@ -171,7 +171,8 @@ def test_missing_script_is_refused(suite: Suite) -> None:
     """The error has the path as resolved beside the test file."""
     suite.phase(script="train_gone.py")
     assert suite.refused() == [
-        "test_small.py:3: the script of phase `small` is not there: train_gone.py; expected a file"
+        "test_small.py:3: the script of phase `small` does not exist: train_gone.py; expected "
+        "a file"
     ]
 
 
@@ -184,7 +185,7 @@ def test_script_on_a_node_local_path_is_refused(suite: Suite) -> None:
     suite.phase(script="local/train.py")
     assert suite.refused() == [
         "test_small.py:3: the script of phase `small`, local/train.py, lies under "
-        f"{suite.path / 'local'}, which every node has for itself; expected a script on a file "
+        f"{suite.path / 'local'}, which nodes do not share; expected a script on a file "
         "system that all nodes share; move the suite there".replace(f"{suite.path}/", "")
     ]
 
@@ -203,9 +204,9 @@ def test_more_gpus_than_a_node_has_are_refused(suite: Suite) -> None:
     (line,) = suite.refused()
     limit = line_of(suite.path / "cluster.yaml", "gpus_per_node")
     assert line == (
-        f"test_small.py:{line_of(path, 'mark.phase')}: phase `small` asks for 8 GPUs a node; "
-        f"expected at most 2, as one has (cluster.yaml:{limit}); change the phase's "
-        "`gpus_per_node`, or take it out of the cluster's `phases`"
+        f"test_small.py:{line_of(path, 'mark.phase')}: phase `small` asks for 8 GPUs per node; "
+        f"expected at most 2 (`hardware.gpus_per_node` of one, cluster.yaml:{limit}); "
+        "change the phase's `gpus_per_node`, or remove the phase from `phases`"
     )
 
 
@@ -236,7 +237,8 @@ def test_more_nodes_than_the_cluster_has_are_refused(suite: Suite) -> None:
     suite.cluster(hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2})
     suite.phase(nodes=3)
     assert suite.refused() == [
-        "test_small.py:3: phase `small` asks for 3 nodes; expected at most 2, as one has"
+        "test_small.py:3: phase `small` asks for 3 nodes; expected at most 2 (`hardware.nodes` of "
+        "one)"
     ]
 
 
@@ -248,7 +250,7 @@ def test_slurm_profile_without_sbatch_is_refused(
     suite.phase()
     monkeypatch.setenv("PATH", str(suite.path))
     assert suite.refused() == [
-        "cluster.yaml:3: no `sbatch` on PATH, and one is a Slurm cluster; expected Slurm's "
+        "cluster.yaml:3: no `sbatch` on PATH, but one is a Slurm cluster; expected Slurm's "
         "commands; run this on a login node of the cluster"
     ]
 
@@ -260,7 +262,7 @@ def test_run_directory_that_cannot_be_created_is_refused(suite: Suite) -> None:
     suite.phase()
     (line,) = suite.refused()
     assert line.startswith("cluster.yaml:5: the run directory would go to file/runs, but file is ")
-    assert line.endswith("no directory; expected a directory that this user can write")
+    assert line.endswith("not a directory; expected a directory that this user can write")
 
 
 @pytest.mark.parametrize(("char", "words"), [("%", "a `%`"), ("\n", "a newline")])
@@ -277,7 +279,7 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
     (shared,) = suite.refused()
     where = line_of(suite.path / "cluster.yaml", "shared_dir")
     assert shared.startswith(f"cluster.yaml:{where}: clusters.one.shared_dir is ")
-    assert "expected a path without `%` and control characters, which sbatch would" in shared
+    assert "expected a path without `%` or control characters, which sbatch would" in shared
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
             "gpus_per_node, timeout_s, args.X, slurm.X, env.X, stage_limits_s.X",
         ),
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
-        ("small.steps=3", "an option of its program is written small.args.steps=3"),
+        ("small.steps=3", "write an option of its program as small.args.steps=3"),
         ("small.node=3", "did you mean `nodes`?"),
         ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
         ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
@@ -371,8 +373,8 @@ def test_all_problems_are_reported_at_once(suite: Suite) -> None:
     error = "\n".join(suite.refused("--cluster-set", "small.nodse=2"))
     for problem in (
         "two phases are named `small`",
-        "the script of phase `small` is not there",
-        "phase `wide` asks for 8 GPUs a node",
+        "the script of phase `small` does not exist",
+        "phase `wide` asks for 8 GPUs per node",
         "nodes=0 of phase 'bad'",
         "unknown key `nodse`",
     ):
@@ -395,7 +397,7 @@ def test_marker_mistakes_are_reported_without_a_cluster(suite: Suite) -> None:
     """A wrong marker is a usage error even if phases would only be skipped."""
     suite.phase(script="gone.py")
     (line,) = suite.refused(cluster="")
-    assert "is not there" in line
+    assert "does not exist" in line
 
 
 def test_usage_error_as_a_user_sees_it(suite: Suite) -> None:

@@ -64,7 +64,7 @@ def test_usage_error_under_xdist_is_reported_once(suite: Suite) -> None:
     output = result.stdout.str() + result.stderr.str()
     assert result.ret == 4, output
     assert "Traceback" not in output and "INTERNALERROR" not in output
-    assert output.count("is not there") == 1
+    assert output.count("does not exist") == 1
     assert suite.runs() == [] and suite.published() == []
 
 

@@ -131,7 +131,7 @@ SETTINGS = (
         "script_in_node_local",
         HEALTHY,
         "configuration",
-        usage=(f"{HEALTHY}, lies under {SMOKE_TESTS}, which every node has for itself",),
+        usage=(f"{HEALTHY}, lies under {SMOKE_TESTS}, which nodes do not share",),
         profile={"node_local": [str(SMOKE_TESTS)]},
     ),
 )

@@ -200,7 +200,11 @@ def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str
         terminal.type("\x03")
         assert terminal.ended() == 2
         text = terminal.text()
-        assert [line for line in text if line.startswith("  preflight: small may start at 2031")]
+        assert [
+            line
+            for line in text
+            if line.startswith("  preflight: Slurm estimates that small may start at 2031")
+        ]
         assert [line for line in text if line.startswith("  preflight: not checked: `scontrol")]
         assert not [line for line in text if "Priority" in line or "stage mo" in line]
     assert "scancel 7" in on_slurm.calls()
@@ -218,4 +222,6 @@ def test_queue_in_a_log(suite: Suite, on_slurm: FakeSlurm) -> None:
     result = suite.run_apart()
     lines = [line.strip() for line in result.outlines if line.startswith("  small: ")]
     assert lines == ["small: submitted as job 7", "small: pending: Resources", "small: never_ran"]
-    assert lines_with(result, "  preflight: small may start at 2031-02-03 04:05")
+    assert lines_with(
+        result, "  preflight: Slurm estimates that small may start at 2031-02-03 04:05"
+    )
