@@ -44,12 +44,12 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     """
     if result.nodes and all(node.ok for node in result.nodes):
         if found := stray(result):
-            return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
+            return Judgement("failed", f"{found[0]} staged a fault that this run did not request")
         if result.ranks_done == result.world_size:
             if words := _suspended(result):
-                return Judgement("preempted", f"{words}, and went on", SUSPENDED)
-            return Judgement("passed", "every node ended well and every rank was done")
-        return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
+                return Judgement("preempted", f"{words} and then continued", SUSPENDED)
+            return Judgement("passed", "every node succeeded and every rank finished")
+        return Judgement("failed", f"only {result.ranks_done} of {result.world_size} ranks finished")
     started = any(
         result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
     )
@@ -65,15 +65,15 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
         return by_scheduler
     if said:
         if words := _suspended(result, EXCUSES_S):
-            return Judgement("preempted", f"{words}, and then failed: {said}", SUSPENDED)
+            return Judgement("preempted", f"{words} and then failed: {said}", SUSPENDED)
         return Judgement("failed", said)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
     if state is None or state.kind == "unknown":
-        return Judgement("lost", "the scheduler has forgotten the job and it left no result")
+        return Judgement("lost", "the job left no result and the scheduler has no record of it")
     words = _words(state)
     if not started:
-        return Judgement("failed", f"the job ended as {words} before our launcher began")
+        return Judgement("failed", f"the job ended as {words} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
     what = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
     return Judgement("failed", f"the job ended as {words}, and {what}")
@@ -85,7 +85,7 @@ def _suspended(result: PhaseResult, at_least_s: float = 0.0) -> str:
     longest = max(result.nodes, key=lambda node: node.paused_s)
     if longest.paused_s <= at_least_s:
         return ""
-    return f"the job stood still for {longest.paused_s:.0f} s on {longest.name}"
+    return f"the job was suspended for {longest.paused_s:.0f} s on {longest.name}"
 
 
 def _put_back(
@@ -102,7 +102,7 @@ def _put_back(
     entries = read_scheduler_record(result.directory.scheduler).accounting
     preempted = any(one.state == "PREEMPTED" for one in entries)
     if preempted or in_job_logs(result.directory, PREEMPTED_WORDS):
-        why = "the scheduler took its nodes for another job and put it back into the queue"
+        why = "the scheduler gave the job's nodes to another job and requeued it"
         return Judgement("preempted", why, "PREEMPTED")
     why = "the scheduler requeued the job after it had started; a phase runs at most once"
     return Judgement("preempted", why, REQUEUED)
@@ -116,21 +116,21 @@ def _scheduler_ended(result: PhaseResult, state: JobState, started: bool) -> Jud
     """
     words, raw = _words(state), state.raw
     if raw in CLUSTER_STATES:
-        return Judgement("cluster_failed", f"the scheduler says {words}", raw)
+        return Judgement("cluster_failed", f"the scheduler reports {words}", raw)
     if raw == "PREEMPTED":
-        return Judgement("preempted", f"the scheduler says {words}", raw)
+        return Judgement("preempted", f"the scheduler reports {words}", raw)
     if raw == "CANCELLED" and _prolog_failed(result):
         # A job that may not be requeued is cancelled when its prolog fails.
-        return Judgement("cluster_failed", "the prolog of a node failed", PROLOG)
+        return Judgement("cluster_failed", "the prolog failed on a node", PROLOG)
     if raw == "CANCELLED":
-        how = "while it ran" if started else "before it started"
-        return Judgement("cancelled", f"somebody cancelled the job {how} ({words})", raw)
+        when = "while it ran" if started else "before it started"
+        return Judgement("cancelled", f"somebody cancelled the job {when} ({words})", raw)
     if raw == "TIMEOUT":
         return Judgement("failed", "the scheduler ended the job at its time limit", raw)
     if raw == "OUT_OF_MEMORY":
-        return Judgement("failed", "the scheduler says that the job used too much memory", raw)
+        return Judgement("failed", "the scheduler reports that the job used too much memory", raw)
     if raw == "DEADLINE" and not started:
-        return Judgement("never_ran", f"the scheduler says {words}")
+        return Judgement("never_ran", f"the scheduler reports {words}")
     return None
 
 

@@ -109,12 +109,12 @@ class SlurmClient:
         try:
             answer = self.run(*command, timeout_s=timeout_s)
         except subprocess.TimeoutExpired as error:
-            raise SlurmSilent(f"`{words}` did not answer in {error.timeout:g} s") from None
+            raise SlurmSilent(f"`{words}` did not answer within {error.timeout:g} s") from None
         except OSError as error:
             raise SlurmSilent(f"`{words}` cannot be run: {error.strerror or error}") from error
         if answer.returncode != 0:
             # What went wrong first is said on the way; the last line says what came of it.
-            last = sanitize_line((answer.stderr.strip().splitlines() or ["no words"])[-1])[
+            last = sanitize_line((answer.stderr.strip().splitlines() or ["no error message"])[-1])[
                 :MAX_WORDS
             ]
             raise SlurmSilent(f"`{words}` ended with status {answer.returncode}: {last}")
@@ -154,10 +154,10 @@ class SlurmClient:
         try:
             answer = self.run("sbatch", "--test-only", str(script), timeout_s=timeout_s)
         except subprocess.TimeoutExpired:
-            words = f"sbatch --test-only gave no answer in {timeout_s:.0f} s"
+            words = f"`sbatch --test-only` did not answer within {timeout_s:.0f} s"
             return TrialSubmission(None, words, silent=True)
         except OSError as error:
-            return TrialSubmission(None, f"sbatch --test-only cannot be run: {error}")
+            return TrialSubmission(None, f"`sbatch --test-only` cannot be run: {error}")
         return slurm_jobs.parse_test_only(answer.returncode, f"{answer.stderr}\n{answer.stdout}")
 
     def submit(self, script: Path, name: str) -> str:
@@ -173,7 +173,7 @@ class SlurmClient:
             raise Refused(words or f"sbatch ended with status {answer.returncode}")
         job_id = answer.stdout.strip().split(";")[0]
         if not job_id.isdigit():
-            raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is no job id")
+            raise Refused(f"sbatch answered {answer.stdout.strip()!r}, which is not a job id")
         return job_id
 
     def _submitted_without_answer(self, name: str, silence: subprocess.TimeoutExpired) -> str:
@@ -182,10 +182,10 @@ class SlurmClient:
         try:
             answer = self.run("squeue", "-h", "-o", "%i", "-n", name)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise Refused(f"{silence}; and squeue does not answer either") from error
+            raise Refused(f"{silence}; squeue does not answer either") from error
         found = answer.stdout.split()
         if len(found) != 1 or not found[0].isdigit():
-            raise Refused(f"{silence}; no job of the name {name} is in the queue") from silence
+            raise Refused(f"{silence}; no job named {name} is in the queue") from silence
         return found[0]
 
     def cancel(self, *jobs: str) -> bool:

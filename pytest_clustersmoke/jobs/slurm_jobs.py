@@ -190,7 +190,7 @@ def parse_test_only(status: int, output: str) -> TrialSubmission:
         where = (found[3] or "").rstrip(";")
         return TrialSubmission(True, words, unix_seconds(found[1]), found[2], where)
     if _NO_ANSWER.search(words) or not words:
-        return TrialSubmission(None, words or f"sbatch --test-only ended with status {status}")
+        return TrialSubmission(None, words or f"`sbatch --test-only` ended with status {status}")
     return TrialSubmission(False, words)
 
 

@@ -97,7 +97,7 @@ def test_printed_text_is_not_an_event(tmp_path: Path) -> None:
     for rank in (0, 1):
         log = evidence.dir.rank_logs(0) / "x" / "attempt_0" / str(rank) / "stdout.log"
         log.parent.mkdir(parents=True)
-        log.write_text(events + "every node ended well and every rank was done: PASSED\n")
+        log.write_text(events + "every node succeeded and every rank finished: PASSED\n")
         log.with_name("stderr.log").write_text(events)
     evidence.dir.torchrun_log(0).write_text(events)
     result = evidence.result()

@@ -202,7 +202,7 @@ def test_job_that_was_suspended_has_not_hung_and_was_not_measured(on_lab: Suite)
     assert outcome.phase("small")["outcome"] == "preempted"
     finding = outcome.finding("small")
     assert finding["id"] == "job-suspended"
-    (still,) = re.findall(r"stood still for (\d+) s", finding["cause"])
+    (still,) = re.findall(r"suspended for (\d+) s", finding["cause"])
     assert STILL_S - 1 <= int(still) < STILL_S + 30
     assert finding["hosts"] == [outcome.result("small").nodes[0].name]
     assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]

@@ -25,7 +25,7 @@ def test_completed_alone_is_nothing(tmp_path: Path) -> None:
     """COMPLETED without results is no pass."""
     judged = judge(Evidence(tmp_path).result(), ended("COMPLETED"))
     assert judged.outcome == "failed"
-    assert judged.reason == "the job ended as COMPLETED before our launcher began"
+    assert judged.reason == "the job ended as COMPLETED before our launcher started"
 
 
 def test_a_rank_that_was_never_done_is_no_pass(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_rank_that_was_never_done_is_no_pass(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=True)
     evidence.rank(0, ("done", {"seconds": 1}))
     judged = judge(evidence.result(), ended("COMPLETED"))
-    assert (judged.outcome, judged.reason) == ("failed", "1 of 2 ranks were done")
+    assert (judged.outcome, judged.reason) == ("failed", "only 1 of 2 ranks finished")
 
 
 def test_a_node_without_a_result_is_no_pass(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_forgotten_job_is_lost(tmp_path: Path, state: JobState | None) -> None
 
 def test_a_forgotten_job_with_results_is_judged_by_them(tmp_path: Path) -> None:
     """Results are the first witness: they need no scheduler."""
-    evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 0 stood still")
+    evidence = Evidence(tmp_path).node(0, ok=False, reason="stalled", why="rank 0 made no progress")
     assert judge(evidence.result(), None).outcome == "failed"
 
 
@@ -151,5 +151,5 @@ def test_a_job_that_was_stopped_is_not_measured(
     evidence.node(0, ok=ok, reason="rank_error", why="rank 0: timeout", paused_s=paused_s)
     judged = judge(evidence.result(), ended("COMPLETED" if ok else "FAILED"))
     assert judged.outcome == outcome
-    assert ("stood still for 7" in judged.reason) is (outcome == "preempted")
+    assert ("suspended for 7" in judged.reason) is (outcome == "preempted")
     assert ("timeout" in judged.reason) is not ok

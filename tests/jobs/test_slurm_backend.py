@@ -166,8 +166,8 @@ def test_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
     [
         ("", "sbatch: error: invalid partition specified: x", 1, "invalid partition specified: x"),
         ("", "", 3, "sbatch ended with status 3"),
-        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is no"),
-        ("", "", 0, "which is no job id"),
+        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is not"),
+        ("", "", 0, "which is not a job id"),
     ],
 )
 def test_a_refusal_is_told_in_sbatchs_words(

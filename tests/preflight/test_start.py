@@ -69,8 +69,8 @@ def test_silent_scheduler_does_not_hang_the_start(
     assert all(line.startswith("not checked: ") for line in checked.lines)
     text = "\n".join(checked.lines)
     for words in (
-        "show partition` did not answer in 0.4 s",
-        "a: sbatch --test-only gave no",
+        "show partition` did not answer within 0.4 s",
+        "a: `sbatch --test-only` did not",
         "of b: Slurm was",
     ):
         assert words in text
