@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from ..jobs.slurm_client import SlurmClient, SlurmSilent, find_command, group_names, user_name
+from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names, user_name
 from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
 from ..text import Problem, UsageProblems, near
 
@@ -73,10 +73,10 @@ def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
     default = ""
     try:
         config, partitions, nodes = client.config(), client.partitions(), client.nodes()
-    except SlurmSilent as silence:
+    except SlurmUnavailable as silence:
         raise NoSlurm(str(silence), silent=True) from None
     if config.accounting and user:
-        with suppress(SlurmSilent):  # without them the accounts are unknown
+        with suppress(SlurmUnavailable):  # without them the accounts are unknown
             accounts = {one.account for one in client.associations(user, config.cluster)} - {""}
             default = client.default_account(user)
     names = tuple(sorted(accounts))

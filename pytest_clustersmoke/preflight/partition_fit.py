@@ -309,7 +309,7 @@ def check_availability(
         f"phase {request.phase.name} needs {plural(need, 'node')}, but of the "
         f"{plural(len(fit), 'node')} of partition {request.partition.name} that could run it only "
         f"{left} {'takes' if left == 1 else 'take'} jobs: "
-        + shorten([node.words for node in bad], MAX_NAMED, "; "),
+        + shorten([node.description for node in bad], MAX_NAMED, "; "),
         "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
         evidence=(
             *setting_evidence(request.phase.nodes, "nodes"),

@@ -205,11 +205,11 @@ def _is_one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
     """Whether all nodes of this Slurm are this machine; asked only if a path looks wrong."""
     if profile.lab or _is_lab(environ):
         return True
-    from ..jobs.slurm_client import SlurmClient, SlurmSilent
+    from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 
     try:
         hosts = {node.host for node in SlurmClient(environ, ANSWER_S).nodes().values()}
-    except SlurmSilent:
+    except SlurmUnavailable:
         return False
     return bool(hosts) and hosts <= _own_names()
 

@@ -18,7 +18,7 @@ from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..evidence.run_directory import PhaseDir, RunDir, write_whole
 from ..jobs.backend import Backend
-from ..jobs.slurm_client import SlurmClient, SlurmSilent, group_names, user_name
+from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names, user_name
 from ..jobs.slurm_jobs import TrialSubmission
 from ..jobs.slurm_records import SlurmNode, SlurmPartition
 from ..text import shorten
@@ -100,8 +100,8 @@ class SlurmCheck:
         for phase in phases:
             trial = trials.get(phase.name, TrialSubmission(None, ""))
             record = CheckNotes(run.phase(phase.name))
-            if trial.words:
-                record.note(trial.words)
+            if trial.message:
+                record.note(trial.message)
             findings = check_phase(phase, self._profile, slurm, trial, record)
             record.write()
             if findings:
@@ -125,13 +125,13 @@ class SlurmCheck:
             directory = run.phase(phase.name)
             write_whole(directory.batch_script, self._backend.script(phase, directory))
             left = min(ANSWER_S, deadline - time.monotonic())
-            silent = any(trial.silent for trial in trials.values())
+            silent = any(trial.timed_out for trial in trials.values())
             if silent or left <= 0:
                 self._unasked.append(f"sbatch --test-only of {phase.name}: Slurm was too slow")
                 continue
             trials[phase.name] = self._client.test_only(directory.batch_script, left)
             if trials[phase.name].accepted is None:
-                self._unasked.append(f"{phase.name}: {trials[phase.name].words}")
+                self._unasked.append(f"{phase.name}: {trials[phase.name].message}")
         return trials
 
     def _ask_slurm(self) -> Slurm:
@@ -156,7 +156,7 @@ class SlurmCheck:
     def _answer(self, ask: Callable[[], Answer]) -> Answer | None:
         try:
             return ask()
-        except SlurmSilent as silence:
+        except SlurmUnavailable as silence:
             self._unasked.append(str(silence))
             return None
 
@@ -183,7 +183,7 @@ def check_phase(
     if not explained and trial.no_nodes and slurm.nodes:
         for request in requests:
             found += partition_fit.check_availability(request, slurm.nodes, also_away=True)
-    evidence = record.note(trial.words)
+    evidence = record.note(trial.message)
     if not found or (trial.causes and not explained):
         found.append(_report_refusal(phase, trial))
     # Slurm names one cause only, and briefly: our findings stand, with its message as evidence.
@@ -228,7 +228,7 @@ def _report_refusal(phase: Phase, trial: TrialSubmission) -> Finding:
     finding_id = next(iter(sorted(trial.causes)), "submission-refused")
     return Finding(
         finding_id,
-        f"sbatch refuses phase {phase.name}: {trial.words}",
+        f"sbatch refuses phase {phase.name}: {trial.message}",
         "read Slurm's message; account, partition, QOS and limits are set in cluster.yaml",
         evidence=partition_fit.setting_evidence(phase.slurm.get("partition"), "partition"),
     )
@@ -251,7 +251,7 @@ def report_unavailable_nodes(phases: Iterable[Phase], slurm: Slurm) -> list[str]
             verb = "takes" if len(bad) == 1 else "take"
             lines.append(
                 f"{len(bad)} of the {len(here)} nodes of partition {partition} {verb} no jobs: "
-                + shorten([node.words for node in bad], MAX_LINES, "; ")
+                + shorten([node.description for node in bad], MAX_LINES, "; ")
             )
     return lines
 

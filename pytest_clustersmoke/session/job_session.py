@@ -24,7 +24,7 @@ from ..evidence.run_directory import PhaseDir, RunDir, make_phase, read_json, wr
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter
 from ..jobs.backend import Backend, Refused, make_spec
-from ..jobs.job_watch import Poller, Watched
+from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge
 from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
@@ -55,7 +55,7 @@ class Session:
         self._backend, self._check = backend, check
         self._starts: Mapping[str, float] = {}
         self._waiting = list(self.phases.values())
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, WatchedJob] = {}
         self._submitted_wall: dict[str, float] = {}
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
@@ -179,7 +179,7 @@ class Session:
     def _submit_ready(self, poller: Poller) -> None:
         while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
             self._submit(self._waiting.pop(0))
-            poller.soon()
+            poller.poll_soon()
 
     def _has_room(self, phase: Phase) -> bool:
         """Whether another job may start: local jobs share the cores or GPUs of this machine."""
@@ -206,7 +206,9 @@ class Session:
             judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
             self._finish(phase.name, judgement, None, "", [finding])
             return
-        watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
+        watched = WatchedJob(
+            phase.name, job_id, directory, int(phase.nodes.value), time.monotonic()
+        )
         self._watched[phase.name] = watched  # first, so that any later error cancels the job
         self._submitting = None
         self._journal.write("submitted", phase=phase.name, job_id=job_id)
@@ -215,27 +217,27 @@ class Session:
 
     def _check_jobs(self) -> None:
         for job in list(self._watched.values()):
-            if job.over():
+            if job.is_over():
                 self._settle(job, "")
                 continue
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
                 self._settle(job, f"queue: the job did not start within {limit:g} s")
-            elif job.straggling():
+            elif job.is_straggling():
                 self._backend.cancel([job.job_id])
                 self._settle(job, "")
             else:
                 self.board.update(job)
 
-    def _settle(self, job: Watched, our_reason: str) -> None:
+    def _settle(self, job: WatchedJob, our_reason: str) -> None:
         pending = job.state is not None and job.state.kind in ("pending", "held")
-        if pending and job.job_id not in self._ended_ids and not job.succeeded():
+        if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
             self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory)
         if not self._stop.is_set():
-            job.ask_details(self._backend, result)
+            job.save_details(self._backend, result)
             result = name_silent_nodes(result)
-        judgement = judge(result, job.witness(), our_reason)
+        judgement = judge(result, job.last_state(), our_reason)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
         if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
             judgement = Judgement("failed", findings[0].cause)
@@ -288,7 +290,7 @@ class Session:
             states = self._backend.states([job.job_id for job in jobs])
             for job in jobs:
                 if job.job_id in states:
-                    job.hear(states[job.job_id])
+                    job.record_state(states[job.job_id])
             self._end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
         for job in jobs:

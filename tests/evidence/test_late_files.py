@@ -13,7 +13,7 @@ from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import make_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.jobs.job_watch import Watched
+from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.jobs.outcome import judge
 from pytest_clustersmoke.session.live.event_tail import EventTail
 from tests.fakes.nfs import FakeNfs
@@ -50,17 +50,17 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     """The job is looked at before its nodes have written anything, and fails soon after."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
-    job = Watched("small", "7", evidence.dir, 2, 0.0)
-    job.hear(JobState("running", "RUNNING"))
-    assert not job.over()
+    job = WatchedJob("small", "7", evidence.dir, 2, 0.0)
+    job.record_state(JobState("running", "RUNNING"))
+    assert not job.is_over()
     collect_phase(evidence.dir)
     with nfs.elsewhere():
         for node in (0, 1):
             evidence.node(node, ok=False, reason="preflight", why="it has 1 GPU")
     monkeypatch.setattr(job_watch, "VERDICT_GRACE_S", -1.0)
     state = JobState("ended", "FAILED", "NonZeroExitCode")
-    job.hear(state)
-    assert job.over() and job.results == {0, 1}
+    job.record_state(state)
+    assert job.is_over() and job.results == {0, 1}
     assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
 
 

@@ -141,8 +141,8 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
     assert spec["timeout_s"] == 1 and spec["env_set"]["NCCL_IB_DISABLE"] == "1"
     assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1, "hook": HOOK}
-    assert batch_script.setup(phase, profile) == ("true", "false")
-    assert batch_script.interpreter(phase, profile).endswith(" -S")
+    assert batch_script.setup_lines(phase, profile) == ("true", "false")
+    assert batch_script.python_command(phase, profile).endswith(" -S")
 
 
 def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
@@ -169,4 +169,4 @@ def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path
         "nothing",
     )
     normal = make_spec(one.phase, profile, "run", tmp_path)
-    assert "fault" not in normal and batch_script.setup(one.phase, profile) == ()
+    assert "fault" not in normal and batch_script.setup_lines(one.phase, profile) == ()

@@ -185,7 +185,7 @@ def test_nodes_that_take_no_jobs_are_named(judge: Judge) -> None:
     assert found.id == "nodes-unavailable" and found.hosts == ("n1", "n2")
     assert "bad disk" in found.cause and "Not responding" in found.cause
     assert [one.text.split()[0] for one in found.evidence[1:3]] == ["NodeName=n1", "NodeName=n2"]
-    assert found.evidence[-1].text == REFUSED.words
+    assert found.evidence[-1].text == REFUSED.message
     assert judge(slurm(nodes), nodes=1) == []
 
 
@@ -237,7 +237,7 @@ def test_unknown_account_is_reported(judge: Judge) -> None:
     """The finding lists the user's accounts; if sbatch accepts the job there is none."""
     (found,) = judge(accounting(), ACCOUNT, {"account": "labb"})
     assert found.id == "account-refused" and found.fix == "did you mean `lab`?"
-    assert found.evidence[-1].text == ACCOUNT.words
+    assert found.evidence[-1].text == ACCOUNT.message
     assert judge(accounting(), TAKEN, {"account": "labb"}) == []
 
 
@@ -278,7 +278,7 @@ def test_limits_of_a_qos_are_reported(judge: Judge) -> None:
     ("words", "identity"),
     [
         ("Licenses are not available", "submission-refused"),
-        (REFUSED.words, "submission-refused"),
+        (REFUSED.message, "submission-refused"),
         ("QOSMaxGRESPerUser; Job violates accounting/QOS policy", "too-many-gpus"),
     ],
 )

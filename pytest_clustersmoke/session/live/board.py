@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...text import sanitize_line
 
 if TYPE_CHECKING:
-    from ...jobs.job_watch import Watched
+    from ...jobs.job_watch import WatchedJob
     from ...jobs.outcome import Judgement
 
 TICK_S = 0.2
@@ -94,7 +94,7 @@ class Board:
             )
             self._post(phase, f"submitted as job {job_id}")
 
-    def update(self, job: Watched) -> None:
+    def update(self, job: WatchedJob) -> None:
         """Update the phase of a job that has not ended."""
         job_state = job.state
         with self._changed:
