@@ -78,7 +78,7 @@ def down(name: str, keep_logs: bool = False) -> None:
         if record.name == name:
             teardown.end_lab(record, keep_logs)
             return
-    raise LabError(f"there is no lab `{name}`; `clustersmoke lab status` lists them")
+    raise LabError(f"there is no lab `{name}`; `clustersmoke lab status` lists all labs")
 
 
 def find(environ: Mapping[str, str] | None = None) -> Lab:

@@ -85,8 +85,8 @@ def _make_tables(files: LabDir, daemons: Daemons) -> None:
     found = [path for path in SYSTEM_TABLES if path.is_file()]
     if not found:
         raise LabStartError(
-            f"MariaDB's system tables are in none of {', '.join(map(str, SYSTEM_TABLES))}; "
-            "expected the files of Debian's mariadb-server"
+            "MariaDB's system tables were not found; expected one of "
+            f"{', '.join(map(str, SYSTEM_TABLES))}; install Debian's mariadb-server"
         )
     statements = found[0].read_text(encoding="utf-8")
     daemons.run(

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import plural
 from . import packages
 from .lab_paths import LabDir
 from .lab_settings import LabError
@@ -55,9 +56,9 @@ def why_not_here() -> str | None:
         return None
     name = os.uname().nodename
     return (
-        f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, which "
-        "Slurm's daemons here are to listen on; run it as root, who can arrange that for them "
-        f"alone, or put `{LOOPBACK} {name}` first in /etc/hosts"
+        f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, where "
+        "the lab's daemons must listen; run it as root, which can map the name for the daemons "
+        f"only, or put `{LOOPBACK} {name}` first in /etc/hosts"
     )
 
 
@@ -130,8 +131,8 @@ def reserved(address: str, count: int) -> Iterator[tuple[int, ...]]:
             held.append(holder)
         if len(held) < count:
             raise LabError(
-                f"no {count} free ports on {address} between {LOWEST} and {HIGHEST}; "
-                "end what holds them (ss -ltnp)"
+                f"only {len(held)} of {plural(count, 'port')} could be reserved on {address} "
+                f"between {LOWEST} and {HIGHEST}; end the processes that hold the others (ss -ltnp)"
             )
         yield tuple(holder.getsockname()[1] for holder in held)
     finally:

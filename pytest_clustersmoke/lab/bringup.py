@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..evidence.run_directory import write_whole
+from ..text import plural
 from . import accounting, lab_state, packages, slurm_config, teardown
 from . import memory_limits as memory
 from .addresses import (
@@ -57,10 +58,10 @@ def can_run(accounting: bool = False, isolated: bool = False, memory: bool = Fal
     """Why no such lab can be had on this machine; None where one can."""
     missing = packages.missing_packages(accounting, isolated)
     if missing:
-        words = " --accounting" * accounting + " --isolated" * isolated
+        options = " --accounting" * accounting + " --isolated" * isolated
         return (
-            f"{', '.join(missing)} not installed; `clustersmoke lab install{words}` as root on "
-            "Debian or Ubuntu installs what a lab needs"
+            f"{', '.join(missing)} not installed; run `clustersmoke lab install{options}` as root "
+            "on Debian or Ubuntu"
         )
     limits = can_limit() if memory else None
     return limits or (can_isolate() if isolated else why_not_here())
@@ -75,7 +76,7 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
     check_settings(settings)
     reason = can_run(settings.accounting, settings.isolated, settings.memory)
     if reason:
-        raise LabError(f"no lab can be started here: {reason}")
+        raise LabError(f"no lab can be started on this machine: {reason}")
     began = time.monotonic()
     root = claim(settings, say)
     try:
@@ -88,7 +89,7 @@ def bring_up(settings: LabSettings, say: Say) -> Lab:
         say(f"lab {settings.name}: stopped; ending what was started")
         teardown.end_lab(lab_state.read(settings.name, root))
         raise
-    say(f"  {len(lab.nodes)} nodes idle: ready after {time.monotonic() - began:.1f} s")
+    say(f"  {plural(len(lab.nodes), 'node')} idle: ready after {time.monotonic() - began:.1f} s")
     return lab
 
 
@@ -98,8 +99,8 @@ def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
     files.make()
     daemons = Daemons(files, record.token, lab_state.Journal(files.journal), PATIENCE_S)
     version = _version()
-    kind = f"{settings.nodes} nodes of {settings.gpus_per_node} fake GPUs"
-    say(f"lab {settings.name}: Slurm {version}, {kind}, in {root}")
+    nodes, gpus = plural(settings.nodes, "node"), plural(settings.gpus_per_node, "fake GPU")
+    say(f"lab {settings.name}: Slurm {version}, {nodes} with {gpus} each, in {root}")
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(_site(settings, record, daemons))
         plan = _plan(settings, files, site, version)
@@ -234,7 +235,7 @@ def _user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         raise LabError(
-            f"user {os.geteuid()} has no name on this machine, and Slurm needs one; add a line for "
+            f"user id {os.geteuid()} has no user name on this machine, which Slurm requires; add "
             "it to /etc/passwd"
         ) from None
 
@@ -245,7 +246,7 @@ def _version() -> str:
     )
     words = answer.stdout.split()
     if answer.returncode or not words:
-        raise LabStartError(f"`slurmctld -V` failed: {answer.stderr.strip() or 'no answer'}")
+        raise LabStartError(f"`slurmctld -V` failed: {answer.stderr.strip() or 'no error message'}")
     return words[-1]
 
 
@@ -253,5 +254,7 @@ def _numbers(version: str) -> tuple[int, int]:
     """The year and month of a Slurm version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise LabStartError(f"`slurmctld -V` tells no version that is known: {version!r}")
+        raise LabStartError(
+            f"`slurmctld -V` printed {version!r}; expected a version such as 22.05.8"
+        )
     return int(match[1]), int(match[2])

@@ -94,7 +94,7 @@ class Daemons:
         """Raise LabStartError with the end of a daemon's log."""
         own, said = self._files.log(role), self._files.output(role)
         path = own if own.is_file() and own.stat().st_size else said
-        raise LabStartError(f"{role} {what}; the end of {path}:\n{tail(path)}")
+        raise LabStartError(f"{role} {what}; the last lines of {path}:\n{tail(path)}")
 
     def run(self, command: Sequence[str], text: str = "") -> str:
         """The output of a command that has to succeed; `text` is what it reads."""
@@ -123,7 +123,7 @@ class Daemons:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, f"no answer in {patience_s:.0f} s")
+            return subprocess.CompletedProcess(command, 124, f"no answer within {patience_s:.0f} s")
 
 
 def reap() -> None:
@@ -137,7 +137,7 @@ def tail(path: Path) -> str:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    return "\n".join("    " + line for line in lines[-TAIL_LINES:]) or "    (nothing)"
+    return "\n".join("    " + line for line in lines[-TAIL_LINES:]) or "    (empty)"
 
 
 def munged_command(files: LabDir, program: str) -> list[str]:

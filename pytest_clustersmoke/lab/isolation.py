@@ -193,7 +193,7 @@ def chosen_network(
 def can_isolate() -> str | None:
     """Why this machine cannot isolate nodes; None where it can."""
     if os.geteuid() != 0:
-        return "--isolated makes network namespaces, which only root can"
+        return "--isolated makes network namespaces, which only root can do; run it as root"
     trial = subprocess.run(
         [
             packages.program("unshare"),

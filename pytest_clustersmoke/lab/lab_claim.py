@@ -44,7 +44,7 @@ def _claim(settings: LabSettings, home: Path, say: Say) -> Path:
         if entry.is_symlink():
             entry.unlink()
         raise LabError(
-            f"the directory {root} cannot be made for lab {settings.name} ({error.strerror}); "
+            f"the directory {root} of lab {settings.name} cannot be made ({error.strerror}); "
             "expected a path that does not exist, or an empty directory"
         ) from error
     try:
@@ -65,21 +65,21 @@ def _clear(name: str, entry: Path, say: Say) -> None:
         todo = f"end it with `clustersmoke lab down --name {name}`, or choose another --name"
         if record.status == lab_state.ELSEWHERE:
             todo = f"end it there ({record.host}), or choose another --name"
-        raise LabError(f"lab {name} is {record.status} already; {todo}")
-    say(f"lab {name}: removing what is left of an earlier one")
+        raise LabError(f"lab {name} is already {record.status}; {todo}")
+    say(f"lab {name}: removing what is left of an earlier lab of this name")
     teardown.end_lab(record)
 
 
 def _check_path(root: Path, isolated: bool) -> None:
     if re.search(r"[^\w./+@:-]", str(root)):
         raise LabError(
-            f"the path {str(root)!r} cannot be written in slurm.conf; expected letters, digits "
-            "and . _ - + @ : / only; give another with --dir"
+            f"the path {str(root)!r} cannot be written in slurm.conf; expected only letters, "
+            "digits and . _ - + @ : /; choose another directory with --dir"
         )
     above = Path(os.path.realpath(root)).parents
     hidden = [base for base in PRIVATE if Path(base) in above]
     if isolated and hidden:
         raise LabError(
-            f"{root} is below {hidden[0]}, which is private to each node of an isolated lab; give "
-            "another directory with --dir"
+            f"{root} is below {hidden[0]}, which is private to each node of an isolated lab; "
+            "choose another directory with --dir"
         )

@@ -20,6 +20,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import plural
 from .lab_settings import LabError
 
 # The address of a Unix socket holds 108 bytes, the closing zero included.
@@ -151,9 +152,9 @@ def choose_run(root: Path) -> Path:
         if len(os.fsencode(path / LONGEST_SOCKET)) <= SOCKET_BYTES and _made_for_us(path):
             return path
     raise LabError(
-        f"{root}: this path has {len(os.fsencode(root))} bytes, too many for the sockets below it "
-        f"(Unix allows {SOCKET_BYTES} in all), and no short directory could be made in "
-        f"{', '.join(map(str, candidates))}; give a shorter one with --dir"
+        f"{root}: the path has {plural(len(os.fsencode(root)), 'byte')}, too many for the sockets "
+        f"below it (a socket's path may have {SOCKET_BYTES}), and no shorter directory could be "
+        f"made in {', '.join(map(str, candidates))}; choose a shorter path with --dir"
     )
 
 

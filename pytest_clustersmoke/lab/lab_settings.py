@@ -52,7 +52,7 @@ def check_settings(settings: LabSettings) -> None:
     if not NAME.fullmatch(settings.name):
         problems.append(
             Problem(
-                f"`{settings.name}` is no name for a lab",
+                f"`{settings.name}` is not a valid name for a lab",
                 where="--name",
                 expected="1 to 31 of a-z, 0-9, `_` and `-`, starting with a letter or a digit",
             )
@@ -72,7 +72,7 @@ def check_settings(settings: LabSettings) -> None:
             Problem(
                 f"the path {str(settings.directory)!r} cannot be written in slurm.conf",
                 where="--dir",
-                expected="letters, digits and . _ - + @ : / only",
+                expected="only letters, digits and . _ - + @ : /",
             )
         )
     if problems:

@@ -195,8 +195,8 @@ def _by_conf(conf: Path) -> Lab:
         if record.state and record.files.root == real.parent:
             if record.status in (DOWN, ELSEWHERE):
                 raise LabError(
-                    f"SLURM_CONF is {conf}, and that lab is {record.status}; `unset SLURM_CONF`, "
-                    "then `clustersmoke lab up`"
+                    f"SLURM_CONF is {conf}, but that lab is {record.status}; run `unset "
+                    "SLURM_CONF`, then `clustersmoke lab up`"
                 )
             return record.lab()
     return wrap(conf)
@@ -208,8 +208,8 @@ def wrap(conf: Path) -> Lab:
         text = conf.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise LabError(
-            f"SLURM_CONF is {conf}, which cannot be read ({error.strerror}); `unset SLURM_CONF`, "
-            "then `clustersmoke lab up`"
+            f"SLURM_CONF is {conf}, which cannot be read ({error.strerror}); run `unset "
+            "SLURM_CONF`, then `clustersmoke lab up`"
         ) from error
     nodes: list[str] = []
     gpus: list[int] = []
@@ -219,7 +219,7 @@ def wrap(conf: Path) -> Lab:
             nodes += expand_hostlist(match[1])
             gpus.append(_gpus(line))
     if not nodes:
-        raise LabError(f"SLURM_CONF is {conf}, which names no nodes; `unset SLURM_CONF`")
+        raise LabError(f"SLURM_CONF is {conf}, which names no nodes; run `unset SLURM_CONF`")
     accounting = re.search(r"(?im)^\s*AccountingStorageType=\S*slurmdbd", text) is not None
     return Lab(str(conf), conf, tuple(nodes), min(gpus), accounting, isolated=False)
 

@@ -20,14 +20,16 @@ DEFAULT_MIB_PER_CPU = 4096
 def can_limit() -> str | None:
     """Why jobs' memory cannot be limited on this machine; None where it can."""
     if os.geteuid() != 0:
-        return "--memory makes control groups, which only root can"
+        return "--memory makes control groups, which only root can do; run it as root"
     if not (HIERARCHY / "memory.limit_in_bytes").exists():
         return (
-            f"--memory needs the memory controller of cgroup v1 at {HIERARCHY} (with v2 slurmd "
-            "wants systemd)"
+            f"--memory needs the memory controller of cgroup v1 at {HIERARCHY} (with cgroup v2 "
+            "slurmd requires systemd)"
         )
     if not os.access(HIERARCHY, os.W_OK):
-        return f"--memory makes control groups in {HIERARCHY}, which cannot be written here"
+        return (
+            f"--memory makes control groups in {HIERARCHY}, which is not writable on this machine"
+        )
     return None
 
 

@@ -34,9 +34,7 @@ def program(name: str) -> str:
     """The path of a program that a lab cannot do without."""
     path = which(name)
     if path is None:
-        raise LabError(
-            f"`{name}` is not installed; `clustersmoke lab install` installs what a lab needs"
-        )
+        raise LabError(f"`{name}` is not installed; run `clustersmoke lab install` as root")
     return path
 
 
@@ -68,9 +66,9 @@ def install(packages: list[str], say: Callable[[str], None]) -> None:
 
     Raises LabError where this user or machine cannot, or apt-get fails.
     """
-    todo = f"have {' '.join(packages)} installed by the machine's administrator"
+    todo = f"ask the administrator of this machine to install {' '.join(packages)}"
     if not is_debian():
-        raise LabError(f"packages can be installed here only with apt-get, on Debian; {todo}")
+        raise LabError(f"packages can be installed only with apt-get, on Debian or Ubuntu; {todo}")
     if os.geteuid() != 0:
         raise LabError(f"only root can install packages; {todo}")
     # Without RUNLEVEL=1 the packages would start services of the system, on their usual ports.

@@ -35,7 +35,9 @@ def end_lab(record: LabRecord, keep_logs: bool = False) -> Path | None:
         _remove_link(link)
     if left:
         pids = ", ".join(f"{process.pid} ({process.role})" for process in left)
-        raise LabError(f"lab {record.name}: still running after SIGKILL: {pids}; see {root}")
+        raise LabError(
+            f"lab {record.name}: processes still running after SIGKILL: {pids}; see {root}"
+        )
     kept = _keep_logs(record) if keep_logs else None
     remove_directory(record)
     return kept
@@ -101,7 +103,7 @@ def remove_directory(record: LabRecord) -> None:
             root.rmdir()
         except OSError as error:
             raise LabError(
-                f"{root} holds files that are not a lab's "
+                f"{root} contains files that do not belong to a lab "
                 f"({lab_paths.journal_of(root).name} is missing); remove it by hand"
             ) from error
     if entry.is_symlink():

@@ -201,7 +201,7 @@ def test_installing_says_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere the message names the packages that the administrator has to install."""
     monkeypatch.setattr(packages, "is_debian", lambda: False)
-    with pytest.raises(LabError, match="on Debian; have munge installed"):
+    with pytest.raises(LabError, match=r"on Debian or Ubuntu; ask .* to install munge"):
         packages.install(["munge"], print)
     monkeypatch.setattr(packages, "is_debian", lambda: True)
     monkeypatch.setattr("os.geteuid", lambda: 1000)

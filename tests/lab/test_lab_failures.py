@@ -154,7 +154,7 @@ def test_a_dead_lab_makes_room(need: Need, clustersmoke: Run) -> None:
     lab_processes.end(lab_state.records()[0].daemons, 5.0)
     up = clustersmoke("lab", "up", "--nodes", "1")
     assert up.returncode == 0, up.stderr
-    assert "removing what is left of an earlier one" in up.stderr
+    assert "removing what is left of an earlier lab" in up.stderr
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_dead_lab_makes_room(need: Need, clustersmoke: Run) -> None:
         (("lab",), "ACTION"),
         (("lab", "up", "--nodes", "x"), "invalid int value: 'x'"),
         (("lab", "up", "--nodes", "0"), "--nodes: 0 is out of range; expected 1 to 64"),
-        (("lab", "up", "--name", "../x"), "--name: `../x` is no name for a lab"),
+        (("lab", "up", "--name", "../x"), "--name: `../x` is not a valid name for a lab"),
         (("lab", "down", "--name", "x", "--all"), "not allowed with argument"),
         (("lab", "down", "--name", "nosuch"), "there is no lab `nosuch`"),
         (("lab", "env"), "no lab is running; start one with `clustersmoke lab up`"),

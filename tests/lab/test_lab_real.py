@@ -141,7 +141,7 @@ def test_a_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
     start()
     again = clustersmoke("lab", "up", "--name", "t")
     assert again.returncode == 2
-    assert "lab t is up already; end it with `clustersmoke lab down --name t`" in again.stderr
+    assert "lab t is already up; end it with `clustersmoke lab down --name t`" in again.stderr
     assert clustersmoke("lab", "status").returncode == 0
 
 

@@ -205,4 +205,4 @@ def test_a_name_is_claimed_by_one_only(home: Path) -> None:
     for each in started:
         each.communicate()
     assert said[0] == "got it\n"
-    assert all("lab t is starting already" in line for line in said[1:])
+    assert all("lab t is already starting" in line for line in said[1:])
