@@ -154,7 +154,7 @@ def _nodes(record: LabRecord) -> str:
     conf = record.files.slurm_conf
     try:
         answer = subprocess.run(
-            [packages.program("sinfo"), "-h", "-N", "-o", "%N %T"],
+            [packages.program_path("sinfo"), "-h", "-N", "-o", "%N %T"],
             env=clean_environment(conf),
             capture_output=True,
             text=True,

@@ -13,7 +13,7 @@ from tests.support import browser
 
 def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:
     """Skip where no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 that is a failure."""
-    reason = lab.can_run(accounting, isolated, memory)
+    reason = lab.find_obstacle(accounting, isolated, memory)
     if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB"):
         pytest.fail(f"a real Slurm must be had here: {reason}", pytrace=False)
     if reason:
