@@ -38,20 +38,22 @@ def _still(name: str, what: str, findings: tuple[str, ...], stage: str, **more: 
 RANKS = (
     _death("rank-killed-at-start", "SIGKILL before the process group is open"),
     _death("rank-killed", "SIGKILL at the third step, before its collectives"),
-    _death("rank-killed-in-collective", "SIGKILL while it waits in a collective for the others"),
+    _death("rank-killed-in-collective", "SIGKILL while it waits for the others in a collective"),
     _death("rank-exited", "os._exit(3) at the third step"),
     _death("rank-raised", "an exception at the third step", "rank-error"),
-    _still("rank-hung", "it stands still at the third step", ("hang",), "train_step"),
+    _still(
+        "rank-hung", "one rank stops making progress at the third step", ("hang",), "train_step"
+    ),
     _still(
         "rank-out-of-step",
-        "it leaves out a collective that the others take part in, and goes on",
+        "one rank skips a collective that the others call, and continues",
         ("collective-mismatch",),
         "train_step",
         blames=AMONG,
     ),
     Fault(
         "rank-slow",
-        "it sleeps in each step as long as the step takes, at least 0.25 s",
+        "one rank sleeps in each step for as long as the step takes, at least 0.25 s",
         "rank",
         frozenset({BEHIND}),
         blames=ALONE,
@@ -62,7 +64,7 @@ RANKS = (
 TRAINING = (
     Fault(
         "all-slow",
-        "every rank sleeps in each step as long as the step takes, at least 0.25 s",
+        "every rank sleeps in each step for as long as the step takes, at least 0.25 s",
         "ranks",
         frozenset({THROUGHPUT}),
         trains=True,
@@ -70,7 +72,7 @@ TRAINING = (
     ),
     Fault(
         "no-gradient-sync",
-        "DistributedDataParallel reduces no gradient",
+        "DistributedDataParallel does not reduce gradients",
         "ranks",
         frozenset({GRADIENTS}),
         # The ranks' weights drift apart, and rank 0's are saved.
@@ -81,7 +83,7 @@ TRAINING = (
     ),
     Fault(
         "no-gradient-sync-zero",
-        "DeepSpeed reduces no gradient",
+        "DeepSpeed does not reduce gradients",
         "ranks",
         frozenset({GRADIENTS}),
         ranks=2,
@@ -90,7 +92,7 @@ TRAINING = (
     ),
     Fault(
         "gradient-flipped",
-        "the sign of one parameter's gradient is turned on one rank after the reduction",
+        "the sign of one parameter's gradient is flipped on one rank after the reduction",
         "rank",
         frozenset({GRADIENTS}),
         blames=ALONE,
@@ -110,7 +112,7 @@ TRAINING = (
     ),
     Fault(
         "loss-flat",
-        "every update of the parameters is taken back",
+        "every update of the parameters is undone",
         "ranks",
         frozenset({FALLS}),
         trains=True,
@@ -119,7 +121,7 @@ TRAINING = (
 CHECKPOINTS = (
     Fault(
         "checkpoint-truncated",
-        "the largest file of the checkpoint is cut in half after saving",
+        "the largest file of the checkpoint is truncated to half its size after saving",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -128,14 +130,14 @@ CHECKPOINTS = (
     ),
     Fault(
         "checkpoint-foreign",
-        "what is saved are other weights than those trained",
+        "the saved weights differ from the trained ones",
         "ranks",
         frozenset({RELOAD}),
         trains=True,
     ),
     _still(
         "checkpoint-rank0-only",
-        "rank 0 alone saves what every rank has a part of",
+        "only rank 0 saves a checkpoint that every rank must take part in",
         ("hang", "collective-mismatch"),
         "checkpoint",
         mark="deepspeed",
@@ -154,7 +156,7 @@ COLLECTIVE = (
     ),
     Fault(
         "p2p-off",
-        "NCCL_P2P_DISABLE=1: the GPUs of a node talk through shared memory",
+        "NCCL_P2P_DISABLE=1: the GPUs of a node communicate through shared memory",
         "job",
         frozenset({INSIDE}),
         ranks=2,
@@ -164,7 +166,7 @@ COLLECTIVE = (
     ),
     Fault(
         "network-in-node",
-        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1: the GPUs of a node talk over the network",
+        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1: the GPUs of a node use the network",
         "job",
         frozenset({INSIDE}),
         ranks=2,
@@ -174,7 +176,7 @@ COLLECTIVE = (
     ),
     Fault(
         "infiniband-off",
-        "NCCL_IB_DISABLE=1: the nodes talk over sockets",
+        "NCCL_IB_DISABLE=1: the nodes communicate over sockets",
         "job",
         frozenset({BETWEEN}),
         nodes=2,
@@ -187,7 +189,7 @@ COLLECTIVE = (
 SETTINGS = (
     Fault(
         "batch-arithmetic",
-        "train_batch_size of the DeepSpeed configuration is one more than its parts make",
+        "train_batch_size in the DeepSpeed configuration is one more than the product of its parts",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -197,7 +199,7 @@ SETTINGS = (
     ),
     Fault(
         "optimizer-missing",
-        "the DeepSpeed configuration of ZeRO has no optimizer",
+        "the DeepSpeed configuration for ZeRO has no optimizer",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -216,7 +218,7 @@ SETTINGS = (
     ),
     Fault(
         "setup-line-fails",
-        "one more setup line ends with status 3",
+        "an added setup line exits with status 3",
         "job",
         frozenset({JOB}),
         findings=("setup-line-failed",),
@@ -232,7 +234,7 @@ SETTINGS = (
     ),
     Fault(
         "time-limit",
-        "the phase may run for one second",
+        "the phase's time limit is one second",
         "job",
         frozenset({JOB}),
         findings=("time-limit",),
@@ -240,7 +242,7 @@ SETTINGS = (
     ),
     Fault(
         "submission-refused",
-        "the job asks for a partition that there is not",
+        "the job asks for a partition that does not exist",
         "job",
         frozenset({JOB}),
         findings=("partition-unknown", "submission-refused"),  # before sbatch is asked, or by it

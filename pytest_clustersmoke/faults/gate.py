@@ -11,6 +11,7 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..evidence.staged_marks import staged
 from ..evidence.telemetry import read_events
+from ..text import ranges
 from . import JOB, Fault
 from .fault import AMONG
 
@@ -91,13 +92,15 @@ def _status(
     if result.outcome in SCHEDULER and (fault.of_criteria or result.outcome != fault.outcome):
         return NOT_STAGED, [f"{result.outcome}: {result.job.get('reason', '')}"]
     if alone is not None and alone.outcome != "passed":
-        why = f"with nothing staged the phase is {alone.outcome}: {alone.reason}"
+        why = f"without the fault the phase is {alone.outcome}: {alone.reason}"
         return NOT_STAGED if alone.outcome in SCHEDULER else OTHER, [why]
     reasons = _not_staged(fault, result)
     if not fault.of_criteria:
         reasons += _job(fault, result)
     elif red == [JOB]:
-        reasons.append(f"the job failed, where a criterion had to: {result.job.get('reason')}")
+        reasons.append(
+            f"the job failed, but a criterion was expected to fail: {result.job.get('reason')}"
+        )
     else:
         reasons += _criteria(fault, result, seen, alone.seen if alone else {})
     if not fault.red & set(red):
@@ -111,11 +114,12 @@ def _not_staged(fault: Fault, result: PhaseResult) -> list[str]:
         return []
     ranks = sorted(staged(result))
     if fault.by == "ranks":
-        return [] if ranks else ["no rank wrote that it staged the fault"]
+        return [] if ranks else ["no rank recorded that it staged the fault"]
     chosen = _chosen(result)
     if ranks == [chosen]:
         return []
-    return [f"the fault was to be staged on rank {chosen}, and was on {ranks or 'none'}"]
+    found = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+    return [f"the fault was staged on {found}, expected only rank {chosen}"]
 
 
 def _job(fault: Fault, result: PhaseResult) -> list[str]:
@@ -132,7 +136,7 @@ def _job(fault: Fault, result: PhaseResult) -> list[str]:
     signature = _primary(result).get("detail", {}).get("signature")
     if fault.signatures and signature not in fault.signatures:
         expected = " or ".join(fault.signatures)
-        reasons.append(f"the cause behind it is {signature or 'unknown'}, expected {expected}")
+        reasons.append(f"the finding's cause is {signature or 'unknown'}, expected {expected}")
     if fault.blames:
         chosen = result.ranks[_chosen(result)]
         alone = (found["ranks"], found["hosts"]) == ([chosen.rank], [chosen.node])
@@ -154,14 +158,14 @@ def _criteria(
         before, now = alone.get(name, Seen("missing")), seen.get(name, Seen("missing"))
         if name in fault.red:
             if before.result not in ("passed", "skipped"):
-                reasons.append(f"{name} was {before.result} with nothing staged: {before.words}")
+                reasons.append(f"{name} was {before.result} without the fault: {before.words}")
             if now.result != "failed":
                 reasons.append(f"{name} {now.result}")
             elif fault.blames:
                 reasons += _blame(name, now.words, result)
         elif now.result != before.result and not (name in fault.follows and now.result == "failed"):
             words = f": {now.words}" if now.words else ""
-            reasons.append(f"{name} {now.result}, but {before.result} with nothing staged{words}")
+            reasons.append(f"{name} {now.result}, but {before.result} without the fault{words}")
     return reasons
 
 

@@ -81,7 +81,7 @@ def test_every_staging_can_be_called_as_a_rank_calls_its_hook() -> None:
 def test_a_rank_refuses_a_fault_that_nobody_can_stage() -> None:
     """Neither an unknown fault nor one without a hook lets a rank go on unnoticed."""
     rank: Any = None  # it is not looked at before the fault is known
-    with pytest.raises(ValueError, match="no rank can stage"):
+    with pytest.raises(ValueError, match="a rank cannot stage"):
         load_hook(rank, {"name": "unheard-of", "rank": 0, "hook": HOOK}, print)
     with pytest.raises(ValueError, match="has no `hook`"):
         load_hook(rank, {"name": "rank-killed", "rank": 0}, print)

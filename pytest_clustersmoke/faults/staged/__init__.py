@@ -28,5 +28,7 @@ def make_staging(rank: Rank, fault: Mapping[str, Any], event: Callable[..., None
     """Make the hook of a rank in a phase whose spec names `fault`. Raises ValueError if unknown."""
     name, at_rank = fault.get("name"), fault.get("rank")
     if name not in STAGINGS or type(at_rank) is not int:
-        raise ValueError(f"no rank can stage {fault!r}; known: {', '.join(STAGINGS)}")
+        raise ValueError(
+            f"a rank cannot stage {fault!r}; expected the name of one of {', '.join(STAGINGS)}"
+        )
     return STAGINGS[name](rank, name, rank.rank == at_rank, event)

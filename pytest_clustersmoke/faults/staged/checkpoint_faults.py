@@ -16,7 +16,7 @@ class Truncated(Staging):
             files = [path for path in self.rank.output_dir.rglob("*") if path.is_file()]
             largest = max(files, key=lambda path: path.stat().st_size, default=None)
             if largest is None or not largest.stat().st_size:
-                raise cannot("it saves no file")
+                raise cannot("its checkpoint contains no file with data")
             self.stage()
             os.truncate(largest, largest.stat().st_size // 2)
         self.rank.barrier()
@@ -29,7 +29,7 @@ class Foreign(Staging):
         import torch
 
         if not self.parameters:
-            raise cannot("it told verify_gradients of no parameter")
+            raise cannot("it passed no parameter to verify_gradients")
         one = min(self.parameters, key=lambda parameter: parameter.numel())
         before = one.detach().clone()
         self.stage()

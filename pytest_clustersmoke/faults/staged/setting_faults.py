@@ -19,7 +19,7 @@ class Configured(Staging, ABC):
             def initialized(*given: Any, **named: Any) -> Any:
                 config = named.get("config")
                 if not isinstance(config, dict):
-                    raise cannot("deepspeed.initialize gets no config=dict")
+                    raise cannot("it calls deepspeed.initialize without config=dict")
                 self.stage()
                 return initialize(*given, **{**named, "config": self.changed(config)})
 
@@ -35,7 +35,7 @@ class Configured(Staging, ABC):
 class BatchArithmetic(Configured):
     def changed(self, config: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(config.get("train_batch_size"), int):
-            raise cannot("its DeepSpeed configuration names no train_batch_size")
+            raise cannot("its DeepSpeed configuration has no integer train_batch_size")
         return {**config, "train_batch_size": config["train_batch_size"] + 1}
 
 

@@ -29,7 +29,7 @@ class Staging(RankHook):
         if not self._staged:
             self._staged = True
             self._event("staged", name=self.name)
-            text = f"clustersmoke: rank {self.rank.rank} stages the fault {self.name}, as asked for"
+            text = f"clustersmoke: rank {self.rank.rank} stages the fault {self.name}, as requested"
             print(text, file=sys.stderr, flush=True)
 
 

@@ -63,7 +63,7 @@ class Flipped(Staging):
             return
         gradients = [one.grad for one in self.parameters if one.grad is not None]
         if not gradients:
-            raise cannot("no parameter has a gradient of its own")
+            raise cannot("no parameter has a gradient")
         self.stage()
         max(gradients, key=lambda one: float(one.norm())).neg_()
 
