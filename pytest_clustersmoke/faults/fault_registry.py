@@ -1,4 +1,4 @@
-"""The faults, by what they hit: ranks, training, checkpoints, collectives, the job's settings."""
+"""All faults, by what they affect: ranks, training, checkpoints, collectives, job settings."""
 
 from __future__ import annotations
 
@@ -17,34 +17,32 @@ INSIDE = "test_transports_inside_nodes_are_those_expected"
 BETWEEN = "test_transports_between_nodes_are_those_expected"
 SAME_WEIGHTS = "test_ranks_end_with_the_same_weights"
 
-# Without progress for so long, a rank of a small phase is hung.
-STILL_S = 10.0
+# A rank of a small phase that makes no progress for this long is hung.
+NO_PROGRESS_S = 10.0
 
 
-def _death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
-    """One of several ranks ends in training; the others wait for it."""
-    given: dict[str, Any] = {"ranks": 2, "trains": True, **more}
+def _rank_death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
+    """A fault in which one of several ranks ends during training and the others wait for it."""
+    fields: dict[str, Any] = {"ranks": 2, "trains": True, **more}
     job = frozenset({JOB})
-    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **given)
+    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **fields)
 
 
-def _still(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
-    """One of several ranks keeps the others waiting for ever."""
-    given: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
-    given["stage_limits_s"] = {stage: STILL_S}
-    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **given)
+def _hang(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
+    """A fault in which one of several ranks keeps the others waiting forever."""
+    fields: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
+    fields["stage_limits_s"] = {stage: NO_PROGRESS_S}
+    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **fields)
 
 
 RANKS = (
-    _death("rank-killed-at-start", "SIGKILL before the process group is open"),
-    _death("rank-killed", "SIGKILL at the third step, before its collectives"),
-    _death("rank-killed-in-collective", "SIGKILL while it waits for the others in a collective"),
-    _death("rank-exited", "os._exit(3) at the third step"),
-    _death("rank-raised", "an exception at the third step", "rank-error"),
-    _still(
-        "rank-hung", "one rank stops making progress at the third step", ("hang",), "train_step"
-    ),
-    _still(
+    _rank_death("rank-killed-at-start", "SIGKILL before the process group is open"),
+    _rank_death("rank-killed", "SIGKILL at the third step, before its collectives"),
+    _rank_death("rank-killed-in-collective", "SIGKILL while it waits in a collective"),
+    _rank_death("rank-exited", "os._exit(3) at the third step"),
+    _rank_death("rank-raised", "an exception at the third step", "rank-error"),
+    _hang("rank-hung", "one rank stops making progress at the third step", ("hang",), "train_step"),
+    _hang(
         "rank-out-of-step",
         "one rank skips a collective that the others call, and continues",
         ("collective-mismatch",),
@@ -68,14 +66,14 @@ TRAINING = (
         "ranks",
         frozenset({THROUGHPUT}),
         trains=True,
-        slower_than_alone=True,
+        slower_than_baseline=True,
     ),
     Fault(
         "no-gradient-sync",
         "DistributedDataParallel does not reduce gradients",
         "ranks",
         frozenset({GRADIENTS}),
-        # The ranks' weights drift apart, and rank 0's are saved.
+        # The ranks' weights diverge, and only rank 0's are saved.
         follows=frozenset({RELOAD, SAME_WEIGHTS}),
         ranks=2,
         trains=True,
@@ -105,7 +103,7 @@ TRAINING = (
         "one number of the last batch is NaN on one rank",
         "rank",
         frozenset({FINITE}),
-        follows=frozenset({FALLS}),  # the last losses' mean is NaN
+        follows=frozenset({FALLS}),  # the mean of the last losses is NaN
         blames=ALONE,
         ranks=2,
         trains=True,
@@ -135,13 +133,13 @@ CHECKPOINTS = (
         frozenset({RELOAD}),
         trains=True,
     ),
-    _still(
+    _hang(
         "checkpoint-rank0-only",
         "only rank 0 saves a checkpoint that every rank must take part in",
         ("hang", "collective-mismatch"),
         "checkpoint",
         mark="deepspeed",
-        # Each waits where the other does not come.
+        # Each rank waits for the other in a different collective.
         blames=AMONG,
     ),
 )
@@ -245,7 +243,10 @@ SETTINGS = (
         "the job asks for a partition that does not exist",
         "job",
         frozenset({JOB}),
-        findings=("partition-unknown", "submission-refused"),  # before sbatch is asked, or by it
+        findings=(
+            "partition-unknown",
+            "submission-refused",
+        ),  # found by preflight, or by sbatch
         outcome="never_ran",
         backend="slurm",
         slurm={"partition": "clustersmoke-staged"},
@@ -253,5 +254,5 @@ SETTINGS = (
 )
 
 FAULTS: dict[str, Fault] = {
-    one.name: one for one in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
+    fault.name: fault for fault in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
 }

@@ -14,7 +14,7 @@ from ..evidence.scheduler_record import JobState, read_scheduler_record
 from ..evidence.staged_marks import stray
 from ..evidence.telemetry import number
 
-# The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
+# States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
 # What happened to a job where its state alone does not say it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"

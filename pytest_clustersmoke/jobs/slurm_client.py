@@ -203,12 +203,12 @@ class SlurmClient:
             return {}
         try:
             states = self._squeue(wanted)
-            forgotten = [job for job in wanted if job not in states]
-            if forgotten and self._accounting:
-                found = self._sacct(forgotten)
+            unlisted = [job for job in wanted if job not in states]
+            if unlisted and self._accounting:
+                records = self._sacct(unlisted)
                 # A job whose end never reached the database stays RUNNING there forever.
-                states |= {job: state for job, state in found.items() if state.kind == "ended"}
-            for job in [job for job in forgotten if job not in states]:
+                states |= {job: state for job, state in records.items() if state.kind == "ended"}
+            for job in [job for job in unlisted if job not in states]:
                 states[job] = self._scontrol(job)
         except (OSError, subprocess.TimeoutExpired, SlurmUnavailable):
             return {}

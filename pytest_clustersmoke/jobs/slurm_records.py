@@ -309,10 +309,10 @@ def _gpus(gres: str) -> dict[str, int]:
     """The GPUs by type in `gpu:a100:2(S:0-1),gpu:1g.10gb:7,shard:8`; "" is an unnamed type."""
     gpus: dict[str, int] = {}
     for entry in _SOCKETS.sub("", gres).split(","):
-        words = entry.split(":")
-        if words[0] == "gpu":
-            number = (_count(words[-1]) or 0) if len(words) > 1 else 1
-            kind = words[1] if len(words) > 2 else ""
+        parts = entry.split(":")
+        if parts[0] == "gpu":
+            number = (_count(parts[-1]) or 0) if len(parts) > 1 else 1
+            kind = parts[1] if len(parts) > 2 else ""
             gpus[kind] = gpus.get(kind, 0) + number
     return gpus
 

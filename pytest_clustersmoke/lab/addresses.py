@@ -75,8 +75,8 @@ def _render_hosts() -> str:
     names = list_own_names()
     kept = []
     for line in Path("/etc/hosts").read_text(encoding="utf-8", errors="replace").splitlines():
-        words = line.partition("#")[0].split()
-        if not set(words[1:]) & set(names.split()):
+        entry = line.partition("#")[0].split()
+        if not set(entry[1:]) & set(names.split()):
             kept.append(line)
     return "\n".join([f"{LOOPBACK} {names}", *kept, ""])
 

@@ -228,10 +228,10 @@ def _gpus(line: str) -> int:
     """The GPUs of a node line in slurm.conf: `Gres=gpu:fake:2`, `gpu:2` or `gpu`."""
     gres = re.search(r"(?i)\bGres=(\S+)", line)
     total = 0
-    for part in gres[1].split(",") if gres else ():
-        words = re.sub(r"\(.*?\)", "", part).split(":")
-        if words[0] == "gpu":
-            total += int(words[-1]) if words[-1].isdigit() else 1
+    for entry in gres[1].split(",") if gres else ():
+        parts = re.sub(r"\(.*?\)", "", entry).split(":")
+        if parts[0] == "gpu":
+            total += int(parts[-1]) if parts[-1].isdigit() else 1
     return total
 
 

@@ -22,7 +22,7 @@ from ..config.profile import Profile
 from ..criteria.phase_criteria import PhaseView
 from ..evidence.phase_result import PhaseResult
 from ..faults import FAULTS
-from ..faults.gate import GREEN, NOT_STAGED, OTHER, PROVEN, Alone, Gate, Seen, judge
+from ..faults.gate import GREEN, NOT_STAGED, OTHER, PROVEN, Baseline, Gate, Observed, judge
 from ..report.record_builder import FinishedRun
 from ..report.verdict import CriterionResult, ProofTally, RunVerdict, judge_proof
 from ..text import plural
@@ -54,9 +54,9 @@ class ProveSuite(Suite):
         self._gates: dict[str, Gate] = {}
         self._not_applicable: dict[str, str] = {}
         self._chosen: dict[str, Candidate] = {}
-        self._alone: dict[PhaseClass, Alone] = {}
+        self._alone: dict[PhaseClass, Baseline] = {}
         self._current = ""  # the staged phase whose criteria run now
-        self._seen: dict[str, dict[str, Seen]] = {}
+        self._seen: dict[str, dict[str, Observed]] = {}
 
     # Collection
 
@@ -124,7 +124,7 @@ class ProveSuite(Suite):
         phases: dict[str, Phase] = {}
         for candidate in chosen:
             fault = candidate.item.fault
-            baseline = [without_fault(candidate)] if fault.of_criteria else []
+            baseline = [without_fault(candidate)] if fault.fails_criteria else []
             phases |= {phase.name: phase for phase in [*baseline, with_fault(fault, candidate)]}
         return list(phases.values())
 
@@ -168,24 +168,27 @@ class ProveSuite(Suite):
         """Before a gate is judged, run its phase's criteria; they are not reported as tests."""
         if isinstance(item, GateItem) and self.session is not None:
             result = self.result_of(item)
-            if item.fault.of_criteria and result.outcome == "passed":
+            if item.fault.fails_criteria and result.outcome == "passed":
                 candidate = self._chosen[item.fault.name]
                 if candidate.cls not in self._alone:
                     self._alone[candidate.cls] = self._judge_baseline(item, candidate)
-                if item.fault.slower_than_alone and self._alone[candidate.cls].outcome == "passed":
+                if (
+                    item.fault.slower_than_baseline
+                    and self._alone[candidate.cls].outcome == "passed"
+                ):
                     self._compare_with_baseline(item, candidate)
                 self._seen[item.fault.name] = self._run_criteria(item, candidate, item.staged_name)
         return (yield)
 
-    def _judge_baseline(self, gate: GateItem, candidate: Candidate) -> Alone:
+    def _judge_baseline(self, gate: GateItem, candidate: Candidate) -> Baseline:
         self._current = without_fault(candidate).name
         result = self.result_of(candidate.criteria[0])
         seen = (
             self._run_criteria(gate, candidate, self._current) if result.outcome == "passed" else {}
         )
-        return Alone(result.outcome, str(result.job.get("reason", "")), seen)
+        return Baseline(result.outcome, str(result.job.get("reason", "")), seen)
 
-    def _run_criteria(self, gate: GateItem, candidate: Candidate, name: str) -> dict[str, Seen]:
+    def _run_criteria(self, gate: GateItem, candidate: Candidate, name: str) -> dict[str, Observed]:
         """Run every criterion of the phase on the job of this name."""
         self._current = name
         results = self.tally.phase(name).criteria
@@ -198,7 +201,7 @@ class ProveSuite(Suite):
             else:
                 skipped = any(report.skipped for report in reports)
                 results[item.name] = CriterionResult("skipped" if skipped else "passed")
-        return {key: Seen(result.result, result.text) for key, result in results.items()}
+        return {key: Observed(result.result, result.text) for key, result in results.items()}
 
     def _compare_with_baseline(self, item: GateItem, candidate: Candidate) -> None:
         """Use the speed of the baseline as the reference of the staged phase."""

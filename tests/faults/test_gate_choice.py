@@ -1,4 +1,4 @@
-"""Which phase a fault is staged in, why none fits, and the small phase that is made of it."""
+"""Which phase a fault is staged in, why none fits, and the small phase made from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 
 
 def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> Candidate:
-    """A phase of the profile as one that a fault could be staged in."""
+    """Make a candidate phase for a fault."""
     settings = [parse_setting(text) for text in marker.pop("settings", ())]
     of_class = {key: marker.pop(key) for key in ("proof_args",) if key in marker}
     cls: Any = SimpleNamespace(obj=SimpleNamespace(**of_class))
@@ -41,13 +41,13 @@ def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | 
     return choose_candidate(FAULTS[fault], candidates, profile)
 
 
-def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
-    """Fewest nodes, then fewest ranks, then the first; one rank cannot hold up others."""
+def test_smallest_fitting_phase_is_chosen(tmp_path: Path) -> None:
+    """Fewest nodes, then fewest ranks, then the first; one rank cannot keep others waiting."""
     profile = make_profile(tmp_path)
     sizes = [(2, 2), (1, 8), (1, 2), (1, 2), (1, 1)]
-    all_of_them = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
-    assert chosen("rank-killed", profile, *all_of_them) is all_of_them[2]
-    assert chosen("loss-flat", profile, *all_of_them) is all_of_them[4]
+    candidates = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
+    assert chosen("rank-killed", profile, *candidates) is candidates[2]
+    assert chosen("loss-flat", profile, *candidates) is candidates[4]
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,17 @@ def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
         ("checkpoint-foreign", "needs a phase with test_reloaded_checkpoint_equals_the_saved"),
     ],
 )
-def test_why_a_fault_is_not_staged(tmp_path: Path, fault: str, reason: str) -> None:
-    """The reason is told in words."""
+def test_reason_why_a_fault_is_not_staged(tmp_path: Path, fault: str, reason: str) -> None:
+    """The reason says what the phase lacks."""
     profile = make_profile(tmp_path)
-    found = chosen(fault, profile, candidate(profile))
-    assert found == reason
+    assert chosen(fault, profile, candidate(profile)) == reason
 
 
-def test_the_phase_that_lacks_least_gives_the_reason(tmp_path: Path) -> None:
-    """Of several phases that do not fit, the one that comes closest."""
+def test_closest_phase_gives_the_reason(tmp_path: Path) -> None:
+    """Of several phases that do not fit, the closest one gives the reason."""
     profile = make_profile(tmp_path)
-    one, two = candidate(profile), candidate(profile, gpus_per_node=2)
-    assert chosen("no-gradient-sync", profile, one, two) == "needs a phase marked `ddp`"
+    small, larger = candidate(profile), candidate(profile, gpus_per_node=2)
+    assert chosen("no-gradient-sync", profile, small, larger) == "needs a phase marked `ddp`"
 
 
 EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
@@ -96,29 +95,29 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
         ),
     ],
 )
-def test_a_transport_is_switched_off_where_it_would_show(
+def test_transport_is_disabled_where_that_would_show(
     tmp_path: Path, fault: str, expect: dict[str, Any], reason: str
 ) -> None:
-    """Only where another transport is expected than what remains."""
+    """Only where the transport that remains is not an expected one."""
     profile = make_profile(tmp_path, hardware=CUDA, expect={"small": expect})
     found = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
     assert reason in found if isinstance(found, str) else not reason
 
 
-def test_gloo_has_no_transports_of_nccl(tmp_path: Path) -> None:
-    """On CPU the faults of NCCL's transports are not staged, and it is said why."""
+def test_nccl_transports_are_not_staged_under_gloo(tmp_path: Path) -> None:
+    """On CPU the faults of NCCL's transports are not staged, with the reason."""
     profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
     found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
     assert found == "the ranks of one communicate over gloo, which has no NCCL transports"
 
 
-def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
-    """It has the marker's small sizes, but what the command line sets stays; limits only shrink;
-    the fault's settings are there; the spec names fault, phase and last rank."""
+def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
+    """It has the marker's small sizes, except what the command line sets; limits only shrink; it
+    has the fault's settings; the spec names fault, phase and last rank."""
     profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
     fault = Fault(
         "rank-hung",
-        "as a test has it",
+        "a fault of this test",
         "rank",
         frozenset({"job"}),
         env={"NCCL_IB_DISABLE": "1"},
@@ -127,14 +126,14 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
         setup=("false",),
         python_flags="-S",
     )
-    one = candidate(
+    base = candidate(
         profile,
         small={"hidden_size": 128, "steps": 30},
         args={"hidden_size": 4096, "steps": 100, "other": 1},
         settings=["small.args.steps=7"],
         gpus_per_node=2,
     )
-    phase = with_fault(fault, one)
+    phase = with_fault(fault, base)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert phase.name == spec["phase"] == "prove-rank-hung"
     assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
@@ -145,28 +144,28 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert batch_script.python_command(phase, profile).endswith(" -S")
 
 
-def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
-    """They go over the marker's small ones, also where the profile runs those."""
+def test_class_may_set_sizes_for_proofs(tmp_path: Path) -> None:
+    """They override the marker's small sizes, also where the profile runs those."""
     profile = make_profile(tmp_path, sizes="small")
     args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
-    one = candidate(profile, args=args, small=small, proof_args={"layers": 2})
-    assert {name: value.value for name, value in one.phase.args.items()} == small
-    assert {name: value.value for name, value in without_fault(one).args.items()} == {
+    base = candidate(profile, args=args, small=small, proof_args={"layers": 2})
+    assert {name: value.value for name, value in base.phase.args.items()} == small
+    assert {name: value.value for name, value in without_fault(base).args.items()} == {
         "steps": 30,
         "layers": 2,
     }
 
 
-def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
-    """It is marked all the same, so that nobody takes it for a result of the cluster."""
+def test_baseline_phase_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
+    """Its spec is marked, so that nobody takes it for a result of the cluster."""
     profile = make_profile(tmp_path)
-    one = candidate(profile, small={"steps": 30}, args={"steps": 100})
-    phase = without_fault(one)
+    base = candidate(profile, small={"steps": 30}, args={"steps": 100})
+    phase = without_fault(base)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert (phase.name, spec["args"], spec["fault"]["name"]) == (
         "prove-nothing-small",
         {"steps": 30},
         "nothing",
     )
-    normal = make_spec(one.phase, profile, "run", tmp_path)
-    assert "fault" not in normal and batch_script.setup_lines(one.phase, profile) == ()
+    normal = make_spec(base.phase, profile, "run", tmp_path)
+    assert "fault" not in normal and batch_script.setup_lines(base.phase, profile) == ()

@@ -1,10 +1,10 @@
-"""What a rank does to stage a fault: only in a phase whose spec names it, under `--cluster-prove`.
+"""What a rank does to stage a fault, only in a phase whose spec names it, under `--cluster-prove`.
 
-staging.py        what all of them share
-ends.py           ranks that die, stand still, fall behind or leave the others' order
-training.py       gradients, losses and results that are wrong
-checkpoints.py    checkpoints that are cut, foreign or partial
-settings.py       configurations that are wrong; what the job's own settings stage
+staging.py             the base class
+rank_faults.py         ranks that die, hang, fall behind or call other collectives
+training_faults.py     wrong gradients, losses and results
+checkpoint_faults.py   truncated, wrong and incomplete checkpoints
+setting_faults.py      wrong configurations; faults that the job's settings stage
 """
 
 from __future__ import annotations
