@@ -10,6 +10,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,14 @@ from .collection import Collected
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, phase_class, phase_classes
 from .live.live_view import LiveView, say
-from .tally import count_report, count_selection, failure_text, mark_known, mark_report
+from .tally import (
+    JudgedKinds,
+    count_report,
+    count_selection,
+    failure_text,
+    mark_known,
+    mark_report,
+)
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
@@ -163,7 +171,7 @@ class Suite(Collected):
             from ..evidence.phase_result import with_bounds
 
             result = with_bounds(self.read_phase(name), self.profile, self.report_dir)
-            self._results[name] = view_phase(result)
+            self._results[name] = view_phase(replace(result, judged=JudgedKinds()))
         result = self._results[name]
         if "phase" not in dict(item.user_properties):
             from ..report.junit import phase_properties

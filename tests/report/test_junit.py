@@ -145,6 +145,33 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...]) -> None:
+    """Its own: the same kind again where several cases judged it, met or missed, and none of what
+    other cases or fixtures of theirs judged."""
+    suite.cluster(references={"small": {"steps_per_s": REFERENCE}})
+    suite.phase(
+        body="""\
+        import pytest
+        @pytest.fixture
+        def judged(self, phase):
+            phase.judged.add('of a fixture')
+            yield
+            phase.judged.add('of a teardown')
+        def test_a(self, phase): phase.metric('steps_per_s').check()
+        def test_b(self, phase): phase.metric('steps_per_s').check()
+        def test_c(self, phase, judged): pass
+        def test_d(self, phase): assert 'references' in phase.judged
+        """
+    )
+    suite.run_apart(*words) if words else suite.run()
+    read = Read(suite.report / "junit.xml")
+    cases = [read.properties(f"test_small.TestSmall::test_{name}") for name in "abcd"]
+    judged = [case.get("judged") for case in cases]
+    assert judged == ["references", "references", "of a fixture", None]
+    assert "judged" not in read.properties("test_small.TestSmall::job")
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
     """What was under way has its name and an error, and the suite says that it was interrupted."""
     suite.phase(args={"wait_for": str(suite.path / "never")})
