@@ -178,9 +178,7 @@ def judge(run: RunTally) -> RunVerdict:
     else:
         name = INCONCLUSIVE if lacking or known or run.interrupted or not fit else FIT
         reasons = [*lacking, *(f"{one.what} is known until {one.until}" for one in known)]
-    count = f"{len(run.phases)} of {len(run.phases_of_cluster)} phases"
-    reported, every = run.reported()
-    count += f", {reported} of {every} criteria" if reported < every else ""
+    count = _count(run, name)
     unjudged = [phase.name for phase in run.phases.values() if not phase.criteria]
     return _verdict(run, name, count, reasons, failed, lacking, known, unjudged)
 
@@ -221,6 +219,21 @@ def _verdict(
         known=known,
         partial=_partial(run, unjudged),
     )
+
+
+def _count(run: RunTally, verdict: str) -> str:
+    """How many of the cluster's phases the verdict is about, and what became of those."""
+    phases = run.phases.values()
+    if verdict == UNFIT:
+        number, state = sum(bool(phase.failed()) for phase in phases), "failed"
+    elif verdict == FIT:
+        number, state = sum(phase.outcome == "passed" for phase in phases), "passed"
+    else:
+        ended = [phase for phase in phases if phase.outcome and phase.outcome not in NOT_MEASURED]
+        number, state = len(ended), "finished"
+    reported, every = run.reported()
+    criteria = f", {reported} of {every} criteria reported" if reported < every else ""
+    return f"{number} of {len(run.phases_of_cluster)} phases {state}{criteria}"
 
 
 def _partial(run: RunTally, unjudged: list[str]) -> str:

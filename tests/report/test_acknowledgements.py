@@ -415,7 +415,8 @@ def test_a_known_failure_is_never_a_pass(
         count_report(made, one)
     assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
-        said = f"INCONCLUSIVE: 1 of 1 phases (small: {name} is known until {SOON})"
+        ended = f"{int(outcome != 'never_ran')} of 1 phases finished"
+        said = f"INCONCLUSIVE: {ended} (small: {name} is known until {SOON})"
         assert judge(made).sentence == said
         (known,) = judge(made).known
         assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
@@ -460,7 +461,7 @@ def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> N
     result = run_known(suite, "-rx", *words, apart=bool(words))
     result.assert_outcomes(passed=2, xfailed=1)
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: test_rate is known until {SOON})"
+    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: test_rate is known until {SOON})"
     assert result.outlines[-1] == sentence
     (place,) = suite.record()["known"]
     where = place["where"]
@@ -506,7 +507,7 @@ def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...])
     result = suite.run_apart(*words) if words else suite.run()
     result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown apart
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: job is known until {SOON})"
+    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: job is known until {SOON})"
     assert result.outlines[-1] == sentence
     (phase,) = suite.record()["phases"]
     assert [one["result"] for one in phase["criteria"].values()] == ["known"] * 3
@@ -522,7 +523,7 @@ def test_fixtures_of_a_job_that_passed_are_not_known(suite: Suite) -> None:
     result = suite.run()
     result.assert_outcomes(passed=2, errors=2)
     assert result.ret == 1
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_rate, test_done)"
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_rate, test_done)"
 
 
 EXPECTED = """
@@ -545,8 +546,8 @@ def test_an_xfail_of_the_suite_has_no_owner(suite: Suite, words: tuple[str, ...]
     result.assert_outcomes(passed=2, xfailed=2)
     assert result.ret == 6
     assert result.outlines[-1] == (
-        "INCONCLUSIVE: 1 of 1 phases (small: test_word is marked to fail (xfail), and no entry of "
-        f"`known` answers for it; small: test_rate is known until {SOON})"
+        "INCONCLUSIVE: 1 of 1 phases finished (small: test_word is marked to fail (xfail), and no "
+        f"entry of `known` answers for it; small: test_rate is known until {SOON})"
     )
     (phase,) = suite.record()["phases"]
     assert phase["criteria"]["test_word"]["result"] == "known"
@@ -559,7 +560,7 @@ def test_a_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
     suite.phase(body=mark.format(True, "a") + mark.format(False, "b"))
     result = suite.run()
     result.assert_outcomes(passed=1, failed=1, xpassed=1)
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_a)"
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_a)"
 
 
 def test_a_new_failure_beside_a_known_one(suite: Suite) -> None:
@@ -568,7 +569,9 @@ def test_a_new_failure_beside_a_known_one(suite: Suite) -> None:
     suite.phase(body=TWO + "def test_new(self, phase):\n    assert not phase.ranks_done\n")
     result = suite.run()
     result.assert_outcomes(passed=2, failed=1, xfailed=1)
-    assert result.ret == 1 and result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_new)"
+    assert (
+        result.ret == 1 and result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_new)"
+    )
     result.stdout.fnmatch_lines(["known: small: test_rate: the switch*"])
 
 
@@ -620,7 +623,7 @@ def test_an_entry_that_was_not_needed(suite: Suite) -> None:
     suite.phase(body="def test_done(self, phase):\n    assert phase.ranks_done\n")
     result = suite.run()
     result.assert_outcomes(passed=2)
-    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
     result.stdout.fnmatch_lines(["nothing failed that *cluster.yaml:* answers for: take it out?"])
 
 

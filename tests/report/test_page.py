@@ -110,7 +110,7 @@ def proof() -> records.Record:
 def without_phases() -> records.Record:
     return records.run(
         verdict="INCONCLUSIVE",
-        sentence="INCONCLUSIVE: 0 of 2 phases (interrupted)",
+        sentence="INCONCLUSIVE: 0 of 2 phases finished (interrupted)",
         partial="the controller was killed",
         phases=[],
         phases_chosen=[],

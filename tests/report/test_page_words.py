@@ -84,7 +84,7 @@ def test_what_the_sentence_says_is_not_said_again() -> None:
     """How many phases, and what was selected; of a sentence without them they stand below it."""
     chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
     chosen["selection"] = "mlp"
-    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases", **chosen))
+    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases passed", **chosen))
     assert html.count("1 of 2 phases") == 1 and "(mlp)" not in html
     assert " · 1 of 2 phases: mlp</p>" in page(records.run(sentence="NOT PROVEN", **chosen))
 

@@ -140,7 +140,7 @@ def test_a_real_run_leaves_them(suite: Suite, monkeypatch: pytest.MonkeyPatch) -
     assert record["run_id"] in metrics and "clustersmoke_phase_steps_per_second" in metrics
     text = step.read_text()
     assert text.startswith("before\n\n## one: FIT\n") and record["run_id"] in text
-    assert "FIT: 1 of 1 phases" in text and "10\\.00" in text
+    assert "FIT: 1 of 1 phases passed" in text and "10\\.00" in text
 
 
 def test_a_step_summary_that_cannot_be_written_fails_no_run(
@@ -152,5 +152,5 @@ def test_a_step_summary_that_cannot_be_written_fails_no_run(
     result = suite.run()
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["GitHub's step summary was not written: FileNotFoundError: *", "FIT: 1 of 1 phases"]
+        ["GitHub's step summary was not written: FileNotFoundError: *", "FIT: 1 of 1 phases passed"]
     )

@@ -73,7 +73,7 @@ def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> N
 
     record = records.run(records.phase(metrics={metric: records.metric(0.52)}))
     write_summary(Reporter(), records.parsed(record), ["report: here"])
-    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases"]
+    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases passed"]
 
 
 def test_the_verdict_is_told_where_no_report_can_be_made(
@@ -88,7 +88,7 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
-    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases"
+    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases passed"
     assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
 
 
@@ -98,7 +98,7 @@ def test_a_plugin_that_fails_at_the_end_costs_no_report(suite: Suite) -> None:
     (suite.path / "afile").touch()
     result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
-    assert result.outlines[-1] == "FIT: 1 of 1 phases" and suite.record()["verdict"] == "FIT"
+    assert result.outlines[-1] == "FIT: 1 of 1 phases passed" and suite.record()["verdict"] == "FIT"
     assert any("pytest failed to end the session: " in line for line in result.outlines)
 
 
@@ -257,7 +257,7 @@ def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
     suite.phase()
     result = suite.run()
     assert result.ret == 3
-    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases"])
+    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases passed"])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
@@ -266,7 +266,7 @@ def test_a_scope_is_named_where_less_was_chosen(suite: Suite) -> None:
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     suite.phase("one_b")
-    assert "FIT for one_a: 1 of 2 phases" in suite.run(path).stdout.str()
+    assert "FIT for one_a: 1 of 2 phases passed" in suite.run(path).stdout.str()
 
 
 def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:

@@ -98,12 +98,22 @@ def test_required_and_unmeasured_is_inconclusive() -> None:
     assert verdict_of(skipped, other, a="passed").name == FIT
     made = verdict_of(skipped, other, a="passed", require=["transports"])
     assert made.name == INCONCLUSIVE
-    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases (a: transports not measured)"
+    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: transports not measured)"
 
 
 def test_unfit_beats_inconclusive() -> None:
     """One failed phase is UNFIT, whatever else was not measured."""
     assert verdict_of(a="failed", b="lost").name == UNFIT
+
+
+def test_the_sentence_counts_what_became_of_the_phases() -> None:
+    """Of the cluster's phases: those that failed, that passed, or that ended with a result."""
+    made = tally(report("test_b", "failed", phase="c"), a="failed", b="passed", c="passed")
+    made.phases_of_cluster = list("abcdefgh")
+    assert judge(made).sentence == "UNFIT: 2 of 8 phases failed (a: failed; c: test_b)"
+    made = tally(report(phase="b"), a="lost", b="passed", c="")
+    assert judge(made).sentence.startswith("INCONCLUSIVE: 1 of 3 phases finished (a: lost; c: ")
+    assert verdict_of(a="passed", b="passed").sentence == "FIT: 2 of 2 phases passed"
 
 
 def test_no_result_is_inconclusive() -> None:
@@ -119,7 +129,7 @@ def test_an_interrupted_run_is_inconclusive() -> None:
     made.interrupted, made.exitstatus = True, 2
     verdict = judge(made)
     assert verdict.name == INCONCLUSIVE and verdict.exit_status == 2
-    assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases (interrupted)"
+    assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases finished (interrupted)"
     assert verdict.partial == "it was interrupted"
 
 
@@ -203,8 +213,8 @@ def test_an_xfail_without_an_owner_is_never_fit() -> None:
     made = judge(counted)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
     assert made.sentence == (
-        "INCONCLUSIVE: 1 of 1 phases (a: test_b is marked to fail (xfail), and no entry of `known` "
-        "answers for it)"
+        "INCONCLUSIVE: 1 of 1 phases finished (a: test_b is marked to fail (xfail), and no entry "
+        "of `known` answers for it)"
     )
     assert counted.phase("a").criteria["test_b"].result == "known" and made.known == []
     owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
@@ -230,14 +240,14 @@ def test_criteria_that_reported_nothing_are_named() -> None:
     assert not phase.all_reported  # nobody knows what there is
     phase.defined, phase.selected = frozenset({"test_a", "test_b", "test_c"}), frozenset({"test_a"})
     assert judge(made).name == FIT and not phase.all_reported
-    assert judge(made).sentence == "FIT: 1 of 1 phases, 1 of 3 criteria"
+    assert judge(made).sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported"
     assert judge(made).scope == "1 of 3 criteria"
     phase.selected = frozenset({"test_a", "test_b"})
     assert judge(made).name == INCONCLUSIVE
     assert judge(made).not_measured == ["a: no result of test_b"]
     for name in ("test_b", "test_c"):
         count_report(made, report(name, phase="a"))
-    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases"
+    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases passed"
     assert judge(made).scope == ""
 
 
