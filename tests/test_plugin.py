@@ -84,7 +84,7 @@ def test_other_tests_run_together_with_phases(suite: Suite) -> None:
     result = suite.run()
     result.assert_outcomes(passed=2, failed=1)
     assert result.ret == 1
-    assert result.outlines[-1] == "UNFIT: 0 of 1 phases failed (tests that are no phase's)"
+    assert result.outlines[-1] == "UNFIT: 0 of 1 phases failed (tests outside the phases failed)"
 
 
 def test_selection_by_keyword_keeps_the_job(suite: Suite) -> None:

@@ -69,8 +69,8 @@ class Acknowledgements:
         known = [host for host, entry in by_host.items() if entry is not None]
         if not new or not known or self.answer(result, JOB):
             return []
-        names = ", ".join(host or "no host" for host in new)
-        return [f"nobody answers for {names}, as somebody does for {', '.join(known)}"]
+        names = ", ".join(host or "findings without a host" for host in new)
+        return [f"`known` covers {', '.join(known)}, but not {names}"]
 
     def _by_host(self, result: PhaseResult) -> dict[str, tuple[Known, str] | None]:
         """Each host that failed by itself, with who answers for it. One that fails in the same way
@@ -110,7 +110,7 @@ class Acknowledgements:
     def remarks(self, tally: RunTally, run: RunDir) -> list[str]:
         """Entries that have expired; after a full run also those that nothing needed."""
         expired = [
-            f"the acknowledgement at {where} expired on {entry.until}: renew it, or take it out"
+            f"the entry of `known` at {where} expired on {entry.until}: renew or remove it"
             for entry, where in self._expired
         ]
         return [*expired, *self._unneeded(tally, run)] if _is_full(tally) else expired
@@ -119,13 +119,13 @@ class Acknowledgements:
         jobs = {name: read_json(run.phase(name).result) or {} for name in tally.phases}
         hosts = {host for job in jobs.values() for one in _findings(job) for host in _hosts(one)}
         for entry, where in self._held:
-            unneeded = f"nothing failed that {where} answers for"
+            unneeded = f"nothing failed that the entry of `known` at {where} covers"
             if entry.node is None:
                 if _was_judged(entry, tally) and not _failed(entry, tally):
-                    yield f"{unneeded}: take it out?"
+                    yield f"{unneeded}: remove it?"
             elif not any(_is_node(entry, host) for host in hosts):
                 had = any(_is_node(entry, node) for name in jobs for node in _nodes(run, name))
-                yield f"{unneeded}{': take it out?' if had else ', and no job ran on such a node'}"
+                yield f"{unneeded}{': remove it?' if had else '; no job ran on that node'}"
 
 
 def _names(entry: Known, phase: str, criterion: str) -> bool:

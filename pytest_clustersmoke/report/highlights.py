@@ -53,7 +53,7 @@ def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGrou
         *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
-        *_group("metrics", "Off its reference or past", tone, _each(_metrics, phases)),
+        *_group("metrics", "Off reference or past runs", tone, _each(_metrics, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
         *_group("differences", "Nodes differ", "warn", _differences(record)),
     ]
@@ -79,7 +79,7 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     if phase.outcome == "passed":
         return
     first = next((finding for finding in phase.findings if finding.primary), None)
-    what = first.cause if first else phase.reason or "no reason was told"
+    what = first.cause if first else phase.reason or "no reason was recorded"
     hosts = f" on {listed(first.hosts)}" if first and first.hosts else ""
     target = f"{anchor}-findings" if phase.findings else anchor
     known = f", known until {phase.known.until}" if phase.known else ""
@@ -108,16 +108,16 @@ def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
         yield Highlight(f"rank {rank.rank} on {rank.node}", text, *where)
     if len(behind) > MAX_NAMES:
         rest = [str(one.rank) for one in behind[MAX_NAMES:]]
-        yield Highlight(f"ranks {listed(rest)} too", f"behind{known}", *where)
+        yield Highlight(f"ranks {listed(rest)}", f"also behind{known}", *where)
 
 
 def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
     """Its own part of a step beside the others', by medians."""
     others = [one.own_s.p50 for one in ranks if one.own_s and one is not rank]
     if not rank.own_s or not others:
-        return "it falls behind the others"
-    step = f", of {_ms(rank.step_s.p50)} a step" if rank.step_s else ""
-    times = f"{_ms(rank.own_s.p50)}, the others' {_ms(statistics.median(others))}"
+        return "it is slower than the others"
+    step = f"; a whole step takes {_ms(rank.step_s.p50)}" if rank.step_s else ""
+    times = f"{_ms(rank.own_s.p50)}, that of the others {_ms(statistics.median(others))}"
     return f"its own part of a step takes {times}{step}"
 
 
@@ -179,15 +179,15 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     """By what share a metric is off, and the words for it; None where nothing says that it is."""
     reference, past, value = metric.reference, metric.past, metric.value
     if isinstance(value, str):
-        return math.inf, f"{value}, which is no number"
+        return math.inf, f"{value}, which is not a number"
     if metric.met is False and reference and reference.value:
         return _share(value, reference.value, "the reference")
     if metric.met is False:
-        return math.inf, "beyond its reference"
+        return math.inf, "outside its reference"
     if past is None or past["status"] not in ("warn", "fail"):
         return None
     if not past["median"]:
-        return math.inf, f"{name} is off its past"
+        return math.inf, f"{name} is off its past runs"
     others = " on other versions" if past.get("other_versions") else ""
     return _share(value, past["median"], f"the median of {past['runs']} runs{others}")
 

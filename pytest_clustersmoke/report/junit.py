@@ -127,7 +127,7 @@ def cut(text: str, size: int) -> str:
     raw = text.encode(errors="replace")
     if len(raw) <= size:
         return text
-    gap = f"\n[... {len(raw)} bytes in all, the middle is left out ...]\n"
+    gap = f"\n[... {len(raw)} bytes in total, the middle is omitted ...]\n"
     room = max(0, size - len(gap))
     head = int(room * HEAD)
     tail = raw[len(raw) - (room - head) :]

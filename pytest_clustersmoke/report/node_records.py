@@ -34,7 +34,7 @@ COMMON = (
 )
 MAX_WORDS = 200
 MAX_DIFFERENCES = 1000
-UNKNOWN = "not told"
+UNKNOWN = "not reported"
 
 
 @dataclass

@@ -80,21 +80,21 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
 
 def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     figures: dict[str, tuple[str, float]] = {
-        "run_begun_timestamp_seconds": ("When the run began", record.begun),
+        "run_begun_timestamp_seconds": ("When the run started", record.begun),
         "run_timestamp_seconds": ("When the run was reported", record.written),
         "run_partial": (
-            "1 where the run did not come to its end",
+            "1 if the run did not finish",
             bool(record.interrupted or record.partial),
         ),
-        "run_phases": ("Phases that were chosen", len(record.phases_chosen)),
+        "run_phases": ("Selected phases", len(record.phases_chosen)),
         "cluster_phases": ("Phases that the cluster runs", len(record.phases_of_cluster)),
-        "run_failures": ("Phases, or other tests, that failed", len(record.failed)),
-        "run_not_measured": ("What was required and not measured", len(record.not_measured)),
-        "run_known_failures": ("Failures that are acknowledged until a day", len(record.known)),
-        "run_node_differences": ("Facts in which nodes differ", len(record.differences)),
+        "run_failures": ("Failed phases and other failed tests", len(record.failed)),
+        "run_not_measured": ("Required measurements that are missing", len(record.not_measured)),
+        "run_known_failures": ("Failures that an entry of `known` covers", len(record.known)),
+        "run_node_differences": ("Facts that differ between nodes", len(record.differences)),
     }
     if record.proof is None:
-        fit = "1 where the chosen phases found the cluster fit to train on, else 0"
+        fit = "1 if the selected phases found the cluster fit to train on, else 0"
         figures["run_fit"] = fit, record.verdict == FIT
     for name, (meaning, value) in figures.items():
         yield Gauge(name, meaning, (), [((), value)])
@@ -112,12 +112,12 @@ PHASE_FIGURES: dict[str, tuple[str, Callable[[PhaseRecord], float | None]]] = {
     "phase_run_seconds": ("Run time of the phase's job", lambda p: p.run_s),
     "phase_ranks": ("Ranks of the phase", lambda p: p.world_size),
     "phase_ranks_done": (
-        "Ranks that came to their end",
+        "Ranks that finished",
         lambda p: sum(rank.done for rank in p.ranks),
     ),
     "phase_nodes": ("Nodes of the phase", lambda p: len(p.nodes)),
     "phase_links_unexpected": (
-        "Links between ranks over a transport that is not expected",
+        "Links between ranks over an unexpected transport",
         lambda p: _unexpected_links(p),
     ),
 }
@@ -131,17 +131,17 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         for p in phases
         for outcome in get_args(Outcome)
     ]
-    meaning = "1 for the outcome that the phase's job had"
+    meaning = "1 for the outcome of the phase's job"
     yield Gauge("phase_outcome", meaning, ("phase", "outcome"), outcomes)
     results = [
         ((p.phase, result), sum(one.result == result for one in p.criteria.values()))
         for p in phases
         for result in get_args(Result)
     ]
-    meaning = "Criteria of the phase by their result"
+    meaning = "Criteria of the phase by result"
     yield Gauge("phase_criteria", meaning, ("phase", "result"), results)
     met = [((p.phase, name), metric.met) for p in phases for name, metric in p.metrics.items()]
-    meaning = "1 where the metric is within its reference's bounds, 0 where it is not"
+    meaning = "1 if the metric is within its reference's bounds, else 0"
     yield Gauge("phase_reference_met", meaning, ("phase", "metric"), met)
     for name in dict.fromkeys(name for p in phases for name in p.metrics):
         gauge, _, factor = gauge_of(name)

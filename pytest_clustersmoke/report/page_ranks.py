@@ -180,7 +180,7 @@ def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
 def _node(place: int | None, ranks: list[RankRecord]) -> NodeRanks:
     return NodeRanks(
         place=place,
-        node=ranks[0].node if place is not None else "not known",
+        node=ranks[0].node if place is not None else "unknown",
         ranks=ranges(one.rank for one in ranks),
         undone=ranges(one.rank for one in ranks if not one.done),
         behind=ranges(one.rank for one in ranks if one.behind),

@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
+from ..text import plural
 from .highlights import HighlightGroup, changed_since, stands_out, words
 from .node_records import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
@@ -223,7 +224,7 @@ def tone(word: str) -> str:
 def allowed(low: float | str | None, high: float | str | None) -> list[tuple[str, Any]]:
     """A reference's bounds as words, each with the number that follows it."""
     if low is None and high is None:
-        return [("anything", None)]
+        return [("any value", None)]
     if high is None:
         return [("at least ", low)]
     return [("at most ", high)] if low is None else [("", low), (" to ", high)]
@@ -232,11 +233,10 @@ def allowed(low: float | str | None, high: float | str | None) -> list[tuple[str
 def hardware_words(hardware: HardwareRecord) -> str:
     """What the profile says a node has."""
     count, gpu = hardware.gpus_per_node, hardware.gpu
-    if gpu in ANY_GPU:
-        held = f"{count} device{'s' * (count != 1)} a node"
-    else:
-        held = f"{count} \N{MULTIPLICATION SIGN} {gpu} a node"
-    return ", ".join(one for one in (held, hardware.interconnect) if one)
+    devices = (
+        plural(count, "device") if gpu in ANY_GPU else f"{count} \N{MULTIPLICATION SIGN} {gpu}"
+    )
+    return ", ".join(filter(None, (f"{devices} per node", hardware.interconnect)))
 
 
 def soft(text: str) -> Markup:

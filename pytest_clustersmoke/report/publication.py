@@ -53,7 +53,7 @@ def finish(
         traceback.print_exc()
         give_up(run.target, f"{type(error).__name__}: {error}")
         if reporter is not None:
-            reporter.write_line(f"no report could be made: {run.verdict.sentence}", red=True)
+            reporter.write_line(f"no report could be created: {run.verdict.sentence}", red=True)
         return False
     keep_runs = run.profile.limits.keep_runs if run.profile else None
     lines, written = list(remarks), True
@@ -68,7 +68,7 @@ def finish(
     except Exception as error:  # of ours
         traceback.print_exc()
         written = False
-        lines.append(f"the report is not whole: {type(error).__name__}: {error}")
+        lines.append(f"the report is incomplete: {type(error).__name__}: {error}")
     if reporter is not None:
         write_summary(reporter, record, lines)
     return written
@@ -113,7 +113,7 @@ def publish(
         try:
             point_link(report_dir / latest, target.name)
         except OSError as error:
-            remarks.append(f"{latest} does not point to this run: {error}")
+            remarks.append(f"cannot point `{latest}` to this run: {error}")
     if keep_runs is not None:
         prune_runs(report_dir, keep_runs)
         prune_runs(run.root.parent, keep_runs)

@@ -37,11 +37,11 @@ def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
                 try:
                     lines += _report(target, run, about, environ)
                 except OSError as error:
-                    lines.append(f"run {target.name} cannot be reported now: {error}")
+                    lines.append(f"run {target.name}: its report cannot be written now: {error}")
                 except Exception as error:  # once: else it would be met by every later command
                     words = f"{type(error).__name__}: {error}"
                     give_up(target, words)
-                    lines.append(f"run {target.name} was never reported, and cannot be: {words}")
+                    lines.append(f"run {target.name}: its report cannot be created: {words}")
     return lines
 
 
@@ -58,7 +58,7 @@ def _report(
     _close(run)
     # Of the environment nothing: a summary of today's step in CI is not that run's.
     _, remarks = publish(record, run, target.parent, {})
-    return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
+    return [f"run {target.name}: {partial}; its report is written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
@@ -67,7 +67,8 @@ def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
     _, remarks = publish(record, run, target.parent, {})
     if not _is_whole(target):  # its journal is too large, say: once is enough
         give_up(target, "the evidence cannot be copied")
-    return [f"run {target.name}: killed before its report was whole; it is now: {target}", *remarks]
+    line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"
+    return [line, *remarks]
 
 
 def _is_whole(target: Path) -> bool:
@@ -118,13 +119,18 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
     tally.other_failures = sum(1 for _ in journal.named("failed"))
     closed = journal.last("closed")
     if closed is not None and not closed.get("recovered"):
-        return tally, "its report could not be written when it ended"
+        return tally, "its report could not be written at its end"
     left = [
         str(event["job_id"])
         for event in journal.named("submitted")
         if event.get("job_id") and not _is_over(tally, event.get("phase"))
     ]
-    jobs = f"; nobody ended its job{'s' * (len(left) > 1)} {', '.join(left)}" if left else ""
+    jobs = ""
+    if left:
+        several = len(left) > 1
+        jobs = (
+            f"; job{'s' * several} {', '.join(left)} {'were' if several else 'was'} not cancelled"
+        )
     return tally, f"its controller was killed{jobs}"
 
 

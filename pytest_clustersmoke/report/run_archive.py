@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..evidence.run_directory import RUN_ID, RunDir
 from ..evidence.telemetry import read_events
+from ..text import plural
 
 MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # of one file, and of all
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
@@ -45,8 +46,8 @@ class EvidenceCopier:
     def remarks(self) -> list[str]:
         if not self._left:
             return []
-        files = f"{self._left} file{'s' * (self._left > 1)} of the evidence"
-        return [f"{files} not copied, see {self._run.root}{self._error}"]
+        files = plural(self._left, "file of the evidence", "files of the evidence")
+        return [f"{files} not copied; they are in {self._run.root}{self._error}"]
 
     def _copy(self, sources: Iterable[Path]) -> None:
         for source in sources:

@@ -15,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text import sanitize_line, sanitize_lines
+from ..text import plural, sanitize_line, sanitize_lines
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
@@ -23,7 +23,7 @@ VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
 MAX_BYTES = 256 * 2**10  # for a step may run several commands
 MAX_WORDS, MAX_EVIDENCE, MAX_EVIDENCE_LINES, MAX_NAMES = 1000, 3, 12, 16
-MORE = "There is more in report.json."
+MORE = "The rest is in report.json."
 
 # GitHub makes links of these after the Markdown has been read, so no backslash stops it: a space of
 # no width does. Code is left alone.
@@ -47,7 +47,7 @@ def add_step_summary(record: RunRecord, environ: Mapping[str, str]) -> None:
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(f"{VARIABLE} names {path}, which is no file")
+            raise OSError(f"{VARIABLE} names {path}, which is not a regular file")
         _append(fd, info.st_size, _fitting(record, MAX_STEP_BYTES - info.st_size))
     finally:
         os.close(fd)
@@ -59,14 +59,14 @@ def _fitting(record: RunRecord, room: int) -> bytes:
         made = f"\n{text}".encode()
         if len(made) <= room:
             return made
-    raise OSError(f"the step's summary is full: {MAX_STEP_BYTES} bytes")
+    raise OSError(f"the step's summary is full: GitHub takes at most {MAX_STEP_BYTES} bytes")
 
 
 def _append(fd: int, size: int, made: bytes) -> None:
     try:
         written = os.write(fd, made)
         if written < len(made):  # the disk is full
-            raise OSError(f"only {written} of {len(made)} bytes could be written")
+            raise OSError(f"only {written} of {len(made)} bytes were written")
     except OSError:
         os.ftruncate(fd, size)
         raise
@@ -108,12 +108,12 @@ def _blocks(record: RunRecord) -> Iterator[str]:
 def _verdict(record: RunRecord) -> Iterator[str]:
     yield f"## {inline(record.cluster)}: {inline(record.verdict)}"
     yield f"**{inline(record.sentence)}**"
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
-    run = f"Run {code(record.run_id)}, begun {began} UTC"
-    hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} a node."
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
+    run = f"Run {code(record.run_id)}, started {started} UTC"
+    hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} per node."
     yield f"{run}, pytest-clustersmoke {inline(record.package_version)}. {hardware}"
     if record.partial:
-        yield f"Not all is known: {inline(record.partial)}."
+        yield f"This report is incomplete: {inline(record.partial)}."
     elif record.interrupted:
         yield "The run was interrupted."
 
@@ -133,7 +133,7 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
     for finding in primary:
         yield from _finding(finding)
     if others:
-        yield f"{others} more {'finding' if others == 1 else 'findings'} in report.json."
+        yield f"{plural(others, 'more finding')} in report.json."
     if not bad:  # else each says no more than that the job failed
         for name, text in failed.items():
             yield f"Criterion {code(name)}:"

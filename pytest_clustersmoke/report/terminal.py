@@ -52,7 +52,7 @@ def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"    {text}" for text in str(shown["text"]).splitlines())
     timeline = finding.get("detail", {}).get("timeline", [])
     if len(timeline) > 1:
-        yield "  what happened, in seconds from then:"
+        yield "  timeline, in seconds from the finding:"
         yield from (f"  {sanitize_line(str(moment))}" for moment in timeline)
     yield f"  next: {finding['fix']}"
 

@@ -8,6 +8,7 @@ from ..criteria.node_pairs import Pairs
 from ..criteria.transport_sides import Connection, Transports
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
+from ..text import plural
 from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
 # A job in which all ranks talk to all has as many links as ranks squared.
@@ -27,7 +28,7 @@ def build_topology(result: PhaseResult) -> TopologyRecord | None:
     if backend == "nccl":
         return _of_nccl(result, speeds)
     measured = [_group(nodes, backend, 0, 0, speed) for nodes, speed in sorted(speeds.items())]
-    note = f"the ranks talked over {backend}, which does not log who talks to whom"
+    note = f"the ranks used {backend}, which does not log its connections"
     return TopologyRecord(backend=backend, note=note, links=[], groups=measured)
 
 
@@ -48,11 +49,11 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
     judged.sort(key=lambda one: (not one[1], one[0].source, one[0].destination))
     notes = list(transports.unreadable)
     if lost := len(transports.placed.unplaced):
-        notes.append(f"{lost} connections are between ranks that are not known")
+        notes.append(f"{plural(lost, 'connection')} between unknown ranks")
     if not judged:
-        notes.append("NCCL's logs tell of no connection")
+        notes.append("NCCL's logs show no connection")
     if len(judged) > MAX_LINKS:
-        notes.append(f"of {len(judged)} connections {MAX_LINKS} are listed one by one")
+        notes.append(f"{MAX_LINKS} of {len(judged)} connections are listed")
     groups = [
         _group(nodes, kind, count, unexpected[nodes, kind], speeds.get(nodes))
         for (nodes, kind), count in sorted(counts.items())

@@ -186,7 +186,7 @@ def judge(run: RunTally) -> RunVerdict:
 def judge_proof(proof: ProofTally, run: RunTally) -> RunVerdict:
     """The verdict on the gates; it says nothing of FIT or UNFIT."""
     unjudged = proof.unjudged()
-    failed = _worded({"stayed green": proof.stayed_green, "not as they must be": proof.wrong})
+    failed = _worded({"stayed green": proof.stayed_green, "not as expected": proof.wrong})
     lacking = _worded({"could not be staged": proof.not_staged, "not judged": unjudged})
     is_open = lacking or run.interrupted or run.ended_early or not proof.planned
     name = NOT_PROVEN if failed else INCONCLUSIVE if is_open else PROVEN
@@ -238,10 +238,10 @@ def _count(run: RunTally, verdict: str) -> str:
 
 def _partial(run: RunTally, unjudged: list[str]) -> str:
     if run.interrupted:
-        return "it was interrupted"
+        return "the run was interrupted"
     if run.ended_early:
-        return f"pytest ended early, with status {run.exitstatus}"
-    return f"nothing was judged of {', '.join(unjudged)}" if unjudged else ""
+        return f"pytest ended early with exit status {run.exitstatus}"
+    return f"no result for {', '.join(unjudged)}" if unjudged else ""
 
 
 def _worded(names: dict[str, list[str]]) -> list[str]:
@@ -251,8 +251,8 @@ def _worded(names: dict[str, list[str]]) -> list[str]:
 def _failed(run: RunTally) -> list[str]:
     """What failed, in words."""
     reasons = [words for phase in run.phases.values() if (words := phase.failed())]
-    reasons += [f"a worker died in {test}" for test in run.crashed]
-    return reasons + (["tests that are no phase's"] if run.other_failures else [])
+    reasons += [f"a pytest-xdist worker died in {test}" for test in run.crashed]
+    return reasons + (["tests outside the phases failed"] if run.other_failures else [])
 
 
 def _not_measured(run: RunTally) -> list[str]:
@@ -273,7 +273,7 @@ def _not_measured(run: RunTally) -> list[str]:
         reasons += [words for phase in passed for words in lacking(phase, run)]
     known = any(phase.known_failures() for phase in phases)
     if run.exitstatus == 1 and not reasons and not known and not _failed(run):
-        reasons.append("pytest counts a failure of which no test told")
+        reasons.append("pytest counts a failure that no test reported")
     return reasons
 
 
@@ -281,8 +281,8 @@ def _undefined(run: RunTally) -> list[str]:
     """Phases of the cluster that no test defines."""
     if run.undefined and run.skipped_files:  # any of them may be there
         files, absent = ", ".join(run.skipped_files), ", ".join(run.undefined)
-        return [f"{absent}: not collected; skipped as a whole: {files}"]
-    words = "listed in cluster.yaml, and no test that was collected defines it"
+        return [f"{absent}: not collected; files skipped as a whole: {files}"]
+    words = "listed in cluster.yaml, but no collected test defines it"
     return [f"{name}: {words}" for name in run.undefined] if run.is_whole else []
 
 
@@ -290,7 +290,7 @@ def _unowned(phase: PhaseTally, run: RunTally) -> Iterable[str]:
     """Criteria that are expected to fail, and nobody says so in cluster.yaml."""
     for name, one in phase.criteria.items():
         if one.result == "known" and one.known is None:
-            words = "is marked to fail (xfail), and no entry of `known` answers for it"
+            words = "is marked xfail, and no entry of `known` covers it"
             yield f"{phase.name}: {name} {words}"
 
 
@@ -304,7 +304,7 @@ def _silent(phase: PhaseTally, run: RunTally) -> Iterable[str]:
         if not phase.unmeasured & run.require:  # which is said already
             yield f"{phase.name}: no criterion was judged"
     elif missing and not run.interrupted:
-        yield f"{phase.name}: no result of {', '.join(missing)}"
+        yield f"{phase.name}: no result from {', '.join(missing)}"
 
 
 def _unjudged(phase: PhaseTally, run: RunTally) -> Iterable[str]:

@@ -141,7 +141,7 @@ def gloo_phase(nodes: int = 4) -> records.Record:
     pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
     phase["topology"] = {
         "backend": "gloo",
-        "note": "the ranks talked over gloo, which does not log who talks to whom",
+        "note": "the ranks used gloo, which does not log its connections",
         "links": [],
         "groups": [
             {

@@ -149,7 +149,7 @@ def test_a_new_node_that_fails_in_the_same_way_is_not_known(
     result.job["findings"][1].update(primary=primary, detail=detail)
     entries = held(BAD_NODE)
     assert (entries.answer(result, "job") is not None) is known
-    told = [] if known else ["nobody answers for n4, as somebody does for n3"]
+    told = [] if known else ["`known` covers n3, but not n4"]
     assert entries.beside(result) == told
 
 
@@ -288,8 +288,8 @@ def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_pat
     part = tally(small="passed")
     part.selection = "small"
     (told,) = entries.remarks(part, RunDir(tmp_path))
-    assert told.startswith("the acknowledgement at ")
-    assert told.endswith(f" expired on {PAST}: renew it, or take it out")
+    assert told.startswith("the entry of `known` at ")
+    assert told.endswith(f" expired on {PAST}: renew or remove it")
     assert entries.answer(ended(tmp_path, "passed"), "test_rate") is None
 
 
@@ -316,7 +316,7 @@ def test_an_entry_that_nothing_needed_is_told(
     found = held(SLOW).remarks(made, RunDir(tmp_path))
     assert bool(found) is told
     if told:
-        assert found[0].startswith("nothing failed that ") and found[0].endswith("take it out?")
+        assert found[0].startswith("nothing failed that ") and found[0].endswith("remove it?")
 
 
 @pytest.mark.parametrize(
@@ -334,8 +334,12 @@ def test_nothing_is_said_of_entries_after_a_part_of_a_run(
 @pytest.mark.parametrize(
     ("node", "hosts", "said"),
     [
-        ("n3", [], ["nothing failed that {} answers for: take it out?"]),
-        ("n7", [], ["nothing failed that {} answers for, and no job ran on such a node"]),
+        ("n3", [], ["nothing failed that the entry of `known` at {} covers: remove it?"]),
+        (
+            "n7",
+            [],
+            ["nothing failed that the entry of `known` at {} covers; no job ran on that node"],
+        ),
         ("n3", ["n3"], []),
     ],
 )
@@ -357,7 +361,7 @@ def test_a_node_that_nothing_failed_on_is_told(
     write_json(phase.result, {"outcome": "failed", "findings": [finding] if hosts else []})
     entries = held({**BAD_NODE, "node": node})
     found = entries.remarks(tally(small="failed"), run)
-    where = found[0].split(" that ")[1].split(" answers")[0] if found else ""
+    where = found[0].split(" at ")[1].split(" covers")[0] if found else ""
     assert found == [line.format(where) for line in said]
 
 
@@ -546,8 +550,8 @@ def test_an_xfail_of_the_suite_has_no_owner(suite: Suite, words: tuple[str, ...]
     result.assert_outcomes(passed=2, xfailed=2)
     assert result.ret == 6
     assert result.outlines[-1] == (
-        "INCONCLUSIVE: 1 of 1 phases finished (small: test_word is marked to fail (xfail), and no "
-        f"entry of `known` answers for it; small: test_rate is known until {SOON})"
+        "INCONCLUSIVE: 1 of 1 phases finished (small: test_word is marked xfail, and no entry of "
+        f"`known` covers it; small: test_rate is known until {SOON})"
     )
     (phase,) = suite.record()["phases"]
     assert phase["criteria"]["test_word"]["result"] == "known"
@@ -613,7 +617,7 @@ def test_an_expired_entry_counts_for_nothing(suite: Suite) -> None:
     result = run_known(suite)
     result.assert_outcomes(passed=2, failed=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"the acknowledgement at *cluster.yaml:* expired on {PAST}:*"])
+    result.stdout.fnmatch_lines([f"the entry of `known` at *cluster.yaml:* expired on {PAST}:*"])
     assert len(suite.record()["known_remarks"]) == 1
 
 
@@ -624,7 +628,7 @@ def test_an_entry_that_was_not_needed(suite: Suite) -> None:
     result = suite.run()
     result.assert_outcomes(passed=2)
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
-    result.stdout.fnmatch_lines(["nothing failed that *cluster.yaml:* answers for: take it out?"])
+    result.stdout.fnmatch_lines(["nothing failed that * at *cluster.yaml:* covers: remove it?"])
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])

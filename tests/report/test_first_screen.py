@@ -63,7 +63,8 @@ def lateness(phase: dict[str, Any], slow: int) -> str:
     own = [one["own_s"]["p50"] * 1e3 for one in phase["ranks"]]
     usual = statistics.median(one for rank, one in enumerate(own) if rank != slow)
     step = phase["ranks"][slow]["step_s"]["p50"] * 1e3
-    return f"takes {show(own[slow])} ms, the others' {show(usual)} ms, of {show(step)} ms a step"
+    times = f"takes {show(own[slow])} ms, that of the others {show(usual)} ms"
+    return f"{times}; a whole step takes {show(step)} ms"
 
 
 def test_each_fault_is_on_the_first_screen(

@@ -29,8 +29,8 @@ def test_a_slow_rank_is_named_with_its_node_and_its_times() -> None:
     phase = staged.with_own_times(records.phase(), slow=5)
     (item,) = found(phase)["stragglers"].items
     assert item.what == "rank 5 on node2" and item.anchor == "phase-zero1_4node-ranks"
-    assert item.text.startswith("its own part of a step takes 131.0 ms, the others' 40.")
-    assert item.text.endswith("ms, of 142.0 ms a step")
+    assert item.text.startswith("its own part of a step takes 131.0 ms, that of the others 40.")
+    assert item.text.endswith("ms; a whole step takes 142.0 ms")
 
 
 def test_an_unexpected_link_is_named_by_its_ends() -> None:
@@ -84,7 +84,7 @@ def test_a_metric_whose_past_is_zero_stands_out() -> None:
     metric["past"] |= {"status": "warn", "median": 0.0}
     phase["metrics"]["final_loss"] = metric
     (item,) = found(phase)["metrics"].items
-    assert item.what == "final_loss is off its past"
+    assert item.what == "final_loss is off its past runs"
 
 
 def test_what_is_no_number_stands_out() -> None:
@@ -92,7 +92,7 @@ def test_what_is_no_number_stands_out() -> None:
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
     (item,) = found(phase)["metrics"].items
-    assert item.what == "nan, which is no number"
+    assert item.what == "nan, which is not a number"
     assert item.text == f"final_loss is nan; also steps_per_s, samples_per_s{CHANGED}"
 
 

@@ -247,7 +247,7 @@ def test_texts_are_cut_and_not_repeated(suite: Suite) -> None:
     assert len(long.message) <= MAX_MESSAGE and long.message.startswith("Failed: first ")
     size = len(long.text.encode())
     assert MAX_TEXT_BYTES - 8 <= size <= MAX_TEXT_BYTES
-    assert "first ü" in long.text and "ü last" in long.text and "is left out ...]" in long.text
+    assert "first ü" in long.text and "ü last" in long.text and "is omitted ...]" in long.text
     assert long.text.endswith(f"report: {suite.report.resolve() / 'phases' / 'small'}")
     said = read.cases["test_small.TestSmall::test_said"]
     assert len(said.result) == 1 and said.system_out.count("said x") == 1
@@ -287,7 +287,7 @@ def test_cut(text: str, size: int) -> None:
     if raw <= size:
         assert made == text
     else:
-        assert f"{raw} bytes in all" in made
+        assert f"{raw} bytes in total" in made
         assert len(made.encode()) <= max(size, len(cut(text, 0).encode()))
         assert made[0] in f"\n{text[0]}" and made[-1] in f"\n{text[-1]}"
 

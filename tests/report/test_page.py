@@ -329,7 +329,7 @@ def test_a_node_of_many_packages_makes_no_endless_page() -> None:
     record["differences"] = [one.model_dump() for one in parsed]
     html = page(record)
     assert len(html.encode()) < 2e6
-    assert f"and {len(record['differences']) - 200} more facts in which nodes differ" in html
+    assert f"and {len(record['differences']) - 200} more facts that differ between nodes" in html
 
 
 def test_the_libraries_are_those_that_the_readme_names() -> None:

@@ -66,7 +66,7 @@ def test_gloo_shows_nodes_measured_pairs_and_why_there_are_no_links(browse: Brow
     opened = browse(staged.run())
     opened.open_all()
     part = opened.page.locator('section[data-phase="allreduce_multinode"]')
-    assert "does not log who talks to whom" in part.inner_text()
+    assert "does not log its connections" in part.inner_text()
     figure = part.locator('figure[data-chart="topology"]')
     assert figure.locator("rect.box").count() == 4 and figure.locator("path.link").count() == 6
     said = " ".join(figure.locator("g.label").all_text_contents())
@@ -100,7 +100,7 @@ def test_loss_that_is_no_number_is_marked(browse: Browse) -> None:
     """Where the loss ends in NaN, the chart says from which step on."""
     opened = browse(staged.run())
     svg = opened.page.locator(f"{chart(opened, 'loss', '#phase-zero1_2gpu')} svg")
-    assert "No number from step 21 on." in str(svg.get_attribute("aria-label"))
+    assert "Not a number from step 21 on." in str(svg.get_attribute("aria-label"))
     assert svg.locator("text", has_text="NaN").or_(svg.locator("text", has_text="nan")).count() == 1
 
 
@@ -115,7 +115,7 @@ def test_trends_show_each_metric_over_its_past(browse: Browse) -> None:
     off = part.locator(".small.off").evaluate_all("all => all.map(e => e.dataset.metric)")
     assert set(off) == {"steps_per_s", "samples_per_s"}
     said = part.locator(".small.off svg").first.get_attribute("aria-label")
-    assert said == "steps_per_s over 30 past runs, beyond its bounds now."
+    assert said == "steps_per_s over 30 past runs, outside its bounds now."
 
 
 def test_the_time_line_has_every_phase(browse: Browse) -> None:

@@ -33,18 +33,18 @@ def test_a_fit_page_claims_no_more_than_was_measured() -> None:
     first = records.phase("one", not_measured=["history", "references"])
     other = records.phase("two", not_measured=["references", "transports"])
     html = page(records.run(first, other, not_measured=["two: transports not measured"]))
-    assert "Nothing of what was measured: no failed job" in html
-    words = "Not required, and not or only in part measured: history (1 of 2 phases), references."
+    assert "Nothing in what was measured: no failed job" in html
+    words = "Not required, and not measured in every phase: history (1 of 2 phases), references."
     assert words in section(html, "unmeasured")
 
 
 @pytest.mark.parametrize(
-    ("selection", "words"), [("", "All that this"), ("mlp", "Of what was chosen, all that this")]
+    ("selection", "words"), [("", "requires was"), ("mlp", "requires of the selection was")]
 )
 def test_what_was_not_chosen_is_not_said_to_be_measured(selection: str, words: str) -> None:
     """Of a part of the phases the page says so."""
     part = section(page(records.run(not_measured=[], selection=selection)), "unmeasured")
-    assert f"{words} cluster requires was measured." in part
+    assert f"Everything this cluster {words} measured." in part
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_first_run_says_that_there_is_none_before_it() -> None:
     assert "There is no earlier run of these phases." in page(records.run())
     phase = records.phase()
     phase["trend"] = staged.trend(phase)
-    assert "Nothing that is known of." in page(records.run(phase))
+    assert "No change was recorded." in page(records.run(phase))
 
 
 def test_what_the_sentence_says_is_not_said_again() -> None:
@@ -116,7 +116,7 @@ def test_long_names_break_after_an_underscore() -> None:
         (900, None, "at least 900"),
         (None, 9, "at most 9"),
         (1, 2, "1 to 2"),
-        (None, None, "anything"),
+        (None, None, "any value"),
     ],
 )
 def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> None:
@@ -128,8 +128,8 @@ def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> 
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        ("NVIDIA H100", "2 \N{MULTIPLICATION SIGN} NVIDIA H100 a node"),
-        ("any", "2 devices a node"),
+        ("NVIDIA H100", "2 \N{MULTIPLICATION SIGN} NVIDIA H100 per node"),
+        ("any", "2 devices per node"),
     ],
 )
 def test_hardware_without_a_model_is_devices(gpu: str, words: str) -> None:

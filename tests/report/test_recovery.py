@@ -58,7 +58,9 @@ def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
     assert not (suite.reports / run / "report.json").exists()
     (suite.path / "go").touch()
     result = suite.run_apart("-k", "first")
-    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; nobody ended its job *"])
+    result.stdout.fnmatch_lines(
+        [f"*run {run}: its controller was killed; job * was not cancelled*"]
+    )
     record = report(suite, run)
     assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
     first, second = record["phases"]
@@ -116,7 +118,7 @@ def test_a_run_that_was_killed_behind_its_record_is_completed(suite: Suite) -> N
     assert record["verdict"] == "FIT" and not (suite.reports / run / "index.html").exists()
     (suite.path / "survive").touch()
     done, again = history(suite), history(suite)
-    assert f"run {run}: killed before its report was whole" in done.stderr
+    assert f"run {run}: killed before its report was complete" in done.stderr
     assert "small" in done.stdout and run not in again.stderr
     assert (suite.reports / run / "index.html").exists()
     assert (suite.reports / run / "journal.jsonl").exists()
@@ -152,7 +154,7 @@ def test_a_run_that_cannot_be_reported_is_met_once(suite: Suite) -> None:
     (suite.path / "go").touch()
     first, second = suite.run_apart("-k", "first"), suite.run_apart("-k", "first")
     assert first.ret == second.ret == 0
-    first.stdout.fnmatch_lines([f"*run {run} was never reported, and cannot be: TypeError*"])
+    first.stdout.fnmatch_lines([f"*run {run}: its report cannot be created: TypeError*"])
     assert run not in second.stdout.str()
     assert "TypeError" in (suite.reports / run / "report_failed.txt").read_text()
 
@@ -197,4 +199,4 @@ def test_a_run_that_was_cut_short_is_marked_as_partial(suite: Suite) -> None:
     suite.phase("second")
     suite.run("-x")
     record = suite.record()
-    assert record["partial"] == "nothing was judged of second" and record["verdict"] == "UNFIT"
+    assert record["partial"] == "no result for second" and record["verdict"] == "UNFIT"

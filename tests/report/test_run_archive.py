@@ -88,7 +88,7 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
-    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases passed"
+    assert result.outlines[-1] == "no report could be created: FIT: 1 of 1 phases passed"
     assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
 
 
@@ -277,7 +277,7 @@ def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
     result = suite.run()
     assert result.ret == 6
     told = result.stdout.str()
-    assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
+    assert "one_b: listed in cluster.yaml, but no collected test defines it" in told
     early = "one_b is listed for one, and no test that was collected defines it"
     assert 0 < told.index(early) < told.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6

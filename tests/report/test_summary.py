@@ -125,7 +125,7 @@ def test_it_says_what_is_known() -> None:
         changes=["ddp_2gpu failed, and passed before"],
         absent_phases=["lora is not on gilbreth: needs 8 GPUs a node, it has 2"],
         differences=[{"fact": "driver", "values": {"550": ["node0"], "560": ["node1"]}}],
-        partial="it was interrupted",
+        partial="the run was interrupted",
     )
     record = records.parsed(plain)
     shown = rendered(summary(record))
@@ -145,7 +145,7 @@ def test_it_says_what_is_known() -> None:
         "ddp_2gpu: driver 550 -> 560",
         "driver: 550 on node0; 560 on node1",
         "lora is not on gilbreth: needs 8 GPUs a node, it has 2",
-        "Not all is known: it was interrupted.",
+        "This report is incomplete: the run was interrupted.",
         record.run_id,
     ):
         assert words in text, words
@@ -208,7 +208,9 @@ def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
     before = path.stat().st_size
     assert 5 < len(short_summary(record).encode()) < 300 < len(summary(record).encode()) < 10_000
     if room == 5:
-        with pytest.raises(OSError, match="the step's summary is full: 1048576 bytes"):
+        with pytest.raises(
+            OSError, match="the step's summary is full: GitHub takes at most 1048576 bytes"
+        ):
             add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
         assert path.stat().st_size == before
     else:
@@ -236,5 +238,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(OSError):
         add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(pipe)})
-    with pytest.raises(OSError, match="names /dev/null, which is no file"):
+    with pytest.raises(OSError, match="names /dev/null, which is not a regular file"):
         add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": "/dev/null"})

@@ -56,7 +56,7 @@ def test_many_links_are_cut_and_the_groups_are_whole(
     found = of(tmp_path, Job(2, 2, swap(Job(2, 2), {(1, 2): "NET/Socket/0"})))
     assert len(found.links) == 2 and found.links[0].unexpected
     total = sum(group.links for group in found.groups)
-    assert found.note == f"of {total} connections 2 are listed one by one"
+    assert found.note == f"2 of {total} connections are listed"
 
 
 def test_gloo_logs_no_links(tmp_path: Path) -> None:

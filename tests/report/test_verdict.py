@@ -130,7 +130,7 @@ def test_an_interrupted_run_is_inconclusive() -> None:
     verdict = judge(made)
     assert verdict.name == INCONCLUSIVE and verdict.exit_status == 2
     assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases finished (interrupted)"
-    assert verdict.partial == "it was interrupted"
+    assert verdict.partial == "the run was interrupted"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ def test_an_xfail_without_an_owner_is_never_fit() -> None:
     made = judge(counted)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
     assert made.sentence == (
-        "INCONCLUSIVE: 1 of 1 phases finished (a: test_b is marked to fail (xfail), and no entry "
-        "of `known` answers for it)"
+        "INCONCLUSIVE: 1 of 1 phases finished (a: test_b is marked xfail, and no entry of `known` "
+        "covers it)"
     )
     assert counted.phase("a").criteria["test_b"].result == "known" and made.known == []
     owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
@@ -244,7 +244,7 @@ def test_criteria_that_reported_nothing_are_named() -> None:
     assert judge(made).scope == "1 of 3 criteria"
     phase.selected = frozenset({"test_a", "test_b"})
     assert judge(made).name == INCONCLUSIVE
-    assert judge(made).not_measured == ["a: no result of test_b"]
+    assert judge(made).not_measured == ["a: no result from test_b"]
     for name in ("test_b", "test_c"):
         count_report(made, report(name, phase="a"))
     assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases passed"
@@ -254,5 +254,5 @@ def test_criteria_that_reported_nothing_are_named() -> None:
 def test_a_phase_that_reported_nothing_makes_the_run_partial() -> None:
     """It is named, also where pytest says that all went well."""
     made = judge(tally(report(phase="a"), a="passed", b="passed"))
-    assert made.partial == "nothing was judged of b"
+    assert made.partial == "no result for b"
     assert judge(tally(report(phase="a"), a="passed")).partial == ""

@@ -98,7 +98,7 @@ def test_run_stopped_at_a_failure_counts_its_criteria(
     record = suite.record()
     assert record["selection"] == "5 of 6 criteria"
     if not workers:  # xdist reports an interruption to pytest
-        assert record["not_measured"] == ["small: no result of test_later"]
+        assert record["not_measured"] == ["small: no result from test_later"]
     assert not (suite.reports / "metrics-one.prom").exists()
 
 

@@ -84,7 +84,7 @@ const Charts = (() => {
     const svg = plot({
       width, height: 240,
       x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
-      y: { label: "ms a step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
+      y: { label: "ms per step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
       marks: [
         Plot.ruleY([0], { stroke: "var(--line)" }),
         ...boxes(ranks, "step", "var(--steel)", -shift),
@@ -146,7 +146,7 @@ const Charts = (() => {
       x: { label: "step", domain: d3.extent(points, (one) => one.step), ticks: Math.floor(width / 60), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
       y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
       marks,
-    }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` No number from step ${bad[0].step} on.` : ""));
+    }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
   }
 
   function timeline(figure, width) {
@@ -233,7 +233,7 @@ const Charts = (() => {
         Plot.dot(kind((one) => !one.good), { x: "when", y: key, r: 3, symbol: "times", stroke: "var(--bad)" }),
         Plot.dot(points.filter((one) => one.now), { x: "when", y: key, r: 5, symbol: "diamond", fill: off ? "var(--bad)" : "var(--accent)", stroke: "var(--bg)" }),
       ],
-    }, `${key} over ${past.length} past runs` + (off ? ", beyond its bounds now." : "."));
+    }, `${key} over ${past.length} past runs` + (off ? ", outside its bounds now." : "."));
     const made = document.createElement("div");
     made.className = off ? "small off" : "small";
     made.dataset.metric = key;
