@@ -1,8 +1,8 @@
-"""metrics.prom: the record's figures as OpenMetrics text, which Prometheus's own format is part of.
+"""metrics.prom: the figures of the record as OpenMetrics text that is also Prometheus text format.
 
-A node exporter's textfile collector reads the older format and wants no timestamps, so everything
-is a gauge: a verdict and an outcome are one series for each value they can have, 1 for the one that
-holds. Units are those of OpenMetrics (seconds, bytes), and end the name.
+A node exporter's textfile collector reads the older format and accepts no timestamps, so everything
+is a gauge. A verdict or an outcome is one series per possible value, 1 for the current value.
+Names end in OpenMetrics' base units (seconds, bytes).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .run_record import Outcome, PhaseRecord, Result, RunRecord
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
-# How a name of telemetry.METRICS ends, how OpenMetrics has it, and the factor between their units.
-# The first that fits holds.
+# The end of a name in METRICS, its form in OpenMetrics, and the factor between the units. The first
+# match counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
     ("_gb_per_s", "bytes_per_second", 1e9),
     ("tokens_per_s_per_rank", "tokens_per_second_per_rank", 1),
@@ -30,7 +30,7 @@ UNITS: tuple[tuple[str, str, float], ...] = (
 
 
 class Gauge(NamedTuple):
-    """A gauge: its samples have the values of its labels (beside `cluster`), and their value."""
+    """A gauge; each sample has the values of the labels (without `cluster`) and a value."""
 
     name: str
     meaning: str
@@ -38,8 +38,8 @@ class Gauge(NamedTuple):
     samples: Iterable[tuple[tuple[str, ...], float | None]]
 
 
-def exposition(record: RunRecord) -> str:
-    """The text of metrics.prom. A figure that is not known has no sample."""
+def render_metrics(record: RunRecord) -> str:
+    """The text of metrics.prom. An unknown figure has no sample."""
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.openmetrics.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry
@@ -67,9 +67,9 @@ def exposition(record: RunRecord) -> str:
 
 
 def gauge_of(metric: str) -> tuple[str, str, float]:
-    """The gauge that shows a metric: its name without the prefix, its unit, and the factor.
+    """The gauge of a metric: its name without the prefix, its unit, and the factor.
 
-    A metric without a unit in its name keeps its name and has none.
+    A metric without a unit in its name keeps its name and has no unit.
     """
     for end, unit, factor in UNITS:
         if metric.endswith(end):
@@ -106,7 +106,7 @@ def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     yield Gauge("run_about", "What ran; the value is always 1", labels, [(about, 1)])
 
 
-# A figure of each phase, by the gauge's name: what it says, and how it is got.
+# Figures of each phase, by the gauge's name: the help text, and where the figure comes from.
 PHASE_FIGURES: dict[str, tuple[str, Callable[[PhaseRecord], float | None]]] = {
     "phase_queue_seconds": ("From submission to start of the phase's job", lambda p: p.queue_s),
     "phase_run_seconds": ("Run time of the phase's job", lambda p: p.run_s),
@@ -134,7 +134,7 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
     meaning = "1 for the outcome of the phase's job"
     yield Gauge("phase_outcome", meaning, ("phase", "outcome"), outcomes)
     results = [
-        ((p.phase, result), sum(one.result == result for one in p.criteria.values()))
+        ((p.phase, result), sum(criterion.result == result for criterion in p.criteria.values()))
         for p in phases
         for result in get_args(Result)
     ]

@@ -1,6 +1,6 @@
 """The record of a run, which is report.json: every view is rendered from it, and none judges.
 
-Times are Unix seconds, durations seconds, other units stand in the field's name. A number that is
+Times are Unix seconds, durations are seconds; other units are in the field's name. A number that is
 not finite is written as its name. `python -m pytest_clustersmoke.report.run_record` writes
 report.schema.json, the JSON Schema of these models.
 """
@@ -26,8 +26,8 @@ Result = Literal["passed", "failed", "skipped", "known"]
 
 
 class _Model(BaseModel):
-    # A field that is not described here is no part of a report. Fields with a default are left out
-    # of report.json where nobody set them.
+    # A report has no other fields than these. A field with a default is left out of report.json
+    # unless it is set.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
@@ -313,7 +313,7 @@ class RunRecord(_Model):
     proof: ProofRecord | SkipJsonSchema[None] = None
 
     def as_json(self) -> dict[str, Any]:
-        """The record as report.json holds it."""
+        """The record as in report.json."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -324,17 +324,17 @@ def json_schema() -> dict[str, Any]:
         for field in model["properties"].values():
             _strip_noise(field)
     title = "report.json of pytest-clustersmoke"
-    # A name, not an address: nothing is fetched to check a report. It changes with the schema.
+    # A name, not an address: checking a report fetches nothing. It changes with the schema.
     name = f"urn:pytest-clustersmoke:report:{SCHEMA}"
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, "$id": name, **made, "title": title}
 
 
 def _strip_noise(field: dict[str, Any]) -> None:
-    """Take out titles and defaults, and what differs between versions of pydantic."""
+    """Remove titles and defaults, and what differs between versions of pydantic."""
     for key in ("title", "default"):
         field.pop(key, None)
-    field.update(*field.pop("allOf", ()))  # pydantic wrapped a reference so before 2.9
+    field.update(*field.pop("allOf", ()))  # pydantic before 2.9 wraps references
     if field.get("additionalProperties") is True:
         del field["additionalProperties"]
     for inner in (field.get("additionalProperties"), field.get("items"), *field.get("anyOf", ())):

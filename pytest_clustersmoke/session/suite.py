@@ -203,7 +203,9 @@ class Suite(Collected):
         if result.outcome != "passed":
             from ..report.terminal import job_failure
 
-            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
+            raise JobFailed(
+                "\n".join([job_failure(result), *self.acknowledgements.uncovered_hosts(result)])
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -308,13 +310,13 @@ class Suite(Collected):
         return judge(self.tally)
 
     def _complete_junit(self) -> None:
-        from ..report.junit import complete
+        from ..report.junit import complete_junit
 
         assert self.run is not None
         self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # None under `-p no:junitxml`
-            complete(xml, self._finished())
+            complete_junit(xml, self._finished())
 
     def _drop_junit(self) -> None:
         """Have pytest neither write nor announce junit.xml."""

@@ -150,7 +150,7 @@ def test_a_new_node_that_fails_in_the_same_way_is_not_known(
     entries = held(BAD_NODE)
     assert (entries.answer(result, "job") is not None) is known
     told = [] if known else ["`known` covers n3, but not n4"]
-    assert entries.beside(result) == told
+    assert entries.uncovered_hosts(result) == told
 
 
 @pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
@@ -370,12 +370,12 @@ def test_a_criterion_that_is_not_there_is_misnamed(
 ) -> None:
     """With a near name; where a phase was not collected whole, nothing is said."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
-    (problem, _) = entries.misnamed({"small": ["test_rates"], "wide": ["test_b"]})
+    (problem, _) = entries.misnamed_entries({"small": ["test_rates"], "wide": ["test_b"]})
     assert "`test_rate` matches no criterion of small" in str(problem)
     assert str(problem).endswith("one of `job`, `test_rates`; did you mean `test_rates`?")
-    assert entries.misnamed({"small": ["test_rate"], "wide": None}) == []
-    assert entries.misnamed({"small": ["test_rate"]}) == []
-    assert entries.misnamed({"small": ["test_rate"], "wide": ["test_loss"]}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"], "wide": None}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"]}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"], "wide": ["test_loss"]}) == []
 
 
 # The verdict

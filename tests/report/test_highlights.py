@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.highlights import HighlightGroup, changed_since, stands_out
+from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights, split_changes
 from tests.report import staged
 from tests.support import records
 
@@ -16,7 +16,7 @@ CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 def found(*phases: records.Record, **changes: Any) -> dict[str, HighlightGroup]:
     run = records.run(*phases, **changes)
     anchors = {one["phase"]: f"phase-{one['phase']}" for one in run["phases"]}
-    return {group.id: group for group in stands_out(records.parsed(run), anchors)}
+    return {group.id: group for group in find_highlights(records.parsed(run), anchors)}
 
 
 def test_nothing_stands_out_of_a_sound_run() -> None:
@@ -75,7 +75,7 @@ def test_what_only_warns_is_a_warning() -> None:
     assert found(phase, staged.slow_phase())["metrics"].tone == "bad"
 
 
-def test_a_metric_whose_past_is_zero_stands_out() -> None:
+def test_a_metric_whose_past_is_zero_find_highlights() -> None:
     """Of a median of 0 there is no share, and it is told all the same."""
     phase = records.phase()
     metric = staged.against(6.0, 9.5, "1")
@@ -87,7 +87,7 @@ def test_a_metric_whose_past_is_zero_stands_out() -> None:
     assert item.what == "final_loss is off its past runs"
 
 
-def test_what_is_no_number_stands_out() -> None:
+def test_what_is_no_number_find_highlights() -> None:
     """NaN is worse than any loss."""
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
@@ -165,11 +165,11 @@ def test_a_thing_that_one_more_criterion_is_red_for_is_not_known() -> None:
 def test_the_last_good_run_is_named_once() -> None:
     """Each entry of a record names it; where they name several, all stay as they are."""
     good = " (last good run 20261122-034602-3ae2ef)"
-    told = changed_since([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
+    told = split_changes([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
     assert told == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
     two = [f"torch 2.5 -> 2.6{good}", "args.rate 10 -> 7 (last good run b)"]
-    assert changed_since(two) == (two, "")
-    assert changed_since(["driver 1 to 2"]) == (["driver 1 to 2"], "")
+    assert split_changes(two) == (two, "")
+    assert split_changes(["driver 1 to 2"]) == (["driver 1 to 2"], "")
 
 
 def test_of_many_of_a_kind_some_are_listed_and_the_rest_is_counted() -> None:

@@ -14,7 +14,7 @@ from pytest_clustersmoke.report.node_records import (
     MAX_FACT,
     UNKNOWN,
     FactsCollector,
-    bounded,
+    bound_facts,
     find_differences,
 )
 from pytest_clustersmoke.report.run_record import FactsRecord
@@ -94,17 +94,17 @@ def nested(depth: int) -> Any:
 )
 def test_facts_without_end_are_cut_and_say_so(facts: dict[str, Any]) -> None:
     """Each fact, its depth, and all together have a bound."""
-    kept = json.dumps(bounded(facts), ensure_ascii=False)
+    kept = json.dumps(bound_facts(facts), ensure_ascii=False)
     assert len(kept) < 500_000
     assert "…" in kept
 
 
 def test_a_fact_that_is_cut_says_how_large_it_is() -> None:
     """A reader sees how much is not there; other facts stay."""
-    kept = bounded({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
+    kept = bound_facts({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
     cut = f"\u2026 {MAX_FACT + 3} characters"
     assert kept == {"t": cut, "d": "\u2026 nested deeper than 6", "kernel": "6"}
-    many = bounded({str(number): "x" * 1000 for number in range(1000)})
+    many = bound_facts({str(number): "x" * 1000 for number in range(1000)})
     assert many["\u2026"] == f"\u2026 {1000 - (len(many) - 1)} more"
 
 
@@ -112,7 +112,7 @@ def test_usual_facts_are_whole() -> None:
     """What a node with eight GPUs tells is not touched."""
     gpus = [{"name": "H100", "uuid": f"GPU-{n}", "remapped": {"pending": 0}} for n in range(8)]
     facts = {"gpus": gpus, "interfaces": {"ib0": {"ipv4": ["10.0.0.1"]}}, "x": None, "y": 1.5}
-    assert bounded(facts) == facts
+    assert bound_facts(facts) == facts
 
 
 def differences(*nodes: records.Record) -> dict[str, dict[str, list[str]]]:

@@ -11,7 +11,7 @@ from prometheus_client import parser as classic
 from prometheus_client.openmetrics import parser as openmetrics
 
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.report.openmetrics import PREFIX, exposition, gauge_of
+from pytest_clustersmoke.report.openmetrics import PREFIX, gauge_of, render_metrics
 from tests.support import records
 
 # By OpenMetrics' rules a unit is a base unit, and the last part of the name.
@@ -29,7 +29,7 @@ BASE_UNITS = {
 
 def samples(record: records.Record) -> dict[tuple[str, ...], float]:
     """(name, values of its labels but the cluster, by the labels' names) -> value."""
-    text = exposition(records.parsed(record))
+    text = render_metrics(records.parsed(record))
     read = []
     for families in (
         openmetrics.text_string_to_metric_families(text),
@@ -137,7 +137,7 @@ def test_hostile_words_stay_in_their_label() -> None:
     found = samples(record)
     assert len([key for key in found if key[0] == "run_about"]) == 1
     assert len([key for key in found if key[0] == "phase_ranks"]) == 1
-    exposition(records.parsed(record)).encode()
+    render_metrics(records.parsed(record)).encode()
 
 
 def test_every_run_has_the_same_names_and_help() -> None:
@@ -147,7 +147,7 @@ def test_every_run_has_the_same_names_and_help() -> None:
         records.run(),
         records.run(records.phase(outcome="lost"), cluster="other", interrupted=True),
     ):
-        for line in exposition(records.parsed(record)).splitlines():
+        for line in render_metrics(records.parsed(record)).splitlines():
             if line.startswith("# ") and line != "# EOF":
                 _, kind, name, words = line.split(" ", 3)
                 told.setdefault(f"{kind} {name}", set()).add(words)

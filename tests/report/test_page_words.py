@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.page_view import allowed, hardware_words
+from pytest_clustersmoke.report.page_view import bounds_words, hardware_words
 from pytest_clustersmoke.report.run_record import HardwareRecord
 from tests.report import staged
 from tests.report.browsing import PHONE, Browse
@@ -121,7 +121,9 @@ def test_long_names_break_after_an_underscore() -> None:
 )
 def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> None:
     """One bound, both, or none."""
-    told = "".join(f"{word}{'' if bound is None else bound}" for word, bound in allowed(low, high))
+    told = "".join(
+        f"{word}{'' if bound is None else bound}" for word, bound in bounds_words(low, high)
+    )
     assert told == words
 
 

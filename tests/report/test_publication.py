@@ -115,7 +115,7 @@ def test_a_record_that_cannot_be_rendered_is_a_remark(
     def broken(*_: object) -> str:
         raise ZeroDivisionError
 
-    for view in ("exposition", "page"):
+    for view in ("render_metrics", "page"):
         monkeypatch.setattr(publication, view, broken)
     remarks = published(tmp_path, record)
     assert [one.split(" was not written: ")[0] for one in remarks] == [
