@@ -1,5 +1,5 @@
 """A run with a slow rank, a wrong transport and a third less throughput, from its jobs to what
-people look at: each is on the first screen, and a figure is the same wherever it is told.
+people look at: each is on the first screen, and a figure is the same everywhere.
 
 The rank program and NCCL's logs are fakes; all that reads and reports them is real.
 """
@@ -85,7 +85,7 @@ def test_each_fault_is_on_the_first_screen(
 
 
 def test_figures_agree_to_the_digit(ran: tuple[Suite, pytest.RunResult], opened: Opened) -> None:
-    """Page, report.json, JUnit, terminal, metrics.prom and history tell the same figures."""
+    """Page, report.json, JUnit, terminal, metrics.prom and history have the same figures."""
     suite, result = ran
     (phase,) = suite.record()["phases"]
     (case,) = {

@@ -48,7 +48,7 @@ def samples(record: records.Record) -> dict[tuple[str, ...], float]:
     return read[0]
 
 
-def test_the_figures_are_those_of_the_record() -> None:
+def test_figures_match_the_record() -> None:
     """Verdict, times, counts and metrics, each under its name."""
     one = records.phase(
         metrics={
@@ -81,7 +81,7 @@ def test_the_figures_are_those_of_the_record() -> None:
     assert ("phase_reference_met", "latency_us", "zero1_4node") not in found
 
 
-def test_what_is_not_known_has_no_sample() -> None:
+def test_unknown_figure_has_no_sample() -> None:
     """A job that never ran has an outcome, and no time of zero seconds."""
     lost = records.phase(
         outcome="never_ran", queue_s=None, run_s=None, topology=None, metrics={}, ranks=[]
@@ -96,13 +96,13 @@ def test_what_is_not_known_has_no_sample() -> None:
     ("written", "value"), [("inf", math.inf), ("-inf", -math.inf), ("nan", math.nan)]
 )
 def test_numbers_that_are_not_finite(written: Any, value: float) -> None:
-    """They are told as Prometheus writes them."""
+    """They are written as in Prometheus."""
     phase = records.phase(metrics={"final_loss": records.metric(written)})
     found = samples(records.run(phase))
     assert str(found["phase_final_loss", "zero1_4node"]) == str(value)
 
 
-def test_links_that_are_not_expected_are_counted() -> None:
+def test_unexpected_links_are_counted() -> None:
     """Over all groups of links, those that are not drawn included."""
     phase = records.phase()
     assert phase["topology"] is not None
@@ -111,7 +111,7 @@ def test_links_that_are_not_expected_are_counted() -> None:
     assert samples(records.run(phase))["phase_links_unexpected", "zero1_4node"] == 5
 
 
-def test_a_proof_is_no_verdict_on_the_cluster() -> None:
+def test_proof_has_no_verdict_on_the_cluster() -> None:
     """What was staged on purpose makes a cluster neither fit nor unfit."""
     found = samples(records.run(verdict="PROVEN", proof=records.proof()))
     assert found["run_verdict", "PROVEN"] == 1 and found["run_verdict", "NOT PROVEN"] == 0
@@ -120,7 +120,7 @@ def test_a_proof_is_no_verdict_on_the_cluster() -> None:
 
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_each_metric_has_a_name_with_its_base_unit(name: str) -> None:
-    """The unit of a metric is told by its name, and no two share one."""
+    """The name of a metric has its unit, and no two share one."""
     gauge, unit, factor = gauge_of(name)
     assert unit == BASE_UNITS[METRICS[name].unit] and gauge.endswith(unit)
     assert gauge.startswith("phase_") and "__" not in gauge
@@ -129,7 +129,7 @@ def test_each_metric_has_a_name_with_its_base_unit(name: str) -> None:
     assert factor == scale.get(METRICS[name].unit, 1)
 
 
-def test_hostile_words_stay_in_their_label() -> None:
+def test_hostile_text_stays_in_its_label() -> None:
     """Quotes, newlines, control characters and lone surrogates break neither the text nor its
     encoding."""
     bad = 'a"b\\c\nd\x00\x1b[31m\ud800} 1\n# EOF'
@@ -141,8 +141,8 @@ def test_hostile_words_stay_in_their_label() -> None:
 
 
 def test_every_run_has_the_same_names_and_help() -> None:
-    """Files of several clusters lie side by side: a collector refuses a name told in two ways."""
-    told: dict[str, set[str]] = {}
+    """A collector that reads several clusters refuses a name with two help texts."""
+    texts: dict[str, set[str]] = {}
     for record in (
         records.run(),
         records.run(records.phase(outcome="lost"), cluster="other", interrupted=True),
@@ -150,8 +150,8 @@ def test_every_run_has_the_same_names_and_help() -> None:
         for line in render_metrics(records.parsed(record)).splitlines():
             if line.startswith("# ") and line != "# EOF":
                 _, kind, name, words = line.split(" ", 3)
-                told.setdefault(f"{kind} {name}", set()).add(words)
-    assert told and all(len(words) == 1 for words in told.values())
+                texts.setdefault(f"{kind} {name}", set()).add(words)
+    assert texts and all(len(words) == 1 for words in texts.values())
 
 
 def test_every_name_is_documented() -> None:

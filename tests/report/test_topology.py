@@ -60,7 +60,7 @@ def test_many_links_are_cut_and_the_groups_are_whole(
 
 
 def test_gloo_logs_no_links(tmp_path: Path) -> None:
-    """The backend is told, and why there are no links."""
+    """The note names the backend and says why there are no links."""
     found = build_topology(Evidence(tmp_path, 2, 1).started("gloo").result())
     assert found is not None and found.backend == "gloo" and found.links == []
     assert "gloo" in found.note

@@ -79,7 +79,7 @@ def test_a_failed_criterion_is_unfit() -> None:
     assert made.name == UNFIT and made.failed == ["a: test_b"]
 
 
-def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
+def test_criteria_of_a_failed_job_are_left_out() -> None:
     """Where the job failed, the job is the reason, and its criteria add nothing."""
     made = verdict_of(report("test_b", "failed", phase="a"), a="failed")
     assert made.failed == ["a: failed"]
@@ -151,7 +151,7 @@ def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5])
-def test_what_ended_pytest_early_keeps_its_status(status: int) -> None:
+def test_early_exit_status_of_pytest_is_kept(status: int) -> None:
     """Interrupted, internal error, usage, nothing collected: pytest's own status."""
     made = tally(a="passed")
     made.exitstatus = status
@@ -167,10 +167,8 @@ def test_other_tests_count() -> None:
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from(OUTCOMES)),
     st.lists(st.sampled_from(["passed", "failed", "skipped"])),
 )
-def test_fit_is_never_said_of_anything_but_all_passed(
-    outcomes: dict[str, str], criteria: list[str]
-) -> None:
-    """Whatever is heard, FIT means: at least one phase, all passed, no criterion failed."""
+def test_fit_requires_that_everything_passed(outcomes: dict[str, str], criteria: list[str]) -> None:
+    """FIT means: at least one phase, all passed, no criterion failed."""
     reports = [
         report(f"test_{i}", one, phase=phase)
         for phase in outcomes
@@ -180,7 +178,7 @@ def test_fit_is_never_said_of_anything_but_all_passed(
         assert outcomes and set(outcomes.values()) == {"passed"} and "failed" not in criteria
 
 
-def test_a_required_kind_that_no_criterion_judged() -> None:
+def test_required_kind_must_be_judged() -> None:
     """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
     the phase has one rank and so no transports; of transports each side where there are ranks."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
@@ -207,8 +205,8 @@ def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
     return made
 
 
-def test_an_xfail_without_an_owner_is_never_fit() -> None:
-    """It is named, and counts as known in the record; an owner in cluster.yaml answers for it."""
+def test_xfail_without_entry_is_never_fit() -> None:
+    """It is named, and counts as known in the record; an entry of `known` covers it."""
     counted = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
     made = judge(counted)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
@@ -232,7 +230,7 @@ def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
     assert verdict_of(job, a="passed").name == FIT
 
 
-def test_criteria_that_reported_nothing_are_named() -> None:
+def test_unreported_criteria_are_named() -> None:
     """Those left out are counted; those that were to run and reported nothing make FIT
     impossible."""
     made = tally(report("job", phase="a"), report(phase="a"), a="passed")
