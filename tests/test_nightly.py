@@ -176,7 +176,7 @@ def test_fit_night_is_silent(night: Path, suite: Suite) -> None:
     done = by_cron(night)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (log,) = suite.reports.glob("nightly-*.log")
-    assert log.read_text().splitlines()[-1] == "FIT: 1 of 1 phases"
+    assert log.read_text().splitlines()[-1] == "FIT: 1 of 1 phases passed"
     assert (suite.report / "junit.xml").is_file()
 
 
@@ -190,7 +190,7 @@ def test_unfit_night_is_mailed(night: Path, suite: Suite) -> None:
         os.utime(path, (0, 0))
     done = by_cron(night)
     assert done.returncode == 1 and done.stderr == ""
-    assert "UNFIT: 1 of 1 phases (small: test_fails)" in done.stdout
+    assert "UNFIT: 1 of 1 phases failed (small: test_fails)" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("exit status 1; this output: ")
     assert not old.exists() and kept.exists()
 

@@ -86,7 +86,7 @@ def test_other_tests_run_together_with_phases(suite: Suite) -> None:
     result = suite.run()
     result.assert_outcomes(passed=2, failed=1)
     assert result.ret == 1
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (tests that are no phase's)"
+    assert result.outlines[-1] == "UNFIT: 0 of 1 phases failed (tests outside the phases failed)"
 
 
 def test_selection_by_keyword_keeps_the_job(suite: Suite) -> None:
@@ -95,7 +95,7 @@ def test_selection_by_keyword_keeps_the_job(suite: Suite) -> None:
     result = suite.run("-k", "test_x", "-v")
     result.assert_outcomes(passed=2, deselected=1)
     assert lines_with(result, "TestSmall::job PASSED")
-    assert "FIT for test_x: 1 of 1 phases" in result.outlines[-1]
+    assert "FIT for test_x: 1 of 1 phases passed" in result.outlines[-1]
 
 
 def test_failed_job_is_reported_once(suite: Suite) -> None:
@@ -116,7 +116,7 @@ def test_failed_job_is_reported_once(suite: Suite) -> None:
     points = "phase small: failed; see test_small.py::TestSmall::job"
     assert [line for line in result.outlines if line == points] == [points] * 2
     assert "def test_a" not in text and "JobFailed" not in text
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: failed)"
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: failed)"
 
 
 def test_failed_criterion_leaves_the_job_green(suite: Suite) -> None:
@@ -127,7 +127,9 @@ def test_failed_criterion_leaves_the_job_green(suite: Suite) -> None:
     assert lines_with(result, "test_loss_over_all_ranks_falls FAILED")
     result.assert_outcomes(passed=12, failed=1, skipped=5)
     assert result.ret == 1
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_loss_over_all_ranks_falls)"
+    assert (
+        result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_loss_over_all_ranks_falls)"
+    )
 
 
 def test_program_that_exits_early_with_status_0_fails(suite: Suite) -> None:
@@ -186,7 +188,10 @@ def test_required_kind_that_is_not_measured_is_inconclusive(suite: Suite) -> Non
     assert result.ret == 6
     result.assert_outcomes(passed=1, skipped=1)
     assert lines_with(result, "not measured (transports): the ranks talked over gloo")
-    assert result.outlines[-1] == "INCONCLUSIVE: 1 of 1 phases (small: transports not measured)"
+    assert (
+        result.outlines[-1]
+        == "INCONCLUSIVE: 1 of 1 phases finished (small: transports not measured)"
+    )
 
 
 def test_kind_that_is_not_required_need_not_be_measured(suite: Suite) -> None:
@@ -194,10 +199,10 @@ def test_kind_that_is_not_required_need_not_be_measured(suite: Suite) -> None:
     criterion was judged."""
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes")
     result = suite.run()
-    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
     verdict = suite.run().outlines[-1]
-    assert verdict == "INCONCLUSIVE: 1 of 1 phases (small: no criterion was judged)"
+    assert verdict == "INCONCLUSIVE: 1 of 1 phases finished (small: no criterion was judged)"
 
 
 def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
@@ -229,13 +234,13 @@ def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
     assert small.endswith("met (steps_per_s)") and "80.00 samples/s" in small
     assert wide.split()[:3] == ["wide", "passed", "2"] and wide.endswith("no reference")
     assert report == f"report: {suite.report.resolve()}"
-    assert verdict == "FIT: 2 of 2 phases"
+    assert verdict == "FIT: 2 of 2 phases passed"
 
 
 def test_verdict_names_its_selection(sizes: Suite) -> None:
     """With -m the verdict names the selection, and how many of the cluster's phases it has."""
     result = sizes.run("-m", "singlegpu")
-    assert result.outlines[-1] == "FIT for singlegpu: 1 of 3 phases"
+    assert result.outlines[-1] == "FIT for singlegpu: 1 of 3 phases passed"
 
 
 def test_no_colour_in_pipes(suite: Suite) -> None:
@@ -249,7 +254,7 @@ def test_quiet_run_prints_no_progress(suite: Suite) -> None:
     suite.phase()
     result = suite.run("-q")
     assert not lines_with(result, "submitted as job") and not lines_with(result, "cluster: one")
-    assert result.outlines[-1] == "FIT: 1 of 1 phases"
+    assert result.outlines[-1] == "FIT: 1 of 1 phases passed"
 
 
 def test_empty_selection_leaves_no_report(suite: Suite) -> None:

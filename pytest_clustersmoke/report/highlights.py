@@ -1,7 +1,7 @@
-"""What stands out in a run: what a person should see first, each with the place that shows it.
+"""What stands out in a run and should be read first, each with a link to where the page shows it.
 
-Failed jobs and criteria, ranks that fall behind, links that are not as the cluster expects, metrics
-beyond their reference or their own past, nodes that differ, gates that are not proven.
+Failed jobs and criteria, slow ranks, unexpected links, metrics off their reference or their past
+runs, nodes that differ, gates that are not proven.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Literal
 from ..config.metrics import show
 from .run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 
-MAX_EACH = 3  # of one kind on the first screen; the rest is counted
+MAX_EACH = 3  # of each kind on the first screen; the rest is counted
 MAX_NAMES = 4
 LAST_GOOD = " (last good run "
 
 
 @dataclass(frozen=True)
 class Highlight:
-    """One thing: what, a sentence with its figures, and where on the page it is shown."""
+    """One thing that stands out: its title, a sentence with figures, and its place on the page."""
 
     what: str
     text: str
     where: str  # the name of the phase, or of the part of the page
     anchor: str
-    known: bool = False  # somebody answers for it
+    known: bool = False  # an entry of `known` covers it
 
 
 @dataclass(frozen=True)
 class HighlightGroup:
-    """All things of one kind; `more` are not listed."""
+    """The highlights of one kind; `more` is how many are not listed."""
 
     id: str
     title: str
@@ -43,8 +43,8 @@ class HighlightGroup:
     more: int
 
 
-def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGroup]:
-    """What stands out, the worst kind first. `anchors` are those of the phases' parts."""
+def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGroup]:
+    """The highlights, the worst kind first. `anchors` maps phases to their HTML anchors."""
     if record.proof is not None:
         return list(_group("gates", "Gates not proven", "bad", _gates(record.proof)))
     phases = [(phase, anchors[phase.phase]) for phase in record.phases]
@@ -53,7 +53,7 @@ def stands_out(record: RunRecord, anchors: dict[str, str]) -> list[HighlightGrou
         *_group("jobs", "Failed job", "bad", _each(_jobs, phases)),
         *_group("stragglers", "Slow rank", "bad", _each(_stragglers, phases)),
         *_group("links", "Unexpected transport", "bad", _each(_links, phases)),
-        *_group("metrics", "Off its reference or past", tone, _each(_metrics, phases)),
+        *_group("metrics", "Off reference or past runs", tone, _each(_metrics, phases)),
         *_group("criteria", "Failed criteria", "bad", _each(_criteria, phases)),
         *_group("differences", "Nodes differ", "warn", _differences(record)),
     ]
@@ -64,7 +64,7 @@ def _group(
 ) -> Iterator[HighlightGroup]:
     found = list(items)
     if found:
-        worst = "warn" if all(one.known for one in found) else tone
+        worst = "warn" if all(item.known for item in found) else tone
         yield HighlightGroup(name, title, worst, found[:MAX_EACH], len(found) - MAX_EACH)
 
 
@@ -79,45 +79,49 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     if phase.outcome == "passed":
         return
     first = next((finding for finding in phase.findings if finding.primary), None)
-    what = first.cause if first else phase.reason or "no reason was told"
-    hosts = f" on {listed(first.hosts)}" if first and first.hosts else ""
+    what = first.cause if first else phase.reason or "no reason was recorded"
+    hosts = f" on {name_list(first.hosts)}" if first and first.hosts else ""
     target = f"{anchor}-findings" if phase.findings else anchor
     known = f", known until {phase.known.until}" if phase.known else ""
-    text = f"{words(phase.outcome)}{hosts}{known}"
+    text = f"{outcome_words(phase.outcome)}{hosts}{known}"
     yield Highlight(what, text, phase.phase, target, bool(known))
 
 
 def _known(phase: PhaseRecord, judges: Callable[[str, str], object]) -> str:
-    """The words for an acknowledgement of all red criteria that judge a thing, by their name and
-    text; empty where one of them is not acknowledged, or none is red."""
+    """ "; known until ..." if entries of `known` cover all red criteria for which `judges(name,
+    text)` holds; empty if one of them is not covered, or if none is red."""
     red = [
-        one
-        for name, one in phase.criteria.items()
-        if one.result in ("failed", "known") and judges(name, one.text)
+        criterion
+        for name, criterion in phase.criteria.items()
+        if criterion.result in ("failed", "known") and judges(name, criterion.text)
     ]
-    until = [one.known.until for one in red if one.result == "known" and one.known]
+    until = [
+        criterion.known.until
+        for criterion in red
+        if criterion.result == "known" and criterion.known
+    ]
     return f"; known until {min(until)}" if until and len(until) == len(red) else ""
 
 
 def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    behind = [one for one in phase.ranks if one.behind]
+    behind = [rank for rank in phase.ranks if rank.behind]
     known = _known(phase, lambda name, text: "falls_behind" in name)
     where = (phase.phase, f"{anchor}-ranks", bool(known))
     for rank in behind[:MAX_NAMES]:
         text = f"{_lateness(rank, phase.ranks)}{known}"
         yield Highlight(f"rank {rank.rank} on {rank.node}", text, *where)
     if len(behind) > MAX_NAMES:
-        rest = [str(one.rank) for one in behind[MAX_NAMES:]]
-        yield Highlight(f"ranks {listed(rest)} too", f"behind{known}", *where)
+        rest = [str(rank.rank) for rank in behind[MAX_NAMES:]]
+        yield Highlight(f"ranks {name_list(rest)}", f"also behind{known}", *where)
 
 
 def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
-    """Its own part of a step beside the others', by medians."""
-    others = [one.own_s.p50 for one in ranks if one.own_s and one is not rank]
+    """How its own part of a step compares with that of the others, by medians."""
+    others = [other.own_s.p50 for other in ranks if other.own_s and other is not rank]
     if not rank.own_s or not others:
-        return "it falls behind the others"
-    step = f", of {_ms(rank.step_s.p50)} a step" if rank.step_s else ""
-    times = f"{_ms(rank.own_s.p50)}, the others' {_ms(statistics.median(others))}"
+        return "it is slower than the others"
+    step = f"; a whole step takes {_ms(rank.step_s.p50)}" if rank.step_s else ""
+    times = f"{_ms(rank.own_s.p50)}, that of the others {_ms(statistics.median(others))}"
     return f"its own part of a step takes {times}{step}"
 
 
@@ -127,15 +131,15 @@ def _ms(seconds: float) -> str:
 
 def _links(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     topology = phase.topology
-    wrong = [one for one in topology.links if one.unexpected] if topology else []
+    wrong = [link for link in topology.links if link.unexpected] if topology else []
     if not topology or not wrong:
         return
     first, count = wrong[0], sum(group.unexpected for group in topology.groups)
-    node = {one.rank: one.node for one in phase.ranks}
+    node = {rank.rank: rank.node for rank in phase.ranks}
     ends = [node.get(first.source, "?"), node.get(first.destination, "?")]
     where = f"inside {ends[0]}" if first.inside else f"from {ends[0]} to {ends[1]}"
     more = f"; {count} such links" if count > 1 else ""
-    side = "inside" if all(one.inside for one in wrong) else "transports"
+    side = "inside" if all(link.inside for link in wrong) else "transports"
     known = _known(phase, lambda name, text: "transports" in name and side in name)
     text = f"rank {first.source} to rank {first.destination}: {first.unexpected}"
     yield Highlight(
@@ -148,58 +152,58 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
 
 
 def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    """One thing for each phase: the metric that is furthest off, and the names of the others."""
-    found = [(name, *off) for name, one in phase.metrics.items() if (off := _off(name, one))]
+    """One highlight per phase: the metric that is furthest off, and the names of the others."""
+    found = [(name, *off) for name, metric in phase.metrics.items() if (off := _off(name, metric))]
     if not found:
         return
-    found.sort(key=lambda one: -one[1])
+    found.sort(key=lambda entry: -entry[1])
     name, share, against = found[0]
     metric = phase.metrics[name]
     value = f"{name} is {show_number(metric.value)} {unit_words(metric.unit)}".rstrip()
-    also = f"; also {listed([one[0] for one in found[1:]])}" if found[1:] else ""
-    told, _ = changed_since(phase.changed)
-    since = f". Since the last good run: {listed(told)}" if told else ""
+    also = f"; also {name_list([entry[0] for entry in found[1:]])}" if found[1:] else ""
+    changes, _ = split_changes(phase.changed)
+    since = f". Since the last good run: {name_list(changes)}" if changes else ""
     what = against if math.isinf(share) else f"{name} {against}"
-    names = re.compile(rf"\b({'|'.join(re.escape(one[0]) for one in found)})\b")
+    names = re.compile(rf"\b({'|'.join(re.escape(entry[0]) for entry in found)})\b")
     known = _known(phase, lambda name, text: names.search(text))
     text = f"{value}{also}{known}{since}"
     yield Highlight(what, text, phase.phase, f"{anchor}-metrics", bool(known))
 
 
-def changed_since(changed: Iterable[str]) -> tuple[list[str], str]:
-    """What changed since the last good run, and that run, which each entry of a record names."""
-    parts = [one.rpartition(LAST_GOOD) for one in changed]
+def split_changes(changed: Iterable[str]) -> tuple[list[str], str]:
+    """What changed since the last good run, and the name of that run, taken out of each entry."""
+    parts = [part.rpartition(LAST_GOOD) for part in changed]
     runs = {tail.removesuffix(")") for _, found, tail in parts if found}
     if len(runs) > 1:
-        return ["".join(one) for one in parts], ""
+        return ["".join(part) for part in parts], ""
     return [head if found else tail for head, found, tail in parts], "".join(runs)
 
 
 def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
-    """By what share a metric is off, and the words for it; None where nothing says that it is."""
+    """By how much a metric is off, and the words for it; None if it is not off."""
     reference, past, value = metric.reference, metric.past, metric.value
     if isinstance(value, str):
-        return math.inf, f"{value}, which is no number"
+        return math.inf, f"{value}, which is not a number"
     if metric.met is False and reference and reference.value:
         return _share(value, reference.value, "the reference")
     if metric.met is False:
-        return math.inf, "beyond its reference"
+        return math.inf, "outside its reference"
     if past is None or past["status"] not in ("warn", "fail"):
         return None
     if not past["median"]:
-        return math.inf, f"{name} is off its past"
+        return math.inf, f"{name} is off its past runs"
     others = " on other versions" if past.get("other_versions") else ""
     return _share(value, past["median"], f"the median of {past['runs']} runs{others}")
 
 
 def _only_warns(record: RunRecord) -> bool:
-    """Whether no metric of a run is worse than a warning beside its past."""
-    metrics = [one for phase in record.phases for one in phase.metrics.values()]
+    """Whether no metric of a run is worse than a warning."""
+    metrics = [metric for phase in record.phases for metric in phase.metrics.values()]
     return not any(
-        isinstance(one.value, str)
-        or one.met is False
-        or (one.past is not None and one.past["status"] == "fail")
-        for one in metrics
+        isinstance(metric.value, str)
+        or metric.met is False
+        or (metric.past is not None and metric.past["status"] == "fail")
+        for metric in metrics
     )
 
 
@@ -209,21 +213,21 @@ def _share(value: float, base: float, words: str) -> tuple[float, str]:
 
 
 def _criteria(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
-    red = [name for name, one in phase.criteria.items() if one.result == "failed"]
+    red = [name for name, criterion in phase.criteria.items() if criterion.result == "failed"]
     if phase.outcome != "passed" or not red:
         return
-    said = phase.criteria[red[0]].text.strip().splitlines()
+    lines = phase.criteria[red[0]].text.strip().splitlines()
     what = f"{len(red)} of {len(phase.criteria)} criteria" if red[1:] else red[0]
-    text = listed(red) if red[1:] else said[0] if said else ""
+    text = name_list(red) if red[1:] else lines[0] if lines else ""
     yield Highlight(what, text, phase.phase, f"{anchor}-criteria")
 
 
 def _differences(record: RunRecord) -> Iterator[Highlight]:
-    for one in record.differences:
-        usual, *others = one.values.items()
-        said = "; ".join(f"{value} on {listed(nodes)}" for value, nodes in others[:MAX_NAMES])
-        text = f"{said}; {usual[0]} on the other {len(usual[1])}"
-        yield Highlight(one.fact, text, "nodes", "nodes")
+    for difference in record.differences:
+        usual, *others = difference.values.items()
+        rest = "; ".join(f"{value} on {name_list(nodes)}" for value, nodes in others[:MAX_NAMES])
+        text = f"{rest}; {usual[0]} on the other {len(usual[1])}"
+        yield Highlight(difference.fact, text, "nodes", "nodes")
 
 
 def _gates(proof: ProofRecord) -> Iterator[Highlight]:
@@ -233,15 +237,15 @@ def _gates(proof: ProofRecord) -> Iterator[Highlight]:
             yield Highlight(f"{gate.fault}: {gate.status}", text, "proof", "proof")
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names in one line, and how many more there are."""
-    held = list(names)
-    more = f" and {len(held) - MAX_NAMES} more" if len(held) > MAX_NAMES else ""
-    return ", ".join(held[:MAX_NAMES]) + more
+def name_list(names: Iterable[str]) -> str:
+    """Names on one line; of many, the first and how many more there are."""
+    every = list(names)
+    more = f" and {len(every) - MAX_NAMES} more" if len(every) > MAX_NAMES else ""
+    return ", ".join(every[:MAX_NAMES]) + more
 
 
-def words(outcome: str) -> str:
-    """An outcome as people read it."""
+def outcome_words(outcome: str) -> str:
+    """An outcome as people read it: `never ran`."""
     return outcome.replace("_", " ")
 
 
@@ -251,7 +255,7 @@ def unit_words(unit: str) -> str:
 
 
 def show_number(value: float | str | None) -> str:
-    """A number of the record in words; a dash where there is none."""
+    """A number of the record as text; a dash if there is none."""
     if value is None:
         return "-"
     return value if isinstance(value, str) else show(value)

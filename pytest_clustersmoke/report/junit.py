@@ -1,11 +1,10 @@
-"""junit.xml: what pytest's own writer leaves to be done, before it writes the file.
+"""junit.xml: completes what pytest's writer holds, before it writes the file.
 
-A case's properties travel as pytest's `user_properties`; a metric's name ends in its unit
-(`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its figure is that of report.json,
-digit by digit. The suite gets the run's properties. A case's text is cut to what is worth reading,
-with the place of the rest; a case that the end of the run cut off gets its name and an error, since
-pytest writes it without either. It is done to what pytest holds, not to the file, which may be any
-(a pipe, too).
+Properties of a case travel as pytest's `user_properties`; a metric's name ends in its unit
+(`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its value is that of report.json, to
+the last digit. The suite gets the properties of the run. The text of a case is cut, with the path
+of the full evidence. A case that the end of the run cut off gets its name and an error, since
+pytest writes neither. All this changes pytest's data, not the file, which may even be a pipe.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from ..evidence.phase_result import PhaseResult
 from ..text import sanitize_line
 from .record_builder import FinishedRun
 
-MAX_TEXT_BYTES = 16 * 2**10  # of all texts of one case
-MAX_MESSAGE = 1000  # characters of an attribute; pytest from 9 on writes fewer
-HEAD = 0.75  # of a text that is cut: a finding stands first, an assertion's words last
+MAX_TEXT_BYTES = 16 * 2**10  # all texts of one case together
+MAX_MESSAGE = 1000  # characters; pytest 9 and later write fewer
+HEAD = 0.75  # share of a cut text kept from its head: findings come first, assertions last
 CUT_OFF = "the run ended before this was judged"
 FAILURES = ("failure", "error")
 OUTPUT = ("system-out", "system-err")
@@ -36,7 +35,7 @@ Property = tuple[str, object]
 def phase_properties(result: PhaseResult) -> list[Property]:
     """phase, job_id, nodes, outcome, queue_s, run_s, each metric by its name, versions, transport.
 
-    A time that is not known is empty; a metric or version that is not known is left out.
+    An unknown time is empty; an unknown metric or version is left out.
     """
     job = result.job
     properties: list[Property] = [
@@ -54,11 +53,13 @@ def phase_properties(result: PhaseResult) -> list[Property]:
     return properties
 
 
-def complete(xml: Any, run: FinishedRun) -> None:
-    """Complete what pytest's writer is about to write of a run, once its verdict is known."""
+def complete_junit(xml: Any, run: FinishedRun) -> None:
+    """Complete what pytest's writer is about to write, now that the verdict is known."""
     versions: dict[str, dict[str, None]] = {}  # in order, each once
     for case in _cases(xml):
-        properties = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
+        properties = {
+            element.attrib["name"]: element.attrib["value"] for element in case.iter("property")
+        }
         for name in VERSIONS:
             if properties.get(name):
                 versions.setdefault(name, {})[properties[name]] = None
@@ -85,9 +86,9 @@ def _run_properties(run: FinishedRun) -> list[Property]:
 
 
 def _cases(xml: Any) -> Iterator[Element]:
-    """Each case as it will be written; from here on it is fixed, and can be changed."""
+    """Each case as an XML element, which can be changed: pytest will write exactly that."""
     for reporter in xml.node_reporters_ordered:
-        if "attrs" in vars(reporter):  # pytest has not heard of its end
+        if "attrs" in vars(reporter):  # pytest has received no report of its end
             if "name" not in reporter.attrs:
                 _cut_off(reporter)
             reporter.finalize()
@@ -95,7 +96,7 @@ def _cases(xml: Any) -> Iterator[Element]:
 
 
 def _cut_off(reporter: Any) -> None:
-    """A case of which only the set-up was heard."""
+    """Complete a case of which pytest has received only the set-up."""
     *parents, name = mangle_test_address(str(reporter.id))
     prefix = [reporter.xml.prefix] if reporter.xml.prefix else []
     reporter.attrs = {"classname": ".".join([*prefix, *parents]), "name": name}
@@ -103,31 +104,31 @@ def _cut_off(reporter: Any) -> None:
 
 
 def _shorten(case: Element, rest: Path) -> None:
-    """Cut the case's texts, take out what stands there twice, and say where the rest is."""
+    """Cut the texts of a case, drop repeated output, and add the path of the evidence."""
     left, seen = MAX_TEXT_BYTES, set()
-    for one in list(case):
-        if one.tag in OUTPUT and (one.tag, one.text) in seen:
-            case.remove(one)
+    for element in list(case):
+        if element.tag in OUTPUT and (element.tag, element.text) in seen:
+            case.remove(element)
             continue
-        seen.add((one.tag, one.text))
-        if one.tag == "properties":
+        seen.add((element.tag, element.text))
+        if element.tag == "properties":
             continue
-        failure = one.tag in FAILURES or one.get("type") == "pytest.xfail"
+        failure = element.tag in FAILURES or element.get("type") == "pytest.xfail"
         place = f"\nreport: {bin_xml_escape(rest)}" if failure else ""
-        one.text = cut(one.text or "", left - len(place.encode())) + place
-        left = max(0, left - len(one.text.encode()))
-    for one in case.iter():
-        for name, value in one.attrib.items():
+        element.text = cut(element.text or "", left - len(place.encode())) + place
+        left = max(0, left - len(element.text.encode()))
+    for element in case.iter():
+        for name, value in element.attrib.items():
             limit = MAX_MESSAGE if name == "message" else len(value)
-            one.attrib[name] = bin_xml_escape(value[:limit])
+            element.attrib[name] = bin_xml_escape(value[:limit])
 
 
 def cut(text: str, size: int) -> str:
-    """At most `size` bytes of the text, from its head and its tail, and how many are left out."""
+    """At most `size` bytes of the text, from its head and its tail, with a note between them."""
     raw = text.encode(errors="replace")
     if len(raw) <= size:
         return text
-    gap = f"\n[... {len(raw)} bytes in all, the middle is left out ...]\n"
+    gap = f"\n[... {len(raw)} bytes in total, the middle is omitted ...]\n"
     room = max(0, size - len(gap))
     head = int(room * HEAD)
     tail = raw[len(raw) - (room - head) :]

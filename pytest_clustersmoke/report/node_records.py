@@ -1,6 +1,6 @@
-"""What the nodes said of themselves, for the record: once for each node; and where nodes differ.
+"""The facts that nodes reported, for the record: once per node; and where nodes differ.
 
-Facts were written by jobs: a file of them may be large, or nested without measure.
+Jobs write the facts: a file may be huge, or nested arbitrarily deep.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .run_record import DifferenceRecord, FactsRecord
 
 # A node with eight GPUs and ten network cards writes some 10,000 characters, nested four deep.
 MAX_CHARACTERS, MAX_FACT, MAX_DEPTH = 2**18, 2**16, 6
-CUT = "…"  # begins every word that stands where something was left out
-# What NodeRecord and FactsRecord say already.
+CUT = "…"  # starts every text that replaces something left out
+# NodeRecord and FactsRecord have these.
 SAID = {"node_rank", "node", "host"}
-# Facts of launch.facts that nodes of one kind have in common.
+# Facts of launch.facts that nodes of one kind should have in common.
 COMMON = (
     "kernel",
     "python",
@@ -34,7 +34,7 @@ COMMON = (
 )
 MAX_WORDS = 200
 MAX_DIFFERENCES = 1000
-UNKNOWN = "not told"
+UNKNOWN = "not reported"
 
 
 @dataclass
@@ -50,16 +50,16 @@ class FactsCollector:
         self._nodes: dict[tuple[str, int], _Node] = {}
 
     def add(self, result: PhaseResult) -> None:
-        """Take what the nodes of a phase wrote. Two of one name in one phase are two nodes."""
+        """Take the facts of a phase's nodes. Equal names within a phase are different nodes."""
         named: Counter[str] = Counter()
-        for one in result.nodes:
-            node = self._nodes.setdefault((one.name, named[one.name]), _Node())
-            named[one.name] += 1
-            if one.facts or not node.host:
-                node.host = one.host
-            if one.facts:
-                node.by_phase[result.name] = bounded(
-                    {name: value for name, value in one.facts.items() if name not in SAID}
+        for reported in result.nodes:
+            node = self._nodes.setdefault((reported.name, named[reported.name]), _Node())
+            named[reported.name] += 1
+            if reported.facts or not node.host:
+                node.host = reported.host
+            if reported.facts:
+                node.by_phase[result.name] = bound_facts(
+                    {name: value for name, value in reported.facts.items() if name not in SAID}
                 )
 
     def records(self) -> list[FactsRecord]:
@@ -69,7 +69,7 @@ class FactsCollector:
 
 def _record(name: str, node: _Node) -> FactsRecord:
     last = next(reversed(node.by_phase.values()), {})
-    earlier = {phase: _unlike(facts, last) for phase, facts in node.by_phase.items()}
+    earlier = {phase: _differing(facts, last) for phase, facts in node.by_phase.items()}
     return FactsRecord(
         node=name,
         host=node.host,
@@ -79,13 +79,13 @@ def _record(name: str, node: _Node) -> FactsRecord:
     )
 
 
-def _unlike(facts: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+def _differing(facts: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
     names = dict.fromkeys([*facts, *last])
     return {name: facts.get(name) for name in names if facts.get(name) != last.get(name)}
 
 
-def bounded(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts, of which those beyond any measure are left out, and say so."""
+def bound_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts; a note replaces those that are too large or too deep."""
     kept: dict[str, Any] = {}
     left = MAX_CHARACTERS
     for count, (name, value) in enumerate(facts.items()):
@@ -105,12 +105,12 @@ def bounded(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_deeper(value: Any, levels: int) -> bool:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return bool(inner) and (levels == 0 or any(_is_deeper(one, levels - 1) for one in inner))
+    return bool(inner) and (levels == 0 or any(_is_deeper(item, levels - 1) for item in inner))
 
 
 def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
-    """Every fact that is not the same on all nodes, with the nodes of each value; the value that
-    most nodes have first. A node that wrote no facts at all differs in nothing."""
+    """Every fact that differs between nodes, with the nodes of each value, the most common value
+    first. A node without facts differs in nothing."""
     by_node = {node.node: dict(common_facts(node.facts)) for node in nodes if node.facts}
     names = sorted({name for facts in by_node.values() for name in facts})
     found: list[DifferenceRecord] = []
@@ -125,7 +125,7 @@ def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
 
 
 def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The facts in which nodes of one kind are alike; those of a wrong type are left out."""
+    """The facts that nodes of one kind should share; values of a wrong type are left out."""
     for name in COMMON:
         if facts.get(name) is not None:
             yield name, _word(facts[name])

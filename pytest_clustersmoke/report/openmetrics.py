@@ -1,8 +1,8 @@
-"""metrics.prom: the record's figures as OpenMetrics text, which Prometheus's own format is part of.
+"""metrics.prom: the figures of the record as OpenMetrics text that is also Prometheus text format.
 
-A node exporter's textfile collector reads the older format and wants no timestamps, so everything
-is a gauge: a verdict and an outcome are one series for each value they can have, 1 for the one that
-holds. Units are those of OpenMetrics (seconds, bytes), and end the name.
+A node exporter's textfile collector reads the older format and accepts no timestamps, so everything
+is a gauge. A verdict or an outcome is one series per possible value, 1 for the current value.
+Names end in OpenMetrics' base units (seconds, bytes).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .run_record import Outcome, PhaseRecord, Result, RunRecord
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
-# How a name of telemetry.METRICS ends, how OpenMetrics has it, and the factor between their units.
-# The first that fits holds.
+# The end of a name in METRICS, its form in OpenMetrics, and the factor between the units. The first
+# match counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
     ("_gb_per_s", "bytes_per_second", 1e9),
     ("tokens_per_s_per_rank", "tokens_per_second_per_rank", 1),
@@ -30,7 +30,7 @@ UNITS: tuple[tuple[str, str, float], ...] = (
 
 
 class Gauge(NamedTuple):
-    """A gauge: its samples have the values of its labels (beside `cluster`), and their value."""
+    """A gauge; each sample has the values of the labels (without `cluster`) and a value."""
 
     name: str
     meaning: str
@@ -38,8 +38,8 @@ class Gauge(NamedTuple):
     samples: Iterable[tuple[tuple[str, ...], float | None]]
 
 
-def exposition(record: RunRecord) -> str:
-    """The text of metrics.prom. A figure that is not known has no sample."""
+def render_metrics(record: RunRecord) -> str:
+    """The text of metrics.prom. An unknown figure has no sample."""
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.openmetrics.exposition import generate_latest
     from prometheus_client.registry import CollectorRegistry
@@ -67,9 +67,9 @@ def exposition(record: RunRecord) -> str:
 
 
 def gauge_of(metric: str) -> tuple[str, str, float]:
-    """The gauge that shows a metric: its name without the prefix, its unit, and the factor.
+    """The gauge of a metric: its name without the prefix, its unit, and the factor.
 
-    A metric without a unit in its name keeps its name and has none.
+    A metric without a unit in its name keeps its name and has no unit.
     """
     for end, unit, factor in UNITS:
         if metric.endswith(end):
@@ -80,21 +80,21 @@ def gauge_of(metric: str) -> tuple[str, str, float]:
 
 def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     figures: dict[str, tuple[str, float]] = {
-        "run_begun_timestamp_seconds": ("When the run began", record.begun),
+        "run_begun_timestamp_seconds": ("When the run started", record.begun),
         "run_timestamp_seconds": ("When the run was reported", record.written),
         "run_partial": (
-            "1 where the run did not come to its end",
+            "1 if the run did not finish",
             bool(record.interrupted or record.partial),
         ),
-        "run_phases": ("Phases that were chosen", len(record.phases_chosen)),
+        "run_phases": ("Selected phases", len(record.phases_chosen)),
         "cluster_phases": ("Phases that the cluster runs", len(record.phases_of_cluster)),
-        "run_failures": ("Phases, or other tests, that failed", len(record.failed)),
-        "run_not_measured": ("What was required and not measured", len(record.not_measured)),
-        "run_known_failures": ("Failures that are acknowledged until a day", len(record.known)),
-        "run_node_differences": ("Facts in which nodes differ", len(record.differences)),
+        "run_failures": ("Failed phases and other failed tests", len(record.failed)),
+        "run_not_measured": ("Required measurements that are missing", len(record.not_measured)),
+        "run_known_failures": ("Failures that an entry of `known` covers", len(record.known)),
+        "run_node_differences": ("Facts that differ between nodes", len(record.differences)),
     }
     if record.proof is None:
-        fit = "1 where the chosen phases found the cluster fit to train on, else 0"
+        fit = "1 if the selected phases found the cluster fit to train on, else 0"
         figures["run_fit"] = fit, record.verdict == FIT
     for name, (meaning, value) in figures.items():
         yield Gauge(name, meaning, (), [((), value)])
@@ -106,18 +106,18 @@ def _run_gauges(record: RunRecord) -> Iterator[Gauge]:
     yield Gauge("run_about", "What ran; the value is always 1", labels, [(about, 1)])
 
 
-# A figure of each phase, by the gauge's name: what it says, and how it is got.
+# Figures of each phase, by the gauge's name: the help text, and where the figure comes from.
 PHASE_FIGURES: dict[str, tuple[str, Callable[[PhaseRecord], float | None]]] = {
     "phase_queue_seconds": ("From submission to start of the phase's job", lambda p: p.queue_s),
     "phase_run_seconds": ("Run time of the phase's job", lambda p: p.run_s),
     "phase_ranks": ("Ranks of the phase", lambda p: p.world_size),
     "phase_ranks_done": (
-        "Ranks that came to their end",
+        "Ranks that finished",
         lambda p: sum(rank.done for rank in p.ranks),
     ),
     "phase_nodes": ("Nodes of the phase", lambda p: len(p.nodes)),
     "phase_links_unexpected": (
-        "Links between ranks over a transport that is not expected",
+        "Links between ranks over an unexpected transport",
         lambda p: _unexpected_links(p),
     ),
 }
@@ -131,17 +131,17 @@ def _phase_gauges(phases: list[PhaseRecord]) -> Iterator[Gauge]:
         for p in phases
         for outcome in get_args(Outcome)
     ]
-    meaning = "1 for the outcome that the phase's job had"
+    meaning = "1 for the outcome of the phase's job"
     yield Gauge("phase_outcome", meaning, ("phase", "outcome"), outcomes)
     results = [
-        ((p.phase, result), sum(one.result == result for one in p.criteria.values()))
+        ((p.phase, result), sum(criterion.result == result for criterion in p.criteria.values()))
         for p in phases
         for result in get_args(Result)
     ]
-    meaning = "Criteria of the phase by their result"
+    meaning = "Criteria of the phase by result"
     yield Gauge("phase_criteria", meaning, ("phase", "result"), results)
     met = [((p.phase, name), metric.met) for p in phases for name, metric in p.metrics.items()]
-    meaning = "1 where the metric is within its reference's bounds, 0 where it is not"
+    meaning = "1 if the metric is within its reference's bounds, else 0"
     yield Gauge("phase_reference_met", meaning, ("phase", "metric"), met)
     for name in dict.fromkeys(name for p in phases for name in p.metrics):
         gauge, _, factor = gauge_of(name)

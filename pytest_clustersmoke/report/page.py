@@ -1,8 +1,8 @@
-"""index.html: the whole report of a run in one file, which asks nothing of the network.
+"""index.html: the whole report of a run in one file, which needs no network.
 
-Every figure stands in a table that is there without scripts; charts.js and topology.js read those
-tables and draw. So the page carries each number once, as text and exactly in `data-value`; of a
-phase with many ranks it carries ranges, rounded, and says so (page_ranks.py).
+Every figure is in a table that works without scripts; charts.js and topology.js draw from those
+tables. So the page has each number once, as text and exactly in `data-value`. For a phase with many
+ranks it has rounded ranges, and says so (page_ranks.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import jinja2
 
 from ..text import sanitize_lines
-from .highlights import show_number, unit_words, words
+from .highlights import outcome_words, show_number, unit_words
 from .page_view import (
     PERCENTILES,
-    allowed,
+    bounds_words,
+    build_view,
     evidence_link,
     fact_words,
     hardware_words,
@@ -29,44 +30,43 @@ from .page_view import (
     spread_cells,
     tone,
     utc,
-    view,
 )
 from .run_record import RunRecord
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
-# What a person can read of one text; the evidence has the rest.
+# As much as a person reads of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
 
 
-def page(record: RunRecord, there: Callable[[str], bool] = lambda name: True) -> str:
-    """The page of a record, which is taken as hostile text throughout.
+def page(record: RunRecord, exists: Callable[[str], bool] = lambda name: True) -> str:
+    """The page of a record, all of which is treated as hostile text.
 
-    `there` tells whether a file lies beside the page under this name, or will: others are named
+    `exists` says whether a file of this name is beside the page, or will be: other files are named
     without a link.
     """
-    cleaned = RunRecord.model_validate(_clean(record.as_json()))
+    sanitized = RunRecord.model_validate(_sanitize(record.as_json()))
     scripts = [(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
-            run=cleaned,
-            view=view(cleaned),
+            run=sanitized,
+            view=build_view(sanitized),
             max_differences=MAX_DIFFERENCES,
             scripts=scripts,
             styles=(HERE / "page.css").read_text(encoding="utf-8"),
             policy=_policy(scripts),
             percentiles=PERCENTILES,
-            allowed=allowed,
-            evidence_link=partial(evidence_link, there),
+            allowed=bounds_words,
+            evidence_link=partial(evidence_link, exists),
         )
     )
 
 
 def _policy(scripts: list[str]) -> str:
-    """Nothing is fetched, and no script runs but these. Plot writes its styles into its SVGs."""
+    """Fetch nothing, and run only these scripts. Plot puts inline styles into its SVGs."""
     hashes = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
@@ -96,7 +96,7 @@ def _environment() -> jinja2.Environment:
         "seconds": _seconds,
         "utc": utc,
         "tone": tone,
-        "words": words,
+        "words": outcome_words,
         "unit": unit_words,
         "hardware": hardware_words,
         "soft": soft,
@@ -107,13 +107,13 @@ def _environment() -> jinja2.Environment:
 
 
 def _beside(past: Mapping[str, Any]) -> str:
-    """What is said of a metric's past, without the value and the status that stand beside it."""
+    """The text on a metric's past, without the value and the status, which have their own cells."""
     text = str(past["text"]).partition(": ")[2] or str(past["text"])
     return text.removeprefix(f"{past['status']}: ")
 
 
 def _exact(value: float | str | None) -> str:
-    """A number as report.json has it, to the last digit."""
+    """A number as in report.json, to the last digit."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -121,13 +121,13 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _clean(value: Any) -> Any:
-    """The same data with every text harmless, names of fields and entries included."""
+def _sanitize(value: Any) -> Any:
+    """The same data with every text made harmless, keys included."""
     if isinstance(value, str):
         cut = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + " …"
         return sanitize_lines(cut)
     if isinstance(value, Mapping):
-        return {sanitize_lines(str(key)): _clean(inner) for key, inner in value.items()}
+        return {sanitize_lines(str(key)): _sanitize(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
+        return [_sanitize(inner) for inner in value]
     return value

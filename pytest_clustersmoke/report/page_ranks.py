@@ -1,7 +1,7 @@
-"""What index.html shows of a phase's ranks and links: all of few; of many those that stand out.
+"""Which ranks and links of a phase index.html shows: all if there are few, otherwise highlights.
 
-A run of eight phases with 512 ranks each must still open at once. What is left out is said on the
-page, and is in report.json: never a rank that is behind or not done, nor an unexpected link.
+A run of eight phases with 512 ranks each must still open at once. The page says what is left out,
+and report.json has it. Ranks that are behind or not done and unexpected links are never left out.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from ..evidence.history.past_records import Number
 from ..text import ranges
 from .run_record import GroupRecord, LinkRecord, PhaseRecord, RankRecord, SpreadRecord
 
-# Above so many ranks, nodes have rows, and ranks only where they stand out.
+# With more ranks than this, nodes have rows, and ranks only if they stand out.
 MANY_RANKS = 128
 MAX_ROWS = 32
-# 64 nodes have 2,080 pairs, themselves among them; the matrix of more could not be read.
+# 64 nodes have 2,080 pairs, counting each node with itself; a larger matrix is unreadable.
 MAX_GROUPS = 2500
-# Unexpected links of many ranks beyond these are told by their ends, those alike in one row.
+# Further unexpected links share rows: those that differ only in their ends.
 MAX_LINKS = 32
 
 
 @dataclass(frozen=True)
 class NodeRanks:
-    """The ranks of one node: which, and their range in each figure."""
+    """The ranks of one node, and the range of each figure over them."""
 
     place: int | None
     node: str
@@ -41,8 +41,8 @@ class NodeRanks:
 
 @dataclass(frozen=True)
 class RanksView:
-    rows: list[RankRecord]  # those that are listed one by one
-    nodes: list[NodeRanks]  # of many ranks; empty where all are listed
+    rows: list[RankRecord]  # those listed individually
+    nodes: list[NodeRanks]  # empty if all ranks are listed
     undone: str
     behind: str
     standing: int  # how many stand out
@@ -50,7 +50,7 @@ class RanksView:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Unexpected links that are alike but for their ends; `where` is of the first."""
+    """Unexpected links that differ only in their ends; `where` is that of the first."""
 
     transport: str
     nics: str
@@ -62,9 +62,9 @@ class Bundle:
 
 @dataclass(frozen=True)
 class GroupBundle:
-    """Pairs of one node with those after it, alike but for what was measured between them."""
+    """Pairs of one node with later nodes that differ only in the measured bandwidth."""
 
-    one: int
+    first: int  # node rank
     kind: str
     links: int  # of each pair
     unexpected: int
@@ -73,10 +73,10 @@ class GroupBundle:
 
 @dataclass(frozen=True)
 class LinksView:
-    links: list[LinkRecord]  # those that are listed one by one
+    links: list[LinkRecord]  # those listed individually
     bundles: list[Bundle]
     links_left: int
-    groups: list[GroupRecord]  # those that have a row each
+    groups: list[GroupRecord]  # those with a row each
     group_bundles: list[GroupBundle]
     groups_left: int
 
@@ -84,12 +84,12 @@ class LinksView:
 def ranks_view(record: PhaseRecord) -> RanksView:
     """The ranks of a phase, as the page shows them."""
     ranks = record.ranks
-    undone = ranges(one.rank for one in ranks if not one.done)
-    behind = ranges(one.rank for one in ranks if one.behind)
+    undone = ranges(rank.rank for rank in ranks if not rank.done)
+    behind = ranges(rank.rank for rank in ranks if rank.behind)
     if len(ranks) <= MANY_RANKS:
         return RanksView(ranks, [], undone, behind, 0)
     standing = _standing(ranks)
-    rows = sorted(standing[:MAX_ROWS], key=lambda one: one.rank)
+    rows = sorted(standing[:MAX_ROWS], key=lambda rank: rank.rank)
     return RanksView(rows, _by_node(ranks), undone, behind, len(standing))
 
 
@@ -103,7 +103,7 @@ def links_view(record: PhaseRecord) -> LinksView:
     if len(record.ranks) <= MANY_RANKS:
         shown = groups if groups_left else topology.groups
         return LinksView(topology.links, [], 0, shown, [], groups_left)
-    links = [one for one in topology.links if one.unexpected]
+    links = [link for link in topology.links if link.unexpected]
     return LinksView(
         links=links[:MAX_LINKS],
         bundles=_bundles(links[MAX_LINKS:]),
@@ -116,13 +116,13 @@ def links_view(record: PhaseRecord) -> LinksView:
 
 def _bundles(links: list[LinkRecord]) -> list[Bundle]:
     alike: dict[tuple[str, str, str], list[LinkRecord]] = {}
-    for one in links:
-        key = (one.transport, ", ".join(one.nics), one.unexpected)
-        alike.setdefault(key, []).append(one)
+    for link in links:
+        key = (link.transport, ", ".join(link.nics), link.unexpected)
+        alike.setdefault(key, []).append(link)
     return [
         Bundle(
             *key,
-            ends=", ".join(f"{one.source}→{one.destination}" for one in held),
+            ends=", ".join(f"{link.source}→{link.destination}" for link in held),
             count=len(held),
             where=held[0].where,
         )
@@ -132,9 +132,9 @@ def _bundles(links: list[LinkRecord]) -> list[Bundle]:
 
 def _group_bundles(groups: list[GroupRecord]) -> list[GroupBundle]:
     alike: dict[tuple[int, str, int, int], list[GroupRecord]] = {}
-    for one in sorted(groups, key=lambda group: (not group.unexpected, *group.nodes)):
-        key = (one.nodes[0], one.kind, one.links, one.unexpected)
-        alike.setdefault(key, []).append(one)
+    for group in sorted(groups, key=lambda group: (not group.unexpected, *group.nodes)):
+        key = (group.nodes[0], group.kind, group.links, group.unexpected)
+        alike.setdefault(key, []).append(group)
     return [GroupBundle(*key, pairs=held) for key, held in alike.items()]
 
 
@@ -144,15 +144,15 @@ def _worst_first(group: GroupRecord) -> tuple[bool, float]:
 
 
 def _standing(ranks: list[RankRecord]) -> list[RankRecord]:
-    """Ranks to look at, the worst first: behind, not done, nowhere, without a figure that is a
-    number; and those of the longest own part, the longest step and the most memory."""
-    found = [one for one in ranks if one.behind]
-    found += [one for one in ranks if not one.done]
-    found += [one for one in ranks if one.node_rank is None]
-    found += [one for one in ranks if isinstance(one.peak_memory_gib, str)]
+    """Ranks to look at, the worst first: behind, not done, on an unknown node, with a figure that
+    is not a number; then those with the longest own part, the longest step and the most memory."""
+    found = [rank for rank in ranks if rank.behind]
+    found += [rank for rank in ranks if not rank.done]
+    found += [rank for rank in ranks if rank.node_rank is None]
+    found += [rank for rank in ranks if isinstance(rank.peak_memory_gib, str)]
     for figure in (_own, _step, _memory):
         found.append(max(ranks, key=figure))
-    return list({one.rank: one for one in found}.values())
+    return list({rank.rank: rank for rank in found}.values())
 
 
 def _own(rank: RankRecord) -> float:
@@ -164,14 +164,14 @@ def _step(rank: RankRecord) -> float:
 
 
 def _memory(rank: RankRecord) -> float:
-    told = rank.peak_memory_gib
-    return -1.0 if told is None or isinstance(told, str) else told
+    memory = rank.peak_memory_gib
+    return -1.0 if memory is None or isinstance(memory, str) else memory
 
 
 def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
     found: dict[int | None, list[RankRecord]] = {}
-    for one in ranks:
-        found.setdefault(one.node_rank, []).append(one)
+    for rank in ranks:
+        found.setdefault(rank.node_rank, []).append(rank)
     return [
         _node(place, found[place]) for place in sorted(found, key=lambda at: (at is None, at or 0))
     ]
@@ -180,34 +180,34 @@ def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
 def _node(place: int | None, ranks: list[RankRecord]) -> NodeRanks:
     return NodeRanks(
         place=place,
-        node=ranks[0].node if place is not None else "not known",
-        ranks=ranges(one.rank for one in ranks),
-        undone=ranges(one.rank for one in ranks if not one.done),
-        behind=ranges(one.rank for one in ranks if one.behind),
-        steps=min(one.steps for one in ranks),
-        memory=_most([one.peak_memory_gib for one in ranks]),
-        step_s=_range([one.step_s for one in ranks]),
-        own_s=_range([one.own_s for one in ranks]),
+        node=ranks[0].node if place is not None else "unknown",
+        ranks=ranges(rank.rank for rank in ranks),
+        undone=ranges(rank.rank for rank in ranks if not rank.done),
+        behind=ranges(rank.rank for rank in ranks if rank.behind),
+        steps=min(rank.steps for rank in ranks),
+        memory=_most([rank.peak_memory_gib for rank in ranks]),
+        step_s=_range([rank.step_s for rank in ranks]),
+        own_s=_range([rank.own_s for rank in ranks]),
     )
 
 
 def _most(values: Iterable[Number | None]) -> Number | None:
-    """The highest; one that is no number before any other."""
-    told = [one for one in values if one is not None]
-    odd = [one for one in told if isinstance(one, str)]
-    return odd[0] if odd else max(told, default=None)
+    """The highest value; a value that is not a number comes first."""
+    known = [value for value in values if value is not None]
+    odd = [value for value in known if isinstance(value, str)]
+    return odd[0] if odd else max(known, default=None)
 
 
 def _range(spreads: Iterable[SpreadRecord | None]) -> SpreadRecord | None:
-    """Of all ranks of a node, so that none is hidden: the lowest p5, the highest p95, and between
-    them the medians."""
-    held = [one for one in spreads if one]
+    """The range over all ranks of a node, so that none is hidden: the lowest p5, the highest p95,
+    and medians between them."""
+    held = [spread for spread in spreads if spread]
     if not held:
         return None
     return SpreadRecord(
-        p5=min(one.p5 for one in held),
-        p25=statistics.median(one.p25 for one in held),
-        p50=statistics.median(one.p50 for one in held),
-        p75=statistics.median(one.p75 for one in held),
-        p95=max(one.p95 for one in held),
+        p5=min(spread.p5 for spread in held),
+        p25=statistics.median(spread.p25 for spread in held),
+        p50=statistics.median(spread.p50 for spread in held),
+        p75=statistics.median(spread.p75 for spread in held),
+        p95=max(spread.p95 for spread in held),
     )

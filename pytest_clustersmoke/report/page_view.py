@@ -1,4 +1,4 @@
-"""What index.html's template needs beside the record: anchors, links to files, counts, columns."""
+"""What the templates of index.html need beside the record: anchors, links, counts, columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from ..config.metrics import show
 from ..evidence.gpu_model import ANY_GPU
-from .highlights import HighlightGroup, changed_since, stands_out, words
+from ..text import plural
+from .highlights import HighlightGroup, find_highlights, outcome_words, split_changes
 from .node_records import UNKNOWN, common_facts
 from .page_ranks import LinksView, RanksView, links_view, ranks_view
 from .run_record import FactsRecord, HardwareRecord, PhaseRecord, Result, RunRecord, SpreadRecord
@@ -31,7 +32,7 @@ TONES = {
     "known": "warn",
     "skipped": "none",
 }
-# Columns of the table of nodes, by the names of node_facts.py.
+# Columns of the table of nodes, by the names of node_records.py.
 NODE_FACTS = ("GPUs", "GPU", "driver", "kernel", "python", "package torch", "memory_bytes")
 RESULTS: tuple[Result, ...] = ("failed", "known", "passed", "skipped")
 LONG_NAME = re.compile(r"\w{30,}")
@@ -40,24 +41,24 @@ PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 
 @dataclass(frozen=True)
 class PhaseSection:
-    """A phase, and what the page says around it."""
+    """A phase with everything the page shows about it."""
 
     record: PhaseRecord
     anchor: str
     folder: str  # of its evidence, relative to the page
-    state: str  # the job's outcome; of one that passed, with its red criteria
-    tone: str  # of the worst of job and criteria
-    changed: str  # since the last good run, which is named before
+    state: str  # the outcome of the job; if it passed, with its red criteria
+    tone: str  # the worst of job and criteria
+    changed: str  # since the last good run, which it names first
     open: bool  # whether there is something to look at
-    counts: list[tuple[str, int]]  # criteria by result, the failed first
-    rate: str  # the metric that is its rate; empty where it has none
+    counts: list[tuple[str, int]]  # criteria by result, failed ones first
+    rate: str  # the metric shown as its rate; empty if it has none
     ranks: RanksView
     links: LinksView
 
 
 @dataclass(frozen=True)
 class FactCell:
-    """A node's fact; `differs`: most nodes have another, though they should be alike in it."""
+    """A fact of a node; `differs`: most nodes have another value, but should have the same."""
 
     text: str
     differs: bool
@@ -65,24 +66,24 @@ class FactCell:
 
 @dataclass(frozen=True)
 class PageContent:
-    """Everything that the template is given beside the record."""
+    """Everything that the templates get beside the record."""
 
     stands_out: list[HighlightGroup]
     phases: list[PhaseSection]
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
     node_columns: list[str]
     node_rows: list[tuple[FactsRecord, list[FactCell]]]
-    scope: str  # what was chosen, where the sentence does not say it
-    optional: list[str]  # kinds that are not required, and were not measured
-    had_past: bool  # a run of one of these phases came before
+    scope: str  # what was selected, unless the sentence says it
+    optional: list[str]  # kinds that are not required and were not measured
+    had_past: bool  # there are earlier runs of these phases
 
 
-def view(record: RunRecord) -> PageContent:
-    """The view of a record whose texts are clean."""
+def build_view(record: RunRecord) -> PageContent:
+    """The view of a record whose texts are sanitized."""
     anchors = _anchors([phase.phase for phase in record.phases])
-    standing = stands_out(record, anchors)
+    standing = find_highlights(record, anchors)
     places = {item.where for group in standing for item in group.items}
-    phases = [_phase(one, anchors, places) for one in record.phases]
+    phases = [_phase(phase, anchors, places) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
         stands_out=standing,
@@ -92,7 +93,7 @@ def view(record: RunRecord) -> PageContent:
         node_rows=rows,
         scope=_scope(record),
         optional=_optional(record),
-        had_past=any(one.trend and one.trend["run_ids"] for one in record.phases),
+        had_past=any(phase.trend and phase.trend["run_ids"] for phase in record.phases),
     )
 
 
@@ -100,7 +101,7 @@ def _node_table(record: RunRecord) -> tuple[list[str], list[tuple[FactsRecord, l
     """The columns of the table of nodes, and each node with its cells."""
     by_node = {node.node: dict(common_facts(node.facts)) for node in record.nodes}
     columns = [name for name in NODE_FACTS if any(name in facts for facts in by_node.values())]
-    usual = {one.fact: next(iter(one.values)) for one in record.differences}
+    usual = {difference.fact: next(iter(difference.values)) for difference in record.differences}
     rows = []
     for node in sorted(record.nodes, key=lambda node: _natural(node.node)):
         cells = []
@@ -120,22 +121,22 @@ def fact_words(value: str, fact: str) -> str:
 
 
 def _scope(record: RunRecord) -> str:
-    """How many phases ran and what was selected, as far as the sentence does not say it."""
+    """How many phases were selected and by what, unless the sentence says it."""
     count = f"{len(record.phases_chosen)} of {len(record.phases_of_cluster)} phases"
-    told = [one for one in (count, record.selection) if one and one not in record.sentence]
-    return ": ".join(told)
+    parts = [part for part in (count, record.selection) if part and part not in record.sentence]
+    return ": ".join(parts)
 
 
 def _optional(record: RunRecord) -> list[str]:
-    """Kinds that are not required and could not be judged, with how many phases lack each."""
+    """Kinds that are not required and were not measured, with how many phases lack each."""
     if record.proof is not None:
         return []
     phases, required = record.phases, set(record.not_measured)
     counted = Counter(
         kind
-        for one in phases
-        for kind in one.not_measured
-        if f"{one.phase}: {kind} not measured" not in required
+        for phase in phases
+        for kind in phase.not_measured
+        if f"{phase.phase}: {kind} not measured" not in required
     )
     return [
         kind if count == len(phases) else f"{kind} ({count} of {len(phases)} phases)"
@@ -144,7 +145,7 @@ def _optional(record: RunRecord) -> list[str]:
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
-    """Phase -> an id of its own that needs no escaping anywhere."""
+    """Phase -> a unique id that needs no escaping."""
     made: dict[str, str] = {}
     for number, name in enumerate(names, 1):
         anchor = "phase-" + re.sub(r"[^A-Za-z0-9_-]", "-", name)
@@ -153,10 +154,10 @@ def _anchors(names: Iterable[str]) -> dict[str, str]:
 
 
 def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> PhaseSection:
-    counted = Counter(one.result for one in record.criteria.values())
+    counted = Counter(criterion.result for criterion in record.criteria.values())
     held = [name for name in RATES if name in record.metrics]
     state, tone = _state(record, counted)
-    changed, last_good = changed_since(record.changed)
+    changed, last_good = split_changes(record.changed)
     return PhaseSection(
         record=record,
         anchor=anchors[record.phase],
@@ -173,19 +174,19 @@ def _phase(record: PhaseRecord, anchors: dict[str, str], places: set[str]) -> Ph
 
 
 def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
-    """Words and tone of a phase: a job that passed is not green where a criterion is red."""
+    """State and tone of a phase: a job that passed is not green if a criterion is red."""
     outcome = record.outcome
     if outcome != "passed":
-        return words(outcome), "warn" if record.known else TONES.get(outcome, "warn")
+        return outcome_words(outcome), "warn" if record.known else TONES.get(outcome, "warn")
     if counted["failed"]:
-        return f"{words(outcome)}, {counted['failed']} red", "bad"
+        return f"{outcome_words(outcome)}, {counted['failed']} red", "bad"
     if counted["known"]:
-        return f"{words(outcome)}, {counted['known']} known", "warn"
-    return words(outcome), "good"
+        return f"{outcome_words(outcome)}, {counted['known']} known", "warn"
+    return outcome_words(outcome), "good"
 
 
 def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Each version with the phases that ran on it: one value, where all ran on the same."""
+    """Each version with the phases that ran on it."""
     found: dict[str, dict[str, list[str]]] = {}
     for phase in phases:
         for name, value in phase.versions.items():
@@ -199,48 +200,47 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
-def evidence_link(there: Callable[[str], bool], folder: str, file: str) -> str:
-    """The page's link to a file of the evidence; empty for one that lies elsewhere, or nowhere."""
+def evidence_link(exists: Callable[[str], bool], folder: str, file: str) -> str:
+    """The link to a file of the evidence; empty if the file is elsewhere or missing."""
     if file.startswith("/") or ".." in file.split("/") or not file:
         return ""
-    return folder + quote(file) if there(unquote(folder) + file) else ""
+    return folder + quote(file) if exists(unquote(folder) + file) else ""
 
 
 def utc(seconds: float | None) -> str:
-    """A Unix time in words; a dash where there is none or it is no time."""
+    """A Unix time as text; a dash if it is missing or invalid."""
     try:
-        told = datetime.fromtimestamp(float(seconds or "nan"), timezone.utc)
+        moment = datetime.fromtimestamp(float(seconds or "nan"), timezone.utc)
     except (ValueError, OverflowError, OSError):
         return "-"
-    return told.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def tone(word: str) -> str:
-    """good, bad, warn or none: how a verdict, an outcome or a result is shown."""
+    """How a verdict, an outcome or a result is shown: good, bad, warn or none."""
     return TONES.get(word, "warn")
 
 
-def allowed(low: float | str | None, high: float | str | None) -> list[tuple[str, Any]]:
-    """A reference's bounds as words, each with the number that follows it."""
+def bounds_words(low: float | str | None, high: float | str | None) -> list[tuple[str, Any]]:
+    """The bounds of a reference as words, each with the number that follows it."""
     if low is None and high is None:
-        return [("anything", None)]
+        return [("any value", None)]
     if high is None:
         return [("at least ", low)]
     return [("at most ", high)] if low is None else [("", low), (" to ", high)]
 
 
 def hardware_words(hardware: HardwareRecord) -> str:
-    """What the profile says a node has."""
+    """The hardware of a node, by the profile."""
     count, gpu = hardware.gpus_per_node, hardware.gpu
-    if gpu in ANY_GPU:
-        held = f"{count} device{'s' * (count != 1)} a node"
-    else:
-        held = f"{count} \N{MULTIPLICATION SIGN} {gpu} a node"
-    return ", ".join(one for one in (held, hardware.interconnect) if one)
+    devices = (
+        plural(count, "device") if gpu in ANY_GPU else f"{count} \N{MULTIPLICATION SIGN} {gpu}"
+    )
+    return ", ".join(filter(None, (f"{devices} per node", hardware.interconnect)))
 
 
 def soft(text: str) -> Markup:
-    """The text, in which names too long for a phone may be broken after each underscore."""
+    """The text with line breaks allowed after the underscores of names too long for a phone."""
     from markupsafe import Markup, escape
 
     escaped = str(escape(text))

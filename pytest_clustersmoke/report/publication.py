@@ -1,12 +1,12 @@
-"""The end of a run: its record becomes the files of reports/<run_id>/, and the last lines said.
+"""The end of a run: writes its record and views to reports/<run_id>/, and the last lines.
 
-report.json     the record; the report is nothing without it
-metrics.prom    the same figures for Prometheus; a whole run's also lie beside the runs, as
-                metrics-<cluster>.prom, for a node exporter's textfile collector
+report.json     the record, without which there is no report
+metrics.prom    the same figures for Prometheus; those of a whole run are also written beside the
+                runs, as metrics-<cluster>.prom, for a node exporter's textfile collector
 index.html      the page for people
-GITHUB_STEP_SUMMARY, where GitHub Actions names one: the summary is appended to it
+GITHUB_STEP_SUMMARY, if GitHub Actions names one: the summary is appended to it
 
-Each file is written whole or not at all. Nothing that goes wrong here may cost a run its verdict.
+Each file is written whole or not at all. No error here may cost a run its verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..evidence.history.history_store import add
 from ..evidence.run_directory import RunDir, write_json, write_whole
 from ..evidence.telemetry import plain
 from ..text import sanitize_line
-from .openmetrics import exposition
+from .openmetrics import render_metrics
 from .page import page
 from .record_builder import FinishedRun, make_record
 from .run_archive import EvidenceCopier, point_link, prune_runs
@@ -35,7 +35,7 @@ from .run_record import RunRecord
 from .summary import add_step_summary
 from .terminal import write_summary
 
-MODE = 0o644  # a node exporter and the readers of a report are other users
+MODE = 0o644  # a node exporter and readers of reports are other users
 MAX_REMARK = 500
 GIVEN_UP = "report_failed.txt"
 
@@ -43,39 +43,39 @@ GIVEN_UP = "report_failed.txt"
 def finish(
     run: FinishedRun, reporter: Any, *, latest: str = "latest", remarks: Iterable[str] = ()
 ) -> bool:
-    """Report a run whose jobs are over; False where the report could not be written.
+    """Report a run whose jobs have ended; False if the report could not be written.
 
-    `latest` is the link that shall point to it. `reporter` is pytest's for the terminal, if any.
+    `latest` is the link to point to it. `reporter` is pytest's terminal reporter, if any.
     """
     try:
         record = make_record(run)
-    except Exception as error:  # of ours; what was found of the cluster is told all the same
+    except Exception as error:  # a bug of ours: the verdict is printed all the same
         traceback.print_exc()
-        give_up(run.target, f"{type(error).__name__}: {error}")
+        mark_unreportable(run.target, f"{type(error).__name__}: {error}")
         if reporter is not None:
-            reporter.write_line(f"no report could be made: {run.verdict.sentence}", red=True)
+            reporter.write_line(f"no report could be created: {run.verdict.sentence}", red=True)
         return False
     keep_runs = run.profile.limits.keep_runs if run.profile else None
     lines, written = list(remarks), True
     try:
-        record, said = publish(
+        record, unwritten = publish(
             record, run.directory, run.target.parent, os.environ, latest=latest, keep_runs=keep_runs
         )
-        lines += [*said, f"report: {run.target}"]
+        lines += [*unwritten, f"report: {run.target}"]
     except OSError as error:  # a full disk, say
         written = False
         lines.append(f"the report cannot be written to {run.target}: {error}")
-    except Exception as error:  # of ours
+    except Exception as error:  # a bug of ours
         traceback.print_exc()
         written = False
-        lines.append(f"the report is not whole: {type(error).__name__}: {error}")
+        lines.append(f"the report is incomplete: {type(error).__name__}: {error}")
     if reporter is not None:
         write_summary(reporter, record, lines)
     return written
 
 
-def give_up(target: Path, words: str) -> None:
-    """Mark a run whose report cannot be made, so that nobody tries again."""
+def mark_unreportable(target: Path, words: str) -> None:
+    """Mark a run whose report cannot be created, so that no later command tries again."""
     with contextlib.suppress(OSError):
         write_whole(target / GIVEN_UP, words + "\n", MODE)
 
@@ -89,10 +89,10 @@ def publish(
     latest: str = "",
     keep_runs: int | None = None,
 ) -> tuple[RunRecord, list[str]]:
-    """Write the run's report, and store it in the history; the record is completed from there.
+    """Write the report of a run, and store the run in the history.
 
-    Returns the record, and what could not be written beside report.json, in words. Raises OSError
-    where report.json cannot be written.
+    Returns the record, completed with its past, and remarks on what could not be written. Raises
+    OSError if report.json cannot be written.
     """
     target = report_dir / record.run_id
     target.mkdir(parents=True, exist_ok=True)
@@ -108,12 +108,12 @@ def publish(
     for phase in record.phases:
         if phase.outcome == "passed":
             shutil.rmtree(run.phase(phase.phase).output, ignore_errors=True)
-    copier.copy_journal()  # last: by it a report is known to be whole
+    copier.copy_journal()  # last: a report with a journal is complete
     if latest:
         try:
             point_link(report_dir / latest, target.name)
         except OSError as error:
-            remarks.append(f"{latest} does not point to this run: {error}")
+            remarks.append(f"cannot point `{latest}` to this run: {error}")
     if keep_runs is not None:
         prune_runs(report_dir, keep_runs)
         prune_runs(run.root.parent, keep_runs)
@@ -121,8 +121,8 @@ def publish(
 
 
 def _beside_past(record: RunRecord, report_dir: Path) -> tuple[RunRecord, list[str]]:
-    """The record with what the history knows of the past; and why that could not be read."""
-    if record.proof is not None:  # what was staged is no part of the history
+    """The record completed with its past, and a remark if the history could not be read."""
+    if record.proof is not None:  # staged faults do not belong in the history
         return record, []
     try:
         held = record.as_json()
@@ -133,7 +133,7 @@ def _beside_past(record: RunRecord, report_dir: Path) -> tuple[RunRecord, list[s
 
 
 def _store(held: dict[str, Any], report_dir: Path, judged: bool) -> list[str]:
-    """Put the run among those of the past; why it could not be."""
+    """Store the run in the history; a remark if that failed."""
     try:
         add(held, report_dir, judged)
     except Exception as error:
@@ -144,14 +144,14 @@ def _store(held: dict[str, Any], report_dir: Path, judged: bool) -> list[str]:
 def _history_remark(error: Exception) -> str:
     if isinstance(error, HistoryUnusable):
         return str(error)
-    # Of damage nobody foresaw: the report comes first.
+    # Unforeseen damage: the report comes first.
     return sanitize_line(f"history: {type(error).__name__}: {error}")[:MAX_REMARK]
 
 
 def _write_views(
     record: RunRecord, target: Path, environ: Mapping[str, str], has_journal: bool
 ) -> list[str]:
-    """Write what is rendered from the record; which of it could not be written, and why."""
+    """Write what is rendered from the record; remarks on what could not be written."""
 
     def is_there(name: str) -> bool:
         return (target / name).exists() or (name == "journal.jsonl" and has_journal)
@@ -175,14 +175,14 @@ def _write_views(
 
 
 def _write_metrics(record: RunRecord, path: Path) -> None:
-    write_whole(path, exposition(record), mode=MODE)
+    write_whole(path, render_metrics(record), mode=MODE)
 
 
 def metrics_path(record: RunRecord, report_dir: Path) -> list[Path]:
-    """Where a textfile collector finds the metrics of this run; nowhere of a run that is not whole.
+    """Where a textfile collector finds the metrics of this run; nowhere for a partial run.
 
-    One file a cluster, so that several may share a report directory, and a run of some phases, one
-    that was cut short, or a proof never stands for the whole.
+    There is one file per cluster, so that clusters may share a report directory. A run of some
+    phases, an interrupted run and a proof leave it alone.
     """
     if record.selection or record.interrupted or record.partial or record.proof is not None:
         return []

@@ -1,4 +1,4 @@
-"""What each rank did, for the record: its place, its steps, its memory; and the loss of all."""
+"""Each rank in the record: node, steps, memory; and the mean loss of all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEWEST_STEPS = 2
 
 
 def rank_records(result: PhaseResult) -> list[RankRecord]:
-    """A record of every rank that the phase was to have, whatever it left."""
+    """A record of every rank of the phase, even if it wrote nothing."""
     behind = _behind(result)
     steps = result.steps_done()
     return [_record(rank, steps.get(rank.rank, 0), rank.rank in behind) for rank in result.ranks]
@@ -46,9 +46,9 @@ def _record(rank: RankResult, steps: int, behind: bool) -> RankRecord:
 
 
 def _behind(result: PhaseResult) -> set[int]:
-    """The ranks that keep the others waiting; none where that could not be measured."""
+    """The ranks that keep the others waiting; none if that could not be measured."""
     try:
-        return {one.rank.rank for one in stragglers.find_stragglers(result)}
+        return {straggler.rank.rank for straggler in stragglers.find_stragglers(result)}
     except Unmeasured:
         return set()
 
@@ -66,11 +66,11 @@ def _spread(times: Mapping[str, Any], name: str) -> SpreadRecord | None:
 
 
 def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:
-    """(step, loss) as the lowest rank that recorded losses has it, thinned to MAX_LOSSES; the last
-    step is among them."""
-    event = next((one for _, one in sorted(result.events("losses").items())), {})
+    """(step, loss) from the lowest rank that recorded losses, thinned to MAX_LOSSES; the last step
+    is always included."""
+    event = next((losses for _, losses in sorted(result.events("losses").items())), {})
     raw = event.get("mean")
-    values = [number(one) for one in raw] if isinstance(raw, list) else []
+    values = [number(loss) for loss in raw] if isinstance(raw, list) else []
     stride = math.ceil(len(values) / MAX_LOSSES) or 1
     chosen = list(range(stride - 1, len(values), stride))
     if values and (not chosen or chosen[-1] != len(values) - 1):

@@ -1,4 +1,4 @@
-"""The record of a run, built from what its jobs left behind and from its verdict."""
+"""Builds the record of a run from what its jobs left behind and from its verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, Reference
 from .topology import build_topology
 from .verdict import RunTally, RunVerdict
 
-# What result.json says of a phase's job; of a job that nobody saw end it says nothing.
+# The job fields of result.json, for a job whose end nobody observed.
 JOB_UNKNOWN: dict[str, Any] = {
     "job_id": "",
     "outcome": "lost",
@@ -48,7 +48,7 @@ NEVER_ENDED = "the run ended before the job did"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run whose jobs are over: its directories, what was asked, what was counted and judged."""
+    """A run whose jobs have ended: its directories, run.json, tally and verdict."""
 
     directory: RunDir
     target: Path  # its report
@@ -60,11 +60,11 @@ class FinishedRun:
     absences: tuple[str, ...] = ()
     known_remarks: tuple[str, ...] = ()
     proof: Mapping[str, Any] | None = None  # ProofRecord as plain data
-    results: Mapping[str, PhaseResult] = field(default_factory=dict)  # what was read already
+    results: Mapping[str, PhaseResult] = field(default_factory=dict)  # already read
 
 
 def make_record(run: FinishedRun) -> RunRecord:
-    """The record of a run that is over. Raises ValueError where run.json cannot be used."""
+    """The record of a finished run. Raises ValueError if run.json is unusable."""
     phases, collector = [], FactsCollector()
     for name in run.tally.phases:
         result = run.results.get(name) or _read_phase(run, name)
@@ -105,14 +105,14 @@ def make_record(run: FinishedRun) -> RunRecord:
 
 
 def _read_phase(run: FinishedRun, name: str) -> PhaseResult:
-    """The evidence of a phase that this process did not watch."""
+    """The evidence of a phase that this process has not read yet."""
     result = collect_phase(run.directory.phase(name))
     return with_bounds(result, run.profile) if run.profile else result
 
 
 def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
-    """All that is known of one phase."""
-    who, counted = fingerprint_of(result), run.tally.phases[result.name]
+    """Everything known about one phase."""
+    fingerprint, counted = fingerprint_of(result), run.tally.phases[result.name]
     return PhaseRecord.model_validate(
         {
             **_job(result, run),
@@ -126,9 +126,9 @@ def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
                 for node in result.nodes
             ],
             "ranks": rank_records(result),
-            "versions": who.versions,
-            "hardware": who.hardware,
-            "shape": who.shape,
+            "versions": fingerprint.versions,
+            "hardware": fingerprint.hardware,
+            "shape": fingerprint.shape,
             "transport": result.transport_summary(),
             "topology": build_topology(result),
             "metrics": _metrics(result),
@@ -137,7 +137,7 @@ def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
             "changed": [],
             "remarks": _remarks(result, run),
             "stage_seconds": result.stage_seconds(),
-            "criteria": {name: one.as_dict() for name, one in counted.criteria.items()},
+            "criteria": {name: criterion.as_dict() for name, criterion in counted.criteria.items()},
             "all_criteria": counted.all_reported,
             "not_measured": sorted(counted.unmeasured),
         }
@@ -145,11 +145,11 @@ def phase_record(result: PhaseResult, run: FinishedRun) -> PhaseRecord:
 
 
 def _job(result: PhaseResult, run: FinishedRun) -> dict[str, Any]:
-    """What result.json says; where there is none, what the journal says of the submission."""
+    """The fields of result.json; without one, what the journal says about the submission."""
     job = {key: value for key, value in result.job.items() if key != "schema"}
     if not job:
         journal = read_events(run.directory.journal)
-        sent = [one for one in journal.named("submitted") if one.get("phase") == result.name]
+        sent = [event for event in journal.named("submitted") if event.get("phase") == result.name]
         job = {"reason": NEVER_ENDED, "job_id": str(sent[-1].get("job_id")) if sent else ""}
     return {**JOB_UNKNOWN, **job}
 

@@ -1,8 +1,7 @@
-"""Runs whose controller was killed: the next command that meets one writes the report of what is
-known of it.
+"""Runs whose controller was killed: the next command that finds one writes its report.
 
-What was judged before stands in the journal; what the jobs left lies in the run's directory. Their
-jobs may still run: the scheduler was never told to end them.
+The journal has what was judged before; the run directory has what the jobs left. The jobs may still
+be running: they were never cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
 from ..evidence.telemetry import EventWriter, read_events
 from ..text import UsageProblems
-from .publication import GIVEN_UP, give_up, publish
+from .publication import GIVEN_UP, mark_unreportable, publish
 from .record_builder import FinishedRun, make_record
 from .run_record import RunRecord
 from .verdict import CriterionResult, KnownFailure, RunTally, judge
@@ -28,8 +27,8 @@ RESULTS = ("passed", "failed", "skipped", "known")
 
 
 def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
-    """Report every run that was announced in this directory and never reported to the end, if its
-    controller is dead; returns a line on each."""
+    """Report every run of this directory whose report is missing or incomplete and whose controller
+    is dead; returns a line on each."""
     lines = []
     for target, run, about in _unreported(report_dir):
         with seized(run) as dead:
@@ -37,11 +36,11 @@ def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
                 try:
                     lines += _report(target, run, about, environ)
                 except OSError as error:
-                    lines.append(f"run {target.name} cannot be reported now: {error}")
-                except Exception as error:  # once: else it would be met by every later command
+                    lines.append(f"run {target.name}: its report cannot be written now: {error}")
+                except Exception as error:  # mark it: every later command would fail on it again
                     words = f"{type(error).__name__}: {error}"
-                    give_up(target, words)
-                    lines.append(f"run {target.name} was never reported, and cannot be: {words}")
+                    mark_unreportable(target, words)
+                    lines.append(f"run {target.name}: its report cannot be created: {words}")
     return lines
 
 
@@ -56,27 +55,28 @@ def _report(
     profile = _profile(about, environ)
     record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
     _close(run)
-    # Of the environment nothing: a summary of today's step in CI is not that run's.
+    # Without the environment: today's CI step is not a step of that run.
     _, remarks = publish(record, run, target.parent, {})
-    return [f"run {target.name}: {partial}; its report was written now: {target}", *remarks]
+    return [f"run {target.name}: {partial}; its report is written now: {target}", *remarks]
 
 
 def _complete(target: Path, run: RunDir, record: RunRecord) -> list[str]:
-    """Do what was still to be done when the controller was killed behind report.json."""
+    """Finish a report whose controller was killed after it had written report.json."""
     _close(run)
     _, remarks = publish(record, run, target.parent, {})
-    if not _is_whole(target):  # its journal is too large, say: once is enough
-        give_up(target, "the evidence cannot be copied")
-    return [f"run {target.name}: killed before its report was whole; it is now: {target}", *remarks]
+    if not _is_whole(target):  # for example, its journal is too large: do not try again
+        mark_unreportable(target, "the evidence cannot be copied")
+    line = f"run {target.name}: killed before its report was complete; it is complete now: {target}"
+    return [line, *remarks]
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a run was published to the end: the journal is copied last."""
+    """Whether a report is complete: the journal is copied last."""
     return (target / "report.json").exists() and (target / "journal.jsonl").exists()
 
 
 def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | None:
-    """The cluster's profile as it is now, for references; None where it is no more."""
+    """The current profile of the cluster, for references; None if it is gone."""
     try:
         return load(Path(about["config"]), environ).profile(about["cluster"])
     except (KeyError, OSError, UsageProblems):
@@ -84,8 +84,8 @@ def _profile(about: Mapping[str, Any], environ: Mapping[str, str]) -> Profile | 
 
 
 def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]]]:
-    """Where a report is not whole, the run's directory and its run.json. A proof that was killed
-    proved nothing: it is to be run again."""
+    """The runs with an incomplete report, with run directory and run.json. A killed proof proved
+    nothing: it must be run again."""
     try:
         names = sorted(path.name for path in report_dir.iterdir() if RUN_ID.fullmatch(path.name))
     except OSError:
@@ -103,7 +103,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
 
 
 def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
-    """What the journal says was judged, and how the run ended, in words."""
+    """The tally by the journal, and how the run ended, in words."""
     tally = RunTally(frozenset(about.get("require", ())), interrupted=True)
     tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
     tally.selection = str(about.get("selection", ""))
@@ -118,13 +118,18 @@ def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
     tally.other_failures = sum(1 for _ in journal.named("failed"))
     closed = journal.last("closed")
     if closed is not None and not closed.get("recovered"):
-        return tally, "its report could not be written when it ended"
+        return tally, "its report could not be written at its end"
     left = [
         str(event["job_id"])
         for event in journal.named("submitted")
         if event.get("job_id") and not _is_over(tally, event.get("phase"))
     ]
-    jobs = f"; nobody ended its job{'s' * (len(left) > 1)} {', '.join(left)}" if left else ""
+    jobs = ""
+    if left:
+        several = len(left) > 1
+        jobs = (
+            f"; job{'s' * several} {', '.join(left)} {'were' if several else 'was'} not cancelled"
+        )
     return tally, f"its controller was killed{jobs}"
 
 
@@ -141,7 +146,7 @@ def _is_over(tally: RunTally, phase: object) -> bool:
 
 
 def _close(run: RunDir) -> None:
-    """So that its directories may be pruned like those of other runs."""
+    """Close the journal, so that the directories of the run can be pruned."""
     writer = EventWriter(run.journal)
     writer.write("closed", recovered=True)
     writer.close()

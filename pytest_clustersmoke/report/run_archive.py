@@ -1,4 +1,4 @@
-"""What reports/<run_id>/ keeps of a run: its evidence, readable by others; the newest runs stay."""
+"""The evidence that reports/<run_id>/ keeps, readable by others; old runs are pruned."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pathlib import Path
 
 from ..evidence.run_directory import RUN_ID, RunDir
 from ..evidence.telemetry import read_events
+from ..text import plural
 
-MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # of one file, and of all
+MAX_FILE_BYTES, MAX_BYTES = 32 * 2**20, 2 * 2**30  # one file, and all files
 # Not evidence: checkpoints and compiled kernels, which are large, and submitit's pickles.
 SKIPPED = {"output", "build"}
-# A run whose controller was killed never closes its journal; after a month it is over.
+# A run whose controller was killed never closes its journal; after a month it counts as over.
 ABANDONED_S = 30 * 24 * 3600
 
 
 class EvidenceCopier:
-    """Copies a run's evidence as far as it can; what it leaves lies where it was."""
+    """Copies the evidence of a run as far as possible; the rest stays where it was."""
 
     def __init__(self, run: RunDir, target: Path) -> None:
         self._run, self._target = run, target
@@ -32,7 +33,7 @@ class EvidenceCopier:
         self._copy(_evidence(self._run.phase(name).root))
 
     def copy_journal(self) -> None:
-        """By its journal a report is known to be whole, so it has room of its own."""
+        """A report is complete once it has a journal, so the journal has a budget of its own."""
         self._bytes = 0
         self._copy([self._run.journal])
 
@@ -45,8 +46,8 @@ class EvidenceCopier:
     def remarks(self) -> list[str]:
         if not self._left:
             return []
-        files = f"{self._left} file{'s' * (self._left > 1)} of the evidence"
-        return [f"{files} not copied, see {self._run.root}{self._error}"]
+        files = plural(self._left, "file of the evidence", "files of the evidence")
+        return [f"{files} not copied; they are in {self._run.root}{self._error}"]
 
     def _copy(self, sources: Iterable[Path]) -> None:
         for source in sources:
@@ -55,14 +56,14 @@ class EvidenceCopier:
                     copied = self._target / source.relative_to(self._run.root)
                     copied.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(source, copied)
-            except FileNotFoundError:  # an interrupted job tidies up still
+            except FileNotFoundError:  # an interrupted job is still cleaning up
                 pass
             except OSError as error:
                 self._left += 1
                 self._error = self._error or f": {error}"
 
     def _has_room(self, source: Path) -> bool:
-        """Whether it is a file for which there is room; then it counts. Raises OSError."""
+        """Whether it is a file that still fits; if so, it is counted. Raises OSError."""
         info = source.lstat()
         if not stat.S_ISREG(info.st_mode):
             return False
@@ -82,7 +83,7 @@ def _evidence(phase: Path) -> Iterator[Path]:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Point a link to the newest run, whole or not at all."""
+    """Point a link to the newest run, atomically."""
     draft = link.with_name(f".latest.{os.getpid()}")
     draft.unlink(missing_ok=True)
     draft.symlink_to(target)
@@ -93,8 +94,8 @@ def point_link(link: Path, target: str) -> None:
 
 
 def prune_runs(directory: Path, keep: int) -> None:
-    """Delete the oldest runs beyond `keep`: only directories that are ours by name, owner and
-    content, and whose run is over."""
+    """Delete the oldest runs beyond `keep`: only our own directories, by name, owner and content,
+    and only of runs that are over."""
     runs = [path for path in directory.iterdir() if RUN_ID.fullmatch(path.name)]
     begun = sorted((when, run) for run in runs if (when := _began(run)) is not None)
     for _, run in begun[:-keep]:
@@ -103,8 +104,8 @@ def prune_runs(directory: Path, keep: int) -> None:
 
 
 def _began(run: Path) -> float | None:
-    """When a run of ours that is over began, by its journal; one that was killed before it had
-    written any, by its directory. None where it is none."""
+    """When a finished run of ours started: by its journal, or by its directory if it was killed
+    before it wrote one. None for anything else."""
     try:
         if run.is_symlink() or run.lstat().st_uid != os.getuid():
             return None

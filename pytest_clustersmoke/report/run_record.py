@@ -1,6 +1,6 @@
 """The record of a run, which is report.json: every view is rendered from it, and none judges.
 
-Times are Unix seconds, durations seconds, other units stand in the field's name. A number that is
+Times are Unix seconds, durations are seconds; other units are in the field's name. A number that is
 not finite is written as its name. `python -m pytest_clustersmoke.report.run_record` writes
 report.schema.json, the JSON Schema of these models.
 """
@@ -26,8 +26,8 @@ Result = Literal["passed", "failed", "skipped", "known"]
 
 
 class _Model(BaseModel):
-    # A field that is not described here is no part of a report. Fields with a default are left out
-    # of report.json where nobody set them.
+    # A report has no other fields than these. A field with a default is left out of report.json
+    # unless it is set.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
@@ -54,7 +54,9 @@ class FindingRecord(_Model):
     id: str = Field(description="names the kind of cause")
     cause: str
     fix: str = Field(description="the next step")
-    primary: bool = Field(description="a cause; other findings follow from one, or stand beside it")
+    primary: bool = Field(
+        description="it is a cause; other findings follow from a cause or accompany it"
+    )
     evidence: list[EvidenceRecord]
     hosts: list[str]
     ranks: list[int]
@@ -92,7 +94,7 @@ class NodeRecord(_Model):
 
 
 class FactsRecord(_Model):
-    """What a node said of itself, once for all phases; what was too large is cut, with `…`."""
+    """The facts of a node, once for all phases; `…` replaces those that are too large."""
 
     node: str
     host: str
@@ -129,7 +131,7 @@ class RankRecord(_Model):
 
 
 class LinkRecord(_Model):
-    """What joins two ranks, as NCCL logged it."""
+    """A connection between two ranks, as NCCL logged it."""
 
     source: int
     destination: int
@@ -152,12 +154,12 @@ class GroupRecord(_Model):
     links: int
     unexpected: int
     bandwidth_gb_per_s: float | None = Field(
-        description="of the pair, each way at once, where it was measured"
+        description="between the two nodes, each way at once, where it was measured"
     )
 
 
 class TopologyRecord(_Model):
-    """Which ranks of a phase talked to each other, and over what."""
+    """Which ranks of a phase were connected, and over which transport."""
 
     backend: str
     note: str = Field(description="why links are missing")
@@ -166,7 +168,7 @@ class TopologyRecord(_Model):
 
 
 class KnownRecord(_Model):
-    """A failure that is acknowledged until a day."""
+    """A failure that an entry of `known` in cluster.yaml covers, until a day."""
 
     what: str
     reason: str
@@ -175,12 +177,12 @@ class KnownRecord(_Model):
 
 
 class CriterionRecord(_Model):
-    """What became of one criterion."""
+    """The result of one criterion."""
 
     result: Result
     text: str
     known: KnownRecord | SkipJsonSchema[None] = Field(
-        default=None, description="who answers for it, where the result is known"
+        default=None, description="the entry of `known` that covers it, if there is one"
     )
 
 
@@ -192,7 +194,7 @@ class PhaseRecord(_Model):
     reason: str = Field(description="why the outcome is this one")
     job_id: str = Field(description="the scheduler's; empty if nothing was submitted")
     fault: str = Field(
-        default="", description="the fault that was staged: nothing here is about the cluster"
+        default="", description="the staged fault, if any: then nothing here is about the cluster"
     )
     scheduler_state: str
     scheduler_nodes: str
@@ -202,7 +204,7 @@ class PhaseRecord(_Model):
     ended: float | None = Field(description="Unix s")
     queue_s: float | None = Field(description="from submission to start")
     run_s: float | None = Field(description="from start to end")
-    torchrun_s: float | None = Field(description="torchrun's own, on the slowest node")
+    torchrun_s: float | None = Field(description="run time of torchrun, on the slowest node")
     overhead_s: float | None = Field(
         description="from submission to result, less queue and torchrun"
     )
@@ -218,7 +220,7 @@ class PhaseRecord(_Model):
     shape: str = Field(
         description="nodes, ranks, arguments, variables; runs of another shape are not compared"
     )
-    transport: str = Field(description="what the ranks talked over, in words")
+    transport: str = Field(description="the transports that the ranks used, in words")
     topology: TopologyRecord | None
     metrics: dict[str, MetricRecord]
     loss: list[tuple[int, Number]] = Field(
@@ -234,14 +236,16 @@ class PhaseRecord(_Model):
 
 
 class DifferenceRecord(_Model):
-    """A fact that should be the same on all nodes, and is not."""
+    """A fact that should be the same on all nodes, but is not."""
 
     fact: str
-    values: dict[str, list[str]] = Field(description="value -> nodes, that of most nodes first")
+    values: dict[str, list[str]] = Field(
+        description="value -> nodes; the value of most nodes first"
+    )
 
 
 class GateRecord(_Model):
-    """A fault that was staged, and whether its criterion turned red."""
+    """A staged fault, and whether its criterion turned red."""
 
     fault: str
     what: str
@@ -270,8 +274,8 @@ class ProofRecord(_Model):
 
 
 class RunRecord(_Model):
-    """A run. Times are Unix seconds, durations seconds, other units stand in the key or beside the
-    figure; a number that is not finite is its name."""
+    """A run. Times are Unix seconds, durations are seconds; other units are in the key or beside
+    the number. A number that is not finite is written as its name."""
 
     schema_version: Literal[1] = Field(alias="schema", json_schema_extra={"type": "integer"})
     run_id: str
@@ -290,24 +294,26 @@ class RunRecord(_Model):
     not_measured: list[str] = Field(description="what was required and not measured, in words")
     known: list[KnownRecord]
     known_remarks: list[str] = Field(
-        description="acknowledgements that have expired, or that nothing needed"
+        description="entries of `known` that have expired, or that no failure needed"
     )
     phases_chosen: list[str]
     phases_of_cluster: list[str]
     selection: str = Field(
-        description="what was chosen or changed; empty if all of the cluster's criteria ran"
+        description="what was selected or changed; empty if all of the cluster's criteria ran"
     )
     interrupted: bool
-    partial: str = Field(description="why the record is not whole; empty if the run ended normally")
+    partial: str = Field(
+        description="why the record is incomplete; empty if the run ended normally"
+    )
     absent_phases: list[str] = Field(description="phases that this cluster does not run, and why")
-    changes: list[str] = Field(description="since the run before, in words")
+    changes: list[str] = Field(description="since the previous run, in words")
     nodes: list[FactsRecord]
     differences: list[DifferenceRecord] = Field(description="at most 1,000")
     phases: list[PhaseRecord]
     proof: ProofRecord | SkipJsonSchema[None] = None
 
     def as_json(self) -> dict[str, Any]:
-        """The record as report.json holds it."""
+        """The record as in report.json."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
@@ -318,17 +324,17 @@ def json_schema() -> dict[str, Any]:
         for field in model["properties"].values():
             _strip_noise(field)
     title = "report.json of pytest-clustersmoke"
-    # A name, not an address: nothing is fetched to check a report. It changes with the schema.
+    # A name, not an address: checking a report fetches nothing. It changes with the schema.
     name = f"urn:pytest-clustersmoke:report:{SCHEMA}"
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": dialect, "$id": name, **made, "title": title}
 
 
 def _strip_noise(field: dict[str, Any]) -> None:
-    """Take out titles and defaults, and what differs between versions of pydantic."""
+    """Remove titles and defaults, and what differs between versions of pydantic."""
     for key in ("title", "default"):
         field.pop(key, None)
-    field.update(*field.pop("allOf", ()))  # pydantic wrapped a reference so before 2.9
+    field.update(*field.pop("allOf", ()))  # pydantic before 2.9 wraps references
     if field.get("additionalProperties") is True:
         del field["additionalProperties"]
     for inner in (field.get("additionalProperties"), field.get("items"), *field.get("anyOf", ())):

@@ -1,9 +1,8 @@
-"""The step summary of GitHub Actions: a run's record as Markdown, on the page of its job.
+"""The step summary of GitHub Actions: the record of a run as Markdown, on the page of the job.
 
-GITHUB_STEP_SUMMARY names a file for Markdown; each step has one of its own, which all its commands
-append to. Cluster names, findings and log lines may hold anything, and stand there letter by
-letter: nothing of theirs becomes markup, HTML, a link, a mention of somebody, a reference to an
-issue, an emoji or a formula.
+GITHUB_STEP_SUMMARY names a Markdown file; each step has its own, to which all its commands append.
+Cluster names, findings and log lines may hold anything and are shown literally: they never become
+markup, HTML, a link, a mention, a reference to an issue, an emoji or a formula.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text import sanitize_line, sanitize_lines
+from ..text import plural, sanitize_line, sanitize_lines
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MAX_STEP_BYTES = 2**20  # beyond it GitHub drops all of the step's summary
-MAX_BYTES = 256 * 2**10  # for a step may run several commands
+MAX_BYTES = 256 * 2**10  # a step may run several commands
 MAX_WORDS, MAX_EVIDENCE, MAX_EVIDENCE_LINES, MAX_NAMES = 1000, 3, 12, 16
-MORE = "There is more in report.json."
+MORE = "The rest is in report.json."
 
-# GitHub makes links of these after the Markdown has been read, so no backslash stops it: a space of
-# no width does. Code is left alone.
+# GitHub turns these into links after it has parsed the Markdown, so a backslash does not help; a
+# zero-width space does. Code is left alone.
 APART = "\u200b"
 LINKED = re.compile(r"(?<=@)|(?<=#)(?=\d)|(?<=GH-)|(?<=:)(?=//|[\w+-]+:)|(?<=www)(?=\.)", re.I)
 MARKUP = re.compile(r"([\\`*_{}\[\]()#+\-.!|~=])")
@@ -34,39 +33,39 @@ FORMULA = "<span>$</span>"
 
 
 def add_step_summary(record: RunRecord, environ: Mapping[str, str]) -> None:
-    """Append the run's summary to the step's, whole or not at all, where there is one.
+    """Append the run's summary to that of the step, whole or not at all, if there is a step.
 
-    Raises OSError where that cannot be done, or the step's summary has no room left.
+    Raises OSError if it cannot be written, or if the step's summary has no room left.
     """
     path = environ.get(VARIABLE)
     if not path:
         return
-    # Not blocking: a pipe that nobody reads would hold up the end of the run.
+    # Non-blocking: a pipe without a reader would block the end of the run.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags, 0o644)
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(f"{VARIABLE} names {path}, which is no file")
+            raise OSError(f"{VARIABLE} names {path}, which is not a regular file")
         _append(fd, info.st_size, _fitting(record, MAX_STEP_BYTES - info.st_size))
     finally:
         os.close(fd)
 
 
 def _fitting(record: RunRecord, room: int) -> bytes:
-    """The summary, or the verdict alone where only that has room."""
+    """The summary, or only the verdict if the summary does not fit."""
     for text in (summary(record), short_summary(record)):
         made = f"\n{text}".encode()
         if len(made) <= room:
             return made
-    raise OSError(f"the step's summary is full: {MAX_STEP_BYTES} bytes")
+    raise OSError(f"the step's summary is full: GitHub takes at most {MAX_STEP_BYTES} bytes")
 
 
 def _append(fd: int, size: int, made: bytes) -> None:
     try:
         written = os.write(fd, made)
         if written < len(made):  # the disk is full
-            raise OSError(f"only {written} of {len(made)} bytes could be written")
+            raise OSError(f"only {written} of {len(made)} bytes were written")
     except OSError:
         os.ftruncate(fd, size)
         raise
@@ -86,7 +85,7 @@ def summary(record: RunRecord) -> str:
 
 
 def short_summary(record: RunRecord) -> str:
-    """The verdict alone, where there is no room for more."""
+    """Only the verdict."""
     return "\n\n".join([*_verdict(record), MORE]) + "\n"
 
 
@@ -108,21 +107,25 @@ def _blocks(record: RunRecord) -> Iterator[str]:
 def _verdict(record: RunRecord) -> Iterator[str]:
     yield f"## {inline(record.cluster)}: {inline(record.verdict)}"
     yield f"**{inline(record.sentence)}**"
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
-    run = f"Run {code(record.run_id)}, begun {began} UTC"
-    hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} a node."
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.begun))
+    run = f"Run {code(record.run_id)}, started {started} UTC"
+    hardware = f"{record.hardware.gpus_per_node} x {inline(record.hardware.gpu)} per node."
     yield f"{run}, pytest-clustersmoke {inline(record.package_version)}. {hardware}"
     if record.partial:
-        yield f"Not all is known: {inline(record.partial)}."
+        yield f"This report is incomplete: {inline(record.partial)}."
     elif record.interrupted:
         yield "The run was interrupted."
 
 
 def _problems(phase: PhaseRecord) -> Iterator[str]:
-    """What is wrong with a phase: its findings, else its outcome, and the criteria that failed."""
+    """What is wrong with a phase: its outcome, its findings, and the criteria that failed."""
     primary = [finding for finding in phase.findings if finding.primary]
     others = len(phase.findings) - len(primary)
-    failed = {name: one.text for name, one in phase.criteria.items() if one.result == "failed"}
+    failed = {
+        name: criterion.text
+        for name, criterion in phase.criteria.items()
+        if criterion.result == "failed"
+    }
     failed.pop("job", None)
     bad = phase.outcome != "passed"
     if not (bad or primary or failed):
@@ -133,8 +136,8 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
     for finding in primary:
         yield from _finding(finding)
     if others:
-        yield f"{others} more {'finding' if others == 1 else 'findings'} in report.json."
-    if not bad:  # else each says no more than that the job failed
+        yield f"{plural(others, 'more finding')} in report.json."
+    if not bad:  # otherwise each says only that the job failed
         for name, text in failed.items():
             yield f"Criterion {code(name)}:"
             yield block(text[:MAX_WORDS])
@@ -142,7 +145,7 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
 
 def _finding(finding: FindingRecord) -> Iterator[str]:
     names = [*finding.hosts, *(f"rank {rank}" for rank in finding.ranks)]
-    where = f" ({inline(_some(names))})" if names else ""
+    where = f" ({inline(_name_list(names))})" if names else ""
     kind = "Finding" if finding.severity == "failure" else "Warning"
     yield f"{kind} {code(finding.id)}: **{inline(finding.cause)}**{where}"
     yield f"Next: {inline(finding.fix)}"
@@ -154,7 +157,7 @@ def _finding(finding: FindingRecord) -> Iterator[str]:
 
 
 def _changes(record: RunRecord) -> Iterator[str]:
-    """Since the run before, and of each metric that left the past's band."""
+    """Changes since the previous run, and metrics outside the range of past runs."""
     yield from record.changes
     for phase in record.phases:
         for name, metric in phase.metrics.items():
@@ -164,12 +167,12 @@ def _changes(record: RunRecord) -> Iterator[str]:
 
 
 def _differences(record: RunRecord) -> Iterator[str]:
-    for one in record.differences:
-        values = [f"{value} on {_some(nodes)}" for value, nodes in one.values.items()]
-        yield f"{one.fact}: {'; '.join(values)}"
+    for difference in record.differences:
+        values = [f"{value} on {_name_list(nodes)}" for value, nodes in difference.values.items()]
+        yield f"{difference.fact}: {'; '.join(values)}"
 
 
-def _some(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more
 
@@ -181,14 +184,14 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def inline(words: str) -> str:
-    """The words on one line, as they are."""
+    """The text on one line, shown literally."""
     apart = LINKED.sub(APART, sanitize_line(words[:MAX_WORDS]).strip())
     marked = MARKUP.sub(r"\\\1", html.escape(apart, quote=False))
     return marked.replace("$", FORMULA)
 
 
 def code(words: str) -> str:
-    """The words on one line, as code. Not for a table, where a bar would end the cell."""
+    """The text on one line, as code. Not for tables, where a bar would end the cell."""
     text = sanitize_line(words).strip()
     fence = "`" * (_longest(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
@@ -196,14 +199,14 @@ def code(words: str) -> str:
 
 
 def block(words: str) -> str:
-    """The words with their lines, as a block of code."""
+    """The text with its line breaks, as a block of code."""
     text = sanitize_lines(words)
     fence = "`" * max(3, _longest(text) + 1)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[str] = ()) -> str:
-    """A table; the columns named in `right` hold numbers."""
+    """A table; the columns named in `right` are aligned to the right."""
     numbers = set(right)
     marks = ["---:" if name in numbers else "---" for name in head]
     cells = [[inline(cell) for cell in row] for row in (head, *rows)]

@@ -1,4 +1,4 @@
-"""What the terminal shows: a failed job's findings, and at the end one table and the verdict."""
+"""What the terminal shows: the findings of a failed job, and at the end a table and the verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = (
 )
 NUMBERS = {"queue s", "run s", "steps/s", "rate", "GiB"}
 GATE_COLUMNS = ("fault", "staged in", "red", "finding", "on", "seconds", "gate")
-# A phase's rate is the last of these that it measured.
+# The rate of a phase is the last of these that it measured.
 RATES = {
     "samples_per_s": "samples/s",
     "tokens_per_s_per_rank": "tokens/s",
@@ -45,24 +45,24 @@ def job_failure(result: PhaseResult) -> str:
 
 
 def _cause(finding: Mapping[str, Any]) -> Iterator[str]:
-    """A finding's cause, evidence, what happened around it, and the next step."""
+    """The cause, the evidence, the timeline and the next step of a finding."""
     yield f"finding {finding['id']}: {finding['cause']}"
     for shown in finding["evidence"]:
         yield f"  {shown['file']}:{shown['line']}"
         yield from (f"    {text}" for text in str(shown["text"]).splitlines())
     timeline = finding.get("detail", {}).get("timeline", [])
     if len(timeline) > 1:
-        yield "  what happened, in seconds from then:"
+        yield "  timeline, in seconds from the finding:"
         yield from (f"  {sanitize_line(str(moment))}" for moment in timeline)
     yield f"  next: {finding['fix']}"
 
 
 def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> None:
-    """The table over all phases and the verdict, last. `report`: lines on the report itself."""
+    """The table of all phases, and the verdict as last line. `report`: lines about the report."""
     reporter.section(f"cluster {record.cluster}, run {record.run_id}", sep="-")
     table = _phase_lines(record) if record.proof is None else gate_lines(record)
     for line, colour in table:
-        # Logs are hostile text: no control character of theirs reaches the terminal.
+        # Logs are hostile text: no control character may reach the terminal.
         reporter.write_line(sanitize_lines(line), **({colour: True} if colour else {}))
     for line in report:
         reporter.write_line(sanitize_lines(line))
@@ -71,7 +71,7 @@ def write_summary(reporter: Any, record: RunRecord, report: Iterable[str]) -> No
 
 
 def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Each line above the verdict, and its colour."""
+    """The lines above the verdict, with their colours."""
     rows = _aligned([COLUMNS, *map(phase_row, record.phases)], NUMBERS)
     yield next(rows), ""
     for line, phase in zip(rows, record.phases, strict=True):
@@ -83,7 +83,7 @@ def _phase_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 
 def gate_lines(record: RunRecord) -> Iterator[tuple[str, str]]:
-    """Of a proof one line a gate, and those that this cluster cannot have; with their colours."""
+    """One line per gate of a proof, then the gates that do not apply here; with their colours."""
     assert record.proof is not None
     rows = _aligned([GATE_COLUMNS, *map(_gate_row, record.proof.gates)])
     yield next(rows), ""
@@ -107,7 +107,7 @@ def _gate_row(gate: GateRecord) -> list[str]:
 
 
 def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator[str]:
-    """The rows as lines, the first of which has the columns' names; numbers stand on the right."""
+    """The rows as lines, the header first; columns of numbers are aligned to the right."""
     head = rows[0]
     widths = [max(len(row[at]) for row in rows) for at in range(len(head))]
     for row in rows:
@@ -117,24 +117,28 @@ def _aligned(rows: list[Sequence[str]], numbers: Iterable[str] = ()) -> Iterator
 
 
 def known_words(known: KnownRecord) -> str:
-    """What is known to fail, why, until when, and where that is written."""
+    """A known failure: what, why, until when, and the entry's file:line."""
     return f"{known.what}: {known.reason} (known until {known.until}, {known.where})"
 
 
 def _off_past(phases: Iterable[PhaseRecord]) -> Iterator[str]:
-    """Metrics that are off their past, and, beside any regression, the versions that changed."""
+    """Metrics off their past runs, and with any regression the versions that changed."""
     for phase in phases:
-        past = [one.past for one in phase.metrics.values() if one.past is not None]
-        texts = [one["text"] for one in past if one["status"] in ("warn", "fail")]
+        past = [metric.past for metric in phase.metrics.values() if metric.past is not None]
+        texts = [judgement["text"] for judgement in past if judgement["status"] in ("warn", "fail")]
         yield from (f"{phase.phase}: {text}" for text in texts)
-        if phase.changed and (texts or any(one.met is False for one in phase.metrics.values())):
+        if phase.changed and (
+            texts or any(metric.met is False for metric in phase.metrics.values())
+        ):
             yield f"{phase.phase}: changed since its last good run: {', '.join(phase.changed)}"
 
 
 def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
-    """The warnings about the nodes' variables, equal ones once, and how many more there are."""
+    """Warnings about environment variables, each once, and how many more there are."""
     by_phase = {
-        phase.phase: [Remark(**one) for one in phase.remarks if one["severity"] == "warning"]
+        phase.phase: [
+            Remark(**remark) for remark in phase.remarks if remark["severity"] == "warning"
+        ]
         for phase in phases
     }
     found = format_remarks(group_remarks(by_phase))
@@ -144,7 +148,7 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
 
 
 def phase_row(phase: PhaseRecord) -> list[str]:
-    """A phase's cells, by COLUMNS."""
+    """The cells of a phase, in the order of COLUMNS."""
     measured = {name: show(metric.value) for name, metric in phase.metrics.items()}
     rates = [f"{measured[name]} {unit}" for name, unit in RATES.items() if name in measured]
     return [
@@ -162,16 +166,16 @@ def phase_row(phase: PhaseRecord) -> list[str]:
 
 
 def _against(metrics: Mapping[str, MetricRecord]) -> str:
-    """The comparison with the references: which are missed, else that they are met."""
-    compared = {name: one for name, one in metrics.items() if one.met is not None}
+    """The comparison with the references: those missed, otherwise those met."""
+    compared = {name: metric for name, metric in metrics.items() if metric.met is not None}
     if not compared:
         return "no reference"
-    missed = [_miss(name, one) for name, one in compared.items() if not one.met]
+    missed = [_miss(name, metric) for name, metric in compared.items() if not metric.met]
     return "; ".join(missed) if missed else f"met ({', '.join(compared)})"
 
 
 def _miss(name: str, metric: MetricRecord) -> str:
-    """`steps_per_s -61.7 %`; the criterion's failure says the rest."""
+    """`steps_per_s -61.7 %`; the failed criterion has the details."""
     expected = metric.reference.value if metric.reference else 0
     if isinstance(metric.value, str) or not expected:
         return f"{name} {metric.value}"

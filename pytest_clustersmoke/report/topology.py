@@ -1,4 +1,4 @@
-"""Who talked to whom over what, for the record: each link, and all links of two nodes together."""
+"""The topology in the record: each link between ranks, and the links of two nodes together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from ..criteria.node_pairs import Pairs
 from ..criteria.transport_sides import Connection, Transports
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
+from ..text import plural
 from .run_record import GroupRecord, LinkRecord, TopologyRecord
 
-# A job in which all ranks talk to all has as many links as ranks squared.
+# If every rank is connected to every other, links grow with the square of ranks.
 MAX_LINKS = 2000
 MAX_NICS = 4
 
@@ -18,7 +19,7 @@ Nodes = tuple[int, int]
 
 
 def build_topology(result: PhaseResult) -> TopologyRecord | None:
-    """The links of a phase; None where its ranks never said what they talk over."""
+    """The links of a phase; None if its ranks never reported a backend."""
     backends = {str(record.get("backend")) for record in result.events("group").values()}
     if not backends:
         return None
@@ -27,7 +28,7 @@ def build_topology(result: PhaseResult) -> TopologyRecord | None:
     if backend == "nccl":
         return _of_nccl(result, speeds)
     measured = [_group(nodes, backend, 0, 0, speed) for nodes, speed in sorted(speeds.items())]
-    note = f"the ranks talked over {backend}, which does not log who talks to whom"
+    note = f"the ranks used {backend}, which does not log its connections"
     return TopologyRecord(backend=backend, note=note, links=[], groups=measured)
 
 
@@ -45,14 +46,14 @@ def _of_nccl(result: PhaseResult, speeds: dict[Nodes, float]) -> TopologyRecord:
         group = (lower, upper), pair.links[0].transport.kind
         counts[group] += 1
         unexpected[group] += bool(reason)
-    judged.sort(key=lambda one: (not one[1], one[0].source, one[0].destination))
+    judged.sort(key=lambda entry: (not entry[1], entry[0].source, entry[0].destination))
     notes = list(transports.unreadable)
     if lost := len(transports.placed.unplaced):
-        notes.append(f"{lost} connections are between ranks that are not known")
+        notes.append(f"{plural(lost, 'connection')} between unknown ranks")
     if not judged:
-        notes.append("NCCL's logs tell of no connection")
+        notes.append("NCCL's logs show no connection")
     if len(judged) > MAX_LINKS:
-        notes.append(f"of {len(judged)} connections {MAX_LINKS} are listed one by one")
+        notes.append(f"{MAX_LINKS} of {len(judged)} connections are listed")
     groups = [
         _group(nodes, kind, count, unexpected[nodes, kind], speeds.get(nodes))
         for (nodes, kind), count in sorted(counts.items())
@@ -85,7 +86,7 @@ def _group(
 
 
 def _speeds(result: PhaseResult) -> dict[Nodes, float]:
-    """Pair of nodes -> GB/s each way, where the phase measured pairs and they can be believed."""
+    """Pair of nodes -> GB/s each way, if the phase measured pairs and the figures are valid."""
     if not any(
         record.get("what") == "pair"
         for rank in result.ranks
@@ -95,4 +96,4 @@ def _speeds(result: PhaseResult) -> dict[Nodes, float]:
     try:
         return {(min(pair), max(pair)): speed for pair, speed in Pairs(result).speeds.items()}
     except (AssertionError, Unmeasured):
-        return {}  # the phase's own criteria say what is wrong with them
+        return {}  # the criteria of the phase report what is wrong

@@ -1,8 +1,8 @@
-"""FIT, UNFIT or INCONCLUSIVE and its exit status: a pure function of what was counted in a run.
+"""FIT, UNFIT or INCONCLUSIVE with its exit status: a pure function of a run's tally.
 
-UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was not measured, or
-failed and is known, or is expected to fail and nobody answers for it. UNFIT beats INCONCLUSIVE; a
-verdict is never better than its evidence. A proof has a verdict of its own.
+UNFIT: something failed. INCONCLUSIVE: nothing failed, but something required was not measured, or a
+failure is known, or an xfail has no entry of `known`. UNFIT beats INCONCLUSIVE; a verdict is never
+better than its evidence. A proof has a verdict of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Literal
 
 from ..evidence.job_results import NOT_MEASURED
 
-JOB = "job"  # the job itself, beside the criteria of its phase
+JOB = "job"  # the name under which a job is listed among the criteria of its phase
 
-EXIT_INCONCLUSIVE = 6  # beside pytest's own 0 to 5
+EXIT_INCONCLUSIVE = 6  # pytest itself uses 0 to 5
 FIT, UNFIT, INCONCLUSIVE = "FIT", "UNFIT", "INCONCLUSIVE"
-PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # of gates, by --cluster-prove
+PROVEN, NOT_PROVEN = "PROVEN", "NOT PROVEN"  # verdicts on gates, of --cluster-prove
 EXIT_STATUSES = {FIT: 0, PROVEN: 0, UNFIT: 1, NOT_PROVEN: 1, INCONCLUSIVE: EXIT_INCONCLUSIVE}
 
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A failure that an entry of `known` in cluster.yaml answers for."""
+    """A failure that an entry of `known` in cluster.yaml covers."""
 
     what: str
     reason: str
@@ -32,13 +32,13 @@ class KnownFailure:
 
     @property
     def sentence(self) -> str:
-        """Why, until when, and where that is written."""
+        """The reason, the last day, and the entry's file:line."""
         return f"{self.reason} (known until {self.until}, {self.where})"
 
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """What became of one criterion."""
+    """The result of one criterion."""
 
     result: Literal["passed", "failed", "skipped", "known"]
     text: str = ""
@@ -50,16 +50,16 @@ class CriterionResult:
 
 @dataclass
 class PhaseTally:
-    """What was counted of one phase that was chosen."""
+    """The counts of one selected phase."""
 
     name: str
-    outcome: str = ""  # of its job; empty until it is over
-    criteria: dict[str, CriterionResult] = field(default_factory=dict)  # reported, with the job
-    defined: frozenset[str] | None = None  # all criteria of its class; None: nobody knows
-    selected: frozenset[str] = frozenset()  # those of them that were to run
+    outcome: str = ""  # of its job; empty until the job has ended
+    criteria: dict[str, CriterionResult] = field(default_factory=dict)  # that reported, and the job
+    defined: frozenset[str] | None = None  # all criteria of its class; None: unknown
+    selected: frozenset[str] = frozenset()  # the defined criteria that were to run
     judged: set[str] = field(default_factory=set)  # kinds that a criterion judged
     unmeasured: set[str] = field(default_factory=set)  # kinds that a criterion could not judge
-    sides: frozenset[str] = frozenset()  # where its ranks talk to each other
+    sides: frozenset[str] = frozenset()  # where its ranks communicate: inside nodes, between them
 
     @property
     def reported(self) -> set[str]:
@@ -68,7 +68,7 @@ class PhaseTally:
 
     @property
     def all_reported(self) -> bool:
-        """Whether every criterion reported; where they are not known, nobody knows."""
+        """Whether every criterion reported; False if the criteria are unknown."""
         return self.defined is not None and self.defined <= self.reported
 
     @property
@@ -77,43 +77,45 @@ class PhaseTally:
         return bool((self.defined or frozenset()) - self.selected)
 
     @property
-    def reds(self) -> list[str]:
-        """What failed of it, by name."""
-        return [name for name, one in self.criteria.items() if one.result == "failed"]
+    def failed_criteria(self) -> list[str]:
+        """The names of the criteria that failed."""
+        return [name for name, criterion in self.criteria.items() if criterion.result == "failed"]
 
     @property
     def known(self) -> KnownFailure | None:
-        """Who answers for its job's failure."""
+        """The entry that covers the failure of its job."""
         return self.criteria[JOB].known if JOB in self.criteria else None
 
     def known_failures(self) -> list[KnownFailure]:
-        """The failures that are known: of the job, else of criteria."""
+        """Known failures: that of the job, otherwise those of criteria."""
         if self.known is not None:
             return [self.known]
-        return [one.known for one in self.criteria.values() if one.known is not None]
+        return [
+            criterion.known for criterion in self.criteria.values() if criterion.known is not None
+        ]
 
-    def failed(self) -> str:
-        """What failed, in words; empty where nothing did."""
+    def failure_words(self) -> str:
+        """What failed, in words; empty if nothing did."""
         if self.outcome in ("failed", "cluster_failed") and self.known is None:
             return f"{self.name}: {self.outcome}"
-        if self.reds and (self.outcome == "passed" or self.known is not None):
-            return f"{self.name}: {', '.join(self.reds)}"
+        if self.failed_criteria and (self.outcome == "passed" or self.known is not None):
+            return f"{self.name}: {', '.join(self.failed_criteria)}"
         return ""
 
 
 @dataclass
 class RunTally:
-    """What was counted in a run: all that its verdict depends on."""
+    """The counts of a run: everything its verdict depends on."""
 
     require: frozenset[str] = frozenset()  # kinds of criteria without which no phase is FIT
-    phases: dict[str, PhaseTally] = field(default_factory=dict)  # those that were chosen
+    phases: dict[str, PhaseTally] = field(default_factory=dict)  # those selected
     phases_of_cluster: list[str] = field(default_factory=list)
     selection: str = ""  # what was selected or changed, in words
     undefined: list[str] = field(default_factory=list)  # phases of the cluster that no test defines
-    is_whole: bool = False  # nothing was left out: then what was not collected does not exist
-    skipped_files: list[str] = field(default_factory=list)  # at collection, and why
-    other_failures: int = 0  # of tests that belong to no phase
-    crashed: list[str] = field(default_factory=list)  # tests during which a worker of xdist died
+    is_whole: bool = False  # all files were collected: a phase without a test has none anywhere
+    skipped_files: list[str] = field(default_factory=list)  # at collection, with the reason
+    other_failures: int = 0  # of tests outside the phases
+    crashed: list[str] = field(default_factory=list)  # tests during which an xdist worker died
     interrupted: bool = False
     exitstatus: int = 0  # pytest's own
 
@@ -122,31 +124,33 @@ class RunTally:
 
     @property
     def ended_early(self) -> bool:
-        """Whether pytest ended for another reason than that all tests were through."""
+        """Whether pytest ended before all tests were done."""
         return self.exitstatus > 1
 
     def reported(self) -> tuple[int, int]:
-        """How many of the chosen phases' criteria reported, and how many there are."""
-        known = [phase for phase in self.phases.values() if phase.defined is not None]
-        reported = sum(len(phase.reported & (phase.defined or set())) for phase in known)
-        return reported, sum(len(phase.defined or ()) for phase in known)
+        """How many criteria of the selected phases reported, and how many there are."""
+        phases = [phase for phase in self.phases.values() if phase.defined is not None]
+        reported = sum(len(phase.reported & (phase.defined or set())) for phase in phases)
+        return reported, sum(len(phase.defined or ()) for phase in phases)
 
     def scope(self) -> str:
-        """What the verdict holds for; empty only where it is everything."""
+        """The part that the verdict covers; empty if it covers everything."""
         reported, every = self.reported()
         return self.selection or (f"{reported} of {every} criteria" if reported < every else "")
 
 
 @dataclass
 class ProofTally:
-    """What was counted in a proof: gates, by the names of their faults."""
+    """The counts of a proof: gates, by the names of their faults."""
 
     cluster: str
     date: str
     planned: list[str] = field(default_factory=list)
     proven: list[str] = field(default_factory=list)
     stayed_green: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # something else turned red
+    wrong: list[str] = field(
+        default_factory=list
+    )  # red, but in the wrong place or for another reason
     not_staged: list[str] = field(default_factory=list)
 
     def unjudged(self) -> list[str]:
@@ -156,45 +160,46 @@ class ProofTally:
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What a run says of its cluster, or a proof of its gates."""
+    """The verdict of a run on its cluster, or of a proof on its gates."""
 
     name: str
     exit_status: int
     sentence: str  # the name with its scope and reasons
-    scope: str  # what it holds for; empty where that is everything
+    scope: str  # the part that it covers; empty if it covers everything
     failed: list[str]
-    not_measured: list[str]  # of what is required
+    not_measured: list[str]  # required, but not measured
     known: list[KnownFailure]
-    partial: str  # why the run did not come to its end; empty where it did
+    partial: str  # why the run is incomplete; empty if it is complete
 
 
 def judge(run: RunTally) -> RunVerdict:
     """The verdict on the cluster."""
-    failed, lacking = _failed(run), _not_measured(run)
-    known = [one for phase in run.phases.values() for one in phase.known_failures()]
+    failed, missing = _failed(run), _not_measured(run)
+    known = [failure for phase in run.phases.values() for failure in phase.known_failures()]
     fit = any(phase.outcome for phase in run.phases.values()) and run.exitstatus == 0
     if failed:
         name, reasons = UNFIT, failed
     else:
-        name = INCONCLUSIVE if lacking or known or run.interrupted or not fit else FIT
-        reasons = [*lacking, *(f"{one.what} is known until {one.until}" for one in known)]
-    count = f"{len(run.phases)} of {len(run.phases_of_cluster)} phases"
-    reported, every = run.reported()
-    count += f", {reported} of {every} criteria" if reported < every else ""
+        name = INCONCLUSIVE if missing or known or run.interrupted or not fit else FIT
+        reasons = [
+            *missing,
+            *(f"{failure.what} is known until {failure.until}" for failure in known),
+        ]
+    count = _count(run, name)
     unjudged = [phase.name for phase in run.phases.values() if not phase.criteria]
-    return _verdict(run, name, count, reasons, failed, lacking, known, unjudged)
+    return _verdict(run, name, count, reasons, failed, missing, known, unjudged)
 
 
 def judge_proof(proof: ProofTally, run: RunTally) -> RunVerdict:
-    """The verdict on the gates; it says nothing of FIT or UNFIT."""
+    """The verdict on the gates, which says nothing about the cluster."""
     unjudged = proof.unjudged()
-    failed = _worded({"stayed green": proof.stayed_green, "not as they must be": proof.wrong})
-    lacking = _worded({"could not be staged": proof.not_staged, "not judged": unjudged})
-    is_open = lacking or run.interrupted or run.ended_early or not proof.planned
+    failed = _reasons({"stayed green": proof.stayed_green, "not as expected": proof.wrong})
+    missing = _reasons({"could not be staged": proof.not_staged, "not judged": unjudged})
+    is_open = missing or run.interrupted or run.ended_early or not proof.planned
     name = NOT_PROVEN if failed else INCONCLUSIVE if is_open else PROVEN
     proven = f"{len(proof.proven)} of {len(proof.planned)} gates proven"
     count = f"{proven} on {proof.cluster}, {proof.date}"
-    return _verdict(run, name, count, [*failed, *lacking], failed, lacking, [], unjudged)
+    return _verdict(run, name, count, [*failed, *missing], failed, missing, [], unjudged)
 
 
 def _verdict(
@@ -203,7 +208,7 @@ def _verdict(
     count: str,
     reasons: list[str],
     failed: list[str],
-    lacking: list[str],
+    missing: list[str],
     known: list[KnownFailure],
     unjudged: list[str],
 ) -> RunVerdict:
@@ -217,33 +222,48 @@ def _verdict(
         sentence=f"{name}{scope}: {count}{why}",
         scope=run.scope(),
         failed=failed,
-        not_measured=lacking,
+        not_measured=missing,
         known=known,
         partial=_partial(run, unjudged),
     )
 
 
+def _count(run: RunTally, verdict: str) -> str:
+    """How many of the cluster's phases the verdict is about, and what became of those."""
+    phases = run.phases.values()
+    if verdict == UNFIT:
+        number, state = sum(bool(phase.failure_words()) for phase in phases), "failed"
+    elif verdict == FIT:
+        number, state = sum(phase.outcome == "passed" for phase in phases), "passed"
+    else:
+        ended = [phase for phase in phases if phase.outcome and phase.outcome not in NOT_MEASURED]
+        number, state = len(ended), "finished"
+    reported, every = run.reported()
+    criteria = f", {reported} of {every} criteria reported" if reported < every else ""
+    return f"{number} of {len(run.phases_of_cluster)} phases {state}{criteria}"
+
+
 def _partial(run: RunTally, unjudged: list[str]) -> str:
     if run.interrupted:
-        return "it was interrupted"
+        return "the run was interrupted"
     if run.ended_early:
-        return f"pytest ended early, with status {run.exitstatus}"
-    return f"nothing was judged of {', '.join(unjudged)}" if unjudged else ""
+        return f"pytest ended early with exit status {run.exitstatus}"
+    return f"no result for {', '.join(unjudged)}" if unjudged else ""
 
 
-def _worded(names: dict[str, list[str]]) -> list[str]:
+def _reasons(names: dict[str, list[str]]) -> list[str]:
     return [f"{words}: {', '.join(listed)}" for words, listed in names.items() if listed]
 
 
 def _failed(run: RunTally) -> list[str]:
-    """What failed, in words."""
-    reasons = [words for phase in run.phases.values() if (words := phase.failed())]
-    reasons += [f"a worker died in {test}" for test in run.crashed]
-    return reasons + (["tests that are no phase's"] if run.other_failures else [])
+    """Everything that failed, in words."""
+    reasons = [words for phase in run.phases.values() if (words := phase.failure_words())]
+    reasons += [f"a pytest-xdist worker died in {test}" for test in run.crashed]
+    return reasons + (["tests outside the phases failed"] if run.other_failures else [])
 
 
 def _not_measured(run: RunTally) -> list[str]:
-    """What was required and not measured, in words."""
+    """Everything required that was not measured, in words."""
     phases = run.phases.values()
     passed = [phase for phase in phases if phase.outcome == "passed"]
     reasons = [
@@ -255,51 +275,51 @@ def _not_measured(run: RunTally) -> list[str]:
     for phase in phases:
         kinds = sorted(phase.unmeasured & run.require)
         reasons += [f"{phase.name}: {kind} not measured" for kind in kinds]
-    reasons += _undefined(run)
-    for lacking in (_unowned, _silent, _unjudged):
-        reasons += [words for phase in passed for words in lacking(phase, run)]
+    reasons += _undefined_phases(run)
+    for find_missing in (_uncovered_xfails, _unreported, _unjudged_kinds):
+        reasons += [words for phase in passed for words in find_missing(phase, run)]
     known = any(phase.known_failures() for phase in phases)
     if run.exitstatus == 1 and not reasons and not known and not _failed(run):
-        reasons.append("pytest counts a failure of which no test told")
+        reasons.append("pytest counts a failure that no test reported")
     return reasons
 
 
-def _undefined(run: RunTally) -> list[str]:
-    """Phases of the cluster that no test defines."""
-    if run.undefined and run.skipped_files:  # any of them may be there
+def _undefined_phases(run: RunTally) -> list[str]:
+    """Phases of cluster.yaml that no test defines."""
+    if run.undefined and run.skipped_files:  # they may define the phases
         files, absent = ", ".join(run.skipped_files), ", ".join(run.undefined)
-        return [f"{absent}: not collected; skipped as a whole: {files}"]
-    words = "listed in cluster.yaml, and no test that was collected defines it"
+        return [f"{absent}: not collected; files skipped as a whole: {files}"]
+    words = "listed in cluster.yaml, but no collected test defines it"
     return [f"{name}: {words}" for name in run.undefined] if run.is_whole else []
 
 
-def _unowned(phase: PhaseTally, run: RunTally) -> Iterable[str]:
-    """Criteria that are expected to fail, and nobody says so in cluster.yaml."""
-    for name, one in phase.criteria.items():
-        if one.result == "known" and one.known is None:
-            words = "is marked to fail (xfail), and no entry of `known` answers for it"
+def _uncovered_xfails(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+    """Criteria marked xfail that no entry of `known` covers."""
+    for name, criterion in phase.criteria.items():
+        if criterion.result == "known" and criterion.known is None:
+            words = "is marked xfail, and no entry of `known` covers it"
             yield f"{phase.name}: {name} {words}"
 
 
-def _silent(phase: PhaseTally, run: RunTally) -> Iterable[str]:
-    """A phase of which no criterion was judged, be it that all were skipped; and criteria that were
-    to run and reported nothing."""
+def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+    """A phase without a judged criterion (all may be skipped), and selected criteria that reported
+    nothing."""
     reported = phase.reported
     missing = sorted(phase.selected - reported)
     judged = [name for name in reported if phase.criteria[name].result != "skipped"]
     if not judged and reported | (phase.defined or set()):
-        if not phase.unmeasured & run.require:  # which is said already
+        if not phase.unmeasured & run.require:  # already reported
             yield f"{phase.name}: no criterion was judged"
     elif missing and not run.interrupted:
-        yield f"{phase.name}: no result of {', '.join(missing)}"
+        yield f"{phase.name}: no result from {', '.join(missing)}"
 
 
-def _unjudged(phase: PhaseTally, run: RunTally) -> Iterable[str]:
-    """Required kinds that no criterion judged; of transports, on each side where there are ranks.
-    Where criteria were selected singly, those that are missing were not asked."""
-    if phase.is_cut or phase.reds:
+def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[str]:
+    """Required kinds that no criterion judged; for transports, each side where ranks communicate.
+    A phase of which only some criteria were selected lacks nothing."""
+    if phase.is_cut or phase.failed_criteria:
         return
     for kind in sorted(run.require - phase.unmeasured):
-        for one in sorted(phase.sides) if kind == "transports" else [kind]:
-            if one not in phase.judged:
-                yield f"{phase.name}: no criterion judged {one}"
+        for part in sorted(phase.sides) if kind == "transports" else [kind]:
+            if part not in phase.judged:
+                yield f"{phase.name}: no criterion judged {part}"

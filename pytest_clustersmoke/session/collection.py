@@ -69,7 +69,7 @@ class Collected:
             self.absences += find_undefined(markers.values(), self.profile)
         self.phases = phases
         names = {self._names[cls]: cls.criteria_names for cls in markers}
-        problems += self.acknowledgements.misnamed(names)
+        problems += self.acknowledgements.misnamed_entries(names)
         self._phase_problems = problems
         self._all = list(items)
         kept = [item for item in items if self._is_on_cluster(item)]

@@ -10,6 +10,7 @@ import contextlib
 import os
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,14 @@ from .collection import Collected
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, phase_class, phase_classes
 from .live.live_view import LiveView, say
-from .tally import count_report, count_selection, failure_text, mark_known, mark_report
+from .tally import (
+    JudgedKinds,
+    count_report,
+    count_selection,
+    failure_text,
+    mark_known,
+    mark_report,
+)
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
@@ -163,7 +171,7 @@ class Suite(Collected):
             from ..evidence.phase_result import with_bounds
 
             result = with_bounds(self.read_phase(name), self.profile, self.report_dir)
-            self._results[name] = view_phase(result)
+            self._results[name] = view_phase(replace(result, judged=JudgedKinds()))
         result = self._results[name]
         if "phase" not in dict(item.user_properties):
             from ..report.junit import phase_properties
@@ -195,7 +203,9 @@ class Suite(Collected):
         if result.outcome != "passed":
             from ..report.terminal import job_failure
 
-            raise JobFailed("\n".join([job_failure(result), *self.acknowledgements.beside(result)]))
+            raise JobFailed(
+                "\n".join([job_failure(result), *self.acknowledgements.uncovered_hosts(result)])
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
@@ -300,13 +310,13 @@ class Suite(Collected):
         return judge(self.tally)
 
     def _complete_junit(self) -> None:
-        from ..report.junit import complete
+        from ..report.junit import complete_junit
 
         assert self.run is not None
         self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
         if xml is not None:  # None under `-p no:junitxml`
-            complete(xml, self._finished())
+            complete_junit(xml, self._finished())
 
     def _drop_junit(self) -> None:
         """Have pytest neither write nor announce junit.xml."""

@@ -29,6 +29,23 @@ MAX_CHARACTERS = 4000
 # Where a report is made
 
 
+class JudgedKinds(set[str]):
+    """Kinds of criteria that a phase's criteria judged so far, with those of the running test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_test: set[str] = set()
+
+    def add(self, kind: str) -> None:
+        super().add(kind)
+        self._of_test.add(kind)
+
+    def take_test(self) -> list[str]:
+        """The kinds judged since the last call, sorted: those of one test."""
+        kinds, self._of_test = sorted(self._of_test), set()
+        return kinds
+
+
 def mark_report(
     report: pytest.TestReport,
     item: pytest.Item,
@@ -40,10 +57,9 @@ def mark_report(
     criteria were judged or could not be measured. JUnit's properties say the same, but any test
     can write those."""
     marks = {"phase": phase}
-    if result is not None and result.judged and report.when == "call":
-        marks["judged"] = ",".join(sorted(result.judged))
-        report.user_properties.append(("judged", marks["judged"]))
     setattr(report, MARKS, marks)
+    if result is not None:
+        _mark_judged(report, item, marks, result.judged)
     if "phase" not in dict(report.user_properties):  # the test did not reach its fixture
         report.user_properties.append(("phase", phase))
     if report.skipped and call.excinfo and isinstance(getattr(call.excinfo.value, "kind", 0), str):
@@ -53,6 +69,23 @@ def mark_report(
         report.user_properties.append(unmeasured)
         path, line = item.location[0], (item.location[1] or 0) + 1
         report.longrepr = (path, line, f"Skipped: {call.excinfo.value}")
+
+
+def _mark_judged(
+    report: pytest.TestReport, item: pytest.Item, marks: dict[str, str], judged: set[str]
+) -> None:
+    """Mark the kinds judged: for the verdict those of the phase so far, for JUnit the test's own.
+
+    JUnit takes properties from the teardown's report, so they go to the item, too.
+    """
+    if report.when == "call" and judged:
+        marks["judged"] = ",".join(sorted(judged))
+    if report.when == "setup" or not isinstance(judged, JudgedKinds):
+        return  # what set-up judged counts with the call
+    kinds = judged.take_test()
+    if report.when == "call" and kinds:
+        for holder in (item, report):
+            holder.user_properties.append(("judged", ",".join(kinds)))
 
 
 def mark_known(

@@ -14,7 +14,7 @@ from pytest_clustersmoke.evidence.fingerprint import COMPARED
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
 from pytest_clustersmoke.evidence.history.history_store import Setup, add
 from pytest_clustersmoke.evidence.history.past_records import PastRecord
-from pytest_clustersmoke.report.highlights import stands_out
+from pytest_clustersmoke.report.highlights import find_highlights
 from pytest_clustersmoke.report.summary import summary
 from pytest_clustersmoke.report.terminal import write_summary
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
@@ -173,7 +173,7 @@ def test_cost_of_an_upgrade_is_shown(tmp_path: Path) -> None:
     write_summary(reporter, parsed(record), [])
     told = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
     assert told[f"zero1_4node: {text}"] == {"yellow": True}
-    (group,) = stands_out(parsed(record), {"zero1_4node": "a"})
+    (group,) = find_highlights(parsed(record), {"zero1_4node": "a"})
     assert (group.id, group.tone) == ("metrics", "warn")
     assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].what
     assert "driver 550.54.15 -> 560.1" in group.items[0].text

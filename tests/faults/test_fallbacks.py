@@ -89,4 +89,7 @@ def test_what_cannot_be_seen_is_inconclusive(talking: Suite, fault: str, words: 
     assert result.ret == 6
     result.assert_outcomes(passed=2, skipped=2)
     assert lines_with(result, words), result.stdout.str()
-    assert result.outlines[-1] == "INCONCLUSIVE: 1 of 1 phases (small: transports not measured)"
+    assert (
+        result.outlines[-1]
+        == "INCONCLUSIVE: 1 of 1 phases finished (small: transports not measured)"
+    )

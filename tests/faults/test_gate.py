@@ -219,4 +219,4 @@ def test_verdict_over_all_gates(statuses: list[str | None], verdict: str, status
     assert made.sentence.startswith(f"{verdict}: {proven} of 2 gates proven on here, 2026-11-22")
     if verdict != "PROVEN":
         assert "fault-1" in made.sentence
-    assert made.partial == ("nothing was judged of fault-1" if None in statuses else "")
+    assert made.partial == ("no result for fault-1" if None in statuses else "")

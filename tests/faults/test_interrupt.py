@@ -67,7 +67,7 @@ def check(outcome: Outcome, phases: tuple[str, ...] = ("first", "second")) -> No
     assert outcome.status == pytest.ExitCode.INTERRUPTED, outcome.output
     assert outcome.report["verdict"] == "INCONCLUSIVE"
     assert outcome.report["interrupted"] is True
-    assert outcome.report["partial"] == "it was interrupted"
+    assert outcome.report["partial"] == "the run was interrupted"
     for name in phases:
         assert outcome.phase(name)["outcome"] == "cancelled"
         assert "interrupted" in outcome.phase(name)["reason"]

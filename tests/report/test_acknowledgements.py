@@ -1,4 +1,4 @@
-"""A known failure is neither green nor red: it is told, and the run is never FIT by it."""
+"""A known failure is neither green nor red: it is reported, and the run is never FIT."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def ended(folder: Path, outcome: str, *hosts: tuple[str, ...] | None) -> PhaseRe
         ("small", "TEST_RATE", "test_rate", False),
     ],
 )
-def test_a_criterion_is_known_by_its_name(
+def test_entry_covers_criterion_by_name(
     held: Callable[..., Acknowledgements],
     tmp_path: Path,
     phase: str,
@@ -110,14 +110,14 @@ def test_a_criterion_is_known_by_its_name(
     ],
 )
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "lost"])
-def test_a_job_is_known_by_the_hosts_of_all_its_causes(
+def test_entries_must_cover_the_hosts_of_all_causes(
     held: Callable[..., Acknowledgements],
     tmp_path: Path,
     hosts: list[tuple[str, ...] | None],
     known: bool,
     outcome: str,
 ) -> None:
-    """A cause without a host, or on one that nobody answers for, is a new failure."""
+    """A cause without a host, or on a host that no entry covers, is a new failure."""
     named = [() if one == () else one for one in hosts]
     result = ended(tmp_path, outcome, *named)
     for finding, one in zip(result.job["findings"], named, strict=True):
@@ -137,24 +137,24 @@ def test_a_job_is_known_by_the_hosts_of_all_its_causes(
         (False, None, False),
     ],
 )
-def test_a_new_node_that_fails_in_the_same_way_is_not_known(
+def test_second_failing_node_is_not_covered(
     held: Callable[..., Acknowledgements],
     tmp_path: Path,
     primary: bool,
     detail: object,
     known: bool,
 ) -> None:
-    """Only one that lost a peer needs nobody who answers for it."""
+    """Only a node that merely lost a peer needs no entry."""
     result = ended(tmp_path, "failed", ("n3",), ("n4",))
     result.job["findings"][1].update(primary=primary, detail=detail)
     entries = held(BAD_NODE)
     assert (entries.answer(result, "job") is not None) is known
-    told = [] if known else ["nobody answers for n4, as somebody does for n3"]
-    assert entries.beside(result) == told
+    remarks = [] if known else ["`known` covers n3, but not n4"]
+    assert entries.uncovered_hosts(result) == remarks
 
 
 @pytest.mark.parametrize("way", ["ranks", "node", "torchrun", "memory", "hang"])
-def test_a_new_node_is_not_hidden_whatever_found_it(
+def test_second_failing_node_is_never_hidden(
     held: Callable[..., Acknowledgements], tmp_path: Path, way: str
 ) -> None:
     """Two nodes of one job fail alike: both must be acknowledged."""
@@ -197,7 +197,7 @@ def test_a_new_node_is_not_hidden_whatever_found_it(
         ("gpu[0-1]*", ["gpu0", "gpu1", "gpu10", "gpu11", "gpu12"]),
     ],
 )
-def test_a_node_is_known_by_slurms_lists(
+def test_node_entry_may_be_a_slurm_host_list(
     held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
 ) -> None:
     """Brackets are ranges of numbers, never classes of characters."""
@@ -208,7 +208,7 @@ def test_a_node_is_known_by_slurms_lists(
         assert [name for name in names if entries.answer(of[name], "job")] == matched
 
 
-def test_a_warning_and_what_follows_decide_nothing(
+def test_findings_that_are_no_cause_decide_nothing(
     held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
     """Where no cause is left that names a host, the job is not known."""
@@ -218,7 +218,7 @@ def test_a_warning_and_what_follows_decide_nothing(
 
 
 @pytest.mark.parametrize("findings", [None, 7, "x", [7, None], [{"primary": True, "hosts": None}]])
-def test_findings_that_are_none_are_not_known(
+def test_malformed_findings_are_not_known(
     held: Callable[..., Acknowledgements], tmp_path: Path, findings: object
 ) -> None:
     """Whatever stands in the job's result, nothing raises and nothing is taken for known."""
@@ -226,10 +226,10 @@ def test_findings_that_are_none_are_not_known(
     assert held(BAD_NODE).answer(result, "job") is None
 
 
-def test_several_nodes_need_several_entries(
+def test_each_failing_node_needs_an_entry(
     held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
-    """All that answer are named; the earliest day counts."""
+    """All entries are named; the earliest day counts."""
     later = (TODAY + timedelta(days=20)).isoformat()
     other = {"node": "n4", "reason": "fan", "until": later}
     answer = held(BAD_NODE, other).answer(ended(tmp_path, "failed", ("n3", "n4")), "job")
@@ -239,32 +239,30 @@ def test_several_nodes_need_several_entries(
 
 
 @pytest.mark.parametrize("outcome", ["failed", "cluster_failed", "never_ran", "preempted", "lost"])
-def test_a_job_is_known_by_its_phase(
+def test_entry_for_job_covers_phase(
     held: Callable[..., Acknowledgements], tmp_path: Path, outcome: str
 ) -> None:
-    """`job` answers for it however it failed, and so for its criteria's one line."""
+    """`job` covers every outcome, and so the criteria of the job."""
     entries = held({**SLOW, "criterion": "job"})
     result = ended(tmp_path, outcome)
     assert entries.answer(result, "job") and entries.answer(result, "test_other")
 
 
-def test_a_cancelled_job_is_not_known(
-    held: Callable[..., Acknowledgements], tmp_path: Path
-) -> None:
-    """We ended it: that is nobody's failure."""
+def test_cancelled_job_is_not_known(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
+    """We cancelled it ourselves: that is not a failure."""
     entries = held({**SLOW, "criterion": "job"}, BAD_NODE)
     assert entries.answer(ended(tmp_path, "cancelled", ("n3",)), "job") is None
 
 
-def test_an_entry_for_a_criterion_does_not_answer_for_the_job(
+def test_entry_for_criterion_does_not_cover_job(
     held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
-    """Where the job failed no criterion was judged, whatever is known of it."""
+    """If the job failed, no criterion was judged."""
     entries = held({**SLOW, "criterion": "test_*"})
     assert entries.answer(ended(tmp_path, "failed"), "test_rate") is None
 
 
-def test_the_last_day_counts_and_the_next_does_not(tmp_path: Path) -> None:
+def test_entry_is_valid_through_its_last_day(tmp_path: Path) -> None:
     """By the day in the run's name, so that a run across midnight has one answer."""
     profile = make_profile(tmp_path, known=[{**SLOW, "until": "2026-01-31"}])
     passed = ended(tmp_path, "passed")
@@ -272,7 +270,7 @@ def test_the_last_day_counts_and_the_next_does_not(tmp_path: Path) -> None:
         assert bool(Acknowledgements(profile, run_id).answer(passed, "test_rate")) is known
 
 
-# What is told of entries
+# Remarks about entries
 
 
 def tally(**outcomes: str) -> RunTally:
@@ -282,19 +280,19 @@ def tally(**outcomes: str) -> RunTally:
     return made
 
 
-def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
-    """With its line, whatever ran; it answers for nothing."""
+def test_expired_entry_is_reported(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
+    """With its line, whatever ran; it covers nothing."""
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
     part.selection = "small"
-    (told,) = entries.remarks(part, RunDir(tmp_path))
-    assert told.startswith("the acknowledgement at ")
-    assert told.endswith(f" expired on {PAST}: renew it, or take it out")
+    (remark,) = entries.remarks(part, RunDir(tmp_path))
+    assert remark.startswith("the entry of `known` at ")
+    assert remark.endswith(f" expired on {PAST}: renew or remove it")
     assert entries.answer(ended(tmp_path, "passed"), "test_rate") is None
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "result", "told"),
+    ("outcomes", "result", "reported"),
     [
         ({"small": "passed", "wide": "passed"}, "passed", True),
         ({"small": "passed", "wide": "passed"}, "known", False),
@@ -303,50 +301,54 @@ def test_an_expired_entry_is_told(held: Callable[..., Acknowledgements], tmp_pat
         ({"small": "lost", "wide": "passed"}, "failed", False),
     ],
 )
-def test_an_entry_that_nothing_needed_is_told(
+def test_unneeded_entry_is_reported(
     held: Callable[..., Acknowledgements],
     tmp_path: Path,
     outcomes: dict[str, str],
     result: Any,
-    told: bool,
+    reported: bool,
 ) -> None:
-    """Where its criterion was judged and did not fail; where it was not judged, nobody knows."""
+    """Only if its criterion was judged and did not fail."""
     made = tally(**outcomes)
     made.phase("small").criteria["test_rate"] = CriterionResult(result)
     found = held(SLOW).remarks(made, RunDir(tmp_path))
-    assert bool(found) is told
-    if told:
-        assert found[0].startswith("nothing failed that ") and found[0].endswith("take it out?")
+    assert bool(found) is reported
+    if reported:
+        assert found[0].startswith("nothing failed that ") and found[0].endswith("remove it?")
 
 
 @pytest.mark.parametrize(
     "part", [{"selection": "x"}, {"interrupted": True}, {"exitstatus": 2}, {"wide": ""}]
 )
-def test_nothing_is_said_of_entries_after_a_part_of_a_run(
+def test_partial_run_reports_no_unneeded_entries(
     held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]
 ) -> None:
-    """What was not asked for may fail still."""
+    """What was not selected may still fail."""
     made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
     made = made if "wide" in part else replace(made, **part)
     assert held(SLOW).remarks(made, RunDir(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
-    ("node", "hosts", "said"),
+    ("node", "hosts", "remarks"),
     [
-        ("n3", [], ["nothing failed that {} answers for: take it out?"]),
-        ("n7", [], ["nothing failed that {} answers for, and no job ran on such a node"]),
+        ("n3", [], ["nothing failed that the entry of `known` at {} covers: remove it?"]),
+        (
+            "n7",
+            [],
+            ["nothing failed that the entry of `known` at {} covers; no job ran on that node"],
+        ),
         ("n3", ["n3"], []),
     ],
 )
-def test_a_node_that_nothing_failed_on_is_told(
+def test_unneeded_node_entry_is_reported(
     held: Callable[..., Acknowledgements],
     tmp_path: Path,
     node: str,
     hosts: list[str],
-    said: list[str],
+    remarks: list[str],
 ) -> None:
-    """It may have been given no job at all, which is another matter."""
+    """The remark differs if no job ran on that node."""
     run = RunDir(tmp_path / "run")
     phase = run.phase("small")
     phase.root.mkdir(parents=True)
@@ -357,27 +359,27 @@ def test_a_node_that_nothing_failed_on_is_told(
     write_json(phase.result, {"outcome": "failed", "findings": [finding] if hosts else []})
     entries = held({**BAD_NODE, "node": node})
     found = entries.remarks(tally(small="failed"), run)
-    where = found[0].split(" that ")[1].split(" answers")[0] if found else ""
-    assert found == [line.format(where) for line in said]
+    where = found[0].split(" at ")[1].split(" covers")[0] if found else ""
+    assert found == [line.format(where) for line in remarks]
 
 
-def test_a_criterion_that_is_not_there_is_misnamed(
+def test_entry_for_unknown_criterion_is_misnamed(
     held: Callable[..., Acknowledgements],
 ) -> None:
-    """With a near name; where a phase was not collected whole, nothing is said."""
+    """With the nearest name; nothing is reported for phases that were not fully collected."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
-    (problem, _) = entries.misnamed({"small": ["test_rates"], "wide": ["test_b"]})
+    (problem, _) = entries.misnamed_entries({"small": ["test_rates"], "wide": ["test_b"]})
     assert "`test_rate` matches no criterion of small" in str(problem)
     assert str(problem).endswith("one of `job`, `test_rates`; did you mean `test_rates`?")
-    assert entries.misnamed({"small": ["test_rate"], "wide": None}) == []
-    assert entries.misnamed({"small": ["test_rate"]}) == []
-    assert entries.misnamed({"small": ["test_rate"], "wide": ["test_loss"]}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"], "wide": None}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"]}) == []
+    assert entries.misnamed_entries({"small": ["test_rate"], "wide": ["test_loss"]}) == []
 
 
 # The verdict
 
 
-def heard(name: str, outcome: Any, when: Any = "call", **said: str) -> pytest.TestReport:
+def report_of(name: str, outcome: Any, when: Any = "call", **marks: str) -> pytest.TestReport:
     made = pytest.TestReport(
         nodeid=f"test_x.py::TestA::{name}",
         location=("test_x.py", 1, name),
@@ -386,7 +388,7 @@ def heard(name: str, outcome: Any, when: Any = "call", **said: str) -> pytest.Te
         longrepr=None,
         when=when,
     )
-    setattr(made, MARKS, {"phase": "small", **said})
+    setattr(made, MARKS, {"phase": "small", **marks})
     return made
 
 
@@ -397,26 +399,27 @@ KNOWN = {"known": "the switch", "known_until": SOON, "known_where": "cluster.yam
     ("outcome", "name", "others", "verdict"),
     [
         ("passed", "test_rate", [], INCONCLUSIVE),
-        ("passed", "test_rate", [heard("test_b", "failed")], UNFIT),
-        ("passed", "test_rate", [heard("test_rate", "failed", "teardown", **KNOWN)], UNFIT),
+        ("passed", "test_rate", [report_of("test_b", "failed")], UNFIT),
+        ("passed", "test_rate", [report_of("test_rate", "failed", "teardown", **KNOWN)], UNFIT),
         ("failed", "job", [], INCONCLUSIVE),
-        ("failed", "job", [heard("test_b", "skipped", **KNOWN)], INCONCLUSIVE),
-        ("failed", "job", [heard("test_b", "failed", "setup")], UNFIT),
+        ("failed", "job", [report_of("test_b", "skipped", **KNOWN)], INCONCLUSIVE),
+        ("failed", "job", [report_of("test_b", "failed", "setup")], UNFIT),
         ("failed", "test_rate", [], UNFIT),
         ("never_ran", "job", [], INCONCLUSIVE),
     ],
 )
-def test_a_known_failure_is_never_a_pass(
+def test_known_failure_is_never_a_pass(
     outcome: str, name: str, others: list[pytest.TestReport], verdict: str
 ) -> None:
     """Alone it makes the run INCONCLUSIVE; whatever else fails makes it UNFIT."""
     made = tally(small=outcome)
-    for one in [heard(name, "skipped", **KNOWN), *others]:
+    for one in [report_of(name, "skipped", **KNOWN), *others]:
         count_report(made, one)
     assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
-        said = f"INCONCLUSIVE: 1 of 1 phases (small: {name} is known until {SOON})"
-        assert judge(made).sentence == said
+        ended = f"{int(outcome != 'never_ran')} of 1 phases finished"
+        sentence = f"INCONCLUSIVE: {ended} (small: {name} is known until {SOON})"
+        assert judge(made).sentence == sentence
         (known,) = judge(made).known
         assert (known.what, known.where) == (f"small: {name}", "cluster.yaml:12")
 
@@ -424,7 +427,7 @@ def test_a_known_failure_is_never_a_pass(
 def test_without_known_failures_the_run_is_fit() -> None:
     """What is acknowledged and passed is passed."""
     made = tally(small="passed")
-    count_report(made, heard("test_rate", "passed"))
+    count_report(made, report_of("test_rate", "passed"))
     assert judge(made).name == FIT and judge(made).known == []
 
 
@@ -460,16 +463,16 @@ def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> N
     result = run_known(suite, "-rx", *words, apart=bool(words))
     result.assert_outcomes(passed=2, xfailed=1)
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: test_rate is known until {SOON})"
+    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: test_rate is known until {SOON})"
     assert result.outlines[-1] == sentence
     (place,) = suite.record()["known"]
     where = place["where"]
     assert Path(suite.path / where.rpartition(":")[0]).name == "cluster.yaml"
-    told = f"the switch (known until {SOON}, {where})"
-    result.stdout.fnmatch_lines([f"known: small: test_rate: {told}"])
+    words = f"the switch (known until {SOON}, {where})"
+    result.stdout.fnmatch_lines([f"known: small: test_rate: {words}"])
     result.stdout.fnmatch_lines(["XFAIL test_small.py::TestSmall::test_rate - the switch*"])
     message = skipped(suite.report / "junit.xml")["test_rate"]
-    assert message.startswith(f"pytest.xfail: {told}: ") and "too slow" in message
+    assert message.startswith(f"pytest.xfail: {words}: ") and "too slow" in message
     case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
     assert (case["known"], case["known_until"]) == ("the switch", SOON)
     assert case["known_where"] == where
@@ -506,7 +509,7 @@ def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...])
     result = suite.run_apart(*words) if words else suite.run()
     result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown apart
     assert result.ret == 6
-    sentence = f"INCONCLUSIVE: 1 of 1 phases (small: job is known until {SOON})"
+    sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: job is known until {SOON})"
     assert result.outlines[-1] == sentence
     (phase,) = suite.record()["phases"]
     assert [one["result"] for one in phase["criteria"].values()] == ["known"] * 3
@@ -516,13 +519,13 @@ def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...])
 
 
 def test_fixtures_of_a_job_that_passed_are_not_known(suite: Suite) -> None:
-    """Nobody answers for a mistake in the suite; it is the criterion that it is told of."""
+    """No entry covers a bug in the suite; the criterion fails."""
     suite.cluster(known=[{**SLOW, "criterion": "test_*"}])
     suite.phase(body=FIXTURES)
     result = suite.run()
     result.assert_outcomes(passed=2, errors=2)
     assert result.ret == 1
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_rate, test_done)"
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_rate, test_done)"
 
 
 EXPECTED = """
@@ -537,16 +540,16 @@ def test_done(self, phase):
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_an_xfail_of_the_suite_has_no_owner(suite: Suite, words: tuple[str, ...]) -> None:
-    """Marks and words in the suite are no acknowledgement; an entry of `known` makes them one."""
+def test_xfail_without_entry_is_inconclusive(suite: Suite, words: tuple[str, ...]) -> None:
+    """An xfail mark does not make a failure known; an entry of `known` does."""
     suite.cluster(known=[SLOW])
     suite.phase(body=EXPECTED.format("{}"))
     result = suite.run_apart(*words) if words else suite.run()
     result.assert_outcomes(passed=2, xfailed=2)
     assert result.ret == 6
     assert result.outlines[-1] == (
-        "INCONCLUSIVE: 1 of 1 phases (small: test_word is marked to fail (xfail), and no entry of "
-        f"`known` answers for it; small: test_rate is known until {SOON})"
+        "INCONCLUSIVE: 1 of 1 phases finished (small: test_word is marked xfail, and no entry of "
+        f"`known` covers it; small: test_rate is known until {SOON})"
     )
     (phase,) = suite.record()["phases"]
     assert phase["criteria"]["test_word"]["result"] == "known"
@@ -559,20 +562,22 @@ def test_a_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
     suite.phase(body=mark.format(True, "a") + mark.format(False, "b"))
     result = suite.run()
     result.assert_outcomes(passed=1, failed=1, xpassed=1)
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_a)"
+    assert result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_a)"
 
 
-def test_a_new_failure_beside_a_known_one(suite: Suite) -> None:
-    """Is UNFIT as ever, and the known one is still told."""
+def test_new_failure_beside_known_one_is_unfit(suite: Suite) -> None:
+    """The run is UNFIT, and the known failure is still listed."""
     suite.cluster(known=[SLOW])
     suite.phase(body=TWO + "def test_new(self, phase):\n    assert not phase.ranks_done\n")
     result = suite.run()
     result.assert_outcomes(passed=2, failed=1, xfailed=1)
-    assert result.ret == 1 and result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_new)"
+    assert (
+        result.ret == 1 and result.outlines[-1] == "UNFIT: 1 of 1 phases failed (small: test_new)"
+    )
     result.stdout.fnmatch_lines(["known: small: test_rate: the switch*"])
 
 
-def test_an_error_in_a_criterion_is_not_known(suite: Suite) -> None:
+def test_error_in_criterion_is_not_known(suite: Suite) -> None:
     """Another exception than a failed assertion is a mistake in its code."""
     suite.cluster(known=[SLOW])
     suite.phase(body="def test_rate(self, phase):\n    phase.no_such_thing()\n")
@@ -604,30 +609,28 @@ def test_a_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
     assert ": phase small: failed: " in skipped(suite.report / "junit.xml")["job"]
 
 
-def test_an_expired_entry_counts_for_nothing(suite: Suite) -> None:
-    """The failure is red, and the run says since when nobody answers for it."""
+def test_expired_entry_covers_nothing(suite: Suite) -> None:
+    """The failure is red, and the run says when the entry expired."""
     suite.cluster(known=[{**SLOW, "until": PAST}])
     result = run_known(suite)
     result.assert_outcomes(passed=2, failed=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"the acknowledgement at *cluster.yaml:* expired on {PAST}:*"])
+    result.stdout.fnmatch_lines([f"the entry of `known` at *cluster.yaml:* expired on {PAST}:*"])
     assert len(suite.record()["known_remarks"]) == 1
 
 
-def test_an_entry_that_was_not_needed(suite: Suite) -> None:
-    """A criterion that passes is passed, the run is FIT, and the entry is told of."""
+def test_unneeded_entry_end_to_end(suite: Suite) -> None:
+    """The criterion passes, the run is FIT, and a remark names the entry."""
     suite.cluster(known=[{**SLOW, "criterion": "test_done"}])
     suite.phase(body="def test_done(self, phase):\n    assert phase.ranks_done\n")
     result = suite.run()
     result.assert_outcomes(passed=2)
-    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
-    result.stdout.fnmatch_lines(["nothing failed that *cluster.yaml:* answers for: take it out?"])
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
+    result.stdout.fnmatch_lines(["nothing failed that * at *cluster.yaml:* covers: remove it?"])
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_an_entry_for_a_criterion_that_is_not_there_is_refused(
-    suite: Suite, words: tuple[str, ...]
-) -> None:
+def test_entry_for_unknown_criterion_is_refused(suite: Suite, words: tuple[str, ...]) -> None:
     """Before anything is submitted, at its line."""
     suite.cluster(known=[{**SLOW, "criterion": "test_rat"}])
     suite.phase(body=TWO)

@@ -1,5 +1,5 @@
 """A run with a slow rank, a wrong transport and a third less throughput, from its jobs to what
-people look at: each is on the first screen, and a figure is the same wherever it is told.
+people look at: each is on the first screen, and a figure is the same everywhere.
 
 The rank program and NCCL's logs are fakes; all that reads and reports them is real.
 """
@@ -63,7 +63,8 @@ def lateness(phase: dict[str, Any], slow: int) -> str:
     own = [one["own_s"]["p50"] * 1e3 for one in phase["ranks"]]
     usual = statistics.median(one for rank, one in enumerate(own) if rank != slow)
     step = phase["ranks"][slow]["step_s"]["p50"] * 1e3
-    return f"takes {show(own[slow])} ms, the others' {show(usual)} ms, of {show(step)} ms a step"
+    times = f"takes {show(own[slow])} ms, that of the others {show(usual)} ms"
+    return f"{times}; a whole step takes {show(step)} ms"
 
 
 def test_each_fault_is_on_the_first_screen(
@@ -84,7 +85,7 @@ def test_each_fault_is_on_the_first_screen(
 
 
 def test_figures_agree_to_the_digit(ran: tuple[Suite, pytest.RunResult], opened: Opened) -> None:
-    """Page, report.json, JUnit, terminal, metrics.prom and history tell the same figures."""
+    """Page, report.json, JUnit, terminal, metrics.prom and history have the same figures."""
     suite, result = ran
     (phase,) = suite.record()["phases"]
     (case,) = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.highlights import HighlightGroup, changed_since, stands_out
+from pytest_clustersmoke.report.highlights import HighlightGroup, find_highlights, split_changes
 from tests.report import staged
 from tests.support import records
 
@@ -16,31 +16,31 @@ CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 def found(*phases: records.Record, **changes: Any) -> dict[str, HighlightGroup]:
     run = records.run(*phases, **changes)
     anchors = {one["phase"]: f"phase-{one['phase']}" for one in run["phases"]}
-    return {group.id: group for group in stands_out(records.parsed(run), anchors)}
+    return {group.id: group for group in find_highlights(records.parsed(run), anchors)}
 
 
-def test_nothing_stands_out_of_a_sound_run() -> None:
+def test_healthy_run_has_no_highlights() -> None:
     """A run in which all is well has no such list."""
     assert found(records.phase()) == {}
 
 
-def test_a_slow_rank_is_named_with_its_node_and_its_times() -> None:
+def test_slow_rank_is_named_with_node_and_times() -> None:
     """Its own part of a step beside the median of the others', and the whole step."""
     phase = staged.with_own_times(records.phase(), slow=5)
     (item,) = found(phase)["stragglers"].items
     assert item.what == "rank 5 on node2" and item.anchor == "phase-zero1_4node-ranks"
-    assert item.text.startswith("its own part of a step takes 131.0 ms, the others' 40.")
-    assert item.text.endswith("ms, of 142.0 ms a step")
+    assert item.text.startswith("its own part of a step takes 131.0 ms, that of the others 40.")
+    assert item.text.endswith("ms; a whole step takes 142.0 ms")
 
 
-def test_an_unexpected_link_is_named_by_its_ends() -> None:
+def test_unexpected_link_is_named_by_its_ends() -> None:
     """Transport, both nodes, both ranks, and what was expected."""
     (item,) = found(staged.with_wrong_link(records.phase(), 3))["links"].items
     assert item.what == "NET/Socket/0 from node1 to node2"
     assert item.text == "rank 3 to rank 4: expected NET/IB*"
 
 
-def test_a_loss_of_throughput_is_told_in_per_cent() -> None:
+def test_lost_throughput_is_given_in_percent() -> None:
     """The metric furthest off, its value, the others' names, and what changed since."""
     (item,) = found(staged.slow_phase())["metrics"].items
     assert item.what == "steps_per_s -30.0 % against the reference 9.500"
@@ -48,7 +48,7 @@ def test_a_loss_of_throughput_is_told_in_per_cent() -> None:
 
 
 @pytest.mark.parametrize(("status", "count"), [("ok", 0), ("warn", 1), ("fail", 1)])
-def test_the_past_alone_can_make_a_metric_stand_out(status: Any, count: int) -> None:
+def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
     """Without a reference, warnings and failures of the check against history stand out."""
     phase = records.phase()
     metric = staged.against(9.0, 9.5, "steps/s")
@@ -61,7 +61,7 @@ def test_the_past_alone_can_make_a_metric_stand_out(status: Any, count: int) -> 
         assert "against the median of 24 runs 9.595" in group.items[0].what
 
 
-def test_what_only_warns_is_a_warning() -> None:
+def test_warning_from_past_runs_is_a_warning() -> None:
     """A card of warnings is no failure's; runs on other versions are named as such."""
     phase = records.phase()
     metric = staged.against(6.0, 9.5, "steps/s")
@@ -75,8 +75,8 @@ def test_what_only_warns_is_a_warning() -> None:
     assert found(phase, staged.slow_phase())["metrics"].tone == "bad"
 
 
-def test_a_metric_whose_past_is_zero_stands_out() -> None:
-    """Of a median of 0 there is no share, and it is told all the same."""
+def test_metric_with_past_median_zero_is_highlighted() -> None:
+    """A median of 0 allows no percentage; the metric is named without one."""
     phase = records.phase()
     metric = staged.against(6.0, 9.5, "1")
     assert metric["past"]
@@ -84,19 +84,19 @@ def test_a_metric_whose_past_is_zero_stands_out() -> None:
     metric["past"] |= {"status": "warn", "median": 0.0}
     phase["metrics"]["final_loss"] = metric
     (item,) = found(phase)["metrics"].items
-    assert item.what == "final_loss is off its past"
+    assert item.what == "final_loss is off its past runs"
 
 
-def test_what_is_no_number_stands_out() -> None:
+def test_nan_metric_is_highlighted() -> None:
     """NaN is worse than any loss."""
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
     (item,) = found(phase)["metrics"].items
-    assert item.what == "nan, which is no number"
+    assert item.what == "nan, which is not a number"
     assert item.text == f"final_loss is nan; also steps_per_s, samples_per_s{CHANGED}"
 
 
-def test_a_failed_job_stands_first_by_its_cause() -> None:
+def test_failed_job_comes_first_with_its_cause() -> None:
     """The primary finding's cause and host; without a finding, the reason."""
     groups = found(staged.failed_phase(), records.phase("b", outcome="lost", reason="vanished"))
     assert next(iter(groups)) == "jobs"
@@ -105,7 +105,7 @@ def test_a_failed_job_stands_first_by_its_cause() -> None:
     assert (other.what, other.anchor) == ("vanished", "phase-b")
 
 
-def test_a_failed_job_that_is_known_says_so() -> None:
+def test_known_failed_job_is_marked() -> None:
     """It says until when; the card is a warning only where every failed job is known."""
     known = {"what": "b", "reason": "switch 4", "until": "2026-12-01", "where": "cluster.yaml:7"}
     one = records.phase("b", outcome="lost", reason="vanished", known=known)
@@ -114,7 +114,7 @@ def test_a_failed_job_that_is_known_says_so() -> None:
     assert found(one, staged.failed_phase())["jobs"].tone == "bad"
 
 
-def test_failed_criteria_stand_out_whatever_else_does() -> None:
+def test_failed_criteria_are_highlighted() -> None:
     """One by its name and words, several by their number and names."""
     phase = records.phase()
     phase["criteria"]["test_sync"] = {"result": "failed", "text": "rank 2 differs\nmore"}
@@ -125,8 +125,8 @@ def test_failed_criteria_stand_out_whatever_else_does() -> None:
     assert (item.what, item.text) == ("2 of 5 criteria", "test_sync, test_loss")
 
 
-def test_known_failures_do_not_stand_out() -> None:
-    """What somebody answers for is told elsewhere."""
+def test_known_failures_are_not_highlighted() -> None:
+    """The page shows them in a section of their own."""
     phase = records.phase()
     phase["criteria"]["test_sync"] = {"result": "known", "text": "acknowledged"}
     assert found(phase) == {}
@@ -141,7 +141,7 @@ RED = {
 
 
 @pytest.mark.parametrize(("kind", "criterion"), RED.items())
-def test_what_a_known_criterion_is_red_for_is_known(kind: str, criterion: str) -> None:
+def test_highlight_of_known_criterion_is_known(kind: str, criterion: str) -> None:
     """Its card is a warning that says until when; no other's is."""
     phase = staged.slow_phase()
     for name in ("steps_per_s", "samples_per_s"):
@@ -153,8 +153,8 @@ def test_what_a_known_criterion_is_red_for_is_known(kind: str, criterion: str) -
     assert "; known until 2026-12-01" in groups[kind].items[0].text
 
 
-def test_a_thing_that_one_more_criterion_is_red_for_is_not_known() -> None:
-    """Whoever answers for one answers not for the other."""
+def test_highlight_with_uncovered_criterion_is_not_known() -> None:
+    """An entry for one criterion does not cover the other."""
     phase = staged.slow_phase()
     phase["criteria"][RED["metrics"]] |= {"result": "known", "known": KNOWN}
     past: Any = {"result": "failed", "text": "samples_per_s is off its past"}
@@ -165,21 +165,21 @@ def test_a_thing_that_one_more_criterion_is_red_for_is_not_known() -> None:
 def test_the_last_good_run_is_named_once() -> None:
     """Each entry of a record names it; where they name several, all stay as they are."""
     good = " (last good run 20261122-034602-3ae2ef)"
-    told = changed_since([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
-    assert told == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
+    parts = split_changes([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
+    assert parts == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
     two = [f"torch 2.5 -> 2.6{good}", "args.rate 10 -> 7 (last good run b)"]
-    assert changed_since(two) == (two, "")
-    assert changed_since(["driver 1 to 2"]) == (["driver 1 to 2"], "")
+    assert split_changes(two) == (two, "")
+    assert split_changes(["driver 1 to 2"]) == (["driver 1 to 2"], "")
 
 
-def test_of_many_of_a_kind_some_are_listed_and_the_rest_is_counted() -> None:
+def test_highlights_beyond_three_are_counted() -> None:
     """The first screen has room for all kinds."""
     phases = [records.phase(f"p{n}", outcome="failed", reason=f"r{n}") for n in range(9)]
     group = found(*phases)["jobs"]
     assert len(group.items) == 3 and group.more == 6
 
 
-def test_gates_that_are_not_proven_stand_out_of_a_proof() -> None:
+def test_unproven_gates_are_highlighted() -> None:
     """The phases of a proof fail on purpose; its gates are what counts."""
     reasons = ["no criterion turned red"]
     green = records.gate("slow", status="stayed green", reasons=reasons)

@@ -54,7 +54,7 @@ class Read:
                 case.remove(properties)
         xmlschema.XMLSchema(str(XSD)).validate(tree)
         (self.suite,) = xunit2.JUnitXml.fromfile(str(path))
-        self.told = self._named(self.suite)
+        self.of_suite = self._named(self.suite)
         self.cases = {f"{one.classname}::{one.name}": one for one in self.suite}
         assert len(self.cases) == self.suite.tests
 
@@ -73,14 +73,14 @@ class Read:
 
 def same(record: Mapping[str, Any], read: Read) -> None:
     """What the suite's properties say is what report.json says."""
-    assert [read.told[name] for name in OF_RECORD] == [record[name] for name in OF_RECORD]
-    assert read.told["interrupted"] == str(record["interrupted"]).lower()
-    assert read.told["package_version"] == record["package_version"] == __version__
+    assert [read.of_suite[name] for name in OF_RECORD] == [record[name] for name in OF_RECORD]
+    assert read.of_suite["interrupted"] == str(record["interrupted"]).lower()
+    assert read.of_suite["package_version"] == record["package_version"] == __version__
     for name in VERSIONS:
-        said = {one["versions"][name] for one in record["phases"] if name in one["versions"]}
-        told = set(filter(None, read.told.get(name, "").split(", ")))
+        recorded = {one["versions"][name] for one in record["phases"] if name in one["versions"]}
+        listed = set(filter(None, read.of_suite.get(name, "").split(", ")))
         # They are those of the cases, and a run that was cut off may have none.
-        assert told <= said if record["interrupted"] else told == said
+        assert listed <= recorded if record["interrupted"] else listed == recorded
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
@@ -115,17 +115,21 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     assert ran.ret == 1
     record, read = suite.record(), Read(suite.report / "junit.xml")
     same(record, read)
-    assert read.told["verdict"] == "UNFIT" and read.told["report"] == str(suite.report.resolve())
-    assert list(read.told)[: len(SUITE_PROPERTIES)] == SUITE_PROPERTIES
+    assert read.of_suite["verdict"] == "UNFIT" and read.of_suite["report"] == str(
+        suite.report.resolve()
+    )
+    assert list(read.of_suite)[: len(SUITE_PROPERTIES)] == SUITE_PROPERTIES
     (read_phase,) = (one for one in record["phases"] if one["phase"] == "good")
     for case in ("job", "test_rate", "test_unknown", "test_known", "test_expected"):
-        told = read.properties(f"test_good.TestGood::{case}")
-        assert told["phase"] == "good" and told["outcome"] == "passed"
-        assert told["nodes"] == "local0,local1" and told["transport"] == read_phase["transport"]
+        of_case = read.properties(f"test_good.TestGood::{case}")
+        assert of_case["phase"] == "good" and of_case["outcome"] == "passed"
+        assert (
+            of_case["nodes"] == "local0,local1" and of_case["transport"] == read_phase["transport"]
+        )
         figures = {name: one["value"] for name, one in read_phase["metrics"].items()}
         figures |= {name: read_phase[name] for name in ("queue_s", "run_s", "job_id")}
         figures |= read_phase["versions"]
-        assert {name: told[name] for name in figures} == {k: str(v) for k, v in figures.items()}
+        assert {name: of_case[name] for name in figures} == {k: str(v) for k, v in figures.items()}
     published = suite.report.resolve() / "phases"
     job = read.result("test_bad.TestBad::job")
     assert isinstance(job, junitparser.Failure)
@@ -142,6 +146,33 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
     assert known.type == "pytest.xfail" and known.message.startswith("the switch (known until ")
     assert read.result("test_good.TestGood::test_expected").message == "not yet"
     assert read.cases["test_good.TestGood::job"].is_passed
+
+
+@pytest.mark.parametrize("words", [(), ("-n", "2")])
+def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...]) -> None:
+    """Its own: the same kind again where several cases judged it, met or missed, and none of what
+    other cases or fixtures of theirs judged."""
+    suite.cluster(references={"small": {"steps_per_s": REFERENCE}})
+    suite.phase(
+        body="""\
+        import pytest
+        @pytest.fixture
+        def judged(self, phase):
+            phase.judged.add('of a fixture')
+            yield
+            phase.judged.add('of a teardown')
+        def test_a(self, phase): phase.metric('steps_per_s').check()
+        def test_b(self, phase): phase.metric('steps_per_s').check()
+        def test_c(self, phase, judged): pass
+        def test_d(self, phase): assert 'references' in phase.judged
+        """
+    )
+    suite.run_apart(*words) if words else suite.run()
+    read = Read(suite.report / "junit.xml")
+    cases = [read.properties(f"test_small.TestSmall::test_{name}") for name in "abcd"]
+    judged = [case.get("judged") for case in cases]
+    assert judged == ["references", "references", "of a fixture", None]
+    assert "judged" not in read.properties("test_small.TestSmall::job")
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
@@ -165,14 +196,14 @@ def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
     assert process.returncode == 2 and "INTERNALERROR" not in output, output
     read = Read(suite.report / "junit.xml")
     same(suite.record(), read)
-    assert read.told["interrupted"] == "true" and read.told["verdict"] == "INCONCLUSIVE"
+    assert read.of_suite["interrupted"] == "true" and read.of_suite["verdict"] == "INCONCLUSIVE"
     cut_off = read.result("test_small.TestSmall::job")
     assert isinstance(cut_off, junitparser.Error)
     assert cut_off.type == "interrupted" and cut_off.message == CUT_OFF
     assert read.suite.errors == read.suite.tests == 1
 
 
-def test_a_criterion_that_ends_the_session(suite: Suite) -> None:
+def test_criterion_that_ends_the_session_is_an_error(suite: Suite) -> None:
     """pytest.exit within a criterion leaves what was judged before, and the criterion as an
     error."""
     suite.phase(body="def test_a(self, phase): pytest.exit('enough')")
@@ -184,24 +215,24 @@ def test_a_criterion_that_ends_the_session(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_a_file_of_the_users_own(suite: Suite, words: tuple[str, ...]) -> None:
+def test_junitxml_option_moves_the_file(suite: Suite, words: tuple[str, ...]) -> None:
     """--junitxml takes all of it elsewhere; what the file says is the same."""
     suite.phase()
     suite.run_apart("--junitxml", "mine/own.xml", "-k", "small", *words)
     assert not (suite.report / "junit.xml").exists()
     read = Read(suite.path / "mine" / "own.xml")
     same(suite.record(), read)
-    assert read.told["verdict"] == "FIT" and read.told["selection"] == "small"
+    assert read.of_suite["verdict"] == "FIT" and read.of_suite["selection"] == "small"
 
 
-def test_without_a_run_pytests_file_is_left_alone(suite: Suite) -> None:
+def test_file_without_a_run_is_left_alone(suite: Suite) -> None:
     """Where nothing was submitted there is no verdict to tell."""
     suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
     suite.run("--junitxml", "own.xml")
-    assert Read(suite.path / "own.xml").told == {}
+    assert Read(suite.path / "own.xml").of_suite == {}
 
 
-def test_texts_are_cut_and_not_repeated(suite: Suite) -> None:
+def test_long_texts_are_cut_and_not_repeated(suite: Suite) -> None:
     """A case holds 16 KiB at the most, its first and last words, the place of the rest, and no
     output twice."""
     suite.phase(
@@ -220,15 +251,15 @@ def test_texts_are_cut_and_not_repeated(suite: Suite) -> None:
     assert len(long.message) <= MAX_MESSAGE and long.message.startswith("Failed: first ")
     size = len(long.text.encode())
     assert MAX_TEXT_BYTES - 8 <= size <= MAX_TEXT_BYTES
-    assert "first ü" in long.text and "ü last" in long.text and "is left out ...]" in long.text
+    assert "first ü" in long.text and "ü last" in long.text and "is omitted ...]" in long.text
     assert long.text.endswith(f"report: {suite.report.resolve() / 'phases' / 'small'}")
-    said = read.cases["test_small.TestSmall::test_said"]
-    assert len(said.result) == 1 and said.system_out.count("said x") == 1
-    outputs = [one for one in said._elem if one.tag == "system-out"]
-    assert len(outputs) == 1 and len(said.system_out) <= MAX_TEXT_BYTES
+    case = read.cases["test_small.TestSmall::test_said"]
+    assert len(case.result) == 1 and case.system_out.count("said x") == 1
+    outputs = [one for one in case._elem if one.tag == "system-out"]
+    assert len(outputs) == 1 and len(case.system_out) <= MAX_TEXT_BYTES
 
 
-def test_hostile_words_are_valid_xml(suite: Suite) -> None:
+def test_hostile_text_is_valid_xml(suite: Suite) -> None:
     """Control characters, halves of pairs and what XML knows no name for, in words and in names."""
     bad = r"\x00\x1b[31m\ud800\ufffe\uffff]]>&<"
     suite.phase(
@@ -246,7 +277,7 @@ def test_hostile_words_are_valid_xml(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METRICS))
-def test_a_metrics_name_says_its_unit(name: str) -> None:
+def test_metric_name_ends_in_its_unit(name: str) -> None:
     """A property has a name and a value: the unit is in the name."""
     assert name.endswith(ENDS[METRICS[name].unit])
 
@@ -260,7 +291,7 @@ def test_cut(text: str, size: int) -> None:
     if raw <= size:
         assert made == text
     else:
-        assert f"{raw} bytes in all" in made
+        assert f"{raw} bytes in total" in made
         assert len(made.encode()) <= max(size, len(cut(text, 0).encode()))
         assert made[0] in f"\n{text[0]}" and made[-1] in f"\n{text[-1]}"
 

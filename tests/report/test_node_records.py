@@ -14,15 +14,15 @@ from pytest_clustersmoke.report.node_records import (
     MAX_FACT,
     UNKNOWN,
     FactsCollector,
-    bounded,
+    bound_facts,
     find_differences,
 )
 from pytest_clustersmoke.report.run_record import FactsRecord
 from tests.support import records
 
 
-def told(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:
-    """A phase whose nodes told these facts."""
+def staged_phase(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:
+    """A phase whose nodes reported these facts."""
     directory = RunDir(root).phase(phase)
     directory.root.mkdir(parents=True)
     write_json(directory.spec, {"phase": phase, "nodes": len(facts), "ranks_per_node": 0})
@@ -40,14 +40,14 @@ def gathered(*results: PhaseResult) -> list[FactsRecord]:
     return found.records()
 
 
-def test_a_node_has_its_facts_once(tmp_path: Path) -> None:
+def test_node_has_its_facts_once(tmp_path: Path) -> None:
     """As the last phase found it; what an earlier phase found otherwise stands by its name."""
     packages = {"torch": "2.5.1"}
     first = {"node": "a", "host": "h", "time": 1.0, "packages": packages, "swap": 1}
     (one,) = gathered(
-        told(tmp_path, "p", first),
-        told(tmp_path, "q", {**first, "time": 2.0}),
-        told(tmp_path, "r", {"node": "a", "host": "h", "time": 2.0, "packages": packages}),
+        staged_phase(tmp_path, "p", first),
+        staged_phase(tmp_path, "q", {**first, "time": 2.0}),
+        staged_phase(tmp_path, "r", {"node": "a", "host": "h", "time": 2.0, "packages": packages}),
     )
     assert one.model_dump() == {
         "node": "a",
@@ -58,18 +58,20 @@ def test_a_node_has_its_facts_once(tmp_path: Path) -> None:
     }
 
 
-def test_a_silent_node_keeps_what_it_told_before(tmp_path: Path) -> None:
-    """A phase in which it told nothing says nothing; one that never told anything has no facts."""
+def test_silent_node_keeps_earlier_facts(tmp_path: Path) -> None:
+    """A phase without facts changes nothing; a node that never reported any has none."""
     here = {"node": "node 0", "host": "h", "kernel": "6"}
-    one, other = gathered(told(tmp_path, "p", here, {}), told(tmp_path, "q", {}, {}))
+    one, other = gathered(
+        staged_phase(tmp_path, "p", here, {}), staged_phase(tmp_path, "q", {}, {})
+    )
     assert (one.phases, one.host, one.facts) == (["p"], "h", {"kernel": "6"})
     assert (other.node, other.phases, other.facts) == ("node 1", [], {})
 
 
-def test_two_nodes_of_one_name_are_two(tmp_path: Path) -> None:
-    """What one of them said is not the other's."""
+def test_nodes_of_equal_name_stay_separate(tmp_path: Path) -> None:
+    """Their facts are not mixed up."""
     twins = [{"node": "a", "kernel": "5"}, {"node": "a", "kernel": "6"}]
-    result = told(tmp_path, "p", *twins)
+    result = staged_phase(tmp_path, "p", *twins)
     assert [one.facts for one in gathered(result)] == [{"kernel": "5"}, {"kernel": "6"}]
 
 
@@ -92,27 +94,27 @@ def nested(depth: int) -> Any:
         {"number": 10**4000, "numbers": [10**4000] * 400},
     ],
 )
-def test_facts_without_end_are_cut_and_say_so(facts: dict[str, Any]) -> None:
+def test_huge_facts_are_cut_with_a_note(facts: dict[str, Any]) -> None:
     """Each fact, its depth, and all together have a bound."""
-    kept = json.dumps(bounded(facts), ensure_ascii=False)
+    kept = json.dumps(bound_facts(facts), ensure_ascii=False)
     assert len(kept) < 500_000
     assert "…" in kept
 
 
-def test_a_fact_that_is_cut_says_how_large_it_is() -> None:
+def test_cut_fact_shows_its_size() -> None:
     """A reader sees how much is not there; other facts stay."""
-    kept = bounded({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
+    kept = bound_facts({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
     cut = f"\u2026 {MAX_FACT + 3} characters"
     assert kept == {"t": cut, "d": "\u2026 nested deeper than 6", "kernel": "6"}
-    many = bounded({str(number): "x" * 1000 for number in range(1000)})
+    many = bound_facts({str(number): "x" * 1000 for number in range(1000)})
     assert many["\u2026"] == f"\u2026 {1000 - (len(many) - 1)} more"
 
 
-def test_usual_facts_are_whole() -> None:
-    """What a node with eight GPUs tells is not touched."""
+def test_usual_facts_are_not_cut() -> None:
+    """The facts of a node with eight GPUs are left alone."""
     gpus = [{"name": "H100", "uuid": f"GPU-{n}", "remapped": {"pending": 0}} for n in range(8)]
     facts = {"gpus": gpus, "interfaces": {"ib0": {"ipv4": ["10.0.0.1"]}}, "x": None, "y": 1.5}
-    assert bounded(facts) == facts
+    assert bound_facts(facts) == facts
 
 
 def differences(*nodes: records.Record) -> dict[str, dict[str, list[str]]]:
@@ -120,13 +122,13 @@ def differences(*nodes: records.Record) -> dict[str, dict[str, list[str]]]:
     return {one.fact: one.values for one in found}
 
 
-def test_equal_nodes_differ_in_nothing() -> None:
-    """Nodes that tell the same facts, and one that tells none, give no difference."""
+def test_equal_nodes_have_no_differences() -> None:
+    """Nodes with the same facts, and one without facts, have no differences."""
     silent = {**records.facts(4), "facts": {}}
     assert differences(*map(records.facts, range(4)), silent) == {}
 
 
-def test_the_odd_node_is_named_last() -> None:
+def test_odd_node_is_named_last() -> None:
     """The value that most nodes have comes first, with its nodes."""
     odd = records.facts(2, kernel="5.10.0")
     found = differences(records.facts(0), records.facts(1), odd)
@@ -147,7 +149,7 @@ def test_packages_gpus_and_ports_are_compared() -> None:
     assert found["package torch"] == {"2.5.1": ["node0"], UNKNOWN: ["node1"]}
 
 
-def test_hostile_facts_are_cleaned() -> None:
+def test_hostile_facts_are_sanitized() -> None:
     """Facts of the wrong kind are no crash, and escapes in them are none in the record."""
     odd = records.facts(1, kernel="\x1b[2J", packages=["x"], gpus="many", rdma_ports=[1])
     found = differences(records.facts(0), odd)

@@ -11,7 +11,7 @@ from prometheus_client import parser as classic
 from prometheus_client.openmetrics import parser as openmetrics
 
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.report.openmetrics import PREFIX, exposition, gauge_of
+from pytest_clustersmoke.report.openmetrics import PREFIX, gauge_of, render_metrics
 from tests.support import records
 
 # By OpenMetrics' rules a unit is a base unit, and the last part of the name.
@@ -29,7 +29,7 @@ BASE_UNITS = {
 
 def samples(record: records.Record) -> dict[tuple[str, ...], float]:
     """(name, values of its labels but the cluster, by the labels' names) -> value."""
-    text = exposition(records.parsed(record))
+    text = render_metrics(records.parsed(record))
     read = []
     for families in (
         openmetrics.text_string_to_metric_families(text),
@@ -48,7 +48,7 @@ def samples(record: records.Record) -> dict[tuple[str, ...], float]:
     return read[0]
 
 
-def test_the_figures_are_those_of_the_record() -> None:
+def test_figures_match_the_record() -> None:
     """Verdict, times, counts and metrics, each under its name."""
     one = records.phase(
         metrics={
@@ -81,7 +81,7 @@ def test_the_figures_are_those_of_the_record() -> None:
     assert ("phase_reference_met", "latency_us", "zero1_4node") not in found
 
 
-def test_what_is_not_known_has_no_sample() -> None:
+def test_unknown_figure_has_no_sample() -> None:
     """A job that never ran has an outcome, and no time of zero seconds."""
     lost = records.phase(
         outcome="never_ran", queue_s=None, run_s=None, topology=None, metrics={}, ranks=[]
@@ -96,13 +96,13 @@ def test_what_is_not_known_has_no_sample() -> None:
     ("written", "value"), [("inf", math.inf), ("-inf", -math.inf), ("nan", math.nan)]
 )
 def test_numbers_that_are_not_finite(written: Any, value: float) -> None:
-    """They are told as Prometheus writes them."""
+    """They are written as in Prometheus."""
     phase = records.phase(metrics={"final_loss": records.metric(written)})
     found = samples(records.run(phase))
     assert str(found["phase_final_loss", "zero1_4node"]) == str(value)
 
 
-def test_links_that_are_not_expected_are_counted() -> None:
+def test_unexpected_links_are_counted() -> None:
     """Over all groups of links, those that are not drawn included."""
     phase = records.phase()
     assert phase["topology"] is not None
@@ -111,7 +111,7 @@ def test_links_that_are_not_expected_are_counted() -> None:
     assert samples(records.run(phase))["phase_links_unexpected", "zero1_4node"] == 5
 
 
-def test_a_proof_is_no_verdict_on_the_cluster() -> None:
+def test_proof_has_no_verdict_on_the_cluster() -> None:
     """What was staged on purpose makes a cluster neither fit nor unfit."""
     found = samples(records.run(verdict="PROVEN", proof=records.proof()))
     assert found["run_verdict", "PROVEN"] == 1 and found["run_verdict", "NOT PROVEN"] == 0
@@ -120,7 +120,7 @@ def test_a_proof_is_no_verdict_on_the_cluster() -> None:
 
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_each_metric_has_a_name_with_its_base_unit(name: str) -> None:
-    """The unit of a metric is told by its name, and no two share one."""
+    """The name of a metric has its unit, and no two share one."""
     gauge, unit, factor = gauge_of(name)
     assert unit == BASE_UNITS[METRICS[name].unit] and gauge.endswith(unit)
     assert gauge.startswith("phase_") and "__" not in gauge
@@ -129,7 +129,7 @@ def test_each_metric_has_a_name_with_its_base_unit(name: str) -> None:
     assert factor == scale.get(METRICS[name].unit, 1)
 
 
-def test_hostile_words_stay_in_their_label() -> None:
+def test_hostile_text_stays_in_its_label() -> None:
     """Quotes, newlines, control characters and lone surrogates break neither the text nor its
     encoding."""
     bad = 'a"b\\c\nd\x00\x1b[31m\ud800} 1\n# EOF'
@@ -137,21 +137,21 @@ def test_hostile_words_stay_in_their_label() -> None:
     found = samples(record)
     assert len([key for key in found if key[0] == "run_about"]) == 1
     assert len([key for key in found if key[0] == "phase_ranks"]) == 1
-    exposition(records.parsed(record)).encode()
+    render_metrics(records.parsed(record)).encode()
 
 
 def test_every_run_has_the_same_names_and_help() -> None:
-    """Files of several clusters lie side by side: a collector refuses a name told in two ways."""
-    told: dict[str, set[str]] = {}
+    """A collector that reads several clusters refuses a name with two help texts."""
+    texts: dict[str, set[str]] = {}
     for record in (
         records.run(),
         records.run(records.phase(outcome="lost"), cluster="other", interrupted=True),
     ):
-        for line in exposition(records.parsed(record)).splitlines():
+        for line in render_metrics(records.parsed(record)).splitlines():
             if line.startswith("# ") and line != "# EOF":
                 _, kind, name, words = line.split(" ", 3)
-                told.setdefault(f"{kind} {name}", set()).add(words)
-    assert told and all(len(words) == 1 for words in told.values())
+                texts.setdefault(f"{kind} {name}", set()).add(words)
+    assert texts and all(len(words) == 1 for words in texts.values())
 
 
 def test_every_name_is_documented() -> None:

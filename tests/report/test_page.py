@@ -101,16 +101,16 @@ def not_finite() -> records.Record:
 
 def proof() -> records.Record:
     green = records.gate("slow_rank", status="stayed green", seconds=None)
-    told = records.proof(records.gate(), green, p2p_off="one GPU a node")
+    proven = records.proof(records.gate(), green, p2p_off="one GPU a node")
     phase = records.phase(fault="rank_killed", outcome="failed", reason="killed")
     sentence = "NOT PROVEN: 1 of 2 gates proven on gilbreth, 2026-11-01"
-    return records.run(phase, verdict="NOT PROVEN", sentence=sentence, proof=told)
+    return records.run(phase, verdict="NOT PROVEN", sentence=sentence, proof=proven)
 
 
 def without_phases() -> records.Record:
     return records.run(
         verdict="INCONCLUSIVE",
-        sentence="INCONCLUSIVE: 0 of 2 phases (interrupted)",
+        sentence="INCONCLUSIVE: 0 of 2 phases finished (interrupted)",
         partial="the controller was killed",
         phases=[],
         phases_chosen=[],
@@ -129,7 +129,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_any_record_renders_and_asks_nothing_of_the_network(name: str) -> None:
+def test_any_record_renders_without_network(name: str) -> None:
     """The page names no other place: only fragments, and relative links into the report."""
     elements = Elements(page(RUNS[name]()))
     assert elements.all("h1") and elements.all("main")
@@ -148,7 +148,7 @@ def test_any_record_renders_and_asks_nothing_of_the_network(name: str) -> None:
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
-def test_the_policy_lets_only_the_page_s_own_scripts_run() -> None:
+def test_policy_allows_only_own_scripts() -> None:
     """The policy forbids everything but these scripts, by their hashes."""
     elements = Elements(page(staged.run()))
     (policy,) = [
@@ -190,14 +190,14 @@ def test_every_metric_is_there_to_the_last_digit() -> None:
                 assert {json.dumps(reference["value"]), json.dumps(reference["low"])} <= values
 
 
-def test_a_text_without_end_is_cut() -> None:
+def test_huge_text_is_cut() -> None:
     """Of one text a page shows so much as a person reads."""
     phase = records.phase(reason="x" * 10**6, outcome="failed")
     assert len(page(records.run(phase))) < len(page(records.run())) + 10**5
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../../other", "a/../../b", ""])
-def test_evidence_outside_the_report_is_no_link(file: str) -> None:
+def test_evidence_outside_the_report_is_not_linked(file: str) -> None:
     """A path that is absolute or leads out of the phase's folder is shown, and not linked."""
     line = {"file": file, "line": 3, "text": "words"}
     phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
@@ -215,13 +215,13 @@ def test_evidence_is_linked_with_its_line() -> None:
     assert link in html and '<pre tabindex="0">exitcode: -9</pre>' in html
 
 
-def test_phases_of_like_names_have_places_of_their_own() -> None:
+def test_similar_phase_names_have_different_anchors() -> None:
     """Names that differ only in what an id cannot hold lead to different places."""
     html = page(records.run(records.phase("a b"), records.phase("a-b")))
     assert 'href="#phase-a-b"' in html and 'href="#phase-a-b-2"' in html
 
 
-def test_what_the_first_part_says() -> None:
+def test_first_part_has_changes_known_and_unmeasured() -> None:
     """Changes, what is known with its day, what was not measured, and that a report is partial."""
     html = page(staged.run(partial="the controller was killed"))
     for words in (
@@ -245,7 +245,7 @@ def test_nodes_that_differ_are_marked() -> None:
     assert len(marked) == 1 and "node2" in marked[0] and "550.90.07" in marked[0]
 
 
-def test_facts_of_another_kind_cost_no_page() -> None:
+def test_facts_of_wrong_type_do_not_break_the_page() -> None:
     """A node whose `gpus` is no list, and one named by thousands of digits, have their rows."""
     nodes = records.told([records.phase()])
     nodes[1]["facts"]["gpus"] = 7
@@ -255,7 +255,7 @@ def test_facts_of_another_kind_cost_no_page() -> None:
     assert table[: table.index("</table>")].count('<tr><th scope="row">') == 4
 
 
-def test_acknowledgements_that_are_over_are_told() -> None:
+def test_remarks_on_known_entries_are_shown() -> None:
     """Whoever must renew one reads it beside what is known, also where nothing else is."""
     remark = "known: zero1_4node::job has expired on 2026-11-01: cluster.yaml:71"
     html = page(records.run(known_remarks=[remark]))
@@ -299,7 +299,7 @@ def test_a_whole_ladder_of_512_ranks_stays_below_5_mb() -> None:
     assert listed(html, "links", "expected NET/IB") == 8
 
 
-def test_what_is_wrong_is_never_left_out() -> None:
+def test_nothing_wrong_is_left_out() -> None:
     """No rank done and every link unexpected, eight times: all are named, and it stays small."""
     record = staged.ladder(all_wrong=True)
     html = page(record)
@@ -321,7 +321,7 @@ def test_up_to_128_ranks_all_are_listed() -> None:
     assert "more are in report.json" not in html
 
 
-def test_a_node_of_many_packages_makes_no_endless_page() -> None:
+def test_many_differing_packages_are_counted() -> None:
     """2,000 odd packages on one node: the table of differences says how many more there are."""
     record = staged.ladder(1)
     record["nodes"][5]["facts"]["packages"] = {f"odd{number}": "1" for number in range(2000)}
@@ -329,10 +329,10 @@ def test_a_node_of_many_packages_makes_no_endless_page() -> None:
     record["differences"] = [one.model_dump() for one in parsed]
     html = page(record)
     assert len(html.encode()) < 2e6
-    assert f"and {len(record['differences']) - 200} more facts in which nodes differ" in html
+    assert f"and {len(record['differences']) - 200} more facts that differ between nodes" in html
 
 
-def test_the_libraries_are_those_that_the_readme_names() -> None:
+def test_vendored_libraries_match_the_readme() -> None:
     """Each vendored file begins with the version that the table says, and has its licence."""
     folder = Path(page_module.__file__).parent / "html" / "vendor"
     rows = re.findall(

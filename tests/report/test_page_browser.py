@@ -27,14 +27,14 @@ CARD_PX = 150
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_opens_without_a_word_and_asks_for_nothing(browse: Browse, name: str) -> None:
+def test_page_opens_without_messages_or_requests(browse: Browse, name: str) -> None:
     """No message on the console, no error, no request beyond the file, all parts opened."""
     opened = browse(RUNS[name]())
     opened.open_all()
     opened.check_quiet()
 
 
-def test_the_figures_are_those_of_the_record(browse: Browse) -> None:
+def test_figures_match_the_record(browse: Browse) -> None:
     """Metrics, times and spreads stand on the page as the record has them, to the digit."""
     record = staged.run()
     opened = browse(record)
@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_record(browse: Browse) -> None:
 Cells = list[tuple[str, str | None]]
 
 
-def told(value: float | str | None) -> tuple[str, str | None]:
+def cell_of(value: float | str | None) -> tuple[str, str | None]:
     """A number of the record as its cell has it: for people, and to the last digit."""
     if value is None:
         return "-", None
@@ -98,12 +98,12 @@ def past(record: records.Record, phase: records.Record) -> Cells:
         flags = [trend["good"][at], trend["same"][at]]
         found.append((moment(begun), None))
         found += [("yes" if flag else "no", None) for flag in flags]
-        found += [told(trend["metrics"][name][at]) for name in metrics]
+        found += [cell_of(trend["metrics"][name][at]) for name in metrics]
     found += [(moment(record["begun"]), None), ("", None), ("", None)]
-    return found + [told(one["value"]) for one in metrics.values()]
+    return found + [cell_of(one["value"]) for one in metrics.values()]
 
 
-def test_the_tables_that_charts_are_drawn_from_are_the_record(browse: Browse) -> None:
+def test_tables_behind_charts_match_the_record(browse: Browse) -> None:
     """Time line, loss, links of pairs of nodes and past runs: every cell, to the digit."""
     record = staged.run()
     opened = browse(record)
@@ -113,11 +113,11 @@ def test_the_tables_that_charts_are_drawn_from_are_the_record(browse: Browse) ->
     assert opened.figures('table[data-table="timeline"] td') == wanted
     for one in record["phases"]:
         part = f'section[data-phase="{one["phase"]}"]'
-        losses = [told(value) for row in one["loss"] for value in row]
+        losses = [cell_of(value) for row in one["loss"] for value in row]
         assert opened.figures(f'{part} table[data-table="loss"] td') == losses
         groups = one["topology"]["groups"] if one["topology"] else []
         pairs = [
-            told(value)
+            cell_of(value)
             for group in groups
             for value in (group["links"], group["unexpected"], group["bandwidth_gb_per_s"])
         ]
@@ -125,7 +125,7 @@ def test_the_tables_that_charts_are_drawn_from_are_the_record(browse: Browse) ->
         assert opened.figures(f'{part} table[data-table="trend"] td') == past(record, one)
 
 
-def test_verdict_and_sentence_are_whole(browse: Browse) -> None:
+def test_verdict_and_sentence_are_complete(browse: Browse) -> None:
     """The sentence is the record's, word for word, also where the eye is spared a repetition."""
     record = staged.run()
     opened = browse(record)
@@ -155,7 +155,7 @@ def test_the_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> No
         opened.ask("scrollTo(0, 0)")
 
 
-def test_a_link_opens_what_is_closed(browse: Browse) -> None:
+def test_link_opens_closed_section(browse: Browse) -> None:
     """A phase that is folded away opens where a link leads to it, and its charts are drawn."""
     opened = browse(staged.run())
     part = opened.page.locator('section[data-phase="mlp_1gpu"]')
@@ -193,7 +193,7 @@ def test_axe_finds_nothing_on_a_phone(browse: Browse) -> None:
     assert axe_violations(opened) == []
 
 
-def test_the_keyboard_goes_as_people_read(browse: Browse) -> None:
+def test_focus_follows_reading_order(browse: Browse) -> None:
     """The first stop skips to the report; then each stop lies below or right of the one before, and
     shows that it has the focus."""
     opened = browse(staged.run())
@@ -213,7 +213,7 @@ def test_the_keyboard_goes_as_people_read(browse: Browse) -> None:
 
 
 @pytest.mark.parametrize("name", ["staged", "hostile", "proof"])
-def test_a_phone_scrolls_up_and_down_only(browse: Browse, name: str) -> None:
+def test_phone_does_not_scroll_sideways(browse: Browse, name: str) -> None:
     """At 390 pixels nothing makes the page wider than the screen, whatever is opened."""
     opened = browse(RUNS[name](), size=PHONE)
     opened.open_all()
@@ -246,15 +246,15 @@ def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> Non
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
     opened.page.reload()
     opened.settle()
-    told = session.send("Performance.getMetrics")["metrics"]
-    spent = {one["name"]: one["value"] for one in told}
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    spent = {one["name"]: one["value"] for one in metrics}
     assert 0.05 < spent["TaskDuration"] < 2
     assert opened.page.locator('section.phase figure[data-chart="steps"] svg').count() == 1
     card = opened.page.locator('.card[data-kind="stragglers"]')
     assert "rank 341 on node42" in card.inner_text()
 
 
-def test_of_very_many_charts_those_far_away_wait(browse: Browse) -> None:
+def test_distant_charts_are_drawn_later(browse: Browse) -> None:
     """They are drawn when the screen comes near them, and all of them for the printer."""
     opened = browse(staged.ladder())
     last = opened.page.locator('section[data-phase="phase_7"] figure[data-chart="steps"]')
@@ -267,7 +267,7 @@ def test_of_very_many_charts_those_far_away_wait(browse: Browse) -> None:
     opened.check_quiet()
 
 
-def test_paper_shows_all_in_light_colours(browse: Browse) -> None:
+def test_print_shows_everything_in_light_colours(browse: Browse) -> None:
     """Printed, every phase is open and drawn, on white, and nothing asks to be clicked."""
     opened = browse(staged.run(), scheme="dark")
     assert opened.page.pdf(format="A4")[:5] == b"%PDF-"

@@ -1,4 +1,4 @@
-"""The charts of index.html: each thing of the record has its mark, told by more than its colour."""
+"""The charts of index.html: everything in the record has a mark, not only a colour."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def test_labels_of_links_do_not_overlap(browse: Browse) -> None:
             assert any(apart), (one, other)
 
 
-def test_gloo_shows_nodes_measured_pairs_and_why_there_are_no_links(browse: Browse) -> None:
+def test_gloo_topology_explains_missing_links(browse: Browse) -> None:
     """Without links the note says why; nodes and what was measured between them are drawn."""
     opened = browse(staged.run())
     opened.open_all()
     part = opened.page.locator('section[data-phase="allreduce_multinode"]')
-    assert "does not log who talks to whom" in part.inner_text()
+    assert "does not log its connections" in part.inner_text()
     figure = part.locator('figure[data-chart="topology"]')
     assert figure.locator("rect.box").count() == 4 and figure.locator("path.link").count() == 6
-    said = " ".join(figure.locator("g.label").all_text_contents())
-    assert "0.400 GB/s" in said and "0.550 GB/s" in said
+    text = " ".join(figure.locator("g.label").all_text_contents())
+    assert "0.400 GB/s" in text and "0.550 GB/s" in text
 
 
 def test_many_nodes_become_a_grid_and_a_matrix(browse: Browse) -> None:
@@ -84,7 +84,7 @@ def test_many_nodes_become_a_grid_and_a_matrix(browse: Browse) -> None:
     assert part.locator("rect.gpu.behind").get_attribute("data-rank") == "341"
 
 
-def test_a_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
+def test_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
     """The step times say which rank is behind, inside the picture also at its edge."""
     run = records.run(staged.with_own_times(records.phase(), slow=7), verdict="UNFIT")
     opened = browse(run)
@@ -96,11 +96,11 @@ def test_a_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
     assert inner["x"] + inner["width"] <= outer["x"] + outer["width"] + 1
 
 
-def test_loss_that_is_no_number_is_marked(browse: Browse) -> None:
+def test_nan_loss_is_marked(browse: Browse) -> None:
     """Where the loss ends in NaN, the chart says from which step on."""
     opened = browse(staged.run())
     svg = opened.page.locator(f"{chart(opened, 'loss', '#phase-zero1_2gpu')} svg")
-    assert "No number from step 21 on." in str(svg.get_attribute("aria-label"))
+    assert "Not a number from step 21 on." in str(svg.get_attribute("aria-label"))
     assert svg.locator("text", has_text="NaN").or_(svg.locator("text", has_text="nan")).count() == 1
 
 
@@ -114,22 +114,22 @@ def test_trends_show_each_metric_over_its_past(browse: Browse) -> None:
     assert names == list(slow["metrics"])
     off = part.locator(".small.off").evaluate_all("all => all.map(e => e.dataset.metric)")
     assert set(off) == {"steps_per_s", "samples_per_s"}
-    said = part.locator(".small.off svg").first.get_attribute("aria-label")
-    assert said == "steps_per_s over 30 past runs, beyond its bounds now."
+    text = part.locator(".small.off svg").first.get_attribute("aria-label")
+    assert text == "steps_per_s over 30 past runs, outside its bounds now."
 
 
-def test_the_time_line_has_every_phase(browse: Browse) -> None:
-    """One row a phase, its wait and its run told beside it."""
+def test_timeline_has_every_phase(browse: Browse) -> None:
+    """One row per phase, with its queue and run time."""
     run = staged.run()
     svg = browse(run).page.locator("#timeline svg")
-    said = svg.locator("text").all_text_contents()
+    text = svg.locator("text").all_text_contents()
     for one in run["phases"]:
-        assert one["phase"] in said
-        assert f"queue {one['queue_s']:.1f} s, run {one['run_s']:.1f} s" in said
+        assert one["phase"] in text
+        assert f"queue {one['queue_s']:.1f} s, run {one['run_s']:.1f} s" in text
     assert svg.locator('g[data-mark="bar"] rect').count() == 2 * len(run["phases"])
 
 
-def test_a_bar_of_waiting_is_as_long_as_the_queue_time(browse: Browse) -> None:
+def test_queue_bar_is_as_long_as_the_queue_time(browse: Browse) -> None:
     """Slurm tells whole seconds: beside "queue 11.0 s" stands a bar of 11 s, not of the 12 between
     our clock and its start."""
     phase = staged.later(records.phase("slow"), 0, 24.0, 12.0)
@@ -156,7 +156,7 @@ def test_a_bar_of_waiting_is_as_long_as_the_queue_time(browse: Browse) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [(1280, 800), PHONE])
-def test_trends_tell_the_time_of_24_hours(
+def test_trend_ticks_are_24_hour_utc_times(
     browse: Browse, apart_s: float, words: str, size: tuple[int, int]
 ) -> None:
     """Whatever lies between the runs: times of UTC that do not overlap, and none twice."""
@@ -168,16 +168,16 @@ def test_trends_tell_the_time_of_24_hours(
     part = opened.page.locator(chart(opened, "trends"))
     assert "times in UTC" in part.inner_text()
     ticks = part.locator(".small").first.locator('g[data-mark="x-axis tick label"] text')
-    told = ticks.all_text_contents()
-    assert told and all(re.fullmatch(words, one) for one in told), told
-    assert len(set(told)) == len(told)
+    labels = ticks.all_text_contents()
+    assert labels and all(re.fullmatch(words, label) for label in labels), labels
+    assert len(set(labels)) == len(labels)
     boxes = ticks.evaluate_all(
         "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.right])"
     )
     assert all(one[1] + 2 < other[0] for one, other in itertools.pairwise(boxes)), boxes
 
 
-def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
+def test_charts_are_redrawn_when_the_width_changes(browse: Browse) -> None:
     """A turned phone gets charts of its new width."""
     opened = browse(staged.run())
     before = opened.page.locator("#timeline svg").bounding_box()
@@ -191,7 +191,7 @@ def test_charts_are_drawn_anew_for_another_width(browse: Browse) -> None:
 
 
 def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> records.Record:
-    """Every pair of so many nodes measured, one link over sockets unless told otherwise."""
+    """Every pair of nodes measured; with `wrong`, one link over sockets."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     if wrong:
         staged.with_wrong_link(phase, ranks_per_node - 1)
@@ -214,9 +214,9 @@ def test_every_link_has_its_label_or_is_counted(
     assert wrong == "⚠ NET/Socket1.17 GB/s" + ("slowest" if nodes > 5 else "")
     pairs = nodes * (nodes - 1) // 2
     left = pairs - part.locator("g.label").count()
-    told = part.locator("p.unlabelled").all_text_contents()
+    notes = part.locator("p.unlabelled").all_text_contents()
     words = f"{left} link{'s' * (left > 1)} between nodes without a label: see the figures."
-    assert told == ([words] if left else [])
+    assert notes == ([words] if left else [])
     assert not left or pairs > 10
     opened.open_all()
     rows = part.locator('table[data-table="groups"] tbody tr:not([data-one="0"][data-other="0"])')
@@ -233,9 +233,7 @@ def test_every_link_has_its_label_or_is_counted(
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(5, 2), (12, 8)])
-def test_of_unexpected_links_alone_none_is_dropped_in_silence(
-    browse: Browse, nodes: int, ranks: int
-) -> None:
+def test_unlabelled_unexpected_links_are_counted(browse: Browse, nodes: int, ranks: int) -> None:
     """Where every pair is wrong, a small picture has all its labels, and a large one as many as
     there is room for beyond the first; the others are counted."""
     run = paired(nodes, ranks)
@@ -245,13 +243,13 @@ def test_of_unexpected_links_alone_none_is_dropped_in_silence(
         group |= {"kind": "NET/Socket", "unexpected": group["links"]}
     part = browse(run).page.locator('.phase figure[data-chart="topology"]')
     labels = part.locator("g.label.wrong").count()
-    told = part.locator("p.unlabelled").all_text_contents()
-    counted = int(told[0].split()[0]) if told else 0
+    notes = part.locator("p.unlabelled").all_text_contents()
+    counted = int(notes[0].split()[0]) if notes else 0
     assert labels >= min(10, nodes * (nodes - 1) // 2)
     assert labels + counted == nodes * (nodes - 1) // 2
 
 
-def test_a_label_lies_on_no_other_line(browse: Browse) -> None:
+def test_label_covers_no_other_line(browse: Browse) -> None:
     """So that nobody reads a link's bandwidth off another: four nodes, each joined to each."""
     part = browse(paired(4, 2)).page.locator('.phase figure[data-chart="topology"]')
     lines = part.locator("path.link").evaluate_all(
@@ -271,7 +269,7 @@ def test_a_label_lies_on_no_other_line(browse: Browse) -> None:
 
 
 @pytest.mark.parametrize("nodes", [4, 5])
-def test_the_slowest_pair_s_label_is_on_its_own_line(browse: Browse, nodes: int) -> None:
+def test_slowest_pair_is_labelled_on_its_own_line(browse: Browse, nodes: int) -> None:
     """Also of the pair whose line crosses others, wherever the slowest one lies."""
     for slowest in range(nodes * (nodes - 1) // 2):
         run = records.run(staged.gloo_phase(nodes), verdict="FIT")
@@ -296,7 +294,7 @@ def test_the_slowest_pair_s_label_is_on_its_own_line(browse: Browse, nodes: int)
         assert through == [slowest]
 
 
-def test_of_six_nodes_the_pairs_are_a_matrix_too(browse: Browse) -> None:
+def test_six_nodes_also_get_a_matrix(browse: Browse) -> None:
     """Fifteen lines have no room for their labels; a square each they have."""
     part = browse(paired(6, 1, wrong=False)).page.locator('figure[data-chart="topology"]')
     assert part.locator("rect.cell").count() == 15
@@ -308,7 +306,7 @@ def along(x: float, y: float, to_x: float, to_y: float) -> Iterator[tuple[float,
         yield x + (to_x - x) * step / 500, y + (to_y - y) * step / 500
 
 
-def test_a_wide_picture_opens_where_something_is_wrong(browse: Browse) -> None:
+def test_wide_picture_scrolls_to_the_unexpected_link(browse: Browse) -> None:
     """On a phone the unexpected link is in view at once, and what stands below it stays there."""
     opened = browse(paired(12, 8), size=PHONE)
     part = opened.page.locator('.phase figure[data-chart="topology"]')

@@ -40,7 +40,7 @@ def published(tmp_path: Path, *names: str) -> Path:
     return tmp_path / "reports" / record.run_id
 
 
-def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
+def test_only_existing_files_are_linked(tmp_path: Path) -> None:
     """Of two nodes one wrote its log, of four ranks one its events; the others' names stand there
     without a link."""
     kept = {
@@ -56,13 +56,13 @@ def test_what_a_run_left_is_linked_and_nothing_else(tmp_path: Path) -> None:
         assert f"<code>{name}</code>" in html
 
 
-def test_a_phase_that_left_nothing_has_no_link(tmp_path: Path) -> None:
+def test_phase_without_files_has_no_link(tmp_path: Path) -> None:
     """Not to its folder either, which nobody makes."""
     assert links(published(tmp_path)) == WRITTEN
 
 
 @pytest.mark.parametrize("limit", ["MAX_FILE_BYTES", "MAX_BYTES"])
-def test_what_is_too_large_to_copy_is_not_linked(
+def test_file_too_large_to_copy_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     """Of one file, or of all."""
@@ -75,7 +75,7 @@ def test_what_is_too_large_to_copy_is_not_linked(
     assert len(copied) == (0 if limit == "MAX_FILE_BYTES" else 2)
 
 
-def test_a_real_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
+def test_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
     """A run that writes junit.xml elsewhere, one phase of which never ran."""
     suite.cluster(phases={"small": None, "held": None}, setup=["false"])
     suite.phase()
@@ -87,7 +87,7 @@ def test_a_real_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
     assert {*WRITTEN, "run.json", "journal.jsonl", "phases/held/result.json"} <= links(report)
 
 
-def test_a_run_that_was_killed_has_no_dead_link(suite: Suite) -> None:
+def test_killed_run_has_no_dead_link(suite: Suite) -> None:
     """Nobody wrote its junit.xml, nor the result of the phase that still ran."""
     run = killed(suite)
     (suite.path / "go").touch()

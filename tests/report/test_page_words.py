@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.report.page_view import allowed, hardware_words
+from pytest_clustersmoke.report.page_view import bounds_words, hardware_words
 from pytest_clustersmoke.report.run_record import HardwareRecord
 from tests.report import staged
 from tests.report.browsing import PHONE, Browse
@@ -33,18 +33,18 @@ def test_a_fit_page_claims_no_more_than_was_measured() -> None:
     first = records.phase("one", not_measured=["history", "references"])
     other = records.phase("two", not_measured=["references", "transports"])
     html = page(records.run(first, other, not_measured=["two: transports not measured"]))
-    assert "Nothing of what was measured: no failed job" in html
-    words = "Not required, and not or only in part measured: history (1 of 2 phases), references."
+    assert "Nothing in what was measured: no failed job" in html
+    words = "Not required, and not measured in every phase: history (1 of 2 phases), references."
     assert words in section(html, "unmeasured")
 
 
 @pytest.mark.parametrize(
-    ("selection", "words"), [("", "All that this"), ("mlp", "Of what was chosen, all that this")]
+    ("selection", "words"), [("", "requires was"), ("mlp", "requires of the selection was")]
 )
-def test_what_was_not_chosen_is_not_said_to_be_measured(selection: str, words: str) -> None:
+def test_partial_selection_claims_only_the_selection(selection: str, words: str) -> None:
     """Of a part of the phases the page says so."""
     part = section(page(records.run(not_measured=[], selection=selection)), "unmeasured")
-    assert f"{words} cluster requires was measured." in part
+    assert f"Everything this cluster {words} measured." in part
 
 
 @pytest.mark.parametrize(
@@ -67,42 +67,42 @@ def test_a_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, 
     assert '<th scope="col">Job</th>' in html and "Outcome" not in html
 
 
-def test_every_node_ended_well_is_said_of_the_job() -> None:
+def test_reason_is_attributed_to_the_job() -> None:
     """A phase with a red criterion has not passed."""
     assert "<strong>Job passed:</strong> every node ended well" in page(records.run(red("failed")))
 
 
-def test_a_first_run_says_that_there_is_none_before_it() -> None:
+def test_first_run_says_there_is_no_earlier_run() -> None:
     """Where there is one, and nothing changed, the page says that."""
     assert "There is no earlier run of these phases." in page(records.run())
     phase = records.phase()
     phase["trend"] = staged.trend(phase)
-    assert "Nothing that is known of." in page(records.run(phase))
+    assert "No change was recorded." in page(records.run(phase))
 
 
-def test_what_the_sentence_says_is_not_said_again() -> None:
+def test_scope_is_not_repeated_below_the_sentence() -> None:
     """How many phases, and what was selected; of a sentence without them they stand below it."""
     chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
     chosen["selection"] = "mlp"
-    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases", **chosen))
+    html = page(records.run(sentence="FIT for mlp: 1 of 2 phases passed", **chosen))
     assert html.count("1 of 2 phases") == 1 and "(mlp)" not in html
     assert " · 1 of 2 phases: mlp</p>" in page(records.run(sentence="NOT PROVEN", **chosen))
 
 
-def test_the_last_good_run_stands_once_beside_what_changed() -> None:
+def test_last_good_run_is_shown_once() -> None:
     """On the card it would push the changes out."""
     good = " (last good run 20261122-034602-3ae2ef)"
     phase = staged.slow_phase()
     phase["changed"] = [f"args.nccl none -> socket{good}", f"args.rate 10.0 -> 7.0{good}"]
     html = page(records.run(phase, verdict="UNFIT"))
-    told = "args.nccl none -&gt; socket{} args.rate 10.0 -&gt; 7.0"
-    assert f"Since the last good run: {told.format(',')}" in html
-    assert f"since the last good run 20261122-034602-3ae2ef: {told.format(';')}" in html
+    text = "args.nccl none -&gt; socket{} args.rate 10.0 -&gt; 7.0"
+    assert f"Since the last good run: {text.format(',')}" in html
+    assert f"since the last good run 20261122-034602-3ae2ef: {text.format(';')}" in html
     assert html.count("20261122-034602-3ae2ef") == 1
 
 
 def test_long_names_break_after_an_underscore() -> None:
-    """Also where it is told what changed, what is known and what is missing."""
+    """Also in the lists of changes, known failures and missing measurements."""
     name = "test_transports_between_nodes_are_those_expected"
     known = {"what": f"a: {name}", "reason": "r", "until": "2026-12-01", "where": "c.yaml:7"}
     lists: Any = {"changes": [f"{name} failed"], "known": [known], "not_measured": [f"a: {name}"]}
@@ -116,24 +116,26 @@ def test_long_names_break_after_an_underscore() -> None:
         (900, None, "at least 900"),
         (None, 9, "at most 9"),
         (1, 2, "1 to 2"),
-        (None, None, "anything"),
+        (None, None, "any value"),
     ],
 )
-def test_bounds_are_said_as_people_say_them(low: Any, high: Any, words: str) -> None:
-    """One bound, both, or none."""
-    told = "".join(f"{word}{'' if bound is None else bound}" for word, bound in allowed(low, high))
-    assert told == words
+def test_bounds_in_words(low: Any, high: Any, words: str) -> None:
+    """One bound, both bounds, or none."""
+    text = "".join(
+        f"{word}{'' if bound is None else bound}" for word, bound in bounds_words(low, high)
+    )
+    assert text == words
 
 
 @pytest.mark.parametrize(
     ("gpu", "words"),
     [
-        ("NVIDIA H100", "2 \N{MULTIPLICATION SIGN} NVIDIA H100 a node"),
-        ("any", "2 devices a node"),
+        ("NVIDIA H100", "2 \N{MULTIPLICATION SIGN} NVIDIA H100 per node"),
+        ("any", "2 devices per node"),
     ],
 )
-def test_hardware_without_a_model_is_devices(gpu: str, words: str) -> None:
-    """Nobody has a GPU named "any"."""
+def test_hardware_without_a_model_is_called_devices(gpu: str, words: str) -> None:
+    """No GPU is called "any"."""
     held = HardwareRecord(gpu=gpu, device="auto", gpus_per_node=2, interconnect="")
     assert hardware_words(held) == words
     joined = held.model_copy(update={"interconnect": "InfiniBand"})
@@ -147,14 +149,14 @@ def test_a_plain_number_has_no_unit() -> None:
     assert "<td></td>" in row[: row.index("</tr>")]
 
 
-def test_figures_for_prometheus_and_what_was_asked_are_linked() -> None:
+def test_metrics_prom_and_run_json_are_linked() -> None:
     """Files of the report that a reader looks for."""
     html = page(records.run())
     assert 'href="metrics.prom"' in html and 'href="run.json"' in html
 
 
 @pytest.mark.parametrize("table", ["metrics", "criteria"])
-def test_on_a_phone_words_need_no_scrolling_sideways(browse: Browse, table: str) -> None:
+def test_phone_tables_need_no_sideways_scrolling(browse: Browse, table: str) -> None:
     """Each row is as high as what it says, and all of it is in view."""
     opened = browse(staged.run(), size=PHONE)
     opened.open_all()
@@ -163,5 +165,5 @@ def test_on_a_phone_words_need_no_scrolling_sideways(browse: Browse, table: str)
     rows = part.locator("tbody tr")
     plain = rows.filter(has_text="final_loss" if table == "metrics" else "are_done").bounding_box()
     assert plain and plain["height"] < 60
-    said = rows.first.inner_text()
-    assert ("-31.0 % against the median" in said) == (table == "metrics")
+    text = rows.first.inner_text()
+    assert ("-31.0 % against the median" in text) == (table == "metrics")

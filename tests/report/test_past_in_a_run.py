@@ -68,7 +68,7 @@ def like(record: Any, number: int, steps_per_s: float, **versions: str) -> Any:
     return made
 
 
-def test_only_runs_of_all_criteria_and_the_same_environment_are_the_past(suite: Suite) -> None:
+def test_only_complete_runs_in_the_same_environment_count_as_past(suite: Suite) -> None:
     """A run of a part of the criteria is not good; one with another variable is of another
     shape."""
     suite.cluster()
@@ -94,7 +94,7 @@ def test_only_runs_of_all_criteria_and_the_same_environment_are_the_past(suite: 
         ("references", "def test_one(self, phase): pass", 1),
     ],
 )
-def test_what_is_required_and_not_measured_makes_no_past(
+def test_run_lacking_a_required_measurement_is_no_past(
     suite: Suite, require: str, body: str, good: int
 ) -> None:
     """A run that lacks a required measurement is not good, but for those that good runs make."""
@@ -106,7 +106,7 @@ def test_what_is_required_and_not_measured_makes_no_past(
     assert [one for one, _ in stored(suite)] == [good]
 
 
-def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
+def test_run_with_unreadable_past_is_not_good(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run beside a database that somebody holds until the report is written is stored, with a
@@ -137,7 +137,7 @@ def test_a_loss_beside_a_past_that_cannot_be_read_is_not_good(
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
-def test_all_who_tell_of_the_past_agree(suite: Suite, workers: tuple[str, ...]) -> None:
+def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> None:
     """Runs that end between the criterion and the report, or began later, change nothing of what
     terminal, JUnit, page and report.json tell."""
     suite.cluster()
@@ -174,7 +174,7 @@ def failure(path: Path, criterion: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "",
         "[]",
@@ -185,14 +185,14 @@ def failure(path: Path, criterion: str) -> str:
         json.dumps({"past": {"steps_per_s": {**PAST, "runs": "many"}}}),
     ],
 )
-def test_what_the_criterion_never_wrote_is_not_taken_over(tmp_path: Path, said: str) -> None:
+def test_malformed_judgement_is_ignored(tmp_path: Path, text: str) -> None:
     """A job can write into the directory, too: what is not as it should be counts for nothing."""
     directory = PhaseDir(tmp_path)
-    directory.past.write_text(said.replace("%s", json.dumps(PAST)))
+    directory.past.write_text(text.replace("%s", json.dumps(PAST)))
     assert read_judgement(directory) == {}
 
 
-def test_what_is_taken_over_is_clean(tmp_path: Path) -> None:
+def test_judgement_text_is_sanitized(tmp_path: Path) -> None:
     """Words from the directory are bounded, and hold no escape."""
     write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": {**PAST, "text": LONG}}})
     (one,) = read_judgement(PhaseDir(tmp_path)).values()

@@ -31,7 +31,7 @@ def published(tmp_path: Path, record: RunRecord, **environ: str) -> list[str]:
     return remarks
 
 
-def test_every_file_is_written_and_may_be_read(tmp_path: Path) -> None:
+def test_every_file_is_written_and_readable(tmp_path: Path) -> None:
     """Others read them whatever the umask; no draft is left beside them."""
     record = records.run()
     old = os.umask(0o077)
@@ -70,7 +70,7 @@ def test_each_cluster_has_its_own_metrics(tmp_path: Path) -> None:
         {"proof": records.proof(), "verdict": "PROVEN"},
     ],
 )
-def test_a_run_that_is_not_whole_does_not_stand_for_the_cluster(
+def test_partial_run_does_not_replace_cluster_metrics(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """Its own directory has its metrics; the collector's file stays that of the last whole run."""
@@ -80,13 +80,13 @@ def test_a_run_that_is_not_whole_does_not_stand_for_the_cluster(
     assert part["run_id"] in (tmp_path / part["run_id"] / "metrics.prom").read_text()
 
 
-def test_a_name_leads_nowhere_else(tmp_path: Path) -> None:
+def test_cluster_name_cannot_leave_the_directory(tmp_path: Path) -> None:
     """A cluster's name is part of one file name."""
     record = records.parsed(records.run(cluster="../up/and away"))
     assert metrics_path(record, tmp_path) == [tmp_path / "metrics-..%2Fup%2Fand%20away.prom"]
 
 
-def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_report_raises(tmp_path: Path) -> None:
     """Without report.json there is no report: its error goes to the caller."""
     record = records.run()
     (tmp_path / record["run_id"]).write_text("a file")
@@ -95,8 +95,8 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.prom"))
 
 
-def test_another_file_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None:
-    """The verdict stands in report.json; what is missing beside it is said, in one line each."""
+def test_unwritable_view_is_a_remark(tmp_path: Path) -> None:
+    """The verdict is in report.json; each missing file is named in one line."""
     record = records.run()
     (tmp_path / "metrics-gilbreth.prom" / "in_the_way").mkdir(parents=True)
     remarks = write(tmp_path, record, GITHUB_STEP_SUMMARY=str(tmp_path))
@@ -106,7 +106,7 @@ def test_another_file_that_cannot_be_written_is_a_remark(tmp_path: Path) -> None
     assert {path.name for path in (tmp_path / record["run_id"]).iterdir()} == RENDERED
 
 
-def test_a_record_that_cannot_be_rendered_is_a_remark(
+def test_view_that_fails_to_render_is_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mistake in a page costs no run its report."""
@@ -115,7 +115,7 @@ def test_a_record_that_cannot_be_rendered_is_a_remark(
     def broken(*_: object) -> str:
         raise ZeroDivisionError
 
-    for view in ("exposition", "page"):
+    for view in ("render_metrics", "page"):
         monkeypatch.setattr(publication, view, broken)
     remarks = published(tmp_path, record)
     assert [one.split(" was not written: ")[0] for one in remarks] == [
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_rendered_is_a_remark(
     assert (tmp_path / record.run_id / "report.json").is_file()
 
 
-def test_a_real_run_leaves_them(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_run_writes_every_file(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run publishes every file, adds its summary to GitHub's step, and says the same in all."""
     step = suite.path / "step.md"
     step.write_text("before\n")
@@ -140,10 +140,10 @@ def test_a_real_run_leaves_them(suite: Suite, monkeypatch: pytest.MonkeyPatch) -
     assert record["run_id"] in metrics and "clustersmoke_phase_steps_per_second" in metrics
     text = step.read_text()
     assert text.startswith("before\n\n## one: FIT\n") and record["run_id"] in text
-    assert "FIT: 1 of 1 phases" in text and "10\\.00" in text
+    assert "FIT: 1 of 1 phases passed" in text and "10\\.00" in text
 
 
-def test_a_step_summary_that_cannot_be_written_fails_no_run(
+def test_unwritable_step_summary_fails_no_run(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is one remark above the verdict."""
@@ -152,5 +152,5 @@ def test_a_step_summary_that_cannot_be_written_fails_no_run(
     result = suite.run()
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["GitHub's step summary was not written: FileNotFoundError: *", "FIT: 1 of 1 phases"]
+        ["GitHub's step summary was not written: FileNotFoundError: *", "FIT: 1 of 1 phases passed"]
     )

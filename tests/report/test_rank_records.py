@@ -9,7 +9,7 @@ from pytest_clustersmoke.report.rank_records import MAX_LOSSES, mean_losses, ran
 from tests.support.evidence import Evidence
 
 
-def test_a_rank_is_told_with_its_steps_after_warm_up(tmp_path: Path) -> None:
+def test_rank_record_leaves_out_warm_up(tmp_path: Path) -> None:
     """Percentiles leave the warm-up out; the part before the first collective has its own."""
     seconds = [9.0] + [0.1] * 10 + [0.2] * 10
     evidence = Evidence(tmp_path).started().each("done")
@@ -22,14 +22,14 @@ def test_a_rank_is_told_with_its_steps_after_warm_up(tmp_path: Path) -> None:
     assert math.isclose(one.step_s.p50, 0.15) and one.own_s.p50 == 0.05
 
 
-def test_a_rank_that_wrote_nothing_is_told_all_the_same(tmp_path: Path) -> None:
+def test_silent_rank_has_a_record(tmp_path: Path) -> None:
     """It stands there without figures, and is not done."""
     (one,) = rank_records(Evidence(tmp_path).result())
     assert one.done is False and one.steps == 0 and one.node == "unknown"
     assert one.step_s is None and one.peak_memory_gib is None and not one.behind
 
 
-def test_a_rank_that_keeps_the_others_waiting_is_marked(tmp_path: Path) -> None:
+def test_straggler_is_marked(tmp_path: Path) -> None:
     """The mark is the criterion's own judgement."""
     evidence = Evidence(tmp_path, ranks_per_node=3).started()
     for rank, own in enumerate((0.05, 0.15, 0.05)):
@@ -39,14 +39,14 @@ def test_a_rank_that_keeps_the_others_waiting_is_marked(tmp_path: Path) -> None:
 
 
 def test_losses_are_thinned_and_keep_the_last(tmp_path: Path) -> None:
-    """Of 1,601 steps at most MAX_LOSSES are told, the last one among them."""
+    """At most MAX_LOSSES of 1,601 steps are kept, the last one included."""
     values = [1 / (step + 1) for step in range(1601)]
     found = mean_losses(Evidence(tmp_path).started().each("losses", mean=values).result())
     assert len(found) <= MAX_LOSSES + 1 and found[-1] == (1601, values[-1])
     assert all(value == values[step - 1] for step, value in found)
 
 
-def test_losses_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
+def test_losses_that_are_not_numbers_become_nan(tmp_path: Path) -> None:
     """A NaN is one in the record too, and so is a text."""
     found = mean_losses(
         Evidence(tmp_path).started().each("losses", mean=["nan", "what", 1.0]).result()
@@ -55,12 +55,12 @@ def test_losses_that_are_no_numbers_are_told_as_such(tmp_path: Path) -> None:
     assert all(isinstance(value, float) and math.isnan(value) for _, value in found[:2])
 
 
-def test_without_losses_there_are_none(tmp_path: Path) -> None:
+def test_phase_without_losses_has_an_empty_list(tmp_path: Path) -> None:
     """A phase that records no loss has an empty list, not a zero."""
     assert mean_losses(Evidence(tmp_path).started().result()) == []
 
 
-def test_steps_beyond_any_measure_have_no_spread(tmp_path: Path) -> None:
+def test_overflowing_step_times_have_no_spread(tmp_path: Path) -> None:
     """Where the percentiles overflow there are none: the record holds numbers."""
     evidence = Evidence(tmp_path).started().each("done")
     evidence.each("step_times", seconds=[1e308] * 12, warmup=0, local_seconds=[0.05] * 12)

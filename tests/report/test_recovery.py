@@ -42,8 +42,8 @@ def until_judged(suite: Suite, process: subprocess.Popen[bytes]) -> None:
         started = list(suite.shared.glob("*/phases/second/ranks/*.jsonl"))
         if started and any('"test_all_done"' in text for text in journal):
             return
-        said = (suite.path / "killed.txt").read_text()
-        assert process.poll() is None and time.monotonic() < deadline, said
+        output = (suite.path / "killed.txt").read_text()
+        assert process.poll() is None and time.monotonic() < deadline, output
         time.sleep(0.05)
 
 
@@ -52,13 +52,15 @@ def report(suite: Suite, run: str) -> dict[str, Any]:
     return found
 
 
-def test_the_next_run_reports_one_that_was_killed(suite: Suite) -> None:
-    """What was judged is there, the rest is lost; it is partial and never FIT; told once."""
+def test_next_run_reports_a_killed_run(suite: Suite) -> None:
+    """What was judged is there, the rest is lost; it is partial, never FIT, and reported once."""
     run = killed(suite)
     assert not (suite.reports / run / "report.json").exists()
     (suite.path / "go").touch()
     result = suite.run_apart("-k", "first")
-    result.stdout.fnmatch_lines([f"*run {run}: its controller was killed; nobody ended its job *"])
+    result.stdout.fnmatch_lines(
+        [f"*run {run}: its controller was killed; job * was not cancelled*"]
+    )
     record = report(suite, run)
     assert record["verdict"] == "INCONCLUSIVE" and "its controller was killed" in record["partial"]
     first, second = record["phases"]
@@ -85,7 +87,7 @@ def history(suite: Suite) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=suite.path, capture_output=True, text=True, check=True)
 
 
-def test_the_history_reports_one_that_was_killed(suite: Suite) -> None:
+def test_history_command_reports_a_killed_run(suite: Suite) -> None:
     """`clustersmoke history` is such a command too: it says so beside its table."""
     run = killed(suite)
     (suite.path / "go").touch()
@@ -106,7 +108,7 @@ page, publication.page = publication.page, die
 """
 
 
-def test_a_run_that_was_killed_behind_its_record_is_completed(suite: Suite) -> None:
+def test_run_killed_after_its_record_is_completed(suite: Suite) -> None:
     """Its verdict stays; the page, the evidence and the history get it, once."""
     suite.path.joinpath("conftest.py").write_text(DIES)
     suite.phase()
@@ -116,14 +118,14 @@ def test_a_run_that_was_killed_behind_its_record_is_completed(suite: Suite) -> N
     assert record["verdict"] == "FIT" and not (suite.reports / run / "index.html").exists()
     (suite.path / "survive").touch()
     done, again = history(suite), history(suite)
-    assert f"run {run}: killed before its report was whole" in done.stderr
+    assert f"run {run}: killed before its report was complete" in done.stderr
     assert "small" in done.stdout and run not in again.stderr
     assert (suite.reports / run / "index.html").exists()
     assert (suite.reports / run / "journal.jsonl").exists()
     assert report(suite, run)["verdict"] == "FIT"
 
 
-def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
+def test_running_run_is_left_alone(suite: Suite) -> None:
     """A second run beside the first writes no report of it."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
     command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
@@ -143,21 +145,21 @@ def test_a_run_that_is_under_way_is_left_alone(suite: Suite) -> None:
     assert report(suite, run.name)["verdict"] == "FIT"
 
 
-def test_a_run_that_cannot_be_reported_is_met_once(suite: Suite) -> None:
-    """What it left breaks whoever reads it: told once, marked, and no later run is stopped."""
+def test_unreportable_run_is_tried_once(suite: Suite) -> None:
+    """Its files break every reader: it is reported once, marked, and no later run is affected."""
     run = killed(suite)
-    told = suite.shared / run / "run.json"
-    about = json.loads(told.read_text())
-    told.write_text(json.dumps({**about, "hardware": None, "begun": "now", "phases_chosen": 7}))
+    path = suite.shared / run / "run.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "hardware": None, "begun": "now", "phases_chosen": 7}))
     (suite.path / "go").touch()
     first, second = suite.run_apart("-k", "first"), suite.run_apart("-k", "first")
     assert first.ret == second.ret == 0
-    first.stdout.fnmatch_lines([f"*run {run} was never reported, and cannot be: TypeError*"])
+    first.stdout.fnmatch_lines([f"*run {run}: its report cannot be created: TypeError*"])
     assert run not in second.stdout.str()
     assert "TypeError" in (suite.reports / run / "report_failed.txt").read_text()
 
 
-def test_a_test_of_no_phase_that_failed_is_remembered(suite: Suite) -> None:
+def test_failure_outside_the_phases_is_remembered(suite: Suite) -> None:
     """A killed run in which another test failed is UNFIT, as it would have been."""
     suite.path.joinpath("test_a.py").write_text("def test_other():\n    assert 0\n")
     run = killed(suite)
@@ -166,7 +168,7 @@ def test_a_test_of_no_phase_that_failed_is_remembered(suite: Suite) -> None:
     assert report(suite, run)["verdict"] == "UNFIT"
 
 
-def test_references_are_those_of_the_cluster(suite: Suite) -> None:
+def test_recovered_report_uses_the_cluster_references(suite: Suite) -> None:
     """Whichever command reports it: the profile is read where the run had it from."""
     run = killed(suite)
     text = (suite.path / "cluster.yaml").read_text()
@@ -180,7 +182,7 @@ def test_references_are_those_of_the_cluster(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"evidence": "/etc"}', "{", "\x00"])
-def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
+def test_foreign_directory_is_left_alone(suite: Suite, text: str) -> None:
     """A directory of a run's name with anything else in it is neither reported nor changed."""
     suite.phase()
     odd = suite.reports / "20261101-020000-abcdef"
@@ -190,11 +192,11 @@ def test_what_is_no_run_of_ours_is_left_alone(suite: Suite, text: str) -> None:
     assert [path.name for path in odd.iterdir()] == ["run.json"]
 
 
-def test_a_run_that_was_cut_short_is_marked_as_partial(suite: Suite) -> None:
+def test_run_cut_short_is_marked_as_partial(suite: Suite) -> None:
     """After -x the phases that nobody judged are named."""
     suite.cluster(phases={"first": None, "second": None})
     suite.phase("first", "def test_bad(self, phase):\n    assert 0")
     suite.phase("second")
     suite.run("-x")
     record = suite.record()
-    assert record["partial"] == "nothing was judged of second" and record["verdict"] == "UNFIT"
+    assert record["partial"] == "no result for second" and record["verdict"] == "UNFIT"

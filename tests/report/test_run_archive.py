@@ -14,7 +14,7 @@ from tests.support import records
 from tests.support.harness import Suite, properties
 
 
-def test_a_report_is_whole(suite: Suite) -> None:
+def test_report_is_complete(suite: Suite) -> None:
     """Record, JUnit, journal, batch script and evidence lie in reports/<run_id>/."""
     suite.phase(args={"steps": 3})
     suite.run()
@@ -61,7 +61,7 @@ def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
         ("busbw_gb_per_s", "0.5200 GB/s bus"),
     ],
 )
-def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> None:
+def test_table_shows_the_rate_of_the_phase(metric: str, shown: str) -> None:
     """Samples, tokens or bus bandwidth, each with its unit."""
     lines: list[str] = []
 
@@ -73,12 +73,10 @@ def test_the_table_shows_the_rate_that_a_phase_has(metric: str, shown: str) -> N
 
     record = records.run(records.phase(metrics={metric: records.metric(0.52)}))
     write_summary(Reporter(), records.parsed(record), ["report: here"])
-    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases"]
+    assert shown in lines[1] and lines[-2:] == ["report: here", "FIT: 1 of 1 phases passed"]
 
 
-def test_the_verdict_is_told_where_no_report_can_be_made(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdict_is_printed_without_a_report(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of ours costs the report, which is an internal error, and not the verdict."""
 
     def broken(run: object) -> None:
@@ -88,21 +86,21 @@ def test_the_verdict_is_told_where_no_report_can_be_made(
     suite.phase()
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
-    assert result.outlines[-1] == "no report could be made: FIT: 1 of 1 phases"
+    assert result.outlines[-1] == "no report could be created: FIT: 1 of 1 phases passed"
     assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
 
 
-def test_a_plugin_that_fails_at_the_end_costs_no_report(suite: Suite) -> None:
+def test_failing_plugin_costs_no_report(suite: Suite) -> None:
     """A junit.xml that cannot be written is an internal error; verdict and report are there."""
     suite.phase()
     (suite.path / "afile").touch()
     result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
-    assert result.outlines[-1] == "FIT: 1 of 1 phases" and suite.record()["verdict"] == "FIT"
+    assert result.outlines[-1] == "FIT: 1 of 1 phases passed" and suite.record()["verdict"] == "FIT"
     assert any("pytest failed to end the session: " in line for line in result.outlines)
 
 
-def test_phases_run_beside_a_module_that_cannot_be_collected(suite: Suite) -> None:
+def test_phases_run_despite_a_collection_error(suite: Suite) -> None:
     """With --continue-on-collection-errors: the phase is judged, and the run is not FIT."""
     suite.phase()
     (suite.path / "test_broken.py").write_text("import nothing_of_that_name\n")
@@ -126,7 +124,7 @@ def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
     assert run.stat().st_mode & 0o077 == 0
 
 
-def test_latest_points_to_the_newest_and_old_runs_go(suite: Suite) -> None:
+def test_latest_is_updated_and_old_runs_are_pruned(suite: Suite) -> None:
     """The newest limits.keep_runs runs are kept; what is not ours in the directory stays."""
     suite.cluster(limits={"poll_s": 0.2, "keep_runs": 2})
     suite.phase()
@@ -143,7 +141,7 @@ def test_latest_points_to_the_newest_and_old_runs_go(suite: Suite) -> None:
     assert {path.name for path in suite.runs()} == set(ids[1:])
 
 
-def test_reports_go_where_the_user_says(suite: Suite) -> None:
+def test_report_dir_option_moves_the_report(suite: Suite) -> None:
     """--cluster-report-dir takes the whole report, JUnit included."""
     suite.phase()
     suite.run("--cluster-report-dir", "elsewhere")
@@ -152,7 +150,7 @@ def test_reports_go_where_the_user_says(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("rate", ["inf", "nan"])
-def test_a_rate_that_is_no_number_is_reported(suite: Suite, rate: str) -> None:
+def test_rate_that_is_not_finite_is_reported(suite: Suite, rate: str) -> None:
     """A metric that is infinite or NaN breaks no report, and meets no reference."""
     suite.phase(
         args={"rate": rate},
@@ -212,7 +210,7 @@ def test_control_characters_are_replaced(text: str, shown: str) -> None:
     assert sanitize_lines(text) == shown
 
 
-def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
+def test_unwritable_report_directory_is_a_usage_error(suite: Suite) -> None:
     """A report directory below a file is a usage error before anything is submitted."""
     suite.path.joinpath("file").write_text("")
     suite.phase()
@@ -231,7 +229,7 @@ def test_text_of_a_job_in_junit_is_valid_xml(suite: Suite) -> None:
     assert cases["test_small.TestSmall::job"]["result"] == "failure"
 
 
-def test_pruning_leaves_what_is_no_run_of_ours(suite: Suite) -> None:
+def test_pruning_leaves_foreign_and_open_runs(suite: Suite) -> None:
     """A directory with another name, or a run that is not over, stays, however old it is."""
     suite.cluster(limits={"poll_s": 0.2, "keep_runs": 1})
     reports = suite.report.parent
@@ -247,8 +245,8 @@ def test_pruning_leaves_what_is_no_run_of_ours(suite: Suite) -> None:
     assert len([path for path in reports.iterdir() if path.is_dir()]) == 4  # and latest
 
 
-def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
-    """The verdict is told all the same, in one line, and the exit status is not FIT's."""
+def test_unwritable_report_is_not_fit(suite: Suite) -> None:
+    """The verdict is still printed, in one line, and the exit status is not that of FIT."""
     suite.path.joinpath("conftest.py").write_text(
         "import pathlib\ndef pytest_runtest_logfinish():\n"
         "    (run,) = pathlib.Path('reports').glob('2*')\n"
@@ -257,28 +255,28 @@ def test_a_report_that_cannot_be_written_is_no_fit(suite: Suite) -> None:
     suite.phase()
     result = suite.run()
     assert result.ret == 3
-    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases"])
+    result.stdout.fnmatch_lines(["the report cannot be written to *", "FIT: 1 of 1 phases passed"])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
 
 
-def test_a_scope_is_named_where_less_was_chosen(suite: Suite) -> None:
+def test_selection_is_named_in_the_verdict(suite: Suite) -> None:
     """A path or a node id narrows the verdict to what it names."""
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     suite.phase("one_b")
-    assert "FIT for one_a: 1 of 2 phases" in suite.run(path).stdout.str()
+    assert "FIT for one_a: 1 of 2 phases passed" in suite.run(path).stdout.str()
 
 
-def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
+def test_undefined_phase_is_not_fit(suite: Suite) -> None:
     """Nobody chose to leave it out: a misspelt name, or a file that pytest does not collect. Where
     somebody did, the verdict names its scope."""
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     result = suite.run()
     assert result.ret == 6
-    told = result.stdout.str()
-    assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
+    output = result.stdout.str()
+    assert "one_b: listed in cluster.yaml, but no collected test defines it" in output
     early = "one lists the phase one_b, but no collected test defines it"
-    assert 0 < told.index(early) < told.index("submitted as job")
+    assert 0 < output.index(early) < output.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

@@ -29,7 +29,7 @@ def wrong(record: Any, schema: dict[str, Any]) -> list[str]:
     return [f"{one.json_path}: {one.message}"[:300] for one in found]
 
 
-def test_the_schema_file_is_what_is_made() -> None:
+def test_schema_file_is_up_to_date() -> None:
     """Whoever reads a report by the schema reads what the package writes."""
     assert json.loads(SCHEMA_PATH.read_text()) == json_schema(), (
         "run python -m pytest_clustersmoke.report.run_record"
@@ -59,7 +59,7 @@ def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
     }
 
 
-def test_what_nobody_set_is_left_out() -> None:
+def test_unset_fields_are_left_out() -> None:
     """A record is written as it was read: with `fault`, `proof` and the like only where they are
     set, and with null where it is."""
     plain = records.run(records.phase(trend=None))
@@ -92,7 +92,7 @@ def test_a_number_that_is_not_finite_is_its_name(value: Any, written: Any) -> No
         records.run(records.phase(findings=[records.finding()], fault="kill")),
     ],
 )
-def test_sample_records_are_by_the_schema(record: Any, shipped: dict[str, Any]) -> None:
+def test_sample_records_match_the_schema(record: Any, shipped: dict[str, Any]) -> None:
     """Small and large runs, and those of which little is known."""
     assert wrong(record, shipped) == []
 
@@ -109,7 +109,7 @@ def test_sample_records_are_by_the_schema(record: Any, shipped: dict[str, Any]) 
         (("phases", 0, "criteria", "job", "result"), "green"),
     ],
 )
-def test_what_is_no_report_is_refused(
+def test_malformed_report_is_refused(
     path: tuple[Any, ...], value: Any, shipped: dict[str, Any]
 ) -> None:
     """A key too many, a word that does not exist, a value of another kind."""
@@ -123,7 +123,7 @@ def test_what_is_no_report_is_refused(
     assert found and all(parents == [] or ".phases[0]" in one for one in found)
 
 
-def test_real_reports_are_by_the_schema(suite: Suite, shipped: dict[str, Any]) -> None:
+def test_real_reports_match_the_schema(suite: Suite, shipped: dict[str, Any]) -> None:
     """Jobs that passed, failed, and talked over NCCL; criteria that failed and could not be judged;
     a rate that is no number."""
     suite.cluster(

@@ -60,7 +60,7 @@ def seen(words: str) -> str:
 
 
 @given(st.text() | st.text(alphabet="|`*_<>&[]()@#:/.$~\\!-+=1aw\n \t"))
-def test_words_in_a_table_are_shown_letter_by_letter(words: str) -> None:
+def test_table_text_is_shown_literally(words: str) -> None:
     """No text opens a cell, a row, markup or HTML."""
     shown = rendered(table(["one", "two"], [[words, "end"]]))
     (head, row) = cells(shown)
@@ -79,7 +79,7 @@ def test_words_in_a_table_are_shown_letter_by_letter(words: str) -> None:
 
 
 @given(st.text() | st.text(alphabet="`| \n<a"))
-def test_code_is_shown_letter_by_letter(words: str) -> None:
+def test_code_is_shown_literally(words: str) -> None:
     """Backticks in it do not end it, in a line and in a block."""
     line = rendered(code(words))
     assert line.count("<code>") == 1
@@ -103,7 +103,7 @@ def test_nobody_is_mentioned_and_nothing_linked() -> None:
     assert found == []
 
 
-def test_it_says_what_is_known() -> None:
+def test_summary_has_everything_important() -> None:
     """Verdict, sentence, phases, findings with their next step, failed criteria, what changed."""
     bad = records.phase(outcome="failed", reason="exit 1", findings=[records.finding()])
     slow = records.phase("ddp_2gpu", 1, changed=["driver 550 -> 560"])
@@ -121,18 +121,20 @@ def test_it_says_what_is_known() -> None:
         bad,
         slow,
         verdict="UNFIT",
-        sentence="UNFIT: 2 of 2 phases (zero1_4node: failed)",
+        sentence="UNFIT: 1 of 2 phases failed (zero1_4node: failed)",
         changes=["ddp_2gpu failed, and passed before"],
         absent_phases=[
             "lora does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2"
         ],
         differences=[{"fact": "driver", "values": {"550": ["node0"], "560": ["node1"]}}],
-        partial="it was interrupted",
+        partial="the run was interrupted",
     )
     record = records.parsed(plain)
     shown = rendered(summary(record))
     text = letters(shown)
-    assert shown.startswith("<h2>gilbreth: UNFIT</h2>\n<p><strong>UNFIT: 2 of 2 phases (zero1_4")
+    assert shown.startswith(
+        "<h2>gilbreth: UNFIT</h2>\n<p><strong>UNFIT: 1 of 2 phases failed (zero1_4"
+    )
     assert cells(shown)[1:] == [phase_row(phase) for phase in record.phases]
     for words in (
         "Finding rank-killed: rank 3 was killed by signal 9 (node1, rank 3)",
@@ -145,19 +147,19 @@ def test_it_says_what_is_known() -> None:
         "ddp_2gpu: driver 550 -> 560",
         "driver: 550 on node0; 560 on node1",
         "lora does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2",
-        "Not all is known: it was interrupted.",
+        "This report is incomplete: the run was interrupted.",
         record.run_id,
     ):
         assert words in text, words
 
 
-def test_a_healthy_run_is_short() -> None:
+def test_summary_of_healthy_run_is_short() -> None:
     """Where nothing is wrong, the table is all there is."""
     shown = rendered(summary(records.parsed(records.run())))
     assert "<h3>" not in shown and letters(shown).count("FIT") == 2
 
 
-def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
+def test_criteria_of_a_failed_job_are_left_out() -> None:
     """Each would say no more than that the job failed."""
     bad = records.phase(outcome="failed", findings=[records.finding()])
     bad["criteria"]["test_rate"] = {"result": "failed", "text": "see ::job"}
@@ -165,7 +167,7 @@ def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
 
 
 def test_known_failures_are_named() -> None:
-    """With who answers for them, and until when."""
+    """With reason, last day and entry."""
     known = {"what": "a: job", "reason": "bad cable", "until": "2026-12-01", "where": "c.yaml:9"}
     record = records.parsed(records.run(known=[known], known_remarks=["one is over"]))
     text = letters(rendered(summary(record)))
@@ -180,7 +182,7 @@ def test_a_proof_shows_its_gates() -> None:
     assert "rank-killed" in text and "ib is not staged: no InfiniBand" in text
 
 
-def test_it_is_bounded() -> None:
+def test_summary_is_bounded() -> None:
     """However much went wrong, GitHub shows it, and it says that there is more."""
     findings = [records.finding(cause=HOSTILE * 40, fix=HOSTILE * 40) for _ in range(20)]
     phases = [records.phase(f"phase_{n}", outcome="failed", findings=findings) for n in range(40)]
@@ -189,8 +191,8 @@ def test_it_is_bounded() -> None:
     assert len(cells(rendered(text))) == 41
 
 
-def test_it_is_added_to_the_step(tmp_path: Path) -> None:
-    """Behind what the step has said before; without GitHub nothing is written."""
+def test_summary_is_appended_to_the_step(tmp_path: Path) -> None:
+    """After the earlier output of the step; outside GitHub nothing is written."""
     path, record = tmp_path / "step.md", records.parsed(records.run())
     add_step_summary(record, {})
     add_step_summary(record, {"GITHUB_STEP_SUMMARY": ""})
@@ -201,14 +203,16 @@ def test_it_is_added_to_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("room", [10_000, 300, 5])
-def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
-    """Beyond 1 MiB GitHub drops everything: the verdict alone is told, or nothing."""
+def test_nearly_full_step_gets_the_verdict_only(tmp_path: Path, room: int) -> None:
+    """Beyond 1 MiB GitHub drops everything: only the verdict is written, or nothing."""
     path, record = tmp_path / "step.md", records.parsed(records.run())
     path.write_text("x" * (MAX_STEP_BYTES - room))
     before = path.stat().st_size
     assert 5 < len(short_summary(record).encode()) < 300 < len(summary(record).encode()) < 10_000
     if room == 5:
-        with pytest.raises(OSError, match="the step's summary is full: 1048576 bytes"):
+        with pytest.raises(
+            OSError, match="the step's summary is full: GitHub takes at most 1048576 bytes"
+        ):
             add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
         assert path.stat().st_size == before
     else:
@@ -217,7 +221,7 @@ def test_a_step_that_is_nearly_full(tmp_path: Path, room: int) -> None:
         assert added == f"\n{summary(record) if room == 10_000 else short_summary(record)}"
 
 
-def test_a_disk_that_is_full_leaves_the_step_as_it_was(
+def test_full_disk_leaves_the_step_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a table would swallow what the step says next."""
@@ -230,11 +234,11 @@ def test_a_disk_that_is_full_leaves_the_step_as_it_was(
     assert path.read_text() == "before"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_special_file_is_refused(tmp_path: Path) -> None:
     """A device is not written to, and a pipe that nobody reads does not hold up the run."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError):
         add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": str(pipe)})
-    with pytest.raises(OSError, match="names /dev/null, which is no file"):
+    with pytest.raises(OSError, match="names /dev/null, which is not a regular file"):
         add_step_summary(records.parsed(records.run()), {"GITHUB_STEP_SUMMARY": "/dev/null"})

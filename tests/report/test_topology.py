@@ -56,11 +56,11 @@ def test_many_links_are_cut_and_the_groups_are_whole(
     found = of(tmp_path, Job(2, 2, swap(Job(2, 2), {(1, 2): "NET/Socket/0"})))
     assert len(found.links) == 2 and found.links[0].unexpected
     total = sum(group.links for group in found.groups)
-    assert found.note == f"of {total} connections 2 are listed one by one"
+    assert found.note == f"2 of {total} connections are listed"
 
 
 def test_gloo_logs_no_links(tmp_path: Path) -> None:
-    """The backend is told, and why there are no links."""
+    """The note names the backend and says why there are no links."""
     found = build_topology(Evidence(tmp_path, 2, 1).started("gloo").result())
     assert found is not None and found.backend == "gloo" and found.links == []
     assert "gloo" in found.note

@@ -79,7 +79,7 @@ def test_a_failed_criterion_is_unfit() -> None:
     assert made.name == UNFIT and made.failed == ["a: test_b"]
 
 
-def test_criteria_of_a_failed_job_are_not_told_beside_it() -> None:
+def test_criteria_of_a_failed_job_are_left_out() -> None:
     """Where the job failed, the job is the reason, and its criteria add nothing."""
     made = verdict_of(report("test_b", "failed", phase="a"), a="failed")
     assert made.failed == ["a: failed"]
@@ -98,12 +98,22 @@ def test_required_and_unmeasured_is_inconclusive() -> None:
     assert verdict_of(skipped, other, a="passed").name == FIT
     made = verdict_of(skipped, other, a="passed", require=["transports"])
     assert made.name == INCONCLUSIVE
-    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases (a: transports not measured)"
+    assert made.sentence == "INCONCLUSIVE: 1 of 1 phases finished (a: transports not measured)"
 
 
 def test_unfit_beats_inconclusive() -> None:
     """One failed phase is UNFIT, whatever else was not measured."""
     assert verdict_of(a="failed", b="lost").name == UNFIT
+
+
+def test_the_sentence_counts_what_became_of_the_phases() -> None:
+    """Of the cluster's phases: those that failed, that passed, or that ended with a result."""
+    made = tally(report("test_b", "failed", phase="c"), a="failed", b="passed", c="passed")
+    made.phases_of_cluster = list("abcdefgh")
+    assert judge(made).sentence == "UNFIT: 2 of 8 phases failed (a: failed; c: test_b)"
+    made = tally(report(phase="b"), a="lost", b="passed", c="")
+    assert judge(made).sentence.startswith("INCONCLUSIVE: 1 of 3 phases finished (a: lost; c: ")
+    assert verdict_of(a="passed", b="passed").sentence == "FIT: 2 of 2 phases passed"
 
 
 def test_no_result_is_inconclusive() -> None:
@@ -119,8 +129,8 @@ def test_an_interrupted_run_is_inconclusive() -> None:
     made.interrupted, made.exitstatus = True, 2
     verdict = judge(made)
     assert verdict.name == INCONCLUSIVE and verdict.exit_status == 2
-    assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases (interrupted)"
-    assert verdict.partial == "it was interrupted"
+    assert verdict.sentence == "INCONCLUSIVE: 1 of 1 phases finished (interrupted)"
+    assert verdict.partial == "the run was interrupted"
 
 
 @pytest.mark.parametrize(
@@ -141,7 +151,7 @@ def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5])
-def test_what_ended_pytest_early_keeps_its_status(status: int) -> None:
+def test_early_exit_status_of_pytest_is_kept(status: int) -> None:
     """Interrupted, internal error, usage, nothing collected: pytest's own status."""
     made = tally(a="passed")
     made.exitstatus = status
@@ -157,10 +167,8 @@ def test_other_tests_count() -> None:
     st.dictionaries(st.sampled_from("abcd"), st.sampled_from(OUTCOMES)),
     st.lists(st.sampled_from(["passed", "failed", "skipped"])),
 )
-def test_fit_is_never_said_of_anything_but_all_passed(
-    outcomes: dict[str, str], criteria: list[str]
-) -> None:
-    """Whatever is heard, FIT means: at least one phase, all passed, no criterion failed."""
+def test_fit_requires_that_everything_passed(outcomes: dict[str, str], criteria: list[str]) -> None:
+    """FIT means: at least one phase, all passed, no criterion failed."""
     reports = [
         report(f"test_{i}", one, phase=phase)
         for phase in outcomes
@@ -170,7 +178,7 @@ def test_fit_is_never_said_of_anything_but_all_passed(
         assert outcomes and set(outcomes.values()) == {"passed"} and "failed" not in criteria
 
 
-def test_a_required_kind_that_no_criterion_judged() -> None:
+def test_required_kind_must_be_judged() -> None:
     """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
     the phase has one rank and so no transports; of transports each side where there are ranks."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
@@ -197,14 +205,14 @@ def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
     return made
 
 
-def test_an_xfail_without_an_owner_is_never_fit() -> None:
-    """It is named, and counts as known in the record; an owner in cluster.yaml answers for it."""
+def test_xfail_without_entry_is_never_fit() -> None:
+    """It is named, and counts as known in the record; an entry of `known` covers it."""
     counted = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
     made = judge(counted)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
     assert made.sentence == (
-        "INCONCLUSIVE: 1 of 1 phases (a: test_b is marked to fail (xfail), and no entry of `known` "
-        "answers for it)"
+        "INCONCLUSIVE: 1 of 1 phases finished (a: test_b is marked xfail, and no entry of `known` "
+        "covers it)"
     )
     assert counted.phase("a").criteria["test_b"].result == "known" and made.known == []
     owned = expected_to_fail("test_b", known="fan", known_until="d", known_where="c:1")
@@ -222,7 +230,7 @@ def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
     assert verdict_of(job, a="passed").name == FIT
 
 
-def test_criteria_that_reported_nothing_are_named() -> None:
+def test_unreported_criteria_are_named() -> None:
     """Those left out are counted; those that were to run and reported nothing make FIT
     impossible."""
     made = tally(report("job", phase="a"), report(phase="a"), a="passed")
@@ -230,19 +238,19 @@ def test_criteria_that_reported_nothing_are_named() -> None:
     assert not phase.all_reported  # nobody knows what there is
     phase.defined, phase.selected = frozenset({"test_a", "test_b", "test_c"}), frozenset({"test_a"})
     assert judge(made).name == FIT and not phase.all_reported
-    assert judge(made).sentence == "FIT: 1 of 1 phases, 1 of 3 criteria"
+    assert judge(made).sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported"
     assert judge(made).scope == "1 of 3 criteria"
     phase.selected = frozenset({"test_a", "test_b"})
     assert judge(made).name == INCONCLUSIVE
-    assert judge(made).not_measured == ["a: no result of test_b"]
+    assert judge(made).not_measured == ["a: no result from test_b"]
     for name in ("test_b", "test_c"):
         count_report(made, report(name, phase="a"))
-    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases"
+    assert phase.all_reported and judge(made).sentence == "FIT: 1 of 1 phases passed"
     assert judge(made).scope == ""
 
 
 def test_a_phase_that_reported_nothing_makes_the_run_partial() -> None:
     """It is named, also where pytest says that all went well."""
     made = judge(tally(report(phase="a"), a="passed", b="passed"))
-    assert made.partial == "nothing was judged of b"
+    assert made.partial == "no result for b"
     assert judge(tally(report(phase="a"), a="passed")).partial == ""

@@ -85,7 +85,7 @@ def test_signal_during_the_report_loses_nothing(
     monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", make_interrupted)
     suite.phase()
     result = suite.run()
-    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
+    assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases passed"
     assert suite.record()["verdict"] == "FIT" and not suite.record()["interrupted"]
     assert properties(suite.report / "junit.xml")
 

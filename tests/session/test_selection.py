@@ -45,26 +45,28 @@ def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> N
     [
         (
             ("-k", "small and test_good"),
-            "FIT for small and test_good: 1 of 1 phases, 1 of 5 criteria",
+            "FIT for small and test_good: 1 of 1 phases passed, 1 of 5 criteria reported",
             "small and test_good",
         ),
         (
             ("--deselect", OF_BAD),
-            f"FIT for --deselect {OF_BAD}: 1 of 1 phases, 4 of 5 criteria",
+            f"FIT for --deselect {OF_BAD}: 1 of 1 phases passed, 4 of 5 criteria reported",
             f"--deselect {OF_BAD}",
         ),
         (
             ("test_small.py::TestSmall::test_good",),
-            "FIT for test_small.py::TestSmall::test_good: 1 of 1 phases, 1 of 5 criteria",
+            "FIT for test_small.py::TestSmall::test_good: 1 of 1 phases passed, "
+            "1 of 5 criteria reported",
             "test_small.py::TestSmall::test_good",
         ),
         (
             ("-m", "singlegpu", "-k", "test_good or test_skipped"),
-            "FIT for singlegpu and (test_good or test_skipped): 1 of 1 phases, 2 of 5 criteria",
+            "FIT for singlegpu and (test_good or test_skipped): 1 of 1 phases passed, "
+            "2 of 5 criteria reported",
             "singlegpu and (test_good or test_skipped)",
         ),
-        (("-k", "small"), "UNFIT for small: 1 of 1 phases (small: test_bad)", "small"),
-        (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases (small: test_bad)", ""),
+        (("-k", "small"), "UNFIT for small: 1 of 1 phases failed (small: test_bad)", "small"),
+        (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases failed (small: test_bad)", ""),
     ],
 )
 def test_verdict_names_the_selected_part(
@@ -89,11 +91,14 @@ def test_run_stopped_at_a_failure_counts_its_criteria(
     """Criteria without a result are not part of the verdict."""
     suite.phase(body=BODY + "def test_later(self, phase):\n    pass\n")
     result = suite.run_apart("-x", *workers) if workers else suite.run("-x")
-    assert result.outlines[-1] == "UNFIT: 1 of 1 phases, 5 of 6 criteria (small: test_bad)"
+    assert (
+        result.outlines[-1]
+        == "UNFIT: 1 of 1 phases failed, 5 of 6 criteria reported (small: test_bad)"
+    )
     record = suite.record()
     assert record["selection"] == "5 of 6 criteria"
     if not workers:  # xdist reports an interruption to pytest
-        assert record["not_measured"] == ["small: no result of test_later"]
+        assert record["not_measured"] == ["small: no result from test_later"]
     assert not (suite.reports / "metrics-one.prom").exists()
 
 
@@ -105,19 +110,22 @@ def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, na
     assert suite.run_apart(*cached).ret != 0
     path.write_text(path.read_text().replace("not phase.ranks_done", "phase.ranks_done"))
     said = suite.run_apart(*cached).outlines[-1]
-    assert said == f"FIT for {named}: 1 of 1 phases, 1 of 5 criteria"
-    assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases"
+    assert said == f"FIT for {named}: 1 of 1 phases passed, 1 of 5 criteria reported"
+    assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases passed"
 
 
 def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
     """With node ids alone their number is unknown."""
     inner = "class TestInner:\n    def test_{}(self, phase): pass\n    def test_d(self): pass\n"
     suite.phase(body=inner.format("c") + "def test_a(self, phase): pass\n")
-    assert suite.run().outlines[-1] == "FIT: 1 of 1 phases"
+    assert suite.run().outlines[-1] == "FIT: 1 of 1 phases passed"
     one = "test_small.py::TestSmall::TestInner::test_c"
-    assert suite.run(one).outlines[-1] == f"FIT for {one}: 1 of 1 phases, 1 of 3 criteria"
+    assert (
+        suite.run(one).outlines[-1]
+        == f"FIT for {one}: 1 of 1 phases passed, 1 of 3 criteria reported"
+    )
     told = suite.run("-k", "test_c").outlines[-1]
-    assert told == "FIT for test_c: 1 of 1 phases, 1 of 3 criteria"
+    assert told == "FIT for test_c: 1 of 1 phases passed, 1 of 3 criteria reported"
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
@@ -127,12 +135,12 @@ def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) 
     sets = ("--cluster-set", "small.args.steps=3", "--cluster-set", "small.env.X=1")
     result = suite.run_apart(*sets, *workers) if workers else suite.run(*sets)
     how = "with --cluster-set small.args.steps=3, small.env.X=1"
-    assert result.outlines[-1] == f"FIT for all {how}: 1 of 1 phases"
+    assert result.outlines[-1] == f"FIT for all {how}: 1 of 1 phases passed"
     assert suite.record()["selection"] == f"all {how}"
     assert [path.name for path in textfiles(suite)] == []
     if not workers:
         said = suite.run(*sets, "-m", "singlegpu").outlines[-1]
-        assert said == f"FIT for singlegpu {how}: 1 of 1 phases"
+        assert said == f"FIT for singlegpu {how}: 1 of 1 phases passed"
 
 
 def textfiles(suite: Suite) -> list[Path]:

@@ -21,7 +21,9 @@ def test_property_of_a_phase_makes_no_criterion(suite: Suite, workers: tuple[str
     suite.path.joinpath("test_plain.py").write_text(CLAIMS.format(0))
     result = suite.run_apart(*workers)
     assert result.ret == 1
-    assert lines_with(result, "UNFIT") == ["UNFIT: 1 of 1 phases (tests that are no phase's)"]
+    assert lines_with(result, "UNFIT") == [
+        "UNFIT: 0 of 1 phases failed (tests outside the phases failed)"
+    ]
 
 
 def test_property_of_judged_kinds_measures_nothing(suite: Suite) -> None:
@@ -43,7 +45,7 @@ def test_skipped_file_with_a_phase_is_inconclusive(suite: Suite, workers: tuple[
     result = suite.run_apart(*workers)
     assert result.ret == 6
     verdict = lines_with(result, "INCONCLUSIVE")[0]
-    assert "other: not collected; skipped as a whole: test_other.py (" in verdict
+    assert "other: not collected; files skipped as a whole: test_other.py (" in verdict
     assert "absent" in verdict
 
 
@@ -81,7 +83,7 @@ def test_failure_counted_by_a_plugin_is_not_fit(suite: Suite) -> None:
     suite.phase()
     result = suite.run_apart()
     assert result.ret == 6
-    assert "pytest counts a failure of which no test told" in lines_with(result, "INCONCLUSIVE")[0]
+    assert "pytest counts a failure that no test reported" in lines_with(result, "INCONCLUSIVE")[0]
 
 
 def test_dead_worker_is_named_by_its_test(suite: Suite) -> None:
@@ -89,7 +91,7 @@ def test_dead_worker_is_named_by_its_test(suite: Suite) -> None:
     suite.phase(body="def test_dies(self, phase):\n    import os\n    os._exit(3)\n")
     result = suite.run_apart("-n", "1", "--max-worker-restart", "0")
     assert result.ret != 0
-    assert "::test_dies" in lines_with(result, "a worker died in")[-1]
+    assert "::test_dies" in lines_with(result, "a pytest-xdist worker died in")[-1]
 
 
 FULL = """\
@@ -138,7 +140,7 @@ def test_blocked_latest_link_keeps_the_verdict(suite: Suite) -> None:
     suite.phase()
     result = suite.run_apart()
     assert result.ret == 0
-    assert lines_with(result, "latest does not point to this run")
+    assert lines_with(result, "cannot point `latest` to this run")
     assert not list(suite.reports.glob(".latest*"))
 
 

@@ -41,7 +41,7 @@ def test_run_with_workers_gives_the_same_results(three: Suite) -> None:
     assert cases(three) == want and len(want) == 23
     assert spread.ret == alone.ret == 1
     assert spread.outlines[-1] == alone.outlines[-1] == verdict
-    assert verdict == "UNFIT: 3 of 3 phases (bad: failed)"
+    assert verdict == "UNFIT: 1 of 3 phases failed (bad: failed)"
     submitted = [one["phase"] for one in three.journal() if one["event"] == "submitted"]
     assert sorted(submitted) == ["bad", "good", "wide"]
     assert [path.name for path in three.shared.glob(".*")] == []
@@ -115,7 +115,7 @@ def test_interruption_leaves_nothing(
     (phase,) = suite.record()["phases"]
     assert phase["outcome"] == "cancelled"
     assert output.splitlines()[-1].startswith(
-        "INCONCLUSIVE: 1 of 1 phases, 0 of 1 criteria (small: cancelled"
+        "INCONCLUSIVE: 0 of 1 phases finished, 0 of 1 criteria reported (small: cancelled"
     )
     journal = [json.loads(line) for line in journal_of(suite).read_text().splitlines()]
     assert [one["event"] for one in journal].count("cancelled") == 1

@@ -225,7 +225,7 @@ def run(*phases: Record, **changes: Any) -> Record:
         "begun": BEGUN,
         "written": BEGUN + 90,
         "verdict": "FIT",
-        "sentence": f"FIT: {len(held)} of {len(held)} phases",
+        "sentence": f"FIT: {len(held)} of {len(held)} phases passed",
         "failed": [],
         "not_measured": [],
         "known": [],

@@ -1,23 +1,23 @@
 "use strict";
-// Charts of index.html, drawn by Observable Plot from the tables beside them.
+// Charts of index.html, drawn with Observable Plot from the tables beside them.
 const Charts = (() => {
-  const MANY = 64; // ranks from which on there is no room for two boxes side by side
+  const MANY = 64; // with more ranks there is no room for two boxes side by side
   const TONES = { good: "var(--good)", bad: "var(--bad)", warn: "var(--warn)" };
 
-  // The rows of a table: texts of its data- attributes, numbers of its columns by data-key.
+  // The rows of a table: their data- attributes, and the numbers of columns with a data-key.
   function rows(table) {
     if (!table) return [];
     const keys = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.key);
-    const rounded = table.dataset.rounded !== undefined; // its figures are its words
+    const rounded = table.dataset.rounded !== undefined; // its figures are only in its text
     return [...table.tBodies[0].rows].map((row) => {
       const made = { ...row.dataset };
       keys.forEach((key, at) => {
         if (!key) return;
-        let told = row.cells[at].dataset.value;
-        if (told === undefined && rounded) told = row.cells[at].textContent.trim().replaceAll(",", "");
-        if (rounded && (told === "-" || told === "")) told = undefined;
-        made[key] = told === undefined ? null : Number(told);
-        if (told !== undefined && !Number.isFinite(made[key])) made[key + "_word"] = told;
+        let text = row.cells[at].dataset.value;
+        if (text === undefined && rounded) text = row.cells[at].textContent.trim().replaceAll(",", "");
+        if (rounded && (text === "-" || text === "")) text = undefined;
+        made[key] = text === undefined ? null : Number(text);
+        if (text !== undefined && !Number.isFinite(made[key])) made[key + "_word"] = text;
       });
       return made;
     });
@@ -35,7 +35,7 @@ const Charts = (() => {
       marginTop: 28, marginRight: 12, marginBottom: 34, marginLeft: 48,
       ...options,
     });
-    // Plot names its marks for screen readers, which a picture with words of its own must not.
+    // Plot labels its marks for screen readers; a picture with its own label must not have those.
     for (const part of svg.querySelectorAll("[aria-label]")) {
       part.dataset.mark = part.getAttribute("aria-label");
       part.removeAttribute("aria-label");
@@ -45,7 +45,7 @@ const Charts = (() => {
     return svg;
   }
 
-  // Numbers that are written as `0-7, 9`.
+  // The numbers in `0-7, 9`.
   function numbers(words) {
     return words.split(", ").filter(Boolean).flatMap((part) => {
       const [first, last = first] = part.split("-").map(Number);
@@ -53,7 +53,7 @@ const Charts = (() => {
     });
   }
 
-  // Of many ranks the page has a row for each node, and rows of their own for ranks that stand out.
+  // With many ranks the page has a row for each node, and rows for ranks that stand out.
   function byNode(figure) {
     const table = near(figure, "nodes-ranks");
     if (!table) return null;
@@ -84,7 +84,7 @@ const Charts = (() => {
     const svg = plot({
       width, height: 240,
       x: { domain: [d3.min(ranks, (r) => r.at) - 0.5, d3.max(ranks, (r) => r.at) + 0.5], label: nodes ? "node rank" : "rank", ticks: Math.min(ranks.length, Math.floor(width / 45)), tickFormat: place(nodes) },
-      y: { label: "ms a step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
+      y: { label: "ms per step", grid: true, zero: true, nice: true, insetTop: behind.length ? 14 : 0 },
       marks: [
         Plot.ruleY([0], { stroke: "var(--line)" }),
         ...boxes(ranks, "step", "var(--steel)", -shift),
@@ -99,7 +99,7 @@ const Charts = (() => {
 
   const place = (nodes) => (v) => (!Number.isInteger(v) ? "" : nodes ? (nodes[v] && nodes[v].place) || "" : String(v));
 
-  // Labels near the left or right edge are moved until they lie inside the picture.
+  // Move labels near the left or right edge into the picture.
   function inside(svg, width) {
     svg.style.visibility = "hidden";
     document.body.append(svg);
@@ -146,20 +146,20 @@ const Charts = (() => {
       x: { label: "step", domain: d3.extent(points, (one) => one.step), ticks: Math.floor(width / 60), tickFormat: (v) => (Number.isInteger(v) ? String(v) : "") },
       y: { label: log ? "loss, logarithmic" : "loss", grid: true, type: log ? "log" : "linear", nice: true, ticks: 5, tickFormat: log ? "~g" : undefined },
       marks,
-    }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` No number from step ${bad[0].step} on.` : ""));
+    }, `Loss over ${points.length} steps` + (good.length ? `, from ${good[0].loss} to ${good[good.length - 1].loss}.` : ".") + (bad.length ? ` Not a number from step ${bad[0].step} on.` : ""));
   }
 
   function timeline(figure, width) {
     const phases = rows(figure.querySelector("table")).filter((one) => known(one.submitted));
     if (!phases.length) return null;
-    // The wait ends at the start and is as long as the scheduler says, in whole seconds as it may be.
+    // The wait ends at the start and lasts as long as the scheduler says, perhaps in whole seconds.
     const queued = (one) => (known(one.started) && known(one.queue_s) ? one.started - one.queue_s : one.submitted);
     const first = d3.min(phases, queued);
     const since = (moment) => moment - first;
     const ran = phases.filter((one) => known(one.started) && known(one.ended));
     const waited = phases.map((one) => ({ ...one, until: known(one.started) ? one.started : known(one.ended) ? one.ended : one.submitted + (one.queue_s || 0) }));
     const seconds = (value) => (known(value) ? value.toFixed(1) : "-");
-    const told = new Map(phases.map((one) => [one.label, `queue ${seconds(one.queue_s)} s, run ${seconds(one.run_s)} s`]));
+    const times = new Map(phases.map((one) => [one.label, `queue ${seconds(one.queue_s)} s, run ${seconds(one.run_s)} s`]));
     const left = Math.min(190, Math.max(150, width * 0.18));
     const short = (name) => (name.length > 24 ? name.slice(0, 23) + "…" : name);
     return plot({
@@ -170,13 +170,13 @@ const Charts = (() => {
         Plot.barX(waited, { y: "label", x1: (one) => since(queued(one)), x2: (one) => since(one.until), fill: "var(--none-bg)", stroke: "var(--steel)", strokeDasharray: "3 2" }),
         Plot.barX(ran, { y: "label", x1: (one) => since(one.started), x2: (one) => since(one.ended), fill: (one) => one.tone, fillOpacity: 0.8 }),
         Plot.text(phases, { y: "label", text: (one) => short(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: -7, fontWeight: 600 }),
-        Plot.text(phases, { y: "label", text: (one) => told.get(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: 8, fill: "var(--muted)", fontSize: 11 }),
+        Plot.text(phases, { y: "label", text: (one) => times.get(one.label), frameAnchor: "left", textAnchor: "start", dx: -left + 2, dy: 8, fill: "var(--muted)", fontSize: 11 }),
       ],
       color: { domain: ["good", "bad", "warn", "none"], range: [TONES.good, TONES.bad, TONES.warn, "var(--steel)"] },
-    }, "Queue and run time of all phases. " + phases.map((one) => `${one.label}: ${told.get(one.label)}`).join("; "));
+    }, "Queue and run time of all phases. " + phases.map((one) => `${one.label}: ${times.get(one.label)}`).join("; "));
   }
 
-  // One small chart for each metric that has a past.
+  // One small chart for each metric with past runs.
   function trends(figure, width) {
     const table = figure.querySelector("table");
     const runs = rows(table);
@@ -189,7 +189,7 @@ const Charts = (() => {
     return drawn.map((head) => trend(head, runs, each));
   }
 
-  // Ticks of a time axis that fit into a width: days, or times of day of 24 hours.
+  // Ticks of a time axis that fit into a width: days, or times on a 24-hour clock.
   function times([from, to], room) {
     const hours = (to - from) / 3.6e6;
     const [format, wide, whole] = hours > 24 * 300 ? ["%b %Y", 62, d3.utcMonth] : hours > 36 ? ["%-d %b", 52, d3.utcDay]
@@ -215,7 +215,7 @@ const Charts = (() => {
     const pad = (most - least) * 0.12 || Math.abs(most) * 0.05 || 1;
     const domain = [least - pad, most + pad];
     const band = known(low) || known(high) ? [{ y1: known(low) ? low : domain[0], y2: known(high) ? high : domain[1] }] : [];
-    // Both words stand apart where their lines are close.
+    // Keep both labels apart if their lines are close.
     const side = lines.length > 1 && lines[0][1] > lines[1][1] ? 4 : -4;
     const off = met === "no" || status === "fail";
     const svg = plot({
@@ -233,7 +233,7 @@ const Charts = (() => {
         Plot.dot(kind((one) => !one.good), { x: "when", y: key, r: 3, symbol: "times", stroke: "var(--bad)" }),
         Plot.dot(points.filter((one) => one.now), { x: "when", y: key, r: 5, symbol: "diamond", fill: off ? "var(--bad)" : "var(--accent)", stroke: "var(--bg)" }),
       ],
-    }, `${key} over ${past.length} past runs` + (off ? ", beyond its bounds now." : "."));
+    }, `${key} over ${past.length} past runs` + (off ? ", outside its bounds now." : "."));
     const made = document.createElement("div");
     made.className = off ? "small off" : "small";
     made.dataset.metric = key;

@@ -1,7 +1,7 @@
 "use strict";
-// Draws what is open, one chart after the other, and again where the width changes; of very many
-// those near the screen, and the others when it comes near them. Opens what a link points into, and
-// everything for the printer.
+// Draws the charts of open sections one after the other, and again when the width changes. With very
+// many charts, those far from the screen wait until it comes near them. Opens the section a link
+// points into, and everything for printing.
 (() => {
   const kinds = { ...Charts.kinds, topology: Topology.draw };
   const widths = new WeakMap();
@@ -16,7 +16,7 @@
     const wrong = place.querySelector(".label.wrong");
     if (!wrong) return;
     const { x, width: wide } = wrong.getBBox();
-    place.scrollLeft = x + wide / 2 - width / 2; // of a picture wider than the page, what is wrong
+    place.scrollLeft = x + wide / 2 - width / 2; // in a picture wider than the page, scroll to the unexpected link
   }
 
   const figures = [...document.querySelectorAll("figure[data-chart]")];

@@ -1,6 +1,6 @@
 "use strict";
-// The picture of who talks to whom: nodes as boxes, their ranks in them, links between ranks; of
-// many nodes a grid of boxes, and links as a matrix of pairs.
+// The topology: nodes as boxes with their ranks, and links between ranks. Many nodes become a grid
+// of boxes, and their links a matrix of pairs.
 const Topology = (() => {
   const FEW_NODES = 12, FEW_RANKS = 96, FEW_LINES = 40, FEW_LABELS = 10;
   const CELL = 36, GPU_W = 30, GPU_H = 24, GAP = 8;
@@ -67,7 +67,7 @@ const Topology = (() => {
   }
   const insideWords = (one) => (one.unexpected ? "⚠ " : "") + one.kind + (one.links > 1 ? ` × ${one.links}` : "");
 
-  // Centres of the boxes for the narrowest picture in which there is room for links between them.
+  // Centres of the boxes in the narrowest picture that has room for the links between them.
   function places(sizes, width, labelled) {
     const count = sizes.length, w = d3.max(sizes, (s) => s.w), h = d3.max(sizes, (s) => s.h);
     const gapX = labelled ? 108 : 28, gapY = labelled ? 64 : 28;
@@ -129,7 +129,7 @@ const Topology = (() => {
     layer.append("text").attr("class", one.behind ? "behind-mark" : null).attr("x", x).attr("y", y + 4).attr("text-anchor", "middle").text((one.behind ? "▲" : "") + one.rank);
   }
 
-  // One line for both directions of two ranks over one transport.
+  // One line for both directions between two ranks over the same transport.
   function merged(links) {
     const found = new Map();
     for (const one of links) {
@@ -152,7 +152,7 @@ const Topology = (() => {
     }
   }
 
-  // Lines between nodes: of ranks where they are few, else of nodes. Returns them by group.
+  // Lines between nodes: between ranks if there are few, otherwise between nodes. Returned by group.
   function drawBetween(layer, data, at, box) {
     const place = new Map(data.nodes.flatMap((node) => node.ranks.map((one) => [one.rank, node.place])));
     const lines = merged(data.links.filter((link) => !link.inside && at.has(link.source) && at.has(link.destination)));
@@ -186,8 +186,8 @@ const Topology = (() => {
     return [frame.cx + dx * share, frame.cy + dy * share];
   }
 
-  // Transport and bandwidth beside each line; of many lines, of the unexpected and the slowest, and
-  // even where they lie on something else. Returns how many lines have none.
+  // Transport and bandwidth beside each line. With many lines only the unexpected ones and the slowest
+  // must have a label, even if it covers something else. Returns how many lines have none.
   function drawLabels(layer, data, ends, boxes, put) {
     const measured = data.groups.filter((one) => Charts.known(one.bandwidth));
     const slowest = d3.least(measured, (one) => one.bandwidth);
@@ -213,10 +213,10 @@ const Topology = (() => {
     return left;
   }
 
-  // The line in the middle of those of a group.
+  // The middle line of a group.
   const middle = (held) => ["p", "q"].map((end) => [0, 1].map((axis) => d3.mean(held, (one) => one[end][axis])));
 
-  // Where words may stand along a line, its middle first.
+  // Places for a label along a line, the middle first.
   function framesOf(said, [p, q], put) {
     const w = d3.max(said, (words) => words.length) * 6.7 + 8, h = said.length * 15 + 4;
     return d3.sort(d3.range(0.16, 0.85, 0.02), (t) => Math.abs(t - 0.5)).map((t) => ({
@@ -226,7 +226,7 @@ const Topology = (() => {
     }));
   }
 
-  // Whether a line passes through a frame: what is left of it between the frame's four sides.
+  // Whether a line passes through a frame: whether clipping at its four sides leaves anything.
   function meets({ x, y, w, h }, [p, q]) {
     let from = 0, to = 1;
     for (const [a, b, low, high] of [[p[0], q[0], x, x + w], [p[1], q[1], y, y + h]]) {
@@ -238,7 +238,7 @@ const Topology = (() => {
     return from < to;
   }
 
-  // How much of a frame lies on others.
+  // How much of a frame covers others.
   const covered = (frame, others) => d3.sum(others, (o) =>
     Math.max(0, Math.min(frame.x + frame.w, o.x + o.w) - Math.max(frame.x, o.x)) *
     Math.max(0, Math.min(frame.y + frame.h, o.y + o.h) - Math.max(frame.y, o.y)));
@@ -268,7 +268,7 @@ const Topology = (() => {
     return svg;
   }
 
-  // A square for each pair of nodes: the stronger its colour, the more bandwidth was measured.
+  // A square for each pair of nodes: the stronger its colour, the higher the measured bandwidth.
   function matrix(data, width) {
     const count = data.nodes.length, index = new Map(data.nodes.map((one, at) => [one.place, at]));
     const named = Math.min(88, d3.max(data.nodes, (one) => one.name.length) * 7.4 + 10);

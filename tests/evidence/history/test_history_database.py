@@ -138,7 +138,7 @@ def test_the_lock_of_a_holder_that_lives_is_waited_for(
 
 @pytest.mark.parametrize(
     ("changes", "held_s"),
-    [({}, "0.3"), ({"interrupted": True}, "0.1"), ({"partial": "it was interrupted"}, "0.1")],
+    [({}, "0.3"), ({"interrupted": True}, "0.1"), ({"partial": "the run was interrupted"}, "0.1")],
 )
 def test_after_an_interrupt_the_lock_is_waited_for_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], held_s: str

@@ -99,7 +99,7 @@ def test_view_is_shown_and_leaves_nothing(
         assert terminal.ended() == 0
         assert remains(terminal) == [] and not terminal.cursor_hidden
         assert results(terminal) == want
-        assert terminal.text()[-1] == "FIT: 2 of 2 phases"
+        assert terminal.text()[-1] == "FIT: 2 of 2 phases passed"
 
 
 def test_view_fits_a_small_terminal(suite: Suite) -> None:
@@ -122,7 +122,7 @@ def test_view_fits_a_small_terminal(suite: Suite) -> None:
         assert remains(terminal) == []
         text = terminal.text()
         assert text[0].startswith("====")
-        assert any(line.startswith("INCONCLUSIVE: 12 of 12 phases") for line in text)
+        assert any(line.startswith("INCONCLUSIVE: 0 of 12 phases finished") for line in text)
 
 
 def test_lines_that_scroll_away_are_intact(held: Suite) -> None:
@@ -177,7 +177,7 @@ def test_ctrl_c_cancels_jobs_and_erases_the_view(held: Suite, words: tuple[str, 
         assert terminal.ended() == 2
         assert time.monotonic() - begun < 5 * LOADED
         assert remains(terminal) == [] and not terminal.cursor_hidden
-        verdict = "INCONCLUSIVE: 2 of 2 phases, 0 of 2 criteria (held: cancelled"
+        verdict = "INCONCLUSIVE: 0 of 2 phases finished, 0 of 2 criteria reported (held: cancelled"
         assert terminal.text()[-1].startswith(verdict)
     assert [one["event"] for one in held.journal()].count("cancelled") == 1
 
