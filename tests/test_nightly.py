@@ -211,7 +211,7 @@ def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -
     finally:
         first.communicate("")
     assert done.returncode == 4
-    assert "one is in use: run the-first has it since 2" in done.stdout
+    assert "one is in use: held by run the-first since 2" in done.stdout
     assert f"(pid {first.pid} of " in done.stdout
 
 

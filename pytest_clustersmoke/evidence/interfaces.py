@@ -131,7 +131,7 @@ def _misses(
         known = [port for port in ports if isinstance(port, dict)]
         chosen = [port for port in known if selects_port(value, port)]
         if not any(is_active(port) for port in chosen):
-            why = "selects no RDMA port" + (" that is active" if chosen else "")
+            why = f"selects no {'active ' if chosen else ''}RDMA port"
             yield BY_DEVICE, why, tuple(_port_words(port) for port in known)
 
 
@@ -140,11 +140,11 @@ def _misses_name(name: str, value: str, usable: list[str], apart: bool) -> str:
     if name == BY_NAME:
         missing = [one for one in value.split(",") if one not in chosen]
         if missing:
-            return f"names {shown(', '.join(missing))}, which is not there with an address"
+            return f"names {shown(', '.join(missing))}, which does not exist or has no address"
     elif not chosen:
         return "selects no interface with an address"
     if apart and set(chosen) == {LOOPBACK}:
-        return "selects only loopback, by which no other machine can be reached"
+        return "selects only loopback, which cannot reach another node"
     return ""
 
 

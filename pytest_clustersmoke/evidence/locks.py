@@ -80,14 +80,16 @@ def _taken(path: Path, cluster: str) -> UsageProblems:
     word = {
         key: sanitize_line(str(value))[:MAX_WORD] for key, value in (read_json(path) or {}).items()
     }
-    who = "a run that has not said who it is has it"
+    who = "held by a run that did not record its name"
     if word:
         who = (
-            f"run {word.get('run_id')} has it since {word.get('since')} "
+            f"held by run {word.get('run_id')} since {word.get('since')} "
             f"(pid {word.get('pid')} of {word.get('user')} on {word.get('host')})"
         )
-    todo = f"wait until that run has ended, or leave {OPTION} away"
-    return UsageProblems([Problem(f"{cluster} is in use: {who}; {path}", OPTION, todo=todo)])
+    todo = f"wait for that run to end, or omit {OPTION}"
+    return UsageProblems(
+        [Problem(f"{cluster} is in use: {who}; lock file {path}", OPTION, todo=todo)]
+    )
 
 
 def _unusable(path: Path, error: OSError) -> UsageProblems:

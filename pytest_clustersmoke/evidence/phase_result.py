@@ -154,12 +154,12 @@ class PhaseResult:
         """Every rank compared every parameter's reduced gradient with an all-reduce of its own."""
         __tracebackhide__ = True
         records = self.events("gradients")
-        self._all_ranks(records, "a gradient probe")
+        self._all_ranks(records, "the gradient probe")
         for rank, record in records.items():
             if record.get("compared") != record.get("parameters") or not record.get("compared"):
                 fail(
-                    f"{self.ranks[rank]} compared {record.get('compared')} of "
-                    f"{record.get('parameters')} parameters"
+                    f"{self.ranks[rank]} compared the gradients of {record.get('compared')} of "
+                    f"{record.get('parameters')} parameters; expected all of them"
                 )
             if record.get("synced") is not True:
                 fail(
@@ -169,20 +169,21 @@ class PhaseResult:
                 )
         if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
             raise Unmeasured(
-                "gradients", "the local gradients were too alike for a missing reduction to show"
+                "gradients",
+                "the local gradients of the ranks are too similar for a missing all-reduce to show",
             )
 
     def check_reload(self) -> None:
         """Every rank read the checkpoint into a model built anew and found it bit for bit."""
         __tracebackhide__ = True
         records = self.events("reload")
-        self._all_ranks(records, "a comparison after reload")
+        self._all_ranks(records, "the comparison after reload")
         for rank, record in records.items():
             if record.get("equal") is not True or not record.get("tensors"):
                 fail(
-                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of "
-                    f"{record.get('tensors')} tensors {record.get('mismatched')} are not what was "
-                    "saved"
+                    f"the reloaded checkpoint differs on {self.ranks[rank]}: "
+                    f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
+                    f"{record.get('mismatched')}"
                 )
 
     def checkpoint_files(self) -> dict[str, int]:
@@ -223,16 +224,16 @@ class PhaseResult:
         __tracebackhide__ = True
         missing = [rank.rank for rank in self.ranks if rank.rank not in records]
         if missing or len(self.ranks) != self.world_size:
-            fail(f"rank {missing[0] if missing else '?'} wrote no result of {what}")
+            fail(f"rank {missing[0] if missing else '?'} reported no result of {what}")
 
     def _agreed(self, what: str, per_rank: Mapping[int, Any]) -> Any:
         __tracebackhide__ = True
         if not per_rank:
-            fail(f"no rank said anything of {what}")
+            fail(f"no rank reported {what}")
         first = next(iter(per_rank.values()))
         for rank, value in per_rank.items():
             if value is None:
-                fail(f"rank {rank} said nothing of {what}")
+                fail(f"rank {rank} did not report {what}")
             if value != first:
                 fail(f"ranks differ in {what}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
         return first

@@ -234,16 +234,16 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
         raise UsageProblems(
             [
                 Problem(
-                    f"the run directory {root} cannot be made ({error.strerror or error})",
+                    f"the run directory {root} cannot be created ({error.strerror or error})",
                     "shared_dir",
                     "a directory that this user can write",
-                    "set `shared_dir` of this cluster to one",
+                    "set `shared_dir` of this cluster to such a directory",
                 )
             ]
         ) from error
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        problem = Problem(f"the run directory {root} is not ours", "shared_dir")
-        raise UsageProblems([problem])
+        what = f"the run directory {root} belongs to another user or is not a directory"
+        raise UsageProblems([Problem(what, "shared_dir")])
     return RunDir(root)
 
 
@@ -272,5 +272,5 @@ def check_path(path: Path, where: str, todo: str) -> list[Problem]:
     bad = [name for char, name in names.items() if char in str(path)]
     if not bad:
         return []
-    what = f"the path {str(path)!r} holds {' and '.join(bad)}, which sbatch would misread"
+    what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"
     return [Problem(what, where, "a path without it", todo)]

@@ -28,9 +28,9 @@ HIDDEN = "(hidden)"
 # Names that nothing reads, with what to use instead. The first two are in no NCCL, 2.3.5 to
 # 2.30.7; the third is in none of torch 2.2 to 2.13 and of its gloo.
 NOTHING = {
-    "NCCL_TIMEOUT": "the timeout that counts is that of init_process_group",
-    "NCCL_NET_DISABLE": "NCCL_IB_DISABLE turns InfiniBand off, NCCL_NET chooses the network",
-    "GLOO_USE_IPV6": "gloo takes the address of the interface that GLOO_SOCKET_IFNAME names",
+    "NCCL_TIMEOUT": "set the timeout of init_process_group instead",
+    "NCCL_NET_DISABLE": "NCCL_IB_DISABLE turns InfiniBand off, NCCL_NET selects the network",
+    "GLOO_USE_IPV6": "gloo uses the address of the interface that GLOO_SOCKET_IFNAME names",
 }
 # PyTorch's names before they were prefixed: torch 2.2 to 2.13 reads both, the prefixed one first.
 OLD_TORCH = (
@@ -95,30 +95,30 @@ def judge_name(name: str) -> Verdict | None:
         return None
     if name in NOTHING:
         whose = "gloo" if name.startswith("GLOO_") else "NCCL"
-        text = f"{name} is no variable of {whose} and does nothing; {NOTHING[name]}"
+        text = f"{name} is not a variable of {whose} and has no effect; {NOTHING[name]}"
         return Verdict("note", text, False)
     if name in OLD_TORCH:
-        text = f"{name} is the old name, which torch still reads; say TORCH_{name}"
+        text = f"{name} is an old name that torch still reads; use TORCH_{name}"
         return Verdict("note", text, True)
     if name in DROPPED:
         last, successor = DROPPED[name]
         instead = f"; use {successor}" if successor else ""
-        text = f"{name} is read by older NCCLs ({last} is one), not by {NCCL_CHECKED}{instead}"
+        text = f"NCCL {NCCL_CHECKED} no longer reads {name}; NCCL {last} did{instead}"
         return Verdict("note", text, True)
     if INSTALLATION.fullmatch(name):
-        text = f"{name} tells where an NCCL is installed, or which; NCCL itself does not read it"
+        text = f"{name} says where NCCL is installed, or which version; NCCL does not read it"
         return Verdict("note", text, False)
     for prefix, owner in OWNERS.items():
         if name.startswith(prefix):
-            return Verdict("note", f"{name} is no variable of NCCL itself, but of {owner}", True)
+            return Verdict("note", f"{name} is a variable of {owner}, not of NCCL", True)
     return Verdict("warning", _unknown(name), True)
 
 
 def _unknown(name: str) -> str:
     if name.startswith("NCCL_OFI_"):
         return (
-            f"{name} is no variable of NCCL {NCCL_CHECKED}, against which it was checked; the "
-            f"plugin for libfabric reads OFI_NCCL_*: did you mean `OFI_NCCL_{name[9:]}`?"
+            f"{name} is not a variable of NCCL {NCCL_CHECKED}, the version checked against; the "
+            f"libfabric plugin reads OFI_NCCL_*: did you mean `OFI_NCCL_{name[9:]}`?"
         )
     prefix = next(family for family in FAMILIES if name.startswith(family))
     of_nccl = prefix == "NCCL_"
@@ -127,8 +127,9 @@ def _unknown(name: str) -> str:
     ends = [one[len(prefix) :] for one in sorted(names) if one.startswith(prefix)]
     hint = near(name[len(prefix) :], ends).replace("`", f"`{prefix}", 1)
     whose = f"NCCL {NCCL_CHECKED}" if of_nccl else f"torch {TORCH_CHECKED}"
+    checked = "the version checked against" if of_nccl else "the versions checked against"
     other = "a plugin or another version may read it" if of_nccl else "another version may read it"
-    return f"{name} is no variable of {whose}, against which it was checked; {hint or other}"
+    return f"{name} is not a variable of {whose}, {checked}; {hint or other}"
 
 
 @lru_cache

@@ -89,17 +89,17 @@ def _selection_slip(value: str) -> str:
     """What in such a list can match no name."""
     rest = value[1:] if value.startswith("^") else value
     if value.startswith("=^"):
-        return "`=^` does not negate: NCCL takes `^` first, as in `^=eth0`"
+        return "`=^` does not negate: NCCL expects `^` first, as in `^=eth0`"
     first, *others = rest.removeprefix("=").split(",")
     for one in others:
         if one[:1] in ("^", "="):
             return (
-                f"`{one[:1]}` counts only at the start, for the whole list: no name starts with "
-                f"`{one}`"
+                f"`{one[:1]}` has a meaning only at the start of the whole list: no name starts "
+                f"with `{one}`"
             )
     for one in (first, *others):
         if any(char.isspace() for char in one):
-            return f"a name in the list has a blank, and so matches nothing: {one!r}"
+            return f"a name in the list contains a space, and so matches nothing: {one!r}"
     return ""
 
 
@@ -108,23 +108,23 @@ def _gloo_slip(value: str) -> str:
     for one in value.split(",") if len(value) > 1 else ():
         if one[:1] in ("^", "="):
             return (
-                f"gloo takes whole names of interfaces, without NCCL's `{one[:1]}`: `{one}` is none"
+                f"gloo expects full interface names, without NCCL's `{one[:1]}`: `{one}` is not one"
             )
         if not one or any(char.isspace() for char in one):
-            return f"gloo takes whole names of interfaces, separated by commas: {one!r} is none"
+            return f"gloo expects full interface names, separated by commas: {one!r} is not one"
     return ""
 
 
 def _switch_slip(value: str) -> str:
     if value.strip().lower() in WORDS_FOR_ON:
-        return f"NCCL reads a number there, and takes `{value.strip()}` for 0; write 1"
+        return f"NCCL expects a number here, and reads `{value.strip()}` as 0; write 1"
     return ""
 
 
 def _family_slip(value: str) -> str:
     if value in ("AF_INET", "AF_INET6", ""):
         return ""
-    return "NCCL knows AF_INET and AF_INET6, and passes over any other value"
+    return "NCCL accepts AF_INET and AF_INET6, and ignores any other value"
 
 
 CHECKS: dict[str, Callable[[str], str]] = {
@@ -155,5 +155,5 @@ def subsystems_slip(value: str) -> str:
         return ""
     hidden = [one for one in EDGE_SUBSYSTEMS if not logged(one)]
     if hidden:
-        return f"hides NCCL's lines of {', '.join(hidden)} connections"
-    return "hides NCCL's lines of communicators"
+        return f"hides NCCL's lines about {', '.join(hidden)} connections"
+    return "hides NCCL's lines about communicators"

@@ -170,7 +170,7 @@ def test_missing_history_is_refused_with_its_path(
     status, out, err = run(capsys, "history", "--report-dir", tmp_path)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    assert "is damaged, or no database" in err
+    assert "is damaged, or not a database" in err
 
 
 def test_history_without_phases_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

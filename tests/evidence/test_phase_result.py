@@ -92,7 +92,7 @@ def test_a_fact_needs_agreement(pair: Evidence) -> None:
     assert result.facts("half") == {0: 1, 1: None}
     with pytest.raises(AssertionError, match="ranks differ in fact 'other': rank 0 1, rank 1 2"):
         result.fact("other")
-    with pytest.raises(AssertionError, match="rank 1 said nothing of fact 'half'"):
+    with pytest.raises(AssertionError, match="rank 1 did not report fact 'half'"):
         result.fact("half")
 
 
@@ -120,8 +120,11 @@ def test_gradients_in_sync(pair: Evidence) -> None:
     [
         ({"synced": False}, "gradients are not in sync on rank 0"),
         ({"synced": "yes"}, "gradients are not in sync on rank 0"),
-        ({"compared": 3}, r"rank 0 \(n0\) compared 3 of 4 parameters"),
-        ({"compared": 0, "parameters": 0}, r"rank 0 \(n0\) compared 0 of 0 parameters"),
+        ({"compared": 3}, r"rank 0 \(n0\) compared the gradients of 3 of 4 parameters"),
+        (
+            {"compared": 0, "parameters": 0},
+            r"rank 0 \(n0\) compared the gradients of 0 of 0 parameters",
+        ),
     ],
 )
 def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: str) -> None:
@@ -134,7 +137,7 @@ def test_gradients_out_of_sync(pair: Evidence, change: dict[str, Any], words: st
 def test_a_probe_that_could_not_have_failed_is_unmeasured(pair: Evidence) -> None:
     """Local gradients that are alike on all ranks prove nothing of a reduction."""
     pair.each("gradients", **{**GRADIENTS, "sensitive": False})
-    with pytest.raises(Unmeasured, match="too alike"):
+    with pytest.raises(Unmeasured, match="too similar"):
         pair.result().check_gradients()
 
 
@@ -142,7 +145,7 @@ def test_a_probe_that_could_not_have_failed_is_unmeasured(pair: Evidence) -> Non
 def test_a_rank_without_a_result_fails_the_check(pair: Evidence, check: str) -> None:
     """One rank that wrote nothing is named."""
     pair.rank(0, ("gradients", GRADIENTS), ("reload", {"equal": True, "tensors": 1}))
-    with pytest.raises(AssertionError, match="rank 1 wrote no result"):
+    with pytest.raises(AssertionError, match="rank 1 reported no result"):
         getattr(pair.result(), check)()
 
 

@@ -32,7 +32,7 @@ def test_a_run_is_private(tmp_path: Path) -> None:
 def test_a_run_directory_that_is_there_is_refused(tmp_path: Path) -> None:
     """A directory of the run's name is not ours, even where we could write it."""
     tmp_path.joinpath("r").mkdir()
-    with pytest.raises(UsageProblems, match=r"r cannot be made \(File exists\)"):
+    with pytest.raises(UsageProblems, match=r"r cannot be created \(File exists\)"):
         create_run(tmp_path, "r")
 
 
@@ -42,7 +42,7 @@ def test_a_link_in_the_run_directorys_place_is_refused(tmp_path: Path) -> None:
     tmp_path.joinpath("r").symlink_to("elsewhere")
     tmp_path.joinpath("s").symlink_to("nowhere")
     for name in ("r", "s"):
-        with pytest.raises(UsageProblems, match="cannot be made"):
+        with pytest.raises(UsageProblems, match="cannot be created"):
             create_run(tmp_path, name)
     assert list(tmp_path.joinpath("elsewhere").iterdir()) == []
 
@@ -52,7 +52,7 @@ def test_a_run_directory_of_somebody_else_is_refused(
 ) -> None:
     """A directory whose owner is another user is refused."""
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(UsageProblems, match="is not ours"):
+    with pytest.raises(UsageProblems, match="belongs to another user"):
         create_run(tmp_path, "r")
 
 
@@ -100,7 +100,7 @@ def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
     found = [str(one) for one in check_path(Path(path), "here", "move it")]
     assert found == (
         [
-            f"here: the path {path!r} holds {bad}, which sbatch would misread; "
+            f"here: the path {path!r} contains {bad}, which sbatch would misread; "
             "expected a path without it; move it"
         ]
         if bad

@@ -59,66 +59,65 @@ def test_a_known_name_is_passed_over(name: str) -> None:
         (
             "TORCH_NCCL_BLOCKING",
             "warning",
-            "TORCH_NCCL_BLOCKING is no variable of torch 2.2 to 2.13, against which it was "
-            "checked; did you mean `TORCH_NCCL_BLOCKING_WAIT`?",
+            "TORCH_NCCL_BLOCKING is not a variable of torch 2.2 to 2.13, the versions checked "
+            "against; did you mean `TORCH_NCCL_BLOCKING_WAIT`?",
         ),
         (
             "GLOO_FOO",
             "warning",
-            "GLOO_FOO is no variable of torch 2.2 to 2.13, against which it was checked; another "
-            "version may read it",
+            "GLOO_FOO is not a variable of torch 2.2 to 2.13, the versions checked against; "
+            "another version may read it",
         ),
         (
             "NCCL_OFI_PROTOCOL",
             "warning",
-            f"NCCL_OFI_PROTOCOL {CHECKED}; the plugin for libfabric reads OFI_NCCL_*: did you "
+            f"NCCL_OFI_PROTOCOL {CHECKED}; the libfabric plugin reads OFI_NCCL_*: did you "
             "mean `OFI_NCCL_PROTOCOL`?",
         ),
         (
             "NCCL_TIMEOUT",
             "note",
-            "NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that counts is "
-            "that of init_process_group",
+            "NCCL_TIMEOUT is not a variable of NCCL and has no effect; set the timeout of "
+            "init_process_group instead",
         ),
         (
             "NCCL_NET_DISABLE",
             "note",
-            "NCCL_NET_DISABLE is no variable of NCCL and does nothing; NCCL_IB_DISABLE turns "
-            "InfiniBand off, NCCL_NET chooses the network",
+            "NCCL_NET_DISABLE is not a variable of NCCL and has no effect; NCCL_IB_DISABLE turns "
+            "InfiniBand off, NCCL_NET selects the network",
         ),
         (
             "GLOO_USE_IPV6",
             "note",
-            "GLOO_USE_IPV6 is no variable of gloo and does nothing; gloo takes the address of the "
-            "interface that GLOO_SOCKET_IFNAME names",
+            "GLOO_USE_IPV6 is not a variable of gloo and has no effect; gloo uses the address of "
+            "the interface that GLOO_SOCKET_IFNAME names",
         ),
         (
             "NCCL_BLOCKING_WAIT",
             "note",
-            "NCCL_BLOCKING_WAIT is the old name, which torch still reads; say "
+            "NCCL_BLOCKING_WAIT is an old name that torch still reads; use "
             "TORCH_NCCL_BLOCKING_WAIT",
         ),
         (
             "NCCL_IB_CUDA_SUPPORT",
             "note",
-            "NCCL_IB_CUDA_SUPPORT is read by older NCCLs (2.4.8 is one), not by 2.30.7; use "
+            "NCCL 2.30.7 no longer reads NCCL_IB_CUDA_SUPPORT; NCCL 2.4.8 did; use "
             "NCCL_NET_GDR_LEVEL",
         ),
         (
             "NCCL_SHM_MEMCPY_MODE",
             "note",
-            "NCCL_SHM_MEMCPY_MODE is read by older NCCLs (2.29.7 is one), not by 2.30.7",
+            "NCCL 2.30.7 no longer reads NCCL_SHM_MEMCPY_MODE; NCCL 2.29.7 did",
         ),
         (
             "NCCL_FASTRAK_IFNAME",
             "note",
-            "NCCL_FASTRAK_IFNAME is no variable of NCCL itself, but of Google's GPUDirect-TCPXO "
-            "plugin",
+            "NCCL_FASTRAK_IFNAME is a variable of Google's GPUDirect-TCPXO plugin, not of NCCL",
         ),
         (
             "NCCL_VERSION",
             "note",
-            "NCCL_VERSION tells where an NCCL is installed, or which; NCCL itself does not read it",
+            "NCCL_VERSION says where NCCL is installed, or which version; NCCL does not read it",
         ),
     ],
 )

@@ -15,42 +15,42 @@ from tests.preflight.profiles import remarks_of
         (
             "NCCL_SOCKET_IFNAME",
             "eth0,^lo",
-            "`^` counts only at the start, for the whole list: no name starts with `^lo`",
+            "`^` has a meaning only at the start of the whole list: no name starts with `^lo`",
         ),
         (
             "NCCL_IB_HCA",
             "=mlx5_0,=mlx5_1",
-            "`=` counts only at the start, for the whole list: no name starts with `=mlx5_1`",
+            "`=` has a meaning only at the start of the whole list: no name starts with `=mlx5_1`",
         ),
         (
             "NCCL_SOCKET_IFNAME",
             "=^eth0",
-            "`=^` does not negate: NCCL takes `^` first, as in `^=eth0`",
+            "`=^` does not negate: NCCL expects `^` first, as in `^=eth0`",
         ),
         (
             "NCCL_SOCKET_IFNAME",
             "eth0, ib0",
-            "a name in the list has a blank, and so matches nothing: ' ib0'",
+            "a name in the list contains a space, and so matches nothing: ' ib0'",
         ),
         (
             "GLOO_SOCKET_IFNAME",
             "^lo",
-            "gloo takes whole names of interfaces, without NCCL's `^`: `^lo` is none",
+            "gloo expects full interface names, without NCCL's `^`: `^lo` is not one",
         ),
         (
             "GLOO_SOCKET_IFNAME",
             "eth0,",
-            "gloo takes whole names of interfaces, separated by commas: '' is none",
+            "gloo expects full interface names, separated by commas: '' is not one",
         ),
         (
             "NCCL_IB_DISABLE",
             "true",
-            "NCCL reads a number there, and takes `true` for 0; write 1",
+            "NCCL expects a number here, and reads `true` as 0; write 1",
         ),
         (
             "NCCL_SOCKET_FAMILY",
             "ipv4",
-            "NCCL knows AF_INET and AF_INET6, and passes over any other value",
+            "NCCL accepts AF_INET and AF_INET6, and ignores any other value",
         ),
     ],
 )
@@ -105,11 +105,11 @@ def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: st
         ("ALL", ""),
         ("^COLL", ""),
         ("init", ""),
-        ("NET", "hides NCCL's lines of P2P, SHM connections"),
-        ("COLL", "hides NCCL's lines of P2P, SHM, NET connections"),
-        ("^INIT,P2P", "hides NCCL's lines of P2P connections"),
-        ("^ALL", "hides NCCL's lines of P2P, SHM, NET connections"),
-        ("P2P,SHM,NET", "hides NCCL's lines of communicators"),
+        ("NET", "hides NCCL's lines about P2P, SHM connections"),
+        ("COLL", "hides NCCL's lines about P2P, SHM, NET connections"),
+        ("^INIT,P2P", "hides NCCL's lines about P2P connections"),
+        ("^ALL", "hides NCCL's lines about P2P, SHM, NET connections"),
+        ("P2P,SHM,NET", "hides NCCL's lines about communicators"),
     ],
 )
 def test_subsystems_that_hide_the_transports(tmp_path: Path, value: str, words: str) -> None:

@@ -111,7 +111,7 @@ def test_variable_of_the_profile_is_reported_once(tmp_path: Path) -> None:
     """It is judged once, with its line in cluster.yaml."""
     ran = Ran(tmp_path, saw(NCCL_TIMEOUT="600", NCCL_DEBUG="WARN", NCCL_DEBUG_FILE="/x"))
     (one,) = ran.remarks({"NCCL_TIMEOUT": "600"})
-    assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is no variable" in one
+    assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is not a variable" in one
 
 
 def test_contradiction_on_the_nodes_is_reported(tmp_path: Path) -> None:
@@ -202,8 +202,12 @@ def test_interface_that_every_node_has_gives_no_remark(
         ("NCCL_SOCKET_IFNAME", "=ibp65", "selects no interface with an address"),
         ("NCCL_SOCKET_IFNAME", "bond0", "selects no interface with an address"),
         ("NCCL_SOCKET_IFNAME", "^ib", "selects no interface with an address"),
-        ("GLOO_SOCKET_IFNAME", "eth0", "names eth0, which is not there with an address"),
-        ("GLOO_SOCKET_IFNAME", "ibp65s0,eth0", "names eth0, which is not there with an address"),
+        ("GLOO_SOCKET_IFNAME", "eth0", "names eth0, which does not exist or has no address"),
+        (
+            "GLOO_SOCKET_IFNAME",
+            "ibp65s0,eth0",
+            "names eth0, which does not exist or has no address",
+        ),
     ],
 )
 def test_node_without_the_pinned_interface_is_named(
@@ -264,7 +268,7 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
         return {"interfaces": ETH, "boot_id": boot, "network_namespace": "net:[1]"}
 
     lo = {"GLOO_SOCKET_IFNAME": "lo"}
-    why = "selects only loopback, by which no other machine can be reached"
+    why = "selects only loopback, which cannot reach another node"
     found = unmatched(tmp_path / "a", lo, node("a"), node("b"))
     assert len(found) == 2 and all(why in one for one in found)
     assert unmatched(tmp_path / "b", lo, node("a"), node("a")) == []
@@ -278,7 +282,7 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
         ("mlx5_0", ""),
         ("=mlx5_0:1", ""),
         ("^mlx5_1", ""),
-        ("mlx5_1", "selects no RDMA port that is active"),
+        ("mlx5_1", "selects no active RDMA port"),
         ("=mlx5_0:2", "selects no RDMA port"),
         ("bnxt", "selects no RDMA port"),
     ],

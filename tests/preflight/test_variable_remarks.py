@@ -46,8 +46,8 @@ def test_variables_of_the_shell_are_reported(tmp_path: Path) -> None:
         "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, but the "
         "profile does not set it; `env.common.unset: [NCCL_FOO]` keeps it out",
         f"warning: this shell: NCCL_FOO {CHECKED}; a plugin or another version may read it",
-        "note: this shell: NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that "
-        "counts is that of init_process_group",
+        "note: this shell: NCCL_TIMEOUT is not a variable of NCCL and has no effect; set the "
+        "timeout of init_process_group instead",
     ]
 
 
@@ -164,7 +164,7 @@ def test_the_dry_run_of_gilbreth_shows_a_leak(
     assert result.ret == 0
     (leak,) = lines_with(result, "NCCL_FOO=1 reaches the nodes")
     assert leak.startswith("warning: this shell: ")
-    (nothing,) = lines_with(result, "NCCL_TIMEOUT is no variable of NCCL")
+    (nothing,) = lines_with(result, "NCCL_TIMEOUT is not a variable of NCCL")
     assert nothing.startswith("note: ") and "cluster.yaml:" in nothing
 
 

@@ -116,13 +116,13 @@ def _usable_version(connection: sqlite3.Connection, path: Path) -> int:
     version = version_of(connection)
     if version is None:
         raise HistoryUnusable(
-            f"{path} is a database, but no history of clustersmoke; it was left as it is; "
+            f"{path} is a database, but not a clustersmoke history; it was left unchanged; "
             "move it away, or choose another report directory"
         )
     if version > VERSION:
         raise HistoryUnusable(
-            f"{path} is of version {version}, and this clustersmoke knows up to {VERSION}; "
-            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+            f"{path} has schema version {version}; expected {VERSION} or older; it was left "
+            "unchanged; update pytest-clustersmoke, or choose another report directory"
         )
     return version
 
@@ -136,8 +136,9 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
         lock.acquire(poll_interval=0.05)
     except Timeout as error:
         raise HistoryUnusable(
-            f"this run is not in the history: {lock.lock_file} was held for {patience_s:g} s by "
-            f"{_holder(Path(lock.lock_file))}; delete the file if that process is gone"
+            f"this run was not added to the history: {lock.lock_file} was held for "
+            f"{patience_s:g} s by {_holder(Path(lock.lock_file))}; "
+            "delete the lock file if that process is gone"
         ) from error
     try:
         yield
@@ -152,16 +153,16 @@ def _holder(lock: Path) -> str:
     except OSError:
         lines = []
     if len(lines) < 2:
-        return "a process it does not name"
-    return f"process {sanitize_line(lines[0])} of {sanitize_line(lines[1])}"
+        return "an unknown process"
+    return f"process {sanitize_line(lines[0])} on {sanitize_line(lines[1])}"
 
 
 def _explain(path: Path, done: str, why: str) -> str:
     why = sanitize_line(why)  # it may quote what stands in the file
     if any(word in why for word in _DAMAGED):
         return (
-            f"{path} is damaged, or no database ({why}); it was left as it is; move it away, "
-            "and a new history begins with the next run"
+            f"{path} is damaged, or not a database ({why}); it was left unchanged; move it away, "
+            "and the next run starts a new history"
         )
-    lost = "; this run is not in the history" if done == "written" else ""
+    lost = "; this run was not added to the history" if done == "written" else ""
     return f"{path} cannot be {done} ({why}){lost}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ...config.metrics import show
+from ...text import plural
 
 if TYPE_CHECKING:
     from .past_records import PastRecord
@@ -108,7 +109,7 @@ class OutlierJudge:
         known = sum(map(math.isfinite, same[:WINDOW])) if here is None else here.runs
         if not math.isfinite(value):
             record = _record(here, known, higher_is_better, fails)
-            return {**record, "status": "fail", "text": f"{said}, which is no number"}
+            return {**record, "status": "fail", "text": f"{said}, which is not a number"}
         if here is None:
             return self._unjudged(said, value, higher_is_better, known, level(others))
         record = _record(here, known, higher_is_better, fails)
@@ -127,8 +128,8 @@ class OutlierJudge:
         """Too few runs on these versions. Those on others cannot fail a value, for it may be as
         these versions make it; but a person shall know what they cost."""
         few = (
-            f"not enough history: {known} good run{'s' * (known != 1)} on this hardware and these "
-            f"versions, {MIN_RUNS} are needed"
+            f"not enough history: {plural(known, 'good run')} on this hardware and these "
+            f"versions, at least {MIN_RUNS} needed"
         )
         record = _record(None, known, higher_is_better, fails=False)
         if other is None:
@@ -139,7 +140,7 @@ class OutlierJudge:
             beside = _beside(value, other, compared, " on other versions")
             text = f"{said}: {beside}; {changed}; {few}"
             return {**compared, "status": "warn", "text": text, "other_versions": True}
-        past = f"on other versions it is {other.distance(value)} of {other.runs} good runs"
+        past = f"against other versions it is {other.distance(value)} of {other.runs} good runs"
         text = f"{said}: {few}; {past} (spread {show(other.spread)}); {changed}"
         return {**record, "status": NOT_ENOUGH, "text": text}
 
@@ -150,10 +151,10 @@ class OutlierJudge:
 
 
 def _beside(value: float, here: PastLevel, record: PastRecord, where: str = "") -> str:
-    """`30.0 % below the median 9.500 of 12 good runs (spread 0.1; it warns from 9.0)`."""
-    bounds = [f"it warns from {show(record['warn'] or 0.0)}"]
+    """`30.0 % below the median 9.500 of 12 good runs (spread 0.1; warns at 9.0)`."""
+    bounds = [f"warns at {show(record['warn'] or 0.0)}"]
     if record["fail"] is not None:
-        bounds.append(f"fails from {show(record['fail'])}")
+        bounds.append(f"fails at {show(record['fail'])}")
     runs = f"{here.runs} good runs{where}"
     return f"{here.distance(value)} of {runs} (spread {show(here.spread)}; {' and '.join(bounds)})"
 

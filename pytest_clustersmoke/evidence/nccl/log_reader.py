@@ -59,7 +59,7 @@ class Reader:
         """Read one file. Raises Unreadable; what stands before the fault is kept."""
         try:
             if not path.is_file():  # a FIFO of that name would be waited on for ever
-                reason = "is no file" if path.exists() else "does not exist"
+                reason = "is not a regular file" if path.exists() else "does not exist"
                 raise Unreadable(f"{path} {'is a directory' if path.is_dir() else reason}")
             with path.open("rb") as stream:
                 self.stream(stream, name or str(path), scope)
@@ -301,4 +301,4 @@ def refuse_what_is_binary(chunk: bytes, name: str) -> None:
     # A file system that lost a node leaves a hole of zeros where its log began.
     text = chunk.lstrip(b"\0")
     if (not text or b"\0" in text[:WINDOW_BYTES]) and b"NCCL" not in chunk:
-        raise Unreadable(f"{name} is binary; expected the text of a log")
+        raise Unreadable(f"{name} is binary; expected a text log")

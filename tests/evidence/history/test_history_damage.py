@@ -79,10 +79,10 @@ def test_a_damaged_definition_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     nights(tmp_path, 2)
     damage(tmp_path / database.NAME)
     for call in (annotate, add):
-        with pytest.raises(HistoryUnusable, match=r"history.db is damaged, or no database \("):
+        with pytest.raises(HistoryUnusable, match=r"history.db is damaged, or not a database \("):
             call(night(2), tmp_path)
     assert main(["history", "--report-dir", str(tmp_path)]) == 2
-    assert "is damaged, or no database" in capsys.readouterr().err
+    assert "is damaged, or not a database" in capsys.readouterr().err
 
 
 def test_a_run_beside_a_damaged_history_has_its_verdict(suite: Suite) -> None:

@@ -128,8 +128,8 @@ def test_the_lock_of_a_holder_that_lives_is_waited_for(
     with pytest.raises(HistoryUnusable) as raised:
         nights(tmp_path, 1, first=1)
     assert str(raised.value) == (
-        f"this run is not in the history: {lock} was held for 0.2 s by process 1 of another-host; "
-        "delete the file if that process is gone"
+        f"this run was not added to the history: {lock} was held for 0.2 s by process 1 on "
+        "another-host; delete the lock file if that process is gone"
     )
     lock.unlink()
     nights(tmp_path, 1, first=2)
@@ -150,7 +150,7 @@ def test_after_an_interrupt_the_lock_is_waited_for_less(
     (tmp_path / f"{database.NAME}.lock").write_text("\x1b[2Jnonsense")
     with pytest.raises(HistoryUnusable) as raised:
         add(of_night(0, **changes), tmp_path)
-    assert f"was held for {held_s} s by a process it does not name; delete" in str(raised.value)
+    assert f"was held for {held_s} s by an unknown process; delete" in str(raised.value)
 
 
 def test_the_lock_of_a_process_that_died_here_is_removed(tmp_path: Path) -> None:

@@ -76,8 +76,8 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnusable) as raised:
             use()
         assert str(raised.value) == (
-            f"{path} is of version 99, and this clustersmoke knows up to {history_schema.VERSION}; "
-            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+            f"{path} has schema version 99; expected {history_schema.VERSION} or older; it was "
+            "left unchanged; update pytest-clustersmoke, or choose another report directory"
         )
     assert path.read_bytes() == before
 
@@ -106,10 +106,13 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (foreign, "is a database, but no history of clustersmoke; it was left as it is"),
-        (no_database, "is damaged, or no database (file is not a database); it was left as it is"),
-        (torn, "is damaged, or no database (database disk image is malformed); it was left as"),
-        (cut, "is damaged, or no database (database disk image is malformed); it was left as"),
+        (foreign, "is a database, but not a clustersmoke history; it was left unchanged"),
+        (
+            no_database,
+            "is damaged, or not a database (file is not a database); it was left unchanged",
+        ),
+        (torn, "is damaged, or not a database (database disk image is malformed); it was left un"),
+        (cut, "is damaged, or not a database (database disk image is malformed); it was left un"),
     ],
 )
 def test_damaged_and_foreign_files_are_left_alone(

@@ -115,7 +115,8 @@ def test_too_few_runs_are_no_pass(count: int) -> None:
     assert (record["runs"], record["median"], record["fail"]) == (count, None, None)
     runs = f"{count} good run{'s' * (count != 1)}"
     assert record["text"] == (
-        f"m is 10: not enough history: {runs} on this hardware and these versions, 8 are needed"
+        f"m is 10: not enough history: {runs} on this hardware and these versions, at least 8 "
+        "needed"
     )
 
 
@@ -130,8 +131,8 @@ def test_a_regression_names_what_changed() -> None:
     changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
     text = OutlierJudge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text == (
-        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; it warns from 9.136 "
-        "and fails from 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
+        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; warns at 9.136 and "
+        "fails at 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
     )
     text = OutlierJudge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text.endswith("; no version changed since the last good run r1")
@@ -144,8 +145,10 @@ def test_new_versions_are_compared_in_words() -> None:
     )
     assert record["status"] == "not enough history"
     assert (record["runs"], record["median"], record["warn"]) == (1, None, None)
-    assert "1 good run on this hardware and these versions, 8 are needed" in record["text"]
-    assert "on other versions it is 2.0 % below the median 10.00 of 9 good runs" in record["text"]
+    assert "1 good run on this hardware and these versions, at least 8 needed" in record["text"]
+    assert (
+        "against other versions it is 2.0 % below the median 10.00 of 9 good runs" in record["text"]
+    )
     assert record["text"].endswith("changed: torch 2.4 -> 2.5 (last good run r1)")
 
 
@@ -162,8 +165,8 @@ def test_what_new_versions_cost_is_a_warning() -> None:
         "warn": pytest.approx(9.136),
         "fail": None,
         "text": "m is 7: 30.0 % below the median 10.00 of 9 good runs on other versions (spread "
-        "0.1500; it warns from 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
-        "history: 1 good run on this hardware and these versions, 8 are needed",
+        "0.1500; warns at 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
+        "history: 1 good run on this hardware and these versions, at least 8 needed",
         "other_versions": True,
     }
     assert judge.judge("m is 7", 7.0, False, [7.0], QUIET)["status"] == "not enough history"
@@ -175,7 +178,7 @@ def test_what_may_not_fail_warns_at_most() -> None:
     number fails all the same."""
     record = OutlierJudge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
     assert (record["status"], record["fail"]) == ("warn", None)
-    assert "(spread 0.1500; it warns from 9.136)" in record["text"]
+    assert "(spread 0.1500; warns at 9.136)" in record["text"]
     assert OutlierJudge().judge("m", math.nan, True, QUIET, [], fails=False)["status"] == "fail"
 
 

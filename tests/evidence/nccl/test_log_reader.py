@@ -515,7 +515,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A directory, a FIFO (which would be waited on for ever) and nothing: each is said."""
     os.mkfifo(tmp_path / "fifo")
     assert refusal(tmp_path) == f"{tmp_path} is a directory"
-    assert refusal(tmp_path / "fifo") == f"{tmp_path / 'fifo'} is no file"
+    assert refusal(tmp_path / "fifo") == f"{tmp_path / 'fifo'} is not a regular file"
     assert refusal(tmp_path / "none") == f"{tmp_path / 'none'} does not exist"
 
 
@@ -532,8 +532,8 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         (gzip.compress(b"NCCL INFO", mtime=0), "is compressed; expected text (zcat FILE | … -)"),
         (b"\x28\xb5\x2f\xfd....", "is compressed; expected text (zstdcat FILE | … -)"),
         (HEAD.encode("utf-16"), "is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)"),
-        (HEAD.encode("utf-16-le"), "is binary; expected the text of a log"),
-        (b"\x7fELF\0\0\0\1", "is binary; expected the text of a log"),
+        (HEAD.encode("utf-16-le"), "is binary; expected a text log"),
+        (b"\x7fELF\0\0\0\1", "is binary; expected a text log"),
     ],
 )
 def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
