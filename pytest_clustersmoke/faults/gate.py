@@ -9,7 +9,7 @@ from typing import Any
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
-from ..evidence.staged_marks import staged
+from ..evidence.staged_marks import find_staged_events
 from ..evidence.telemetry import read_events
 from . import JOB, Fault
 from .fault import AMONG
@@ -109,7 +109,7 @@ def _not_staged(fault: Fault, result: PhaseResult) -> list[str]:
     """Where a rank has to stage it, that rank must have said so; another one must not."""
     if fault.by == "job":
         return []
-    ranks = sorted(staged(result))
+    ranks = sorted(find_staged_events(result))
     if fault.by == "ranks":
         return [] if ranks else ["no rank wrote that it staged the fault"]
     chosen = _chosen(result)
@@ -199,7 +199,7 @@ def _finding(result: PhaseResult) -> dict[str, Any]:
 
 def _seconds(result: PhaseResult, run: RunDir) -> float | None:
     """From the first rank's `staged` to the phase's end in the journal, where the job failed."""
-    begun = [float(one["time"]) for one in staged(result).values()]
+    begun = [float(one["time"]) for one in find_staged_events(result).values()]
     ended = [
         float(one["time"])
         for one in read_events(run.journal).named("ended")

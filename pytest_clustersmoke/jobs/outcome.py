@@ -7,12 +7,12 @@ import re
 import time
 from dataclasses import dataclass
 
-from ..evidence.finding import job_logs, numbered_lines
+from ..evidence.finding import list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import JobState, read_scheduler_record
-from ..evidence.staged_marks import stray
-from ..evidence.telemetry import number
+from ..evidence.staged_marks import find_unrequested_fault
+from ..evidence.telemetry import parse_number
 
 # The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -43,7 +43,7 @@ def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgem
     and its later word against a job that proved its success changes nothing either.
     """
     if result.nodes and all(node.ok for node in result.nodes):
-        if found := stray(result):
+        if found := find_unrequested_fault(result):
             return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
         if result.ranks_done == result.world_size:
             if words := _suspended(result):
@@ -146,8 +146,8 @@ def _prolog_failed(result: PhaseResult) -> bool:
 
 def in_job_logs(directory: PhaseDir, words: re.Pattern[str]) -> bool:
     """Whether what the job's own shell and launchers printed has these words."""
-    paths = job_logs(directory)
-    return any(words.search(line) for path in paths for _, line in numbered_lines(path))
+    paths = list_job_logs(directory)
+    return any(words.search(line) for path in paths for _, line in read_head(path))
 
 
 def _words(state: JobState) -> str:
@@ -207,5 +207,5 @@ def job_times(
 
 def _numbers(result: PhaseResult, name: str) -> list[float]:
     """The finite numbers that the nodes gave; they are hostile text like all that a job writes."""
-    values = (number(node.result.get(name)) for node in result.nodes)
+    values = (parse_number(node.result.get(name)) for node in result.nodes)
     return [value for value in values if value is not None and math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Whose a variable is, by its name alone."""
+"""Remarks about variables by their names alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.preflight.profiles import CHECKED
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_the_lists_say_which_versions_they_are_of() -> None:
+def test_lists_state_their_versions() -> None:
     """Each list names its source and version in its head, and holds names in order, once each."""
     package = REPOSITORY / "pytest_clustersmoke/evidence"
     for file, version, found in (
@@ -30,10 +30,10 @@ def test_the_lists_say_which_versions_they_are_of() -> None:
     assert {"TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"} <= variable_names.torch_names()
 
 
-def test_no_name_is_both_known_and_told_of() -> None:
-    """What NCCL or torch reads is in no table of names that they do not read."""
+def test_tables_of_names_do_not_overlap() -> None:
+    """No name that NCCL or torch reads is in a table of names that they do not read."""
     known = variable_names.nccl_names() | variable_names.torch_names()
-    told = {*variable_names.NOTHING, *variable_names.OLD_TORCH, *variable_names.DROPPED}
+    told = {*variable_names.NO_EFFECT, *variable_names.OLD_TORCH, *variable_names.DROPPED}
     assert not known & told
     assert not [name for name in known if name.startswith(tuple(variable_names.OWNERS))]
     assert not [name for name in known if variable_names.INSTALLATION.fullmatch(name)]
@@ -42,8 +42,8 @@ def test_no_name_is_both_known_and_told_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "TORCH_NCCL_NAN_CHECK", "GLOO_SOCKET_IFNAME"])
-def test_a_known_name_is_passed_over(name: str) -> None:
-    """What exists needs no remark."""
+def test_known_name_has_no_remark(name: str) -> None:
+    """A name that exists has no remark."""
     assert variable_names.judge_name(name) is None
 
 
@@ -121,14 +121,14 @@ def test_a_known_name_is_passed_over(name: str) -> None:
         ),
     ],
 )
-def test_what_is_said_of_a_name(name: str, severity: str, text: str) -> None:
-    """Unknown names are warnings with the version; what others own, or owned, is told apart."""
+def test_remarks_about_names(name: str, severity: str, text: str) -> None:
+    """Unknown names are warnings with the version; names of plugins and old versions are notes."""
     found = variable_names.judge_name(name)
     assert found is not None and (found.severity, found.text) == (severity, text)
 
 
-def test_only_these_families_are_read() -> None:
-    """Of an environment nothing else is taken; secrets of namesakes are hidden, values cut."""
+def test_only_known_families_are_read() -> None:
+    """Other variables are ignored; secrets with the same prefix are hidden, values are cut."""
     environ: dict[str, object] = {
         "AWS_SECRET_ACCESS_KEY": "x",
         "OFI_NCCL_PROTOCOL": "RDMA",
@@ -140,7 +140,7 @@ def test_only_these_families_are_read() -> None:
         "NCCL_NUMBER": 3,
         "NCCL_ALGO": "x" * 5000,
     }
-    assert variable_names.of_families(environ) == {
+    assert variable_names.filter_variables(environ) == {
         "GLOO_CLIENT_SECRET": "(hidden)",
         "GLOO_LICENSE_KEY": "(hidden)",
         "NCCL_ALGO": "x" * 1000,

@@ -55,7 +55,7 @@ from tests.preflight.profiles import remarks_of
     ],
 )
 def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: str) -> None:
-    """The value is told with what is wrong about it, and where it stands."""
+    """The remark has the value, what is wrong with it, and its place."""
     (one,) = remarks_of(tmp_path, {name: value})
     assert one.severity == "warning" and one.text == f"{name}={value}: {words}"
     line = [i for i, text in enumerate((tmp_path / "cluster.yaml").open(), 1) if name in text]
@@ -78,7 +78,7 @@ def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: 
     ],
 )
 def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
-    """What NCCL and gloo accept needs no remark."""
+    """A value that NCCL and gloo accept has no remark."""
     assert remarks_of(tmp_path, {name: value}) == []
 
 
@@ -92,8 +92,8 @@ def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
         ),
     ],
 )
-def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
-    """A level below INFO does not reach the ranks, which is said."""
+def test_debug_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
+    """A level below INFO does not reach the ranks, and a note says so."""
     (one,) = remarks_of(tmp_path, {"NCCL_DEBUG": value})
     assert (one.severity, one.text) == ("note", text)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.interfaces import find_unmatched_interfaces
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.preflight import observed_variables as environment
@@ -171,7 +171,9 @@ def test_malformed_facts_count_as_missing(tmp_path: Path, facts: dict[str, Any])
 def unmatched(folder: Path, variables: Mapping[str, str], *nodes: Mapping[str, Any]) -> list[str]:
     """Interfaces and ports that the profile's variables select but nodes do not have."""
     all_facts = [{"variables": dict(variables), **facts} for facts in nodes]
-    return [str(each) for each in unmatched_interfaces(Ran(folder, *all_facts).result(variables))]
+    return [
+        str(each) for each in find_unmatched_interfaces(Ran(folder, *all_facts).result(variables))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +249,7 @@ def test_interface_pinned_on_the_node_is_checked(tmp_path: Path) -> None:
     """NCCL's configuration file on the node counts as well."""
     facts = {"variables": {}, "interfaces": IB}
     conf = {"nccl_conf": {"/etc/nccl.conf": {"NCCL_SOCKET_IFNAME": "eth0"}}}
-    (one,) = unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
+    (one,) = find_unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
     assert (one.node, one.source, one.there) == ("n0", "set on the node", ("ibp65s0", "bond0"))
 
 
@@ -258,7 +260,7 @@ def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:
     cpu = Ran(tmp_path / "a", facts).result(both, device="cpu")
     gloo = Ran(tmp_path / "b", facts, backend="gloo").result(both)
     for result in (cpu, gloo):
-        assert [one.name for one in unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
+        assert [one.name for one in find_unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
 
 
 def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_variables_of_the_launcher_do_not_leak(tmp_path: Path) -> None:
 def test_list_of_launcher_variables_is_complete(tmp_path: Path) -> None:
     """The check's list equals the variables that the launcher sets."""
     ours = launcher_environment(PhaseDir(tmp_path), "cuda", 0, "n0", {})
-    assert tuple(variable_names.of_families(ours)) == LAUNCHER_SETS
+    assert tuple(variable_names.filter_variables(ours)) == LAUNCHER_SETS
     local = rank_environment(make_job(tmp_path, nccl_hostid=True), Endpoint("127.0.0.1", 1, True))
     slurm = rank_environment(make_job(tmp_path / "b"), Endpoint("127.0.0.1", 1, True))
     assert set(local) - set(slurm) == set(LAUNCHER_SETS_LOCALLY)
@@ -191,7 +191,7 @@ def test_equal_remarks_share_a_line() -> None:
 @pytest.fixture
 def clean_shell(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without variables of the families that are checked."""
-    for name in variable_names.of_families(os.environ):
+    for name in variable_names.filter_variables(os.environ):
         monkeypatch.delenv(name)
     return monkeypatch
 

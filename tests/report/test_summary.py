@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_leaves_the_step_as_it_was(
     assert path.read_text() == "before"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_non_file_is_refused(tmp_path: Path) -> None:
     """A device is not written to, and a pipe that nobody reads does not hold up the run."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

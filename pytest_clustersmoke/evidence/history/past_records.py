@@ -1,4 +1,4 @@
-"""What the history adds to the record of a run."""
+"""The parts of a run's record that come from the history."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
-from ..telemetry import plain
+from ..telemetry import to_json_value
 
-# A number that is not finite is its name.
-Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(plain)]
+# A non-finite number is its name.
+Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(to_json_value)]
 
 
 class PastRecord(TypedDict):
@@ -44,5 +44,5 @@ class TrendRecord(TypedDict):
     metrics: Annotated[dict[str, list[Number | None]], Field(description="one value per run")]
 
 
-for closed in (PastRecord, TrendRecord):  # another key is a mistake
+for closed in (PastRecord, TrendRecord):  # reject unknown keys
     closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]

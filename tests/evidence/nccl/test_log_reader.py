@@ -1,4 +1,4 @@
-"""Logs as they come: samples, every launcher's prefix, torn, glued, cut, huge, no text."""
+"""Real logs: samples, every launcher's prefix, torn, glued, cut and huge lines, non-text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(log: Log, kinds: bool = False) -> list[str]:
 
 
 def asymmetric(log: Log) -> list[str]:
-    """The edges whose ends told different kinds."""
+    """The edges whose ends logged different kinds."""
     ends: dict[tuple[int, int], dict[str | None, str]] = {}
     for edge in log.edges:
         ends.setdefault((edge.source, edge.destination), {})[edge.role] = edge.kind
@@ -61,15 +61,15 @@ def test_there_are_all_samples() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 class TestSamples:
     def test_edges(self, name: str) -> None:
-        """Each edge with NCCL's own wording, and its kind; none is missing, none is made up."""
+        """Each edge with NCCL's own wording and its kind; none is missing, none invented."""
         log, wanted = sample(name), expected(name)
         assert said(log) == wanted["edges"]
         assert said(log, kinds=True) == wanted["kinds"]
         assert asymmetric(log) == wanted.get("asymmetric", [])
         assert log.torn == ()
 
-    def test_what_else_is_told(self, name: str) -> None:
-        """Version, networks, communicators and warnings, where the sample tells them."""
+    def test_everything_else(self, name: str) -> None:
+        """Version, networks, communicators and warnings, where the sample has them."""
         log, wanted = sample(name), expected(name)
         assert log.version == wanted["version"]
         chosen = sorted({net for nets in log.networks.values() for net in nets})
@@ -151,7 +151,7 @@ NCCL INFO Channel 00 : 0[0] -> 2[0] via NET/IB/0
     assert [edge.logger for edge in log.edges] == [None, None]
 
 
-def test_numbers_of_processes_hidden_behind_x() -> None:
+def test_pids_hidden_behind_x() -> None:
     """`host:XXXXX:XXXXX [0]` is a header; `Using interface` and prose are no list of devices."""
     text = b"""innmi1srh2-p040:XXXXX:XXXXX [0] NCCL INFO Bootstrap : Using enp26s0np0:10.11.7.50<0>
 innmi1srh2-p040:XXXXX:XXXXX [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so)
@@ -168,8 +168,8 @@ NCCL WARN ... connect to 10.11.7.50<12345> failed: No route to host
     ]
 
 
-def test_prose_about_transports_is_no_edge() -> None:
-    """A guide that speaks of NCCL, `via NVLink/P2P`, `ncclCommInitRank ... nranks 8`."""
+def test_prose_about_transports_is_not_an_edge() -> None:
+    """A guide that mentions NCCL, `via NVLink/P2P`, `ncclCommInitRank ... nranks 8`."""
     text = b"""* `ncclCommInitRank ... nranks 8 ... Init COMPLETE`
 - Intra-node GPU-to-GPU communication via NVLink/P2P
 - GPUDirect RDMA via NET/IB/3 would show as `NET/IB/3/GDRDMA`
@@ -221,7 +221,7 @@ BLUE, END = "\x1b[36m", "\x1b[0m"
         "Step #3: {}",
     ],
 )
-def test_whatever_stands_before_a_line(line: str) -> None:
+def test_any_prefix_before_a_line(line: str) -> None:
     """The edge, its process and the communicator are read behind any launcher's prefix."""
     nccl, (one, other) = Nccl("2.20.5"), (gpu(0), gpu(1))
     told = [
@@ -250,7 +250,7 @@ def test_json_that_escapes_angle_brackets() -> None:
 
 
 def test_lines_that_end_in_cr_lf() -> None:
-    """Also where CR alone ends the last line."""
+    """Also if CR alone ends the last line."""
     text = (HEAD + IB + "\r\n" + HEAD + IPC + "\r").encode()
     assert said(read(text)) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
 
@@ -316,7 +316,7 @@ def test_a_number_glued_to_a_host_of_digits(host: str, device: int) -> None:
 
 
 def test_a_number_glued_to_a_host_of_letters() -> None:
-    """`NET/IB/3k023:…` ends in 3, where no other line says more of it."""
+    """`NET/IB/3k023:…` ends in 3 if no other line has a longer wording."""
     head = "k023:4100:4140 [0] NCCL INFO "
     first = f"{head}Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/3"
     second = f"{head}Channel 01/0 : 4[0] -> 6[0] [send] via NET/IB/5"
@@ -364,7 +364,7 @@ def test_an_edge_quoted_without_its_channel() -> None:
     assert log.torn_count == 1
 
 
-def test_another_s_line_in_the_middle_of_one() -> None:
+def test_line_inside_another_line() -> None:
     """The line within is read; the one around it is torn, and makes no edge of what is left."""
     inner = "k024:5:6 [1] NCCL INFO Channel 03/0 : 7[1] -> 8[0] via P2P/IPC\n"
     outer = f"{HEAD}Channel 00/0 : 112[0] -> 213[1] via P2P/IPC\n"
@@ -397,8 +397,8 @@ def small() -> bytes:
     )
 
 
-def test_pieces_of_any_size_say_the_same(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A border of what is read at once may fall on any byte."""
+def test_chunk_size_does_not_matter(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk may end at any byte."""
     whole = read(small)
     assert said(whole) == ["0 -> 1 P2P/CUMEM", "0 -> 2 NET/IB/1/GDRDMA"]
     for size in range(1, len(small) + 1):
@@ -420,7 +420,7 @@ def test_a_line_longer_than_any_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_reads_of_a_pipe(small: bytes) -> None:
-    """A pipe gives what it has."""
+    """A pipe may return fewer bytes than requested."""
 
     class Pipe(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -433,10 +433,10 @@ def test_short_reads_of_a_pipe(small: bytes) -> None:
 
 @pytest.mark.parametrize("stamped", [False, True])
 @pytest.mark.parametrize("share", [0.05, 1.0])
-def test_sparse_and_dense_reading_say_the_same(
+def test_sparse_and_dense_reading_agree(
     share: float, stamped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Line by line or by a search for words: which it is depends on how much a log says."""
+    """Line by line or by search: the choice depends on the density of matches."""
     monkeypatch.setattr(large, "BLOCK_BYTES", 2**19)
     text = large.mixed(share, seed=1, stamped=stamped)
     monkeypatch.setattr(log_reader, "CHUNK_BYTES", 10_007)
@@ -467,7 +467,7 @@ def test_all_pairs_of_a_job() -> None:
 
 
 def test_memory_does_not_grow_with_bytes() -> None:
-    """Ten times the lines of the same edges take no more memory."""
+    """Ten times as many lines of the same edges need no more memory."""
     edge = "Channel {:02d}/0 : {}[0] -> {}[1] [send] via NET/IB/0/GDRDMA"
     told = [
         f"2025-09-01T12:00:{n % 60:02d}Z {HEAD}" + edge.format(n % 32, n % 8, 8 + n % 7)
@@ -478,7 +478,7 @@ def test_memory_does_not_grow_with_bytes() -> None:
     lines = text_of(told)
 
     class Repeated(io.RawIOBase):
-        """The lines so many times, made while they are read."""
+        """The lines, repeated while they are read."""
 
         def __init__(self, times: int) -> None:
             self._parts: Iterator[bytes] = iter([lines] * times)
@@ -511,8 +511,8 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A directory, a FIFO (which would be waited on for ever) and nothing: each is said."""
+def test_non_file_is_refused(tmp_path: Path) -> None:
+    """A directory, a FIFO (which would block forever) and a missing file are each reported."""
     os.mkfifo(tmp_path / "fifo")
     assert refusal(tmp_path) == f"{tmp_path} is a directory"
     assert refusal(tmp_path / "fifo") == f"{tmp_path / 'fifo'} is not a regular file"
@@ -520,7 +520,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_file_without_read_permission(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.touch(mode=0)
     assert refusal(path) == f"{path} cannot be read: Permission denied"
@@ -536,8 +536,8 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         (b"\x7fELF\0\0\0\1", "is binary; expected a text log"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    """It would be read as a log without edges, which is a finding of its own."""
+def test_non_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Otherwise it would look like a log without edges, which is a finding."""
     path = tmp_path / "nccl.log"
     path.write_bytes(content)
     assert refusal(path) == f"{path} {reason}"
@@ -589,7 +589,7 @@ def test_several_files_are_one_log(tmp_path: Path) -> None:
     assert [comm.complete for comm in log.communicators] == [True]
 
 
-def test_the_log_so_far_may_be_asked_for_at_any_time() -> None:
+def test_log_is_available_at_any_time() -> None:
     """A run in progress: the log grows, and what was said before is said again."""
     found = Reader()
     found.stream(io.BytesIO(f"{HEAD}{IPC}\n".encode()), "a")
