@@ -237,7 +237,7 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
                     f"the run directory {root} cannot be created ({error.strerror or error})",
                     "shared_dir",
                     "a directory that this user can write",
-                    "set `shared_dir` of this cluster to such a directory",
+                    "change `shared_dir` of this cluster",
                 )
             ]
         ) from error

@@ -50,8 +50,8 @@ def made(folder: Path, **changes: Any) -> RunDir:
 def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
     """A run is alive while another process holds its lock, and dead once that process is killed."""
     run = made(tmp_path)
-    words = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         assert lives(run)
         process.kill()
@@ -65,9 +65,9 @@ def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
     held = ControllerLock(run)
     held.announce({"phases_chosen": ["small"], "selection": "small"}, tmp_path / "report")
     held.release()
-    told = read_json(tmp_path / "report" / "run.json")
-    assert told is not None and told["evidence"] == str(run.root)
-    assert told["phases_chosen"] == ["small"] and told["locks"] is True
+    content = read_json(tmp_path / "report" / "run.json")
+    assert content is not None and content["evidence"] == str(run.root)
+    assert content["phases_chosen"] == ["small"] and content["locks"] is True
     assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
 
 
@@ -94,7 +94,7 @@ def test_only_one_command_seizes_a_dead_run(tmp_path: Path) -> None:
 def test_heartbeat_decides_when_a_free_lock_proves_nothing(
     tmp_path: Path, has_locks: bool, host: str, silent_s: float, alive: bool
 ) -> None:
-    """Locks may hold on one host alone, or not at all: then a run is dead that was long silent."""
+    """If locks hold on one host alone, or not at all, a run is dead after a long silence."""
     run = made(tmp_path)
     held = ControllerLock(run)
     held.about |= {"host": host} if host else {}

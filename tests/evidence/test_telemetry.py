@@ -60,7 +60,7 @@ def test_any_value_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
     writer.write("x", value=value)
     writer.close()
     (line,) = path.read_text().split("\n")[:-1]
-    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert len(read_events(path).records) == 1
 
 

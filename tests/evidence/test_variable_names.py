@@ -33,8 +33,8 @@ def test_lists_state_their_versions() -> None:
 def test_tables_of_names_do_not_overlap() -> None:
     """No name that NCCL or torch reads is in a table of names that they do not read."""
     known = variable_names.nccl_names() | variable_names.torch_names()
-    told = {*variable_names.NO_EFFECT, *variable_names.OLD_TORCH, *variable_names.DROPPED}
-    assert not known & told
+    listed = {*variable_names.NO_EFFECT, *variable_names.OLD_TORCH, *variable_names.DROPPED}
+    assert not known & listed
     assert not [name for name in known if name.startswith(tuple(variable_names.OWNERS))]
     assert not [name for name in known if variable_names.INSTALLATION.fullmatch(name)]
     assert {successor for _, successor in variable_names.DROPPED.values() if successor} <= known

@@ -113,8 +113,8 @@ def test_debug_level_that_the_launcher_replaces(tmp_path: Path, value: str, text
     ],
 )
 def test_subsystems_that_hide_the_transports(tmp_path: Path, value: str, words: str) -> None:
-    """Without INIT the edges, or whose they are, cannot be read: a warning where transports are
-    expected, and nowhere else."""
+    """Without INIT the edges or their communicators cannot be read: a warning if transports are
+    expected, and only then."""
     expect = {"small": {"intra_node": ["P2P/*"]}}
     found = remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
     wanted = f"NCCL_DEBUG_SUBSYS={value} {words}: the transports cannot be judged; add INIT"

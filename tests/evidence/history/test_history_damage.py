@@ -89,15 +89,15 @@ def test_damaged_table_definition_is_reported(
 
 def test_run_with_damaged_history_has_its_verdict(suite: Suite) -> None:
     """The run is FIT and reported, its criterion on the past is not measured, and the damage is
-    told in one line."""
+    reported in one line."""
     suite.cluster()
     suite.phase(base="Started", body="pass")
     suite.run()
     damage(suite.reports / database.NAME)
     result = suite.run()
     assert result.ret == 0
-    told = [line for line in result.outlines if "history.db is damaged" in line]
-    assert len(told) == 1, told
+    lines = [line for line in result.outlines if "history.db is damaged" in line]
+    assert len(lines) == 1, lines
     (held,) = suite.record()["phases"]
     assert held["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
 
@@ -131,8 +131,8 @@ def test_unexpected_history_error_does_not_lose_the_report(
 def test_rows_deleted_by_hand_do_not_block_a_run(
     tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
-    """What hangs on deleted rows goes where their numbers are given again, and is no part of what
-    is stored then."""
+    """Rows that refer to deleted ones are removed when their ids are reused, and do not mix with
+    what is stored then."""
     nights(tmp_path, 3)
     by_hand(tmp_path, *statements)
     with database.open_for_reading(tmp_path) as connection:

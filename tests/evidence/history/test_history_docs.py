@@ -31,7 +31,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_te
 def test_document_lists_all_tables(tmp_path: Path) -> None:
     """The document has every table and column, and no other."""
     nights(tmp_path, 1)
-    said = {
+    documented = {
         table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
         for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
         if table in ("runs", "phases", "setups", "metrics")
@@ -40,11 +40,11 @@ def test_document_lists_all_tables(tmp_path: Path) -> None:
         tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table'"
         ).fetchall()
-        held = {
+        stored = {
             name: {row[1] for row in connection.execute(f"PRAGMA table_info({name})")} - {"id"}
             for (name,) in tables
         }
-    assert said == held
+    assert documented == stored
 
 
 def test_document_has_the_numbers_of_the_code() -> None:

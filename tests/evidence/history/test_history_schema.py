@@ -88,7 +88,7 @@ def foreign(path: Path) -> None:
 
 
 def no_database(path: Path) -> None:
-    path.write_text("these are notes of somebody's, which are no database" * 100)
+    path.write_text("these are notes, not a database" * 100)
 
 
 def torn(path: Path) -> None:
@@ -134,8 +134,8 @@ def test_damaged_and_foreign_files_are_left_alone(
 
 
 def test_database_being_created_is_not_foreign(tmp_path: Path) -> None:
-    """Whoever looks while another process makes it sees nothing or all of it: one answer of three
-    was wrong where the version was read by itself."""
+    """A reader sees nothing or all of a database that another process is creating. One answer in
+    three was wrong when the version was read in a statement of its own."""
     for number in range(20):
         path = tmp_path / f"{number}.db"
         maker = sqlite3.connect(path, isolation_level=None)

@@ -28,8 +28,8 @@ HISTORIES = DRAWN // 100
 
 
 def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
-    """The chance that a night whose values are normal, noise a share of their mean, lies beyond a
-    bound that so many runs of mean 1 give, in the bad direction."""
+    """The chance that a night with normal values, noise relative to their mean, lies beyond the
+    bound from `runs` runs of mean 1, in the bad direction."""
     drawn = random.Random(runs)
     chances = []
     for _ in range(DRAWN):
@@ -67,9 +67,9 @@ def test_loss_of_30_per_cent_fails(seed: int) -> None:
 
 
 def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = False) -> list[str]:
-    """What each night is, with 2 % of noise: so many healthy ones, and then so many of which each
-    has lost 0.5 % more. Only those that are good by the history's own rule are the past of later
-    ones; or all that do not fail, if those that are warned of shall count."""
+    """The status of each night, with 2 % of noise: healthy ones, then ones that each lose another
+    0.5 %. The past of later nights are those that are good by the history's own rule, or, with
+    `warned_count`, all that do not fail."""
     drawn, held = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
     (one,) = held["phases"]
     past: list[float] = []
@@ -85,8 +85,8 @@ def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = Fals
 
 
 def test_slow_loss_fails_more_often_when_warned_nights_are_excluded() -> None:
-    """Of histories that lose 0.5 % a night for 120 nights, 45 % in all, a good half fail; hardly
-    any would if nights that are warned of counted."""
+    """Of histories that lose 0.5 % a night for 120 nights, 45 % in total, more than half fail; few
+    would if warned nights counted."""
     never, before = (
         sum("fail" not in statuses(seed, 60, 120, counted) for seed in range(HISTORIES))
         for counted in (False, True)

@@ -78,8 +78,8 @@ def test_only_the_newest_runs_count() -> None:
     ],
 )
 def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
-    """Beyond 3 spreads, widened for few runs, is a warning, beyond 4 a failure: of the bad
-    direction, and 5 % away."""
+    """3 spreads, widened for few runs, are a warning and 4 a failure, in the bad direction and at
+    least 5 % away."""
     record = OutlierJudge().judge("m is said", value, higher, past, [])
     assert record["status"] == status
     assert record["text"].startswith("m is said")
@@ -176,8 +176,8 @@ def test_loss_on_new_versions_warns() -> None:
 
 
 def test_metric_that_cannot_fail_warns() -> None:
-    """However far off, such a metric warns, and no bound is told from which it fails; what is no
-    number fails all the same."""
+    """However far off, such a metric only warns and has no failure bound; a non-finite value still
+    fails."""
     record = OutlierJudge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
     assert (record["status"], record["fail"]) == ("warn", None)
     assert "(spread 0.1500; warns at 9.136)" in record["text"]

@@ -43,8 +43,8 @@ def pointer(one: Gpu, comm: str) -> str:
 
 def init(nccl: Nccl, one: Gpu, ranks: int, comm: str, inside: Iterable[str] = ()) -> list[str]:
     """One rank's init, with what it logs within."""
-    told = one, ranks, pointer(one, comm), comm
-    return [*nccl.start(*told), *inside, nccl.complete(*told)]
+    arguments = one, ranks, pointer(one, comm), comm
+    return [*nccl.start(*arguments), *inside, nccl.complete(*arguments)]
 
 
 def owners(log: Log) -> dict[tuple[str, int, int], list[tuple[int, ...]]]:
@@ -429,7 +429,7 @@ def test_bus_ids_cut_to_32_bits_are_the_same_device() -> None:
 
 
 def test_line_without_role_belongs_to_one_of_its_ends() -> None:
-    """2.3 does not say which end logged: rank 2 logged no edge 0 -> 1."""
+    """2.3 does not say which end logged, but rank 2 cannot have logged the edge 0 -> 1."""
     nccl = Nccl("2.4.8")
     lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
     strange = "k001:4100:4140 [0] NCCL INFO Ring 00 : 0 -> 1 via NET/Socket/0"
@@ -439,8 +439,8 @@ def test_line_without_role_belongs_to_one_of_its_ends() -> None:
 
 
 def test_unfinished_init_owns_nothing_for_certain() -> None:
-    """Init START of a group and no end: it failed, or its end was lost. A later edge may be its, or
-    that of the world, whose init is over."""
+    """Init START of a group without an end: it failed, or its end was lost. A later edge may belong
+    to it, or to the world, whose init is complete."""
     nccl, one = Nccl("2.22.3"), GPUS[0]
     lines = [*init(nccl, one, 4, WORLD), *nccl.start(one, 2, "0xb", TENSOR), HEAD + EDGE]
     assert read(text_of(lines)).edges[0].communicators == (0, 1)
@@ -455,8 +455,8 @@ def test_destroyed_communicator_owns_no_later_edges() -> None:
     for turn in range(3):
         comm = f"{TENSOR}{turn}"
         lines += [*init(nccl, one, 2, comm), nccl.p2p(one, GPUS[1], channel=turn)]
-        told = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
-        lines.append(f"{HEAD}{told} - Destroy COMPLETE")
+        comm_text = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
+        lines.append(f"{HEAD}{comm_text} - Destroy COMPLETE")
     log = read(text_of(lines))
     assert {edge.channels: edge.communicators for edge in log.edges} == {
         (0,): (0,),
@@ -466,8 +466,8 @@ def test_destroyed_communicator_owns_no_later_edges() -> None:
 
 
 def test_too_many_communicators_are_not_listed() -> None:
-    """A process that is rank 0 of a hundred: whose an edge is cannot be told, and naming all for
-    each edge would take for ever."""
+    """A process is rank 0 of a hundred communicators: its edges cannot be attributed, and listing
+    all of them for each edge would take forever."""
     nccl, one = Nccl("2.22.3"), GPUS[0]
     lines = [line for turn in range(100) for line in init(nccl, one, 2, f"{TENSOR}{turn}")]
     log = read(text_of([*lines, nccl.p2p(one, GPUS[1])]))
@@ -476,8 +476,7 @@ def test_too_many_communicators_are_not_listed() -> None:
 
 
 def test_edges_before_a_failure_belong_to_the_failed_init() -> None:
-    """The only communicator never came up: what it had connected is told, and that it is not
-    complete."""
+    """The only communicator never came up: its connections are listed, and it is not complete."""
     nccl = Nccl("2.20.5")
     lines = [nccl.banner(GPUS[0])]
     for one in GPUS[:2]:
@@ -490,7 +489,7 @@ def test_edges_before_a_failure_belong_to_the_failed_init() -> None:
 
 
 def test_end_replaces_a_lost_start() -> None:
-    """Where the line of Init START was torn, its edges may be those of the init that ends next."""
+    """If the Init START line was torn, its edges may belong to the init that ends next."""
     nccl, one = Nccl("2.20.5"), GPUS[0]
     start, *rest = init(nccl, one, 2, TENSOR, [nccl.p2p(one, GPUS[1], connection=0)])
     assert start.endswith("Init START")

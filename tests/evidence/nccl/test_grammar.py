@@ -105,10 +105,10 @@ def test_wordings_and_kinds(wording: str, kind: str) -> None:
 
 def test_transport_is_parsed() -> None:
     """NIC, GPUDirect RDMA, the rank of the PXN proxy and sharing are separate values."""
-    told = parse_transport("NET/AWS Libfabric/1(2)/GDRDMA(PCI)/Shared")
-    assert (told.net, told.device, told.pxn_proxy) == ("AWS Libfabric", 1, 2)
-    assert told.gdrdma
-    assert told.shared
+    transport = parse_transport("NET/AWS Libfabric/1(2)/GDRDMA(PCI)/Shared")
+    assert (transport.net, transport.device, transport.pxn_proxy) == ("AWS Libfabric", 1, 2)
+    assert transport.gdrdma
+    assert transport.shared
     plain = parse_transport("NET/IB/12")
     assert (plain.net, plain.device, plain.pxn_proxy) == ("IB", 12, None)
     assert not plain.gdrdma
@@ -248,8 +248,10 @@ def test_end_of_a_communicator_adds_none(state: str) -> None:
 def test_api_name_before_an_init_line(api: str) -> None:
     """The header is found before the API's name, and from 2.29 on before the rank."""
     for rank in ("", "[Rank 0] "):
-        told = "comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init START"
-        [comm] = read(f"{HEAD}{rank}{api} {told}\n".encode()).communicators
+        comm_text = (
+            "comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init START"
+        )
+        [comm] = read(f"{HEAD}{rank}{api} {comm_text}\n".encode()).communicators
         assert comm.members[0].process == NcclProcess("", "k000", "4000")
 
 
