@@ -78,7 +78,7 @@ def test_page_shows_the_refusal_of_a_second_run(tmp_path: Path) -> None:
         '{"run_id": "20261122-023001-64d4f4", "user": "ops", "host": "login1", "pid": 4711,'
         ' "since": "2026-11-22 02:30:03 +0000"}'
     )
-    (problem,) = locks._taken(path, "gilbreth").problems
+    (problem,) = locks._in_use_problem(path, "gilbreth").problems
     assert str(problem).replace(str(tmp_path), "/scratch/…/runs") == line
 
 
@@ -211,7 +211,7 @@ def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -
     finally:
         first.communicate("")
     assert done.returncode == 4
-    assert "one is in use: run the-first has it since 2" in done.stdout
+    assert "one is in use: held by run the-first since 2" in done.stdout
     assert f"(pid {first.pid} of " in done.stdout
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import NoReturn
 
-from ..evidence.history.history_database import NAME, HistoryUnusable, reading
-from ..evidence.history.history_query import PastRun, PhaseCount, phase_counts, runs
+from ..evidence.history.history_database import NAME, HistoryUnusable, open_for_reading
+from ..evidence.history.history_query import PastRun, PhaseCount, count_phase_runs, read_runs
 from ..text import Problem, UsageProblems, near, sanitize_line
 
 LATEST, PREVIOUS = "latest", "previous"
@@ -39,7 +39,7 @@ def open_history(report_dir: Path) -> Iterator[Connection]:
     for line in recover(report_dir, os.environ):
         print(sanitize_line(line), file=sys.stderr)
     try:
-        with reading(report_dir) as connection:
+        with open_for_reading(report_dir) as connection:
             if connection is None:
                 refuse(
                     f"no {NAME} in {report_dir}",
@@ -62,7 +62,7 @@ def choose_phases(
 ) -> list[PhaseCount]:
     """The phases of all clusters, or of the one given, or the one phase given. Raises
     UsageProblems."""
-    found = phase_counts(connection)
+    found = count_phase_runs(connection)
     for kind, name in (("cluster", cluster), ("phase", phase)):
         if name is None:
             continue
@@ -87,20 +87,20 @@ def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
     its cluster. Raises UsageProblems."""
     word = sanitize_line(word)
     if word in (LATEST, PREVIOUS):
-        found = runs(connection, cluster=cluster, limit=1)
+        found = read_runs(connection, cluster=cluster, limit=1)
         if found and word == PREVIOUS:
-            found = runs(connection, cluster=found[0].cluster, limit=2)[1:]
+            found = read_runs(connection, cluster=found[0].cluster, limit=2)[1:]
         if not found:
             refuse(f"the history has no {word} run")
         return found[0]
-    found = runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
+    found = read_runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
     whole = [run for run in found if run.run_id == word]
     if len(whole or found) == 1:
         return (whole or found)[0]
     if found:
         listed = ", ".join(run.run_id for run in found[:5])
         refuse(f"`{word}` matches several runs", "", "", f"give more of the id, such as {listed}")
-    newest = [run.run_id for run in runs(connection, cluster=cluster, limit=200)]
+    newest = [run.run_id for run in read_runs(connection, cluster=cluster, limit=200)]
     refuse(
         f"no run `{word}` in the history",
         "",

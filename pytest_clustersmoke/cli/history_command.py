@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlite3 import Connection
 
 from ..config.metrics import METRICS
-from ..evidence.history.history_query import PhaseCount, phase_runs
+from ..evidence.history.history_query import PhaseCount, read_phase_runs
 from ..evidence.history.outlier_judge import WINDOW
 from ..text import near
 from . import history_arguments as arguments
@@ -71,11 +71,11 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespace) -> PhaseSeries:
     key = (connection, count.cluster, count.phase)
-    runs = phase_runs(*key, limit=parsed.last)
+    runs = read_phase_runs(*key, limit=parsed.last)
     same = [
         run
         for newest in runs[:1]
-        for run in phase_runs(
+        for run in read_phase_runs(
             *key, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW
         )
     ]

@@ -11,9 +11,9 @@ from typing import Any
 from ..config.metrics import show
 from ..evidence.fingerprint import COMPARED
 from ..evidence.history.history_query import PhaseCount, PhaseRun
-from ..evidence.history.outlier_judge import PastLevel, level
-from ..evidence.history.setup_changes import setup_changes
-from ..evidence.telemetry import plain
+from ..evidence.history.outlier_judge import PastLevel, measure_level
+from ..evidence.history.setup_changes import describe_setup_changes
+from ..evidence.telemetry import to_json_value
 from ..text import plural
 from .tables import moment, sparkline, table
 
@@ -59,7 +59,7 @@ class PhaseSeries:
         """The past level that the newest run is judged against, as in its record."""
         unit = self.unit(metric)
         values = [run.value(metric, unit) for run in self.same]
-        return level(value for value in values if value is not None)
+        return measure_level(value for value in values if value is not None)
 
 
 def text_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
@@ -129,7 +129,9 @@ def _criteria(run: PhaseRun) -> str:
 def _changed(before: PhaseRun | None, run: PhaseRun) -> str:
     if before is None:
         return ""
-    return ", ".join(setup_changes(before, run.setup.hardware, run.setup.shape, run.versions))
+    return ", ".join(
+        describe_setup_changes(before, run.setup.hardware, run.setup.shape, run.versions)
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -163,7 +165,7 @@ def _json_run(run: PhaseRun, names: Sequence[str]) -> dict[str, Any]:
 
 def _metrics(run: PhaseRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {
-        name: {"value": plain(run.metrics[name].value), "unit": run.metrics[name].unit}
+        name: {"value": to_json_value(run.metrics[name].value), "unit": run.metrics[name].unit}
         for name in names
         if name in run.metrics
     }

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from ..evidence.nccl.nccl_log import Edge, Log, NcclTransport, Where, transport
+from ..evidence.nccl.nccl_log import Edge, Log, NcclTransport, Where, parse_transport
 from .placement import Ends, Placement
 
 INTRA, INTER = "intra_node", "inter_node"
@@ -55,11 +55,11 @@ class Link(NamedTuple):
 
     @property
     def transport(self) -> NcclTransport:
-        return transport(self.wording)
+        return parse_transport(self.wording)
 
     @property
     def kind(self) -> str:
-        return transport(self.wording).kind
+        return parse_transport(self.wording).kind
 
     @property
     def pair(self) -> Pair:

@@ -13,8 +13,8 @@ from ..evidence.history.history_query import (
     PhaseCount,
     PhaseRun,
     StoredMetric,
-    newest_setup,
-    phase_runs,
+    find_newest_setup,
+    read_phase_runs,
 )
 from ..evidence.history.outlier_judge import (
     FAIL_SPREADS,
@@ -22,9 +22,9 @@ from ..evidence.history.outlier_judge import (
     MIN_RUNS,
     WINDOW,
     PastLevel,
-    level,
+    measure_level,
 )
-from ..evidence.history.setup_changes import setup_changes
+from ..evidence.history.setup_changes import describe_setup_changes
 from ..text import plural, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
@@ -79,14 +79,14 @@ class GoodRuns:
 
 def _good_runs(connection: Connection, count: PhaseCount) -> GoodRuns:
     of = (connection, count.cluster, count.phase)
-    newest = phase_runs(*of, good=True, limit=1)
+    newest = read_phase_runs(*of, good=True, limit=1)
     if not newest:
         return GoodRuns(count, [])
-    runs = phase_runs(*of, good=True, setup=newest[0].setup, limit=WINDOW)
-    setup = newest_setup(*of, MIN_RUNS) if len(runs) < MIN_RUNS else None
+    runs = read_phase_runs(*of, good=True, setup=newest[0].setup, limit=WINDOW)
+    setup = find_newest_setup(*of, MIN_RUNS) if len(runs) < MIN_RUNS else None
     if setup is None:
         return GoodRuns(count, runs)
-    return GoodRuns(count, phase_runs(*of, good=True, setup=setup, limit=WINDOW), newest[0])
+    return GoodRuns(count, read_phase_runs(*of, good=True, setup=setup, limit=WINDOW), newest[0])
 
 
 def _lines(cluster: str, past: Sequence[GoodRuns]) -> Iterator[str]:
@@ -113,7 +113,9 @@ def _block(past: GoodRuns) -> tuple[list[str], str]:
     written: list[str] = []
     left_out: list[str] = []
     for name, newest in runs[0].metrics.items():
-        here = level(value for run in runs if (value := run.value(name, newest.unit)) is not None)
+        here = measure_level(
+            value for run in runs if (value := run.value(name, newest.unit)) is not None
+        )
         why = _unfit(name, newest, here)
         if here is None or why:
             left_out.append(f"# {_name(name)} is left out: {why}")
@@ -137,7 +139,9 @@ def _passed_over(past: GoodRuns) -> Iterator[str]:
     """A comment if there are newer runs of another setup, with the differences."""
     if past.later is not None:
         new = past.later
-        what = setup_changes(past.runs[0], new.setup.hardware, new.setup.shape, new.versions)
+        what = describe_setup_changes(
+            past.runs[0], new.setup.hardware, new.setup.shape, new.versions
+        )
         why = f"; changed since: {', '.join(what)}" if what else ""
         day = moment(new.begun)[:10]
         yield sanitize_line(

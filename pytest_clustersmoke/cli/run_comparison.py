@@ -10,10 +10,14 @@ from sqlite3 import Connection
 from typing import Any
 
 from ..config.metrics import show
-from ..evidence.history.history_query import PastRun, PhaseRun, phase_runs, phases_of
-from ..evidence.history.outlier_judge import LEAST, WARN_SPREADS, WINDOW, level
-from ..evidence.history.setup_changes import named, node_changes, setup_changes
-from ..evidence.telemetry import plain
+from ..evidence.history.history_query import PastRun, PhaseRun, read_phase_runs, read_phases
+from ..evidence.history.outlier_judge import LEAST, WARN_SPREADS, WINDOW, measure_level
+from ..evidence.history.setup_changes import (
+    describe_node_changes,
+    describe_setup_changes,
+    list_names,
+)
+from ..evidence.telemetry import to_json_value
 
 NONE = "none"
 
@@ -91,7 +95,7 @@ class PhasePair:
         if self.first is None or self.second is None:
             return []
         setup, versions = self.second.setup, self.second.versions
-        return setup_changes(self.first, setup.hardware, setup.shape, versions)
+        return describe_setup_changes(self.first, setup.hardware, setup.shape, versions)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class RunComparison:
         for pair in self.phases:
             for change in pair.surroundings():
                 phases[change].append(pair.name)
-        words = [f"{change} ({named(names)})" for change, names in phases.items()]
+        words = [f"{change} ({list_names(names)})" for change, names in phases.items()]
         old, new = self.first.package_version, self.second.package_version
         if old != new:
             words.append(f"pytest-clustersmoke {old} -> {new}")
@@ -132,7 +136,7 @@ class RunComparison:
             words += [f"only in the {side} run: {', '.join(names)}"] if names else []
         old_nodes = {node for pair in self.phases if pair.first for node in pair.first.nodes}
         new_nodes = {node for pair in self.phases if pair.second for node in pair.second.nodes}
-        return words + node_changes(old_nodes, new_nodes)
+        return words + describe_node_changes(old_nodes, new_nodes)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; pairs are of the first and the second run."""
@@ -159,9 +163,9 @@ def _phase_dict(pair: PhasePair) -> dict[str, Any]:
         "metrics": {
             metric.metric: {
                 "unit": metric.unit,
-                "values": plain([metric.first, metric.second]),
+                "values": to_json_value([metric.first, metric.second]),
                 "percent": metric.percent,
-                "told_from": plain(metric.bound),
+                "told_from": to_json_value(metric.bound),
                 "differs": metric.differs,
             }
             for metric in pair.metrics
@@ -172,7 +176,7 @@ def _phase_dict(pair: PhasePair) -> dict[str, Any]:
 def compare_runs(connection: Connection, first: PastRun, second: PastRun) -> RunComparison:
     """Compare two runs. The bound of a metric is at least 5 %; with enough good runs of the first
     one's setup, it is also at least the distance that gets a warning."""
-    old, new = ({one.phase: one for one in phases_of(connection, run)} for run in (first, second))
+    old, new = ({one.phase: one for one in read_phases(connection, run)} for run in (first, second))
     pairs = [
         PhasePair(name, old.get(name), new.get(name), _metric_pairs(connection, old, new, name))
         for name in {**old, **new}
@@ -186,12 +190,12 @@ def _metric_pairs(
     if phase not in olds or phase not in news:
         return ()
     old, new = olds[phase], news[phase]
-    past = phase_runs(connection, old.cluster, phase, good=True, setup=old.setup, limit=WINDOW)
+    past = read_phase_runs(connection, old.cluster, phase, good=True, setup=old.setup, limit=WINDOW)
     pairs = []
     for name in {**old.metrics, **new.metrics}:
         metric = old.metrics.get(name) or new.metrics[name]
         unit = metric.unit
-        here = level(value for run in past if (value := run.value(name, unit)) is not None)
+        here = measure_level(value for run in past if (value := run.value(name, unit)) is not None)
         bound = max(LEAST * abs(metric.value), here.off(WARN_SPREADS) if here else 0.0)
         values = (old.value(name, unit), new.value(name, unit))
         pairs.append(MetricPair(name, unit, *values, bound, metric.higher_is_better))

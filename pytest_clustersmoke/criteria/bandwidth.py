@@ -16,7 +16,7 @@ from typing import Any
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import number
+from ..evidence.telemetry import parse_number
 
 SMALLEST_BYTES = 8
 ELEMENT_BYTES = 4  # float32
@@ -301,7 +301,7 @@ def check_elements(what: str, record: Mapping[str, Any], wanted: int) -> None:
 
 def time_of(record: Mapping[str, Any], key: str, what: str) -> float:
     __tracebackhide__ = True
-    value = number(record.get(key))
+    value = parse_number(record.get(key))
     if value is None or not 0 < value < math.inf:
         fail(f"{key} of {what} is {record.get(key)!r}; expected a positive time")
     return value

@@ -14,7 +14,7 @@ from typing import Any
 from ..evidence.job_results import RankResult
 from ..evidence.metric import fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import number
+from ..evidence.telemetry import parse_number
 
 
 @dataclass(frozen=True, order=True)
@@ -53,7 +53,7 @@ def check(phase: PhaseResult) -> None:
 
 
 def _step(event: dict[str, Any]) -> float:
-    step = number(event.get("not_finite_at"))
+    step = parse_number(event.get("not_finite_at"))
     return step if step is not None and step >= 1 else math.inf
 
 

@@ -11,12 +11,12 @@ from sqlite3 import Connection
 
 from ..config.metrics import METRICS, show
 from ..evidence.history import setup_changes
-from ..evidence.history.history_database import reading
-from ..evidence.history.history_query import PhaseRun, StoredMetric, phase_runs, runs
-from ..evidence.history.history_store import PhaseRecord, RunRecord, Setup, text
+from ..evidence.history.history_database import open_for_reading
+from ..evidence.history.history_query import PhaseRun, StoredMetric, read_phase_runs, read_runs
+from ..evidence.history.history_store import PhaseRecord, RunRecord, Setup, shorten_line
 from ..evidence.history.outlier_judge import FAILING_UNITS, WINDOW, OutlierJudge
 from ..evidence.history.past_records import Number, PastRecord, TrendRecord
-from ..evidence.telemetry import plain
+from ..evidence.telemetry import to_json_value
 
 MAX_TREND, MAX_CHANGES = 60, 12
 
@@ -38,7 +38,7 @@ def past_of(
         for name, value in metrics.items()
     }
     setup = Setup.of(hardware, shape, versions)
-    with reading(report_dir) as connection:
+    with open_for_reading(report_dir) as connection:
         past = _PhasePast(connection, cluster, phase, setup, _stored(versions), before)
         return past.judge(measured)
 
@@ -50,7 +50,7 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
     if "proof" in record:
         return
     compared = [phase for phase in record["phases"] if not phase.get("fault")]
-    with reading(report_dir) as connection:
+    with open_for_reading(report_dir) as connection:
         found = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
     for phase, judged, trend, changed in found:
@@ -79,7 +79,7 @@ def _compare_phase(
 
 def _stored(versions: Mapping[str, str]) -> dict[str, str]:
     """Versions as the history stores them."""
-    return {name: text(value) for name, value in versions.items()}
+    return {name: shorten_line(value) for name, value in versions.items()}
 
 
 class _PhasePast:
@@ -101,7 +101,7 @@ class _PhasePast:
         last_good: list[PhaseRun] = []
         if connection is not None:
             # Few of the newest runs may be good, so each question gets its own query.
-            past = partial(phase_runs, connection, cluster, phase, before=before)
+            past = partial(read_phase_runs, connection, cluster, phase, before=before)
             self._newest = past(limit=MAX_TREND)
             last_good = past(good=True, limit=1)
             self._same = past(good=True, setup=setup, limit=WINDOW)
@@ -114,7 +114,7 @@ class _PhasePast:
         return [
             f"{change} (last good run {run.run_id})"
             for run in past[:1]
-            for change in setup_changes.setup_changes(
+            for change in setup_changes.describe_setup_changes(
                 run, self._setup.hardware, self._setup.shape, self._versions
             )
         ]
@@ -141,7 +141,7 @@ class _PhasePast:
         units = {name: metric["unit"] for name, metric in phase["metrics"].items()}
         names = dict.fromkeys([*units, *(name for run in shown for name in run.metrics)])
         values: dict[str, list[Number | None]] = {
-            name: [plain(_trend_value(run, name, units.get(name))) for run in shown]
+            name: [to_json_value(_trend_value(run, name, units.get(name))) for run in shown]
             for name in names
         }
         return {
@@ -167,15 +167,15 @@ def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord
     """What changed since each phase last ran on this cluster; the verdict since the last run with
     the same selection."""
     cluster, begun = record["cluster"], record["begun"]
-    selection = text(record["selection"])  # as the history stores it
-    before = runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
+    selection = shorten_line(record["selection"])  # as the history stores it
+    before = read_runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
     words = []
     if before and before[0].verdict != record["verdict"]:
         words.append(f"verdict {before[0].verdict} -> {record['verdict']}")
     pairs = [
         (old, phase)
         for phase in phases
-        for old in phase_runs(connection, cluster, phase["phase"], before=begun, limit=1)
+        for old in read_phase_runs(connection, cluster, phase["phase"], before=begun, limit=1)
     ]
     for old, phase in pairs:
         words += _phase_changes(old, phase)
@@ -183,7 +183,7 @@ def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord
     placed = [(old, phase) for old, phase in pairs if old.nodes and phase["nodes"]]
     old_nodes = {node for old, _ in placed for node in old.nodes}
     new_nodes = {node["node"] for _, phase in placed for node in phase["nodes"]}
-    return words + setup_changes.node_changes(old_nodes, new_nodes)
+    return words + setup_changes.describe_node_changes(old_nodes, new_nodes)
 
 
 def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
@@ -197,7 +197,7 @@ def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
         for criterion, result in results.items()
         if result == "failed" and old.criteria.get(criterion) != "failed"
     )
-    return again + ([f"{name}: {setup_changes.named(failed)} newly failed"] if failed else [])
+    return again + ([f"{name}: {setup_changes.list_names(failed)} newly failed"] if failed else [])
 
 
 def _version_changes(pairs: list[tuple[PhaseRun, PhaseRecord]]) -> list[str]:
@@ -205,9 +205,11 @@ def _version_changes(pairs: list[tuple[PhaseRun, PhaseRecord]]) -> list[str]:
     phases_of: dict[str, list[str]] = defaultdict(list)
     for old, phase in pairs:
         if old.versions and phase["versions"]:  # a phase that never ran has none
-            for change in setup_changes.version_changes(old.versions, _stored(phase["versions"])):
+            for change in setup_changes.describe_version_changes(
+                old.versions, _stored(phase["versions"])
+            ):
                 phases_of[change].append(phase["phase"])
     return [
-        change if len(names) == len(pairs) else f"{change} ({setup_changes.named(names)})"
+        change if len(names) == len(pairs) else f"{change} ({setup_changes.list_names(names)})"
         for change, names in phases_of.items()
     ]

@@ -22,8 +22,8 @@ from typing import ClassVar
 
 import pytest
 
-from ..evidence.gpu_model import ANY_GPU, fits
-from ..evidence.interfaces import unmatched_interfaces
+from ..evidence.gpu_model import ANY_GPU, is_gpu_model
+from ..evidence.interfaces import find_unmatched_interfaces
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
 from . import finite_values, stragglers
@@ -99,7 +99,7 @@ class Started:
         wanted = phase.spec.get("gpu")
         if kinds == {"cuda"} and wanted not in ANY_GPU:
             models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
-            assert all(fits(name, wanted) for name in models.values()), (
+            assert all(is_gpu_model(name, wanted) for name in models.values()), (
                 f"expected {wanted}: {models}"
             )
             assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
@@ -109,7 +109,7 @@ class Started:
         unknown = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
         if unknown:
             raise Unmeasured("environment", f"{', '.join(unknown)} reported no interfaces")
-        missing = unmatched_interfaces(phase)
+        missing = find_unmatched_interfaces(phase)
         assert not missing, "\n".join(map(str, missing))
 
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseView) -> None:

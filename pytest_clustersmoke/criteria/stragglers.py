@@ -24,7 +24,7 @@ from typing import Any
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured, fail
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import number
+from ..evidence.telemetry import parse_number
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
@@ -110,6 +110,6 @@ def seconds(record: Mapping[str, Any], name: str) -> list[float]:
     raw = record.get(name)
     listed = raw if isinstance(raw, list) else []
     # A large job has hundreds of thousands of them, nearly all plain floats.
-    values = [value if type(value) is float else number(value) for value in listed]
+    values = [value if type(value) is float else parse_number(value) for value in listed]
     good = [value for value in values if value is not None and 0 <= value < float("inf")]
     return good if len(good) == len(values) else []

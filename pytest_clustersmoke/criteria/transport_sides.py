@@ -343,9 +343,9 @@ class Side:
 
 def matches(wording: str, glob: str) -> bool:
     """Whether a glob of cluster.yaml matches a transport: its kind, or NCCL's whole wording."""
-    from ..evidence.nccl.nccl_log import transport
+    from ..evidence.nccl.nccl_log import parse_transport
 
-    return fnmatchcase(transport(wording).kind, glob) or fnmatchcase(wording, glob)
+    return fnmatchcase(parse_transport(wording).kind, glob) or fnmatchcase(wording, glob)
 
 
 def _forbidden(wording: str, expect: Expectation) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from ..evidence.finding import MAX_TEXT, Evidence, job_logs, numbered_lines
+from ..evidence.finding import MAX_TEXT, Evidence, list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
 from ..evidence.scheduler_record import SchedulerRecord, read_scheduler_record
@@ -88,8 +88,8 @@ class FailureEvidence:
         self, *words: re.Pattern[str], lines: int = MAX_JOB_LOG_LINES
     ) -> Iterator[tuple[re.Match[str], Evidence]]:
         """The lines of the job's own logs that match one of these patterns."""
-        for path in job_logs(self.directory):
-            for number, line in numbered_lines(path, lines):
+        for path in list_job_logs(self.directory):
+            for number, line in read_head(path, lines):
                 match = next((found for one in words if (found := one.search(line))), None)
                 if match:
                     yield match, Evidence(str(path), number, line[:MAX_TEXT])

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from ..evidence.finding import Evidence, Finding, job_logs, last_line, lines_before
+from ..evidence.finding import Evidence, Finding, count_lines_before, find_last_line, list_job_logs
 from ..evidence.job_results import RankResult
 from ..evidence.nccl.log_reader import Unreadable
 from ..text import sanitize_lines
@@ -96,7 +96,7 @@ def _with_last_line(finding: Finding, case: FailureEvidence) -> Finding:
     last line of its stderr: `raise SystemExit("...")`."""
     last: list[Evidence] = []
     for path in _stderr_of(finding, case):
-        last += last_line(path)
+        last += find_last_line(path)
     if not last:
         return finding
     cause = f"{finding.cause}; unknown cause; the last line of its stderr: {last[0].text}"
@@ -198,7 +198,7 @@ def _search_node_logs(search: SignatureSearch, finding: Finding, case: FailureEv
     for number, name in _nodes(finding, case):
         nccl = case.directory.nccl_logs(number).glob("*.log")
         files += [(path, name, None) for path in (*nccl, case.directory.torchrun_log(number))]
-    files += [(path, "", None) for path in job_logs(case.directory)]
+    files += [(path, "", None) for path in list_job_logs(case.directory)]
     _search_files(search, files)
 
 
@@ -228,4 +228,4 @@ def _parts(path: Path) -> Iterator[tuple[BinaryIO, int]]:
         stream.seek(0)
         yield io.BytesIO(stream.read(MAX_LOG_BYTES // 8)), 1
         end = stream.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
-        yield stream, lines_before(stream, end) + 1
+        yield stream, count_lines_before(stream, end) + 1

@@ -13,12 +13,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ..evidence.finding import HEAD_LINES, Evidence, Finding, job_logs, last_line, numbered_lines
+from ..evidence.finding import (
+    HEAD_LINES,
+    Evidence,
+    Finding,
+    find_last_line,
+    list_job_logs,
+    read_head,
+)
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir, read_json
-from ..evidence.staged_marks import stray
-from ..evidence.telemetry import number
+from ..evidence.staged_marks import find_unrequested_fault
+from ..evidence.telemetry import parse_number
 from ..node import checks
 from .failure_evidence import FailureEvidence
 
@@ -42,7 +49,7 @@ FIRST = ("gpu-driver-failed", "gpus-missing")
 
 def find_stray_fault(case: FailureEvidence) -> list[Finding]:
     """A staged fault that this run did not ask for: its failures say nothing about the cluster."""
-    found = stray(case.result)
+    found = find_unrequested_fault(case.result)
     if found is None:
         return []
     rank, record = found
@@ -116,8 +123,8 @@ def find_foreign_events(case: FailureEvidence) -> list[Finding]:
 
 
 def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
-    for path in job_logs(directory):
-        found = last_line(path)
+    for path in list_job_logs(directory):
+        found = find_last_line(path)
         if found and path.suffix == ".err":
             return found
     return ()
@@ -165,7 +172,7 @@ def _evidence(check: checks.Check, rank: int, result: PhaseResult) -> Evidence:
     directory = result.directory
     path = directory.node_facts(rank) if of_facts else directory.node_meeting(rank)
     wanted = f' "{check.fact}":'  # only top-level keys are indented by one space
-    for line, text in numbered_lines(path):
+    for line, text in read_head(path):
         if text.startswith(wanted):
             return Evidence(str(path), line, text.strip())
     return Evidence(str(path), 1, check.what)
@@ -222,8 +229,8 @@ CAUSES = {
 def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
     node = result.nodes[rank]
     if node.facts:
-        wrote = number(node.facts.get("time"))
-        ended = [one for n in nodes if (one := number(n.result.get("ended"))) is not None]
+        wrote = parse_number(node.facts.get("time"))
+        ended = [one for n in nodes if (one := parse_number(n.result.get("ended"))) is not None]
         late = wrote is not None and ended and wrote > max(ended) + LATE_S
         return "late" if late else "not-seen"
     started = result.directory.claim(rank).exists() or node.result
@@ -257,7 +264,7 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
         stderr = _rank_stderr(case.directory, node.node_rank)
-        tail = stderr or last_line(case.directory.torchrun_log(node.node_rank))
+        tail = stderr or find_last_line(case.directory.torchrun_log(node.node_rank))
         why = str(node.result.get("why"))
         if reason == "torchrun" and stderr:  # a rank ended before it could write an event
             why += f"; the last line of a rank's stderr: {stderr[0].text}"
@@ -291,7 +298,7 @@ def find_abort_flag(case: FailureEvidence) -> list[Finding]:
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
     for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
-        found = last_line(path)
+        found = find_last_line(path)
         if found:
             return found
     return ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..evidence.finding import Evidence, tail_lines
+from ..evidence.finding import Evidence, read_tail
 from ..evidence.phase_result import PhaseResult
 from ..evidence.telemetry import Events
 from .timeline import node_of
@@ -110,7 +110,7 @@ def _read_torchrun_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, R
     """From a node's torchrun log (`ranks`: pid -> rank): how ranks failed, which ones it ended."""
     failed: dict[int, RankExit] = {}
     closed: set[int] = set()
-    for number, line in tail_lines(log):
+    for number, line in read_tail(log):
         pids = (int(one[1]) for one in CLOSED.finditer(line))
         closed |= {ranks[pid] for pid in pids if pid in ranks}
         match = FAILED.search(line)

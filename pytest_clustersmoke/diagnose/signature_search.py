@@ -111,8 +111,8 @@ class SignatureSearch:
         """
         from ..evidence.nccl.log_reader import (
             Unreadable,
+            refuse_binary,
             refuse_other_encodings,
-            refuse_what_is_binary,
         )
 
         self._file, self._host, self._rank = name, host, rank
@@ -127,7 +127,7 @@ class SignatureSearch:
                 first = False
                 refuse_other_encodings(chunk, name)
                 try:
-                    refuse_what_is_binary(chunk, name)
+                    refuse_binary(chunk, name)
                 except Unreadable as error:
                     if not insist:
                         raise

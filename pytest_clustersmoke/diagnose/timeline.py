@@ -23,11 +23,11 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from ..evidence.finding import Evidence, job_logs, tail_lines
+from ..evidence.finding import Evidence, list_job_logs, read_tail
 from ..evidence.job_results import RankResult
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import read_json
-from ..evidence.telemetry import Events, number
+from ..evidence.telemetry import Events, parse_number
 from ..text import sanitize_line
 from .log_lines import MONTHS
 
@@ -210,7 +210,7 @@ def _behind(earlier: float | None, later: float | None) -> list[float]:
 
 
 def _finite(value: object) -> float | None:
-    finite = number(value)
+    finite = parse_number(value)
     return finite if finite is not None and math.isfinite(finite) else None
 
 
@@ -248,14 +248,14 @@ def _files(result: PhaseResult, rank: RankResult, node: int | None) -> Iterator[
         own = result.directory.rank_logs(node).glob(f"**/{rank.local_rank}/std*.log")
         yield from ((path, f"{rank} logs") for path in sorted(own))
         yield result.directory.torchrun_log(node), f"{rank.node}: torchrun logs"
-    yield from ((path, "the job logs") for path in job_logs(result.directory))
+    yield from ((path, "the job logs") for path in list_job_logs(result.directory))
 
 
 def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, Evidence]]:
     """The lines of a log that were written around a time, by its own clock."""
     lines = [
         (line, text, stamp)
-        for line, text in tail_lines(path)
+        for line, text in read_tail(path)
         if (stamp := _find_stamp(text)) is not None
     ]
     reading = _choose_reading(path, lines[-1][2], time) if lines else None

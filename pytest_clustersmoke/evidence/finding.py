@@ -1,7 +1,7 @@
-"""What a finding is, and how its evidence is read out of logs.
+"""Findings, and how their evidence is read from logs.
 
-Findings hold words of logs, which are hostile text: here, and nowhere else, they are cleaned and
-cut to length, so that a finding may be shown anywhere.
+Findings quote logs, which are hostile text. The text is sanitized and cut to length here and
+nowhere else, so a finding can be shown anywhere.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .run_directory import PhaseDir
 
 MAX_TEXT = 600
 # A cause may join several texts.
-MAX_WORDS = 4 * MAX_TEXT
+MAX_CAUSE = 4 * MAX_TEXT
 HEAD_LINES = 1000
 JOB_LOGS = (".out", ".err")
-# A longer line is read in pieces: a log may be one endless line.
+# A log may be a single endless line: longer lines are read in pieces.
 MAX_LINE_BYTES = 64 * 2**10
 TAIL_BYTES, CHUNK_BYTES = 2**20, 2**20
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One line that shows it."""
+    """A line of a file that supports a finding."""
 
     file: str
     line: int
@@ -41,10 +41,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause with its evidence and the next step.
+    """A cause, its evidence and the next step.
 
-    `severity` is "failure", or "warning" for what does not decide the outcome: a job that passed
-    may have one, and a healthy cluster has none.
+    `severity` is "failure", or "warning" for a finding that does not decide the outcome: a job that
+    passed may have one, a healthy cluster has none.
     """
 
     id: str
@@ -59,43 +59,43 @@ class Finding:
 
     def __post_init__(self) -> None:
         for name in ("cause", "fix"):
-            object.__setattr__(self, name, sanitize_line(getattr(self, name)[:MAX_WORDS]))
+            object.__setattr__(self, name, sanitize_line(getattr(self, name)[:MAX_CAUSE]))
         object.__setattr__(self, "hosts", tuple(sanitize_line(host) for host in self.hosts))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def job_logs(directory: PhaseDir) -> list[Path]:
-    """What the job's own shell and launchers printed, by node: under Slurm in files of submitit's
-    names, on this machine in those of the phase."""
+def list_job_logs(directory: PhaseDir) -> list[Path]:
+    """The output of the job's shell and launchers, by node: submitit's files under Slurm, the
+    phase's own on this machine."""
     try:
-        found = list(directory.submitit.iterdir())
+        paths = list(directory.submitit.iterdir())
     except OSError:
         return []
-    return sorted(path for path in found if path.suffix in JOB_LOGS and path.is_file())
+    return sorted(path for path in paths if path.suffix in JOB_LOGS and path.is_file())
 
 
-def numbered_lines(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:
-    """The first lines of a log; so many tell what did not even start."""
+def read_head(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:
+    """The first numbered lines of a log: enough to show why a program did not start."""
     return takewhile(lambda pair: pair[0] <= lines, _read(path))
 
 
-def last_line(path: Path) -> tuple[Evidence, ...]:
-    """The last line of a log that says something, among its last TAIL_BYTES."""
+def find_last_line(path: Path) -> tuple[Evidence, ...]:
+    """The last line in the last TAIL_BYTES of a log that is not blank."""
     last = None
-    for number, line in tail_lines(path):
+    for number, line in read_tail(path):
         if line.strip():
             last = number, line
     return (Evidence(str(path), last[0], last[1].strip()),) if last else ()
 
 
-def tail_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines in the last TAIL_BYTES of a log, with their numbers."""
+def read_tail(path: Path) -> Iterator[tuple[int, str]]:
+    """The numbered lines in the last TAIL_BYTES of a log."""
     try:
         with path.open("rb") as stream:
             start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
-            number = 1 + lines_before(stream, start)
+            number = 1 + count_lines_before(stream, start)
             tail = stream.read(TAIL_BYTES)
     except OSError:
         return
@@ -104,8 +104,8 @@ def tail_lines(path: Path) -> Iterator[tuple[int, str]]:
         number += 1
 
 
-def lines_before(stream: BinaryIO, end: int) -> int:
-    """How many lines end before a place of the file; the stream is there then."""
+def count_lines_before(stream: BinaryIO, end: int) -> int:
+    """Count the lines that end before an offset, and leave the stream at that offset."""
     stream.seek(0)
     count, left = 0, end
     while left and (chunk := stream.read(min(left, CHUNK_BYTES))):

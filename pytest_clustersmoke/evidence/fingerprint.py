@@ -1,8 +1,8 @@
-"""What a phase ran on, in words: only runs of the same are compared with each other.
+"""The fingerprint of a phase run: only runs with the same one are compared with each other.
 
-Hardware, shape (nodes, ranks, the program's arguments, the job's environment and its options of
-sbatch) and versions are kept apart: a change of versions is told beside a regression, one of the
-others makes a run another thing altogether.
+Hardware, shape (nodes, ranks, the program's arguments, the job's environment and its sbatch
+options) and versions are kept apart: a change of versions is shown next to a regression, while runs
+on other hardware or of another shape are not comparable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..text import sanitize_line
 from .phase_result import PhaseResult
 
-# In the order in which people read them.
+# In reading order.
 VERSIONS = (
     "driver",
     "cuda",
@@ -29,11 +29,11 @@ VERSIONS = (
     "accelerate",
     "python",
 )
-# Those that can change what is measured; history compares runs in which these are the same.
+# Versions that can change a measurement; history compares runs in which these are equal.
 COMPARED = ("driver", "cuda", "nccl", "torch", "deepspeed")
-# What a shape has beside the program's arguments.
+# Keys of a shape other than the program's arguments.
 SHAPE = ("nodes", "ranks_per_node", "env", "sbatch")
-# Options of sbatch that say when and for whom a job runs, and nothing of what it measures.
+# Options of sbatch that say when and for whom a job runs, not what it measures.
 QUEUEING = {
     *("account", "qos", "priority", "nice", "wckey", "comment", "mail_type", "mail_user"),
     *("time", "time_min", "begin", "deadline"),
@@ -43,62 +43,64 @@ MAX_WORDS = 200
 
 
 @dataclass(frozen=True)
-class Identity:
-    """`hardware` and `shape` in words; `versions` by name, those of all ranks joined."""
+class Fingerprint:
+    """`hardware` and `shape` as text; `versions` by name, joined where ranks differ."""
 
     hardware: str
     shape: str
     versions: dict[str, str]
 
 
-def fingerprint_of(result: PhaseResult) -> Identity:
-    """What the phase ran on, as its ranks and nodes said."""
+def fingerprint_of(result: PhaseResult) -> Fingerprint:
+    """The fingerprint of a phase, from what its ranks and nodes reported."""
     versions = {}
     for name in VERSIONS:
-        said = {_word(value) for value in result.versions(name).values() if value is not None}
-        if said:
-            versions[name] = " and ".join(sorted(said))
-    return Identity(_hardware(result), _shape(result), versions)
+        found = {
+            _clean_word(value) for value in result.versions(name).values() if value is not None
+        }
+        if found:
+            versions[name] = " and ".join(sorted(found))
+    return Fingerprint(_describe_hardware(result), _describe_shape(result), versions)
 
 
-def _hardware(result: PhaseResult) -> str:
-    """`2 x (2 x NVIDIA H100)`: the devices that the ranks named, by node."""
+def _describe_hardware(result: PhaseResult) -> str:
+    """`2 x (2 x NVIDIA H100)`: the devices that the ranks reported, by node."""
     by_node: dict[str, list[str]] = {}
     for rank in result.ranks:
         start = rank.start
         kind = str(start.get("device", "unknown")).partition(":")[0]
         name = start.get("device_name")
-        device = _word(name) if isinstance(name, str) and name else kind
+        device = _clean_word(name) if isinstance(name, str) and name else kind
         by_node.setdefault(rank.node, []).append(device)
-    nodes = Counter(" + ".join(_counted(devices)) for devices in by_node.values())
-    return " and ".join(f"{count} x ({words})" for words, count in sorted(nodes.items()))
+    nodes = Counter(" + ".join(_count_devices(devices)) for devices in by_node.values())
+    return " and ".join(f"{count} x ({devices})" for devices, count in sorted(nodes.items()))
 
 
-def _counted(devices: list[str]) -> list[str]:
+def _count_devices(devices: list[str]) -> list[str]:
     return [f"{count} x {device}" for device, count in sorted(Counter(devices).items())]
 
 
-def _shape(result: PhaseResult) -> str:
-    """Nodes, ranks a node, the arguments, and digests of the variables and of sbatch's options, as
-    JSON that two equal runs have in common."""
+def _describe_shape(result: PhaseResult) -> str:
+    """Nodes, ranks per node, arguments, and digests of the variables and sbatch options, as JSON
+    that is equal for equal runs."""
     spec = result.spec
-    asked = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"]}
+    shape = {"nodes": spec["nodes"], "ranks_per_node": spec["ranks_per_node"]}
     env = [spec.get("env_set") or {}, sorted(spec.get("env_unset") or [])]
     sbatch = {
         name: value
         for name, value in (spec.get("sbatch") or {}).items()
         if name not in QUEUEING and value is not None and value is not False
     }
-    asked |= {"env": _digest(env)} if any(env) else {}
-    asked |= {"sbatch": _digest(sbatch)} if sbatch else {}
-    args = {f"args.{name}" if name in SHAPE else name: one for name, one in result.args.items()}
-    return json.dumps({**asked, **args}, sort_keys=True, default=str)
+    shape |= {"env": _digest(env)} if any(env) else {}
+    shape |= {"sbatch": _digest(sbatch)} if sbatch else {}
+    args = {f"args.{name}" if name in SHAPE else name: arg for name, arg in result.args.items()}
+    return json.dumps({**shape, **args}, sort_keys=True, default=str)
 
 
 def _digest(value: object) -> str:
-    written = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(written.encode()).hexdigest()[:DIGEST]
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST]
 
 
-def _word(value: str) -> str:
+def _clean_word(value: str) -> str:
     return sanitize_line(value[:MAX_WORDS])

@@ -1,7 +1,7 @@
 """Which interfaces and RDMA ports of a node a variable selects, and where it selects none.
 
-Whatever judges pinned interfaces asks here: the nodes' checks, node 0's choice of its address, the
-criterion and the remarks after the job.
+Used wherever pinned interfaces are judged: by the nodes' checks, node 0's choice of its address,
+the criterion and the remarks after the job.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .phase_result import PhaseResult
-from .variable_names import NAME, of_families, shown
-from .variable_values import integer, selection
+from .variable_names import NAME, filter_variables, show_value
+from .variable_values import parse_integer, parse_selection
 
 BY_PREFIX = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 BY_NAME = "GLOO_SOCKET_IFNAME"
@@ -22,9 +22,10 @@ LOOPBACK = "lo"
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A node on which a variable selects no interface that could be used.
+    """A node on which a variable selects no usable interface.
 
-    `source`: who set it; `there`: the node's interfaces, or its RDMA ports with their states.
+    `source` is where the variable was set; `there` lists the node's interfaces, or its RDMA ports
+    with their states.
     """
 
     node: str
@@ -42,50 +43,50 @@ class Unmatched:
         return f"it has {', '.join(self.there) or 'none'}"
 
 
-def unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
-    """Each node and variable that pins an interface which that node does not have.
+def find_unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
+    """Each node and variable that pins an interface which the node does not have.
 
-    A node whose facts do not tell of interfaces is passed over: nothing is known of it.
+    Nodes whose facts do not list interfaces are skipped.
     """
-    uses_nccl = result.spec.get("device") != "cpu" and not only_gloo(result)
-    apart = are_apart(node.facts for node in result.nodes)
+    uses_nccl = result.spec.get("device") != "cpu" and not used_only_gloo(result)
+    apart = have_separate_networks(node.facts for node in result.nodes)
     return [
-        one
+        unmatched
         for node in result.nodes
-        for one in unmatched_on(node.name, node.facts, result.spec, apart)
-        if uses_nccl or not one.name.startswith("NCCL_")
+        for unmatched in find_unmatched_on_node(node.name, node.facts, result.spec, apart)
+        if uses_nccl or not unmatched.name.startswith("NCCL_")
     ]
 
 
-def unmatched_on(
+def find_unmatched_on_node(
     node: str, facts: Mapping[str, Any], spec: Mapping[str, Any], apart: bool
 ) -> Iterator[Unmatched]:
-    """The variables that select nothing on this node. `apart`: no other node shares its network
-    stack, so loopback leads to none."""
-    variables = node_variables(facts, spec)
-    for name, why, there in _misses(facts, variables, apart):
-        source = "the profile" if name in _env_set(spec) else "set on the node"
-        yield Unmatched(shown(node), name, shown(variables[name]), source, why, there)
+    """The variables that select nothing on this node. `apart`: every node has its own network
+    stack, so loopback reaches no other."""
+    variables = read_node_variables(facts, spec)
+    for name, why, there in _find_misses(facts, variables, apart):
+        source = "the profile" if name in _read_env_set(spec) else "set on the node"
+        yield Unmatched(show_value(node), name, show_value(variables[name]), source, why, there)
 
 
-def node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that a node's ranks saw, NCCL's own files included: NCCL takes from them
-    what the environment does not set. The profile's, where the node did not say."""
-    said = facts.get("variables")
-    environ = of_families(said if isinstance(said, dict) else _env_set(spec))
-    for values in conf_files(facts).values():
+def read_node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that a node's ranks saw, and what NCCL's configuration files add to them. Where
+    the node reported none, the profile's."""
+    reported = facts.get("variables")
+    environ = filter_variables(reported if isinstance(reported, dict) else _read_env_set(spec))
+    for values in read_nccl_conf_files(facts).values():
         environ = {**values, **environ}
     return environ
 
 
-def conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """NCCL's configuration files on a node, the one that wins first, and what they set."""
+def read_nccl_conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """NCCL's configuration files on a node and what they set, the one that wins first."""
     files = facts.get("nccl_conf")
     pairs = files.items() if isinstance(files, dict) else ()
     return {
-        shown(path): {
+        show_value(path): {
             name: value
-            for name, value in of_families(values).items()
+            for name, value in filter_variables(values).items()
             if NAME.fullmatch(name) and name.startswith("NCCL_")
         }
         for path, values in pairs
@@ -93,36 +94,36 @@ def conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
-def _env_set(spec: Mapping[str, Any]) -> dict[str, str]:
+def _read_env_set(spec: Mapping[str, Any]) -> dict[str, str]:
     values = spec.get("env_set")
     return values if isinstance(values, dict) else {}
 
 
-def only_gloo(result: PhaseResult) -> bool:
-    """Whether the ranks are known to have talked over gloo, so that no NCCL ran."""
+def used_only_gloo(result: PhaseResult) -> bool:
+    """Whether all ranks reported gloo as their backend, so that NCCL did not run."""
     backends = {record.get("backend") for record in result.events("group").values()}
     return backends == {"gloo"}
 
 
-def are_apart(nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether nodes, by their facts, are known to have network stacks of their own, each."""
+def have_separate_networks(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether each node is known, by its facts, to have a network stack of its own."""
     stacks = [(facts.get("boot_id"), facts.get("network_namespace")) for facts in nodes]
     known = all(isinstance(part, str) for stack in stacks for part in stack)
     return len(stacks) > 1 and known and len(set(stacks)) == len(stacks)
 
 
-def _misses(
+def _find_misses(
     facts: Mapping[str, Any], variables: Mapping[str, str], apart: bool
 ) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Variable, why it selects nothing, and what there is."""
+    """Each variable that selects nothing, why, and what the node has instead."""
     interfaces = facts.get("interfaces")
     if isinstance(interfaces, dict):
-        usable = with_address(interfaces)
-        there = tuple(shown(str(name)) for name in interfaces)
+        usable = list_usable_interfaces(interfaces)
+        there = tuple(show_value(str(name)) for name in interfaces)
         for name in (*BY_PREFIX, BY_NAME):
             value = variables.get(name, "")
-            if len(value) > 1:  # NCCL and torch pass over shorter ones
-                why = _misses_name(name, value, usable, apart)
+            if len(value) > 1:  # NCCL and torch ignore shorter values
+                why = _explain_miss(name, value, usable, apart)
                 if why:
                     yield name, why, there
     ports = facts.get("rdma_ports")
@@ -131,45 +132,45 @@ def _misses(
         known = [port for port in ports if isinstance(port, dict)]
         chosen = [port for port in known if selects_port(value, port)]
         if not any(is_active(port) for port in chosen):
-            why = "selects no RDMA port" + (" that is active" if chosen else "")
-            yield BY_DEVICE, why, tuple(_port_words(port) for port in known)
+            why = f"selects no {'active ' if chosen else ''}RDMA port"
+            yield BY_DEVICE, why, tuple(_describe_port(port) for port in known)
 
 
-def _misses_name(name: str, value: str, usable: list[str], apart: bool) -> str:
-    chosen = selected(name, value, usable)
+def _explain_miss(name: str, value: str, usable: list[str], apart: bool) -> str:
+    chosen = select_interfaces(name, value, usable)
     if name == BY_NAME:
-        missing = [one for one in value.split(",") if one not in chosen]
+        missing = [name for name in value.split(",") if name not in chosen]
         if missing:
-            return f"names {shown(', '.join(missing))}, which is not there with an address"
+            return f"names {show_value(', '.join(missing))}, which does not exist or has no address"
     elif not chosen:
         return "selects no interface with an address"
     if apart and set(chosen) == {LOOPBACK}:
-        return "selects only loopback, by which no other machine can be reached"
+        return "selects only loopback, which cannot reach another node"
     return ""
 
 
-def selected(name: str, value: str, usable: Iterable[str]) -> list[str]:
-    """The interfaces that a variable selects: gloo by whole names, NCCL as it reads its lists."""
+def select_interfaces(name: str, value: str, usable: Iterable[str]) -> list[str]:
+    """The interfaces that a variable selects: gloo by full names, NCCL by its own list rules."""
     if name == BY_NAME:
-        return [one for one in value.split(",") if one in usable]
-    return [one for one in usable if selection(value).selects(one)]
+        return [entry for entry in value.split(",") if entry in usable]
+    return [interface for interface in usable if parse_selection(value).selects(interface)]
 
 
-def with_address(interfaces: Mapping[str, Any]) -> list[str]:
+def list_usable_interfaces(interfaces: Mapping[str, Any]) -> list[str]:
     return [name for name, entry in interfaces.items() if _has_address(entry)]
 
 
 def _has_address(entry: Any) -> bool:
-    """Whether an interface has an IP address; one of which that is not known counts as having."""
+    """Whether an interface has an IP address; one whose addresses are unknown counts as having."""
     if not isinstance(entry, dict):
         return False
     lists = [entry.get("ipv4"), entry.get("ipv6")]
-    return any(not isinstance(one, list) or one for one in lists)
+    return any(not isinstance(addresses, list) or addresses for addresses in lists)
 
 
 def uses_infiniband(variables: Mapping[str, str]) -> bool:
-    """Whether the variables leave NCCL its InfiniBand."""
-    off = integer(variables.get("NCCL_IB_DISABLE", "")) != 0
+    """Whether the variables let NCCL use InfiniBand."""
+    off = parse_integer(variables.get("NCCL_IB_DISABLE", "")) != 0
     return not off and variables.get("NCCL_NET", "").casefold() != "socket"
 
 
@@ -177,14 +178,14 @@ def selects_port(value: str, port: Mapping[str, Any]) -> bool:
     """Whether NCCL_IB_HCA selects an RDMA port."""
     text = str(port.get("port"))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else None
-    return selection(value).selects(str(port.get("hca")), number)
+    return parse_selection(value).selects(str(port.get("hca")), number)
 
 
 def is_active(port: Mapping[str, Any]) -> bool:
-    """The kernel says `4: ACTIVE`; a state that is not known counts as active."""
+    """Whether a port is `4: ACTIVE`, as the kernel says; an unknown state counts as active."""
     state = port.get("state")
     return not isinstance(state, str) or "ACTIVE" in state.split()
 
 
-def _port_words(port: Mapping[str, Any]) -> str:
-    return shown(f"{port.get('hca')}:{port.get('port')} ({port.get('state')})")
+def _describe_port(port: Mapping[str, Any]) -> str:
+    return show_value(f"{port.get('hca')}:{port.get('port')} ({port.get('state')})")

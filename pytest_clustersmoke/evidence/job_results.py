@@ -1,7 +1,7 @@
-"""What one node and one rank wrote down; a metric beside its reference; the words of a check.
+"""The results of one node and of one rank.
 
-Every file read here was written by a job, so its content is hostile text: a value of the wrong kind
-counts as missing, and what is missing is never a pass.
+Every file read here was written by a job, so its content is hostile text: a value of the wrong type
+counts as missing, and a missing value is never a pass.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .telemetry import Events, number
+from .telemetry import Events, parse_number
 
-# Outcomes of a job by which the cluster was not measured: it did not fail, and it did not pass.
+# Outcomes in which the cluster was not measured: it neither failed nor passed.
 NOT_MEASURED = {"never_ran", "preempted", "cancelled", "lost"}
 
 
 @dataclass(frozen=True)
 class NodeResult:
-    """One node: its facts, and how its part of the job ended (empty where it never said).
+    """One node: its facts, and how its part of the job ended (empty if it reported nothing).
 
-    `scheduled` is the scheduler's name of a node that wrote nothing, where it is known.
+    `scheduled` is the scheduler's name of a node that wrote nothing, if known.
     """
 
     node_rank: int
@@ -32,8 +32,8 @@ class NodeResult:
 
     @property
     def name(self) -> str:
-        said = self.facts.get("node") or self.result.get("node") or self.scheduled
-        return str(said or f"node {self.node_rank}")
+        name = self.facts.get("node") or self.result.get("node") or self.scheduled
+        return str(name or f"node {self.node_rank}")
 
     @property
     def host(self) -> str:
@@ -45,23 +45,23 @@ class NodeResult:
 
     @property
     def paused_s(self) -> float:
-        """How long the job stood still here, with all its processes."""
-        told = number(self.result.get("paused_s"))
-        return told if told is not None and math.isfinite(told) else 0.0
+        """How long the job was suspended on this node."""
+        seconds = parse_number(self.result.get("paused_s"))
+        return seconds if seconds is not None and math.isfinite(seconds) else 0.0
 
     def version(self, name: str) -> str | None:
         """The version of a package, or of the GPUs' `driver`, on this node."""
-        gpus, held = self.facts.get("gpus"), self.facts.get("packages")
+        gpus, versions = self.facts.get("gpus"), self.facts.get("packages")
         if name == "driver":
-            held = gpus[0] if isinstance(gpus, list) and gpus else None
+            versions = gpus[0] if isinstance(gpus, list) and gpus else None
             name = "driver_version"
-        value = held.get(name) if isinstance(held, dict) else None
+        value = versions.get(name) if isinstance(versions, dict) else None
         return None if value is None else str(value)
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """One rank: who it was, and the events it wrote."""
+    """One rank and the events it wrote."""
 
     rank: int
     events: Events
@@ -103,4 +103,4 @@ class RankResult:
         record = self.events.last("metrics") or {}
         values = record.get("values")
         pairs = values.items() if isinstance(values, dict) else ()
-        return {name: value for name, raw in pairs if (value := number(raw)) is not None}
+        return {name: value for name, raw in pairs if (value := parse_number(raw)) is not None}

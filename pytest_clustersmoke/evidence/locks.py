@@ -1,7 +1,7 @@
-"""Who has a cluster under `--cluster-exclusive`, and whether the controller of a run still lives.
+"""The locks of `--cluster-exclusive` and of a run's controller.
 
-Both are locks that a process holds through filelock. The kernel, or the NFS server, gives a lock
-back when its holder ends, however it ended; the file stays, and says nothing without its lock.
+A process holds both through filelock. The kernel, or the NFS server, releases a lock when its
+holder ends, however it ended. The lock file stays, and means nothing unless it is locked.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ..text import Problem, UsageProblems, sanitize_line
 from .run_directory import RunDir, read_json, write_json
 
 OPTION = "--cluster-exclusive"
-CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # whoever can reach a cluster's directory can lock it
+CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # every user who can reach a cluster's directory can lock it
 MAX_WORD = 80
-# File systems without locks (Lustre mounted without `flock`) say nothing: a run there is taken to
-# live as long as a job may run.
-LONGEST_S = 8 * 24 * 3600
-# A controller shows every BEAT_S that it lives; clocks of hosts and of file servers differ.
-BEAT_S, SILENT_S = 60.0, 1800.0
+# On file systems without locks (Lustre mounted without `flock`) a run counts as alive for as long
+# as a job may run.
+MAX_RUN_S = 8 * 24 * 3600
+# The limit allows for clocks that differ between hosts and file servers.
+HEARTBEAT_S, MAX_SILENCE_S = 60.0, 1800.0
 
 
 def cluster_lock_path(shared_dir: Path, cluster: str) -> Path:
-    """Profiles that share a directory have a lock each."""
+    """The lock of one cluster: profiles that share a directory have a lock each."""
     return shared_dir / f".exclusive.{cluster}.lock"
 
 
 def lock_cluster(shared_dir: Path, cluster: str, run_id: str) -> BaseFileLock:
-    """Take the cluster's lock, or say who has it. Never waits for it. Raises UsageProblems."""
+    """Take the cluster's lock without waiting. Raises UsageProblems, naming the holder."""
     from filelock import FileLock, Timeout
 
     path = cluster_lock_path(shared_dir, cluster)
@@ -48,20 +48,20 @@ def lock_cluster(shared_dir: Path, cluster: str, run_id: str) -> BaseFileLock:
         mode=CLUSTER_MODE,
         thread_local=False,
         fallback_to_soft=False,  # a marker file would outlive its holder
-        on_acquired=partial(_name_holder, run_id),
+        on_acquired=partial(_write_holder, run_id),
     )
     try:
         shared_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock.acquire(blocking=False)
     except Timeout:
-        raise _taken(path, cluster) from None
+        raise _in_use_problem(path, cluster) from None
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable_lock_problem(path, error) from error
     return lock
 
 
-def _name_holder(run_id: str, fd: int) -> None:
-    """Write into the lock's file who holds it, for whoever meets the lock."""
+def _write_holder(run_id: str, fd: int) -> None:
+    """Write the holder into the lock file, for messages of other runs."""
     import psutil
 
     about = {
@@ -73,24 +73,26 @@ def _name_holder(run_id: str, fd: int) -> None:
     }
     os.ftruncate(fd, 0)
     os.pwrite(fd, (json.dumps(about) + "\n").encode(), 0)
-    os.fsync(fd)  # a reader on another host finds it on the file server
+    os.fsync(fd)  # so that other hosts see it on the file server
 
 
-def _taken(path: Path, cluster: str) -> UsageProblems:
+def _in_use_problem(path: Path, cluster: str) -> UsageProblems:
     word = {
         key: sanitize_line(str(value))[:MAX_WORD] for key, value in (read_json(path) or {}).items()
     }
-    who = "a run that has not said who it is has it"
+    who = "held by a run that did not record its name"
     if word:
         who = (
-            f"run {word.get('run_id')} has it since {word.get('since')} "
+            f"held by run {word.get('run_id')} since {word.get('since')} "
             f"(pid {word.get('pid')} of {word.get('user')} on {word.get('host')})"
         )
-    todo = f"wait until that run has ended, or leave {OPTION} away"
-    return UsageProblems([Problem(f"{cluster} is in use: {who}; {path}", OPTION, todo=todo)])
+    todo = f"wait for that run to end, or omit {OPTION}"
+    return UsageProblems(
+        [Problem(f"{cluster} is in use: {who}; lock file {path}", OPTION, todo=todo)]
+    )
 
 
-def _unusable(path: Path, error: OSError) -> UsageProblems:
+def _unusable_lock_problem(path: Path, error: OSError) -> UsageProblems:
     what = f"the lock {path} cannot be taken ({error.strerror or error})"
     expected = (
         "a file that this user can write, on a file system with locks "
@@ -100,7 +102,7 @@ def _unusable(path: Path, error: OSError) -> UsageProblems:
 
 
 def describe_run(profile: Profile, run_id: str) -> dict[str, Any]:
-    """What run.json says of a run: who asked for what, where and when (Unix seconds)."""
+    """The content of run.json: what was requested, by which process, when (Unix seconds)."""
     hardware = profile.hardware
     return {
         "schema": 1,
@@ -133,8 +135,8 @@ class ControllerLock:
         self._locks = _acquire(self._lock) is True
 
     def announce(self, asked: Mapping[str, Any], report: Path) -> None:
-        """Say what was chosen, here and where the report will be: whoever finds no report there
-        knows by it where the evidence lies. Raises OSError where it cannot be written."""
+        """Write the selection into run.json, here and in the report's directory, where it leads to
+        the evidence if no report follows. Raises OSError if it cannot be written."""
         self.about.update(asked, locks=self._locks)
         write_json(self._run.run, self.about)
         report.mkdir(parents=True, exist_ok=True)
@@ -145,9 +147,9 @@ class ControllerLock:
 
 
 @contextmanager
-def seized(run: RunDir) -> Iterator[bool]:
-    """Whether the run's controller is dead; while this lasts the run is ours, so that two commands
-    do not report it both."""
+def seize_run(run: RunDir) -> Iterator[bool]:
+    """Yield whether the run's controller is dead. Holds the run's lock meanwhile, so that two
+    commands do not both report it."""
     about = read_json(run.run) or {}
     lock = _run_lock(run)
     try:
@@ -165,7 +167,7 @@ def _run_lock(run: RunDir) -> BaseFileLock:
 
 
 def _acquire(lock: BaseFileLock) -> bool | None:
-    """Take the lock; False where somebody has it, None where the file system has none."""
+    """Take the lock. False if another process holds it, None if the file system has no locks."""
     from filelock import Timeout
 
     try:
@@ -178,18 +180,19 @@ def _acquire(lock: BaseFileLock) -> bool | None:
 
 
 def _is_dead(run: RunDir, about: Mapping[str, Any]) -> bool:
-    """Of a run whose lock is free. On some file systems locks hold on one host alone (Lustre's
-    `localflock`, NFS' `local_lock`, BeeGFS), and on some there are none: then the beats say."""
+    """Whether the controller of a run whose lock is free is dead. Some file systems have no locks,
+    and on some they hold on one host alone (Lustre's `localflock`, NFS' `local_lock`, BeeGFS):
+    there the heartbeat decides."""
     if about.get("locks") and about.get("host") == socket.gethostname():
         return True
     try:
         silent_s = time.time() - run.run.stat().st_mtime
     except OSError:
         return False
-    return silent_s > (SILENT_S if about.get("locks") else LONGEST_S)
+    return silent_s > (MAX_SILENCE_S if about.get("locks") else MAX_RUN_S)
 
 
-def beat(run: RunDir) -> None:
-    """Show other hosts that the controller lives; the watch over its jobs calls this."""
+def send_heartbeat(run: RunDir) -> None:
+    """Show other hosts that the controller is alive; called by the watch over its jobs."""
     with contextlib.suppress(OSError):
         os.utime(run.run)

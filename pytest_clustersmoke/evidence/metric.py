@@ -1,11 +1,11 @@
-"""A metric of a phase, and the two ways in which a criterion ends without a pass."""
+"""A metric of a phase, and the two ways in which a criterion does not pass."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
-from _pytest.outcomes import Skipped  # pytest.skip.Exception, by the name that type checkers know
+from _pytest.outcomes import Skipped  # pytest.skip.Exception, by a name that type checkers know
 
 from ..config.metrics import METRICS, compare
 from ..text import sanitize_lines
@@ -13,29 +13,29 @@ from ..text import sanitize_lines
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Reference
 
-# The two sides of what `require: [transports]` asks for, as criteria judge them.
+# The two kinds that `require: [transports]` stands for, judged separately.
 INSIDE, BETWEEN = "transports inside nodes", "transports between nodes"
 
 
 class Unmeasured(Skipped):
-    """This cannot be judged here. `kind` is what the profile's `require` may ask for: then the
+    """Raised where a criterion cannot be judged. If the profile's `require` lists `kind`, the
     verdict is INCONCLUSIVE."""
 
     def __init__(self, kind: str, reason: str) -> None:
-        words = sanitize_lines(f"not measured ({kind}): {reason}")
-        super().__init__(words, _use_item_location=True)
+        message = sanitize_lines(f"not measured ({kind}): {reason}")
+        super().__init__(message, _use_item_location=True)
         self.kind = kind
 
 
 def fail(message: str) -> NoReturn:
-    """Fail a criterion. What ranks said may stand in the message, so it is cleaned."""
+    """Fail a criterion. The message is sanitized, since it may quote ranks."""
     __tracebackhide__ = True
     raise AssertionError(sanitize_lines(message))
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the phase: the worst over ranks, with its unit and the cluster's reference."""
+    """A metric of the phase: the worst value over ranks and the cluster's reference."""
 
     name: str
     value: float
@@ -47,7 +47,7 @@ class Metric:
         return METRICS[self.name].unit
 
     def check(self) -> None:
-        """Fail where the value is outside the reference; without a reference this is unmeasured."""
+        """Fail if the value is outside the reference; without a reference it is unmeasured."""
         __tracebackhide__ = True
         comparison = compare(self.name, self.value, self.reference)
         if comparison.met is None:

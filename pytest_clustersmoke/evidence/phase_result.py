@@ -1,7 +1,7 @@
-"""What a phase's job left behind, as a criterion sees it.
+"""The result of a phase: what its job wrote, as a criterion sees it.
 
-Every file read here was written by a job, so its content is hostile text: a value of the wrong kind
-counts as missing, and what is missing is never a pass.
+Every file read here was written by a job, so its content is hostile text: a value of the wrong type
+counts as missing, and a missing value is never a pass.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..config.metrics import METRICS
 from .job_results import NodeResult, RankResult
 from .metric import Metric, Unmeasured, fail
 from .nccl.log_reader import NodeLogs, read_nodes
-from .run_directory import PhaseDir, job_of, read_json, refresh
+from .run_directory import PhaseDir, job_name, read_json, refresh_directories
 from .scheduler_record import read_scheduler_record
-from .telemetry import number, of_job, read_events
+from .telemetry import keep_own_events, parse_number, read_events
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
     from ..config.profile import Expectation, Profile, Reference
@@ -38,17 +38,17 @@ OUTCOMES = (
 
 @dataclass(frozen=True)
 class PastRuns:
-    """Where a phase's past runs are told, and whether a regression fails or is only told."""
+    """Where a phase's past runs are stored, and whether a regression fails or only warns."""
 
     cluster: str
     report_dir: Path
     fails: bool
-    begun: float = math.inf  # of this run, Unix s: those that began later are no past of it
+    begun: float = math.inf  # of this run, Unix s: runs that began later are not its past
 
 
 @dataclass(frozen=True, repr=False)
 class PhaseResult:
-    """A finished phase. Attributes are what its job wrote down; checks raise AssertionError."""
+    """A finished phase. Attributes hold what its job wrote; checks raise AssertionError."""
 
     directory: PhaseDir
     spec: Mapping[str, Any]
@@ -57,13 +57,13 @@ class PhaseResult:
     ranks: tuple[RankResult, ...]
     references: Mapping[str, Reference] = field(default_factory=dict)
     expect: Expectation | None = None
-    # Kinds of criteria that were judged, for the profile's `require`: a kind that nobody judged
-    # was not measured.
+    # The kinds that criteria judged, for the profile's `require`: a kind that is missing here was
+    # not measured.
     judged: set[str] = field(default_factory=set)
     past: PastRuns | None = None
 
     def __repr__(self) -> str:
-        return f"<phase {self.name}: {self.outcome}>"  # pytest prints it above a failed check
+        return f"<phase {self.name}: {self.outcome}>"  # printed by pytest above a failed check
 
     @property
     def name(self) -> str:
@@ -88,21 +88,21 @@ class PhaseResult:
 
     @property
     def backend(self) -> str:
-        """The process group's backend, as every rank said: nccl or gloo."""
+        """The process group's backend, nccl or gloo; fails if ranks differ."""
         return str(
             self._agreed("backend", {r.rank: self._last(r, "group", "backend") for r in self.ranks})
         )
 
     @property
     def losses(self) -> list[float]:
-        """The loss of every step, averaged over all ranks; the same on each, or this fails."""
+        """The loss of every step, averaged over all ranks; fails if ranks differ."""
         per_rank = {rank.rank: self._last(rank, "losses", "mean") for rank in self.ranks}
         raw = self._agreed("losses", per_rank)
-        values = [number(value) for value in raw] if isinstance(raw, list) else []
+        values = [parse_number(value) for value in raw] if isinstance(raw, list) else []
         return [math.nan if value is None else value for value in values]
 
     def metric(self, name: str) -> Metric:
-        """A metric over all ranks: the lowest where higher is better, else the highest."""
+        """A metric over all ranks: the lowest value if higher is better, otherwise the highest."""
         if name not in METRICS:
             raise KeyError(f"unknown metric {name!r}; known: {', '.join(METRICS)}")
         values = [rank.metrics().get(name, math.nan) for rank in self.ranks]
@@ -115,35 +115,35 @@ class PhaseResult:
         return Metric(name, worst, self.references.get(name), self.judged)
 
     def metrics(self) -> dict[str, float]:
-        """Every metric that all ranks wrote."""
+        """Every metric that all ranks reported."""
         names = [name for name in METRICS if any(name in rank.metrics() for rank in self.ranks)]
-        found = {name: self.metric(name).value for name in names}
-        return {name: value for name, value in found.items() if not math.isnan(value)}
+        values = {name: self.metric(name).value for name in names}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
 
     def fact(self, name: str) -> Any:
-        """A fact on which all ranks agree; fails naming the ranks where they do not."""
+        """A fact that all ranks agree on; fails naming the ranks if they do not."""
         return self._agreed(f"fact {name!r}", self.facts(name))
 
     def facts(self, name: str) -> dict[int, Any]:
-        """rank -> what it said of `name`; None for a rank that said nothing."""
+        """rank -> its value of the fact; None for a rank that reported none."""
         return {rank.rank: rank.facts().get(name) for rank in self.ranks}
 
     def events(self, event: str) -> dict[int, dict[str, Any]]:
-        """rank -> its last event of this name; ranks without one are missing."""
-        found = {rank.rank: rank.events.last(event) for rank in self.ranks}
-        return {rank: record for rank, record in found.items() if record is not None}
+        """rank -> its last event of this name; ranks without one are left out."""
+        records = {rank.rank: rank.events.last(event) for rank in self.ranks}
+        return {rank: record for rank, record in records.items() if record is not None}
 
     @cached_property
     def nccl(self) -> NodeLogs:
-        """NCCL's logs of all nodes, read when they are first asked for."""
+        """NCCL's logs of all nodes, read on first access."""
         folders = {node.node_rank: self.directory.nccl_logs(node.node_rank) for node in self.nodes}
-        said = [rank.start.get("nccl") for rank in self.ranks]
-        versions = {version for version in said if isinstance(version, str)}
+        reported = [rank.start.get("nccl") for rank in self.ranks]
+        versions = {version for version in reported if isinstance(version, str)}
         version = versions.pop() if len(versions) == 1 else None
         return read_nodes(folders, self.directory.root, version)
 
     def transport_summary(self) -> str:
-        """What the ranks talked over, in a few words: NCCL's kinds, `gloo`, or `unknown`."""
+        """The transports of the ranks in a few words: NCCL's kinds, `gloo`, or `unknown`."""
         backends = {str(record.get("backend")) for record in self.events("group").values()}
         if backends != {"nccl"}:
             return ", ".join(sorted(backends)) or "unknown"
@@ -151,15 +151,15 @@ class PhaseResult:
         return ", ".join(self.nccl.log.kinds()) or unknown
 
     def check_gradients(self) -> None:
-        """Every rank compared every parameter's reduced gradient with an all-reduce of its own."""
+        """Fail unless every rank's reduced gradients all matched an all-reduce of its own."""
         __tracebackhide__ = True
         records = self.events("gradients")
-        self._all_ranks(records, "a gradient probe")
+        self._all_ranks(records, "the gradient probe")
         for rank, record in records.items():
             if record.get("compared") != record.get("parameters") or not record.get("compared"):
                 fail(
-                    f"{self.ranks[rank]} compared {record.get('compared')} of "
-                    f"{record.get('parameters')} parameters"
+                    f"{self.ranks[rank]} compared the gradients of {record.get('compared')} of "
+                    f"{record.get('parameters')} parameters; expected all of them"
                 )
             if record.get("synced") is not True:
                 fail(
@@ -169,24 +169,25 @@ class PhaseResult:
                 )
         if self.world_size > 1 and not all(r.get("sensitive") is True for r in records.values()):
             raise Unmeasured(
-                "gradients", "the local gradients were too alike for a missing reduction to show"
+                "gradients",
+                "the local gradients of the ranks are too similar for a missing all-reduce to show",
             )
 
     def check_reload(self) -> None:
-        """Every rank read the checkpoint into a model built anew and found it bit for bit."""
+        """Fail unless every rank read the checkpoint back into a new model, bit for bit."""
         __tracebackhide__ = True
         records = self.events("reload")
-        self._all_ranks(records, "a comparison after reload")
+        self._all_ranks(records, "the comparison after reload")
         for rank, record in records.items():
             if record.get("equal") is not True or not record.get("tensors"):
                 fail(
-                    f"the reloaded checkpoint differs on {self.ranks[rank]}: of "
-                    f"{record.get('tensors')} tensors {record.get('mismatched')} are not what was "
-                    "saved"
+                    f"the reloaded checkpoint differs on {self.ranks[rank]}: "
+                    f"{record.get('tensors')} tensors compared with what was saved, mismatched: "
+                    f"{record.get('mismatched')}"
                 )
 
     def checkpoint_files(self) -> dict[str, int]:
-        """File -> bytes, as rank 0 listed them when all ranks had written."""
+        """File -> bytes, as rank 0 listed them after all ranks had written."""
         record = self.events("checkpoint").get(0, {})
         files = record.get("files")
         entries = files if isinstance(files, list) else []
@@ -197,17 +198,17 @@ class PhaseResult:
         }
 
     def versions(self, name: str) -> dict[str, str | None]:
-        """Who -> its version of `name`: what each rank imported, what each node has installed."""
+        """The version of `name` that each rank imported, or, if no rank says, on each node."""
         if any(name in rank.start for rank in self.ranks):
             return {str(rank): _text(rank.start.get(name)) for rank in self.ranks}
         return {node.name: node.version(name) for node in self.nodes}
 
     def stage_seconds(self) -> dict[str, float]:
-        """Stage -> seconds on the slowest rank; compilation is a stage of its own."""
+        """Stage -> seconds on the slowest rank; compilation is a separate stage."""
         longest: dict[str, float] = {}
         for rank in self.ranks:
             for record in rank.events.named("stage"):
-                seconds = number(record.get("seconds"))
+                seconds = parse_number(record.get("seconds"))
                 ended = record.get("state") == "end"
                 if ended and seconds is not None and math.isfinite(seconds):
                     name = str(record.get("name"))
@@ -215,24 +216,24 @@ class PhaseResult:
         return longest
 
     def steps_done(self) -> dict[int, int]:
-        """rank -> how many steps it finished."""
-        said = {rank: record.get("step") for rank, record in self.events("step").items()}
-        return {rank: step if type(step) is int else 0 for rank, step in said.items()}
+        """rank -> the number of steps it finished."""
+        steps = {rank: record.get("step") for rank, record in self.events("step").items()}
+        return {rank: step if type(step) is int else 0 for rank, step in steps.items()}
 
     def _all_ranks(self, records: Mapping[int, Any], what: str) -> None:
         __tracebackhide__ = True
         missing = [rank.rank for rank in self.ranks if rank.rank not in records]
         if missing or len(self.ranks) != self.world_size:
-            fail(f"rank {missing[0] if missing else '?'} wrote no result of {what}")
+            fail(f"rank {missing[0] if missing else '?'} reported no result of {what}")
 
     def _agreed(self, what: str, per_rank: Mapping[int, Any]) -> Any:
         __tracebackhide__ = True
         if not per_rank:
-            fail(f"no rank said anything of {what}")
+            fail(f"no rank reported {what}")
         first = next(iter(per_rank.values()))
         for rank, value in per_rank.items():
             if value is None:
-                fail(f"rank {rank} said nothing of {what}")
+                fail(f"rank {rank} did not report {what}")
             if value != first:
                 fail(f"ranks differ in {what}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
         return first
@@ -247,21 +248,21 @@ def _text(value: Any) -> str | None:
 
 
 def collect_phase(directory: PhaseDir) -> PhaseResult:
-    """Read everything that a phase's job left behind in its directory. Of each rank's marks of
-    progress only the last is read: they are nearly all of a long job's lines."""
+    """Read everything that a phase's job wrote into its directory. Of each rank's `step` events,
+    which are nearly all of a long job's lines, only the last is read."""
     spec = read_json(directory.spec) or {
         "phase": directory.root.name,
         "nodes": 0,
         "ranks_per_node": 0,
     }
-    refresh(directory, int(spec["nodes"]))
+    refresh_directories(directory, int(spec["nodes"]))
     world_size = int(spec["nodes"]) * int(spec["ranks_per_node"])
     result = PhaseResult(
         directory=directory,
         spec=spec,
         job=read_json(directory.result) or {},
-        nodes=tuple(_node(directory, node) for node in range(int(spec["nodes"]))),
-        ranks=tuple(_rank(directory, rank, job_of(spec)) for rank in range(world_size)),
+        nodes=tuple(_read_node(directory, node) for node in range(int(spec["nodes"]))),
+        ranks=tuple(_read_rank(directory, rank, job_name(spec)) for rank in range(world_size)),
     )
     return name_silent_nodes(result)
 
@@ -269,42 +270,42 @@ def collect_phase(directory: PhaseDir) -> PhaseResult:
 def with_bounds(
     result: PhaseResult, profile: Profile, report_dir: Path | None = None
 ) -> PhaseResult:
-    """The same evidence with what the profile says of the phase: references, what to expect, and,
-    with `report_dir`, where its past runs are."""
+    """The same result with the profile's bounds for the phase: references, expectations and, with
+    `report_dir`, its past runs."""
     return replace(
         result,
         references=dict(profile.references.get(result.name, {})),
         expect=profile.expect.get(result.name),
-        past=_past(result.directory, profile, report_dir) if report_dir else None,
+        past=_make_past_runs(result.directory, profile, report_dir) if report_dir else None,
     )
 
 
-def _past(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
+def _make_past_runs(directory: PhaseDir, profile: Profile, report_dir: Path) -> PastRuns:
     about = read_json(directory.run.run) or {}
-    begun = number(about.get("begun"))
+    begun = parse_number(about.get("begun"))
     fails = profile.history_check == "fail"
     return PastRuns(profile.name, report_dir, fails, math.inf if begun is None else begun)
 
 
-def _rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
-    """A rank's own events; those of another job count for nothing."""
+def _read_rank(directory: PhaseDir, rank: int, job: str) -> RankResult:
+    """A rank and its own events; events of another job are ignored."""
     events = read_events(directory.rank_events(rank), all_marks=False)
-    return RankResult(rank, of_job(events, job, rank) if job else events)
+    return RankResult(rank, keep_own_events(events, job, rank) if job else events)
 
 
-def _node(directory: PhaseDir, node_rank: int) -> NodeResult:
+def _read_node(directory: PhaseDir, node_rank: int) -> NodeResult:
     facts, result = directory.node_facts(node_rank), directory.node_result(node_rank)
     return NodeResult(node_rank, read_json(facts) or {}, read_json(result) or {})
 
 
 def name_silent_nodes(result: PhaseResult) -> PhaseResult:
-    """The same evidence with the scheduler's names of nodes that wrote nothing: its list of the
-    job's nodes has them beside the others."""
+    """The same result with the scheduler's names of nodes that wrote nothing: those in its list of
+    the job's nodes that no other node has."""
     silent = [node for node in result.nodes if not node.facts and not node.result]
     if not silent:
         return result
-    had = expand_hostlist(read_scheduler_record(result.directory.scheduler).job.nodes)
-    names = [name for name in had if name not in {node.name for node in result.nodes}]
+    scheduled = expand_hostlist(read_scheduler_record(result.directory.scheduler).job.nodes)
+    names = [name for name in scheduled if name not in {node.name for node in result.nodes}]
     if len(names) != len(silent):
         return result
     by_rank = dict(zip((node.node_rank for node in silent), names, strict=True))

@@ -1,27 +1,27 @@
-"""Every file name of a run, in one place, and the two ways files are written.
+"""Every file name of a run, and the two ways in which files are written.
 
-<shared_dir>/<run_id>/               0700, ours, or refused
-    run.json, controller.lock        what was asked, and by whom; held while the controller lives
-    journal.jsonl                    what was submitted, how it ended, what was judged, in order
+<shared_dir>/<run_id>/               0700, owned by this user, or refused
+    run.json, controller.lock        the request; a lock held while the controller lives
+    journal.jsonl                    submissions, ends and judgements, in order
     phases/<phase>/
-        spec.json                    the job, as plain data; written before it is submitted
-        preflight.txt                what the scheduler said of it before it was submitted
-        batch.sh, submitit/          the batch script, and what submitit writes
-        setup_failed                 the setup line that failed, where one did
-        claim.<node>                 made with O_EXCL by the node that starts: at most once
-        started_again                what a later start wrote, which found the claim and ended
-        scheduler.jsonl              what the scheduler said of a job that did not end well
+        spec.json                    the job as plain data; written before it is submitted
+        preflight.txt                the scheduler's answer before the job was submitted
+        batch.sh, submitit/          the batch script; submitit's files
+        setup_failed                 the setup line that failed, if one did
+        claim.<node>                 created with O_EXCL by the node that starts: at most once
+        started_again                written by a later start, which found the claim and ended
+        scheduler.jsonl              the scheduler's record of a job that did not end well
         rendezvous.json, abort.json  node 0's address and port; the flag that ends all nodes
-        nodes/<node>/                facts.json, meeting.json (what it found of the others),
+        nodes/<node>/                facts.json, meeting.json (its checks of the other nodes),
                                      events.jsonl, result.json, torchrun.log, logs/,
-                                     dumped (the dumps of its ranks are taken)
+                                     dumped (its ranks' dumps are complete)
         ranks/<rank>.jsonl           the rank's own events
-        dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that was hung
-        nccl/<node>/HOST.PID.log     NCCL's own words
+        dumps/rank_<rank>.*          stacks and flight-recorder entries of a rank that hung
+        nccl/<node>/HOST.PID.log     NCCL's own log
         build/<node>/                kernels that the node's ranks compile
         output/                      what the rank program writes (checkpoints)
         result.json                  the phase's result, as the controller collected it
-        past.json                    what the criterion on past runs found, for the record
+        past.json                    the result of the criterion on past runs, for the record
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MAX_JSON_BYTES = 64 * 2**20
 RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
-def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, with its final permissions."""
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a whole file or none, with its final permissions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -57,11 +57,11 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def write_json(path: Path, value: Any, mode: int = 0o600) -> None:
-    write_whole(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n", mode)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is none that can be read."""
+    """The JSON object in a file; None if it cannot be read."""
     try:
         with path.open("rb") as stream:
             value = json.loads(stream.read(MAX_JSON_BYTES))
@@ -70,8 +70,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def listed(directory: Path) -> bool:
-    """Whether a directory can be listed. It is then read anew: NFS forgets what was not there."""
+def list_directory(directory: Path) -> bool:
+    """Whether a directory can be listed. Listing makes NFS forget which files were missing."""
     try:
         next(directory.iterdir(), None)
     except OSError:
@@ -79,9 +79,9 @@ def listed(directory: Path) -> bool:
     return True
 
 
-def job_of(spec: Mapping[str, Any]) -> str:
-    """A job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
-    where the spec names no run, as one written by hand."""
+def job_name(spec: Mapping[str, Any]) -> str:
+    """The job's name in its ranks' events, RUN_ID/PHASE: a phase runs at most once in a run. Empty
+    if the spec names no run, as in one written by hand."""
     return f"{spec['run_id']}/{spec.get('phase')}" if spec.get("run_id") else ""
 
 
@@ -151,7 +151,7 @@ class PhaseDir:
         return self.root / f"claim.{node_rank}"
 
     def node(self, node_rank: int | str) -> Path:
-        """`node_rank` may be a shell variable, here and below, for the dry run."""
+        """`node_rank` may be a shell variable in the dry run, here and below."""
         return self.root / "nodes" / f"{node_rank:0>4}"
 
     def node_facts(self, node_rank: int) -> Path:
@@ -185,7 +185,7 @@ class PhaseDir:
         return self.dumps / f"rank_{rank:05d}.flight_recorder.json"
 
     def rank_flight_recorder_brief(self, rank: int) -> Path:
-        """Without source lines; there only where the rank could not write the whole."""
+        """Without source lines; written only if the rank could not write the complete one."""
         return self.dumps / f"rank_{rank:05d}.flight_recorder.brief.json"
 
     def rank_py_spy(self, rank: int) -> Path:
@@ -221,9 +221,9 @@ class RunDir:
 
 
 def create_run(shared_dir: Path, run_id: str) -> RunDir:
-    """Make the run's directory, 0700 and ours.
+    """Create the run's directory with mode 0700.
 
-    Raises UsageProblems where it cannot be made or is somebody else's.
+    Raises UsageProblems if it cannot be created or belongs to another user.
     """
     root = shared_dir / run_id
     try:
@@ -234,43 +234,42 @@ def create_run(shared_dir: Path, run_id: str) -> RunDir:
         raise UsageProblems(
             [
                 Problem(
-                    f"the run directory {root} cannot be made ({error.strerror or error})",
+                    f"the run directory {root} cannot be created ({error.strerror or error})",
                     "shared_dir",
                     "a directory that this user can write",
-                    "set `shared_dir` of this cluster to one",
+                    "change `shared_dir` of this cluster",
                 )
             ]
         ) from error
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        problem = Problem(f"the run directory {root} is not ours", "shared_dir")
-        raise UsageProblems([problem])
+        what = f"the run directory {root} belongs to another user or is not a directory"
+        raise UsageProblems([Problem(what, "shared_dir")])
     return RunDir(root)
 
 
-def make_phase(phase: PhaseDir, nodes: int) -> None:
-    """Make the directories that every job of so many nodes writes into.
+def create_phase(phase: PhaseDir, nodes: int) -> None:
+    """Create the directories that a job on this many nodes writes into. Raises OSError.
 
-    From here on only files come. Whoever looks for one too early makes NFS remember that it is not
-    there, until its directory is listed; of a directory that was missed nobody would know. Raises
-    OSError.
+    Jobs then only add files. A look-up that comes too early makes NFS remember that a file is
+    missing until its directory is listed; a missing directory could not be listed.
     """
     for node in range(nodes):
         phase.node(node).mkdir(parents=True, exist_ok=True)
     phase.rank_events(0).parent.mkdir(parents=True, exist_ok=True)
 
 
-def refresh(phase: PhaseDir, nodes: int) -> None:
-    """List what `make_phase` has made, so that NFS forgets which files were not there."""
-    for one in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
-        listed(one)
+def refresh_directories(phase: PhaseDir, nodes: int) -> None:
+    """List the directories of `create_phase`, so that NFS forgets which files were missing."""
+    for directory in (phase.root, phase.rank_events(0).parent, *map(phase.node, range(nodes))):
+        list_directory(directory)
 
 
 def check_path(path: Path, where: str, todo: str) -> list[Problem]:
-    """What sbatch would misread in a path: `%` starts one of its patterns, and a newline ends a
-    line of the script."""
+    """Problems with characters that sbatch would misread: `%` starts one of its patterns, and a
+    newline ends a line of the script."""
     names = {"%": "a `%`", "\n": "a newline", "\r": "a carriage return"}
     bad = [name for char, name in names.items() if char in str(path)]
     if not bad:
         return []
-    what = f"the path {str(path)!r} holds {' and '.join(bad)}, which sbatch would misread"
+    what = f"the path {str(path)!r} contains {' and '.join(bad)}, which sbatch would misread"
     return [Problem(what, where, "a path without it", todo)]

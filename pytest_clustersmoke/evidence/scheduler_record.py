@@ -1,8 +1,8 @@
-"""What the scheduler said of a job: its state, and the record of a job that did not end well.
+"""The scheduler's view of a job: its state, and the record of a job that did not end well.
 
 The backend parses the scheduler's answers once and writes the record: a header with the schema,
-then one JSON object a line, so that a finding can name the line it rests on. A job of this user
-could write into the file, so whatever is not of the known form counts as not said.
+then one JSON object per line, so that a finding can cite a line. The user's jobs could write into
+the file, so anything that does not have the known form counts as missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .finding import MAX_TEXT, Evidence
-from .run_directory import write_whole
+from .run_directory import write_atomically
 
 SCHEMA = 1
 MAX_BYTES = 8 * 2**20
@@ -21,11 +21,11 @@ MAX_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class JobState:
-    """What the scheduler says of a job.
+    """The state of a job.
 
-    `kind` is ours: pending, running, ended, held (put back after its launch failed, and it will not
-    start by itself), or unknown (the scheduler has forgotten the job).
-    `raw` and `reason` are the scheduler's words; times are Unix seconds, None where not given;
+    `kind` is ours: pending, running, ended, held (requeued after a failed launch; it does not start
+    by itself) or unknown (the scheduler has forgotten the job).
+    `raw` and `reason` are the scheduler's words; times are Unix seconds, None if not given;
     `expected_start` is its estimate for a pending job.
     """
 
@@ -40,8 +40,8 @@ class JobState:
 
 @dataclass(frozen=True)
 class ScheduledJob:
-    """The job as the scheduler shows it. Times are the scheduler's text: local, and of one form, so
-    that they compare as text. `text` has the fields that decide something, `shown` all of them."""
+    """The job as the scheduler shows it. Times are the scheduler's text: local, and in one format,
+    so they compare as text. `text` holds the fields that decide something, `shown` all of them."""
 
     state: str = ""
     reason: str = ""
@@ -61,7 +61,7 @@ class ScheduledJob:
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A node: its state, and since when, by whom and why it is so."""
+    """A node: its state, with the time, user and reason."""
 
     name: str = ""
     state: str = ""
@@ -76,15 +76,15 @@ class NodeStatus:
 
     @property
     def why(self) -> str:
-        """Its state with the administrators' words."""
-        said = f": {self.reason} [{self.by}@{self.since}]" if self.reason else ""
-        return f"{self.name} is {self.state}{said}"
+        """The node's state with the administrator's reason."""
+        reason = f": {self.reason} [{self.by}@{self.since}]" if self.reason else ""
+        return f"{self.name} is {self.state}{reason}"
 
 
 @dataclass(frozen=True)
 class AccountingEntry:
-    """One entry of the job in the accounting database; a requeue begins another. `cancelled_by` is
-    the user id of whoever ended it, -1 where the entry does not say."""
+    """One entry of the job in the accounting database; a requeue adds another. `cancelled_by` is
+    the id of the user who ended it, -1 if unknown."""
 
     state: str = ""
     cancelled_by: int = -1
@@ -116,7 +116,7 @@ KINDS: dict[str, Item] = {
 
 @dataclass(frozen=True)
 class SchedulerRecord:
-    """All that the scheduler said of one job and its nodes."""
+    """Everything the scheduler reported about one job and its nodes."""
 
     job: ScheduledJob = field(default_factory=ScheduledJob)
     nodes: tuple[NodeStatus, ...] = ()
@@ -126,42 +126,44 @@ class SchedulerRecord:
 
     @property
     def cancelled_by(self) -> int | None:
-        """The user id that ended the job, where the accounting database says so."""
-        ids = [one.cancelled_by for one in self.accounting if one.cancelled_by >= 0]
+        """The id of the user who ended the job, if the accounting database has it."""
+        ids = [entry.cancelled_by for entry in self.accounting if entry.cancelled_by >= 0]
         return ids[-1] if ids else None
 
     def evidence(self, *items: Item) -> tuple[Evidence, ...]:
-        """The lines of the file in which these items stand, as far as the scheduler gave any."""
+        """The lines of the file with these items, if the scheduler gave any."""
         return tuple(
-            Evidence(str(self.path), one.line, one.text[:MAX_TEXT]) for one in items if one.text
+            Evidence(str(self.path), item.line, item.text[:MAX_TEXT]) for item in items if item.text
         )
 
     def write(self, path: Path) -> None:
         items: list[tuple[str, Item]] = [
             *([("job", self.job)] if self.job.text else []),
-            *(("node", one) for one in self.nodes),
-            *(("accounting", one) for one in self.accounting),
-            *(("other", one) for one in self.others),
+            *(("node", node) for node in self.nodes),
+            *(("accounting", entry) for entry in self.accounting),
+            *(("other", job) for job in self.others),
         ]
-        lines = [{"schema": SCHEMA}, *({"kind": kind, **_values(one)} for kind, one in items)]
-        write_whole(path, "".join(f"{json.dumps(line)}\n" for line in lines))
+        lines = [{"schema": SCHEMA}, *({"kind": kind, **_values(item)} for kind, item in items)]
+        write_atomically(path, "".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 def read_scheduler_record(path: Path) -> SchedulerRecord:
-    """The record in a file; an empty one where there is none, or one of another schema."""
+    """The record in a file; an empty one if it is missing or has another schema."""
     try:
         with path.open("rb") as stream:
             lines = stream.read(MAX_BYTES).split(b"\n")
     except OSError:
         return SchedulerRecord(path=path)
-    if _parsed(lines[0]).get("schema") != SCHEMA:
+    if _parse_object(lines[0]).get("schema") != SCHEMA:
         return SchedulerRecord(path=path)
-    items = [item for number, line in enumerate(lines[1:], 2) if (item := _item(line, number))]
+    items = [
+        item for number, line in enumerate(lines[1:], 2) if (item := _parse_item(line, number))
+    ]
     return SchedulerRecord(
-        next((one for one in items if isinstance(one, ScheduledJob)), ScheduledJob()),
-        tuple(one for one in items if isinstance(one, NodeStatus)),
-        tuple(one for one in items if isinstance(one, AccountingEntry)),
-        tuple(one for one in items if isinstance(one, OtherJob)),
+        next((item for item in items if isinstance(item, ScheduledJob)), ScheduledJob()),
+        tuple(item for item in items if isinstance(item, NodeStatus)),
+        tuple(item for item in items if isinstance(item, AccountingEntry)),
+        tuple(item for item in items if isinstance(item, OtherJob)),
         path,
     )
 
@@ -170,18 +172,18 @@ def _values(item: Item) -> dict[str, Any]:
     return {name: value for name, value in asdict(item).items() if name != "line"}
 
 
-def _item(line: bytes, number: int) -> Item | None:
-    """The item of a line, with those of its values that have the type that the field has."""
-    values = _parsed(line)
+def _parse_item(line: bytes, number: int) -> Item | None:
+    """The item of a line, with those of its values that have the field's type."""
+    values = _parse_object(line)
     empty = KINDS.get(str(values.pop("kind", "")))
     if empty is None:
         return None
-    known = {one.name: type(getattr(empty, one.name)) for one in fields(empty)}
-    fit = {name: value for name, value in values.items() if type(value) is known.get(name)}
-    return replace(empty, **{**fit, "line": number})
+    types = {field.name: type(getattr(empty, field.name)) for field in fields(empty)}
+    valid = {name: value for name, value in values.items() if type(value) is types.get(name)}
+    return replace(empty, **{**valid, "line": number})
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_object(line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the ranks wrote of a fault that they staged; and a fault that nobody asked for."""
+"""The ranks' events about staged faults, and faults that were not requested."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from .job_results import RankResult
 from .phase_result import PhaseResult
 
 
-def named_in(spec: Mapping[str, Any]) -> str:
-    """The fault that a phase's spec names; empty for a normal run."""
+def fault_name(spec: Mapping[str, Any]) -> str:
+    """The name of the fault in a phase's spec; empty for a normal run."""
     fault = spec.get("fault")
     return str(fault.get("name", "")) if isinstance(fault, dict) else ""
 
 
-def staged(result: PhaseResult) -> dict[int, dict[str, Any]]:
-    """rank -> its first `staged` event of the fault that the spec names."""
-    name = named_in(result.spec)
-    found: dict[int, dict[str, Any]] = {}
+def find_staged_events(result: PhaseResult) -> dict[int, dict[str, Any]]:
+    """rank -> its first `staged` event of the fault in the spec."""
+    name = fault_name(result.spec)
+    events: dict[int, dict[str, Any]] = {}
     for rank in result.ranks:
         for record in rank.events.named("staged"):
             if record.get("name") == name:
-                found.setdefault(rank.rank, record)
-    return found
+                events.setdefault(rank.rank, record)
+    return events
 
 
-def stray(result: PhaseResult) -> tuple[RankResult, dict[str, Any]] | None:
-    """A rank that staged a fault by name which its phase's spec does not name, and what it wrote.
+def find_unrequested_fault(result: PhaseResult) -> tuple[RankResult, dict[str, Any]] | None:
+    """A rank that staged a named fault which is not in its phase's spec, and its event.
 
-    Programs that are broken by themselves may mark that, too; they have no name of ours."""
-    name = named_in(result.spec)
+    Programs that are broken on purpose may write the event as well, without a name."""
+    name = fault_name(result.spec)
     for rank in result.ranks:
         for record in rank.events.named("staged"):
             if record.get("name") not in (None, name or None):

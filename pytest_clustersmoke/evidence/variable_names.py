@@ -1,7 +1,7 @@
-"""Whose a variable is: NCCL's, torch's, a plugin's, an installation's, or nobody's.
+"""What reads an environment variable: NCCL, torch, a plugin, an installation, or nothing.
 
-The lists of what exists are data of the package (`nccl_env_vars.txt`, `torch_env_vars.txt`), with
-the versions that they were read from.
+The names that exist are data files of the package (`nccl_env_vars.txt`, `torch_env_vars.txt`), with
+the versions that they were taken from.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from ..text import near
 
 FAMILIES = ("TORCH_NCCL_", "TORCH_GLOO_", "NCCL_", "GLOO_")
 NCCL_CHECKED, TORCH_CHECKED = "2.30.7", "2.2 to 2.13"
-# No name of another family is ever read, printed or kept, whatever it holds.
+# Variables of other families are never read, printed or stored.
 NAME = re.compile(rf"(?:{'|'.join(FAMILIES)})[A-Za-z0-9_]{{1,100}}")
 MAX_VARIABLES = 500
-# Values are kept and shown up to this many characters.
+# Values are stored and shown up to this many characters.
 MAX_KEPT, MAX_SHOWN = 1000, 60
-# GLOO_ is also the prefix of a gateway whose users keep licence keys and client secrets there.
+# GLOO_ is also the prefix of a gateway, whose users keep licence keys and client secrets there.
 SECRET = re.compile(r"(?:^|_)(?:KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?|AUTH)(?:_|$)")
 HIDDEN = "(hidden)"
 
-# Names that nothing reads, with what to use instead. The first two are in no NCCL, 2.3.5 to
-# 2.30.7; the third is in none of torch 2.2 to 2.13 and of its gloo.
-NOTHING = {
-    "NCCL_TIMEOUT": "the timeout that counts is that of init_process_group",
-    "NCCL_NET_DISABLE": "NCCL_IB_DISABLE turns InfiniBand off, NCCL_NET chooses the network",
-    "GLOO_USE_IPV6": "gloo takes the address of the interface that GLOO_SOCKET_IFNAME names",
+# Names that nothing reads, with what to use instead. No NCCL from 2.3.5 to 2.30.7 has the
+# first two; no torch from 2.2 to 2.13, nor its gloo, has the third.
+NO_EFFECT = {
+    "NCCL_TIMEOUT": "set the timeout of init_process_group instead",
+    "NCCL_NET_DISABLE": "NCCL_IB_DISABLE turns InfiniBand off, NCCL_NET selects the network",
+    "GLOO_USE_IPV6": "gloo uses the address of the interface that GLOO_SOCKET_IFNAME names",
 }
-# PyTorch's names before they were prefixed: torch 2.2 to 2.13 reads both, the prefixed one first.
+# PyTorch's names from before the prefix: torch 2.2 to 2.13 reads both, the prefixed one first.
 OLD_TORCH = (
     "NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT",
@@ -40,9 +40,10 @@ OLD_TORCH = (
     "NCCL_ENABLE_TIMING",
     "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
 )
-# What older NCCLs read and 2.30.7 does not: the newest version that is known to read it (by its
-# documentation up to 2.4.8; else by the strings of libnccl.so.2 in the wheels of 2.13.4, 2.16.5,
-# 2.18.1, 2.19.3, 2.21.5, 2.23.4, 2.25.1, 2.26.5, 2.27.7, 2.28.9, 2.29.7), and what took its place.
+# Names that older versions of NCCL read and 2.30.7 does not: the newest version known to read it
+# and its successor. Up to 2.4.8 this is from the documentation, later from the strings of
+# libnccl.so.2 in the wheels of 2.13.4, 2.16.5, 2.18.1, 2.19.3, 2.21.5, 2.23.4, 2.25.1, 2.26.5,
+# 2.27.7, 2.28.9 and 2.29.7.
 DROPPED = {
     "NCCL_AGG_CHANNEL_SIZE": ("2.19.3", ""),
     "NCCL_CHECKS_DISABLE": ("2.4.8", "NCCL_CHECK_POINTERS"),
@@ -61,7 +62,7 @@ DROPPED = {
     "NCCL_TREE_THRESHOLD": ("2.4.8", "NCCL_ALGO"),
     "NCCL_WORK_FIFO_DEPTH": ("2.21.5", "NCCL_WORK_FIFO_BYTES"),
 }
-# Prefixes that plugins and tools of NCCL read for themselves.
+# Prefixes that belong to plugins and tools of NCCL.
 OWNERS = {
     "NCCL_FASTRAK_": "Google's GPUDirect-TCPXO plugin",
     "NCCL_GPUDIRECTTCPX_": "Google's GPUDirect-TCPX plugin",
@@ -74,7 +75,7 @@ OWNERS = {
     "NCCL_INSPECTOR_": "NCCL's inspector plugin",
     "NCCL_TESTS_": "nccl-tests",
 }
-# Where an installation lies, and which one: set by modules and images, read by builds.
+# Location and version of an installation: set by modules and images, read by builds.
 INSTALLATION = re.compile(
     r"NCCL_(?:VERSION|HOME|ROOT|ROOT_DIR|DIR|PREFIX|PATH|LIB|LIBDIR|LIB_DIR|LIB_PATH|LIBRARY"
     r"|LIBRARIES|LIBRARY_PATH|LIBRARY_DIRS?|INC|INCDIR|INCLUDE|INCLUDE_PATH|INCLUDE_DIRS?)"
@@ -82,7 +83,7 @@ INSTALLATION = re.compile(
 
 
 class Verdict(NamedTuple):
-    """What is to be said of a name. `is_read`: something may read it, so its value matters."""
+    """A remark about a name. `is_read`: something may read it, so its value matters."""
 
     severity: str
     text: str
@@ -90,74 +91,75 @@ class Verdict(NamedTuple):
 
 
 def judge_name(name: str) -> Verdict | None:
-    """What is to be said of a variable by its name alone; None where it is known and well."""
+    """The remark about a variable by its name alone; None for one that NCCL or torch reads."""
     if name in nccl_names() or name in torch_names():
         return None
-    if name in NOTHING:
+    if name in NO_EFFECT:
         whose = "gloo" if name.startswith("GLOO_") else "NCCL"
-        text = f"{name} is no variable of {whose} and does nothing; {NOTHING[name]}"
+        text = f"{name} is not a variable of {whose} and has no effect; {NO_EFFECT[name]}"
         return Verdict("note", text, False)
     if name in OLD_TORCH:
-        text = f"{name} is the old name, which torch still reads; say TORCH_{name}"
+        text = f"{name} is an old name that torch still reads; use TORCH_{name}"
         return Verdict("note", text, True)
     if name in DROPPED:
         last, successor = DROPPED[name]
         instead = f"; use {successor}" if successor else ""
-        text = f"{name} is read by older NCCLs ({last} is one), not by {NCCL_CHECKED}{instead}"
+        text = f"NCCL {NCCL_CHECKED} no longer reads {name}; NCCL {last} did{instead}"
         return Verdict("note", text, True)
     if INSTALLATION.fullmatch(name):
-        text = f"{name} tells where an NCCL is installed, or which; NCCL itself does not read it"
+        text = f"{name} says where NCCL is installed, or which version; NCCL does not read it"
         return Verdict("note", text, False)
     for prefix, owner in OWNERS.items():
         if name.startswith(prefix):
-            return Verdict("note", f"{name} is no variable of NCCL itself, but of {owner}", True)
-    return Verdict("warning", _unknown(name), True)
+            return Verdict("note", f"{name} is a variable of {owner}, not of NCCL", True)
+    return Verdict("warning", _describe_unknown(name), True)
 
 
-def _unknown(name: str) -> str:
+def _describe_unknown(name: str) -> str:
     if name.startswith("NCCL_OFI_"):
         return (
-            f"{name} is no variable of NCCL {NCCL_CHECKED}, against which it was checked; the "
-            f"plugin for libfabric reads OFI_NCCL_*: did you mean `OFI_NCCL_{name[9:]}`?"
+            f"{name} is not a variable of NCCL {NCCL_CHECKED}, the version checked against; the "
+            f"libfabric plugin reads OFI_NCCL_*: did you mean `OFI_NCCL_{name[9:]}`?"
         )
     prefix = next(family for family in FAMILIES if name.startswith(family))
     of_nccl = prefix == "NCCL_"
     names = nccl_names() if of_nccl else torch_names()
-    # The prefix alone would make any two names alike.
-    ends = [one[len(prefix) :] for one in sorted(names) if one.startswith(prefix)]
+    # Names are compared without their prefix, which would make any two of them similar.
+    ends = [known[len(prefix) :] for known in sorted(names) if known.startswith(prefix)]
     hint = near(name[len(prefix) :], ends).replace("`", f"`{prefix}", 1)
     whose = f"NCCL {NCCL_CHECKED}" if of_nccl else f"torch {TORCH_CHECKED}"
+    checked = "the version checked against" if of_nccl else "the versions checked against"
     other = "a plugin or another version may read it" if of_nccl else "another version may read it"
-    return f"{name} is no variable of {whose}, against which it was checked; {hint or other}"
+    return f"{name} is not a variable of {whose}, {checked}; {hint or other}"
 
 
 @lru_cache
 def nccl_names() -> frozenset[str]:
     """The variables that NCCL reads."""
-    return _listed("nccl_env_vars.txt")
+    return _read_list("nccl_env_vars.txt")
 
 
 @lru_cache
 def torch_names() -> frozenset[str]:
     """The variables of FAMILIES that torch and its gloo read."""
-    return _listed("torch_env_vars.txt")
+    return _read_list("torch_env_vars.txt")
 
 
-def _listed(file: str) -> frozenset[str]:
+def _read_list(file: str) -> frozenset[str]:
     lines = (Path(__file__).parent / file).read_text().split("\n")
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
-def of_families(environ: Mapping[str, object]) -> dict[str, str]:
-    """The variables of FAMILIES, by name, in a form that can be kept and shown: a value that may
-    be a secret is hidden, a long one is cut."""
+def filter_variables(environ: Mapping[str, object]) -> dict[str, str]:
+    """The variables of FAMILIES, by name, safe to store and show: a value that may be a secret is
+    hidden, a long one is cut."""
     names = sorted(name for name in environ if isinstance(name, str) and NAME.fullmatch(name))
-    found = {}
+    variables = {}
     for name in names[:MAX_VARIABLES]:
         value = environ[name]
         if isinstance(value, str):
-            found[name] = HIDDEN if _may_be_secret(name) else value[:MAX_KEPT]
-    return found
+            variables[name] = HIDDEN if _may_be_secret(name) else value[:MAX_KEPT]
+    return variables
 
 
 def _may_be_secret(name: str) -> bool:
@@ -165,7 +167,7 @@ def _may_be_secret(name: str) -> bool:
     return not known and SECRET.search(name.upper()) is not None
 
 
-def shown(value: str) -> str:
-    """A value for a line of text: no control characters, and no more than its beginning."""
+def show_value(value: str) -> str:
+    """The beginning of a value, without control characters."""
     text = "".join(char if char.isprintable() else "\ufffd" for char in value[: MAX_SHOWN + 1])
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""What NCCL and gloo make of a value, as far as that is certain whatever the machine."""
+"""How NCCL and gloo read a value, as far as that is certain on any machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Variables that are on or off and that NCCL reads as a number: C's strtoll, which takes a word
-# for 0 (src/misc/param.cc).
+# Switches that NCCL reads as a number, with C's strtoll, which reads a word as 0
+# (src/misc/param.cc).
 SWITCHES = (
     "NCCL_COLLNET_ENABLE",
     "NCCL_CUMEM_ENABLE",
@@ -19,14 +19,13 @@ SWITCHES = (
     "NCCL_SHM_DISABLE",
 )
 WORDS_FOR_ON = ("true", "yes", "on", "y", "t", "enable", "enabled")
-# Bits of NCCL_DEBUG_SUBSYS that matter to edges: those of `via` lines, and INIT, which each of
-# them has as well.
+# Subsystems in NCCL_DEBUG_SUBSYS that log edges (`via` lines). Each of these lines is also of INIT.
 EDGE_SUBSYSTEMS = ("P2P", "SHM", "NET")
 NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+)")
 
 
-def integer(value: str) -> int:
-    """A value as NCCL reads a number: strtoll with base 0; 0 where it starts with none."""
+def parse_integer(value: str) -> int:
+    """A value as NCCL reads a number: strtoll with base 0; 0 if it does not start with one."""
     found = NUMBER.match(value)
     if found is None:
         return 0
@@ -42,27 +41,27 @@ def integer(value: str) -> int:
 
 
 def is_never(value: str) -> bool:
-    """Whether a level (NCCL_P2P_LEVEL, NCCL_NET_GDR_LEVEL) is LOC, formerly 0: never."""
-    return value == "LOC" or (re.match("[0-9]", value) is not None and integer(value) == 0)
+    """Whether a level (NCCL_P2P_LEVEL, NCCL_NET_GDR_LEVEL) is LOC (formerly 0), never."""
+    return value == "LOC" or (re.match("[0-9]", value) is not None and parse_integer(value) == 0)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The names that a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA selects: a list of prefixes;
-    one leading `^` negates it, then one leading `=` means whole names, each for the whole list.
-    A name may carry a port (`mlx5_0:1`), which only NCCL_IB_HCA regards."""
+    """The names that a value of NCCL_SOCKET_IFNAME or NCCL_IB_HCA selects: a list of prefixes. A
+    leading `^` negates the whole list; a `=` after it makes the entries full names. An entry may
+    have a port (`mlx5_0:1`), which only NCCL_IB_HCA uses."""
 
     entries: tuple[tuple[str, int | None], ...]
     exact: bool
     negated: bool
 
     def selects(self, name: str, port: int | None = None) -> bool:
-        if not self.entries:  # NCCL: no list matches all
+        if not self.entries:  # in NCCL an empty list matches everything
             return not self.negated
         return self.lists(name, port) is not self.negated
 
     def lists(self, name: str, port: int | None = None) -> bool:
-        """Whether the list, before it is negated, has this name."""
+        """Whether the list has this name, before negation."""
         return any(
             (name == entry if self.exact else name.startswith(entry))
             and (port is None or wanted is None or port == wanted)
@@ -70,90 +69,91 @@ class Selection:
         )
 
 
-def selection(value: str) -> Selection:
-    """Read such a value as NCCL's findInterfaces and parseStringList do."""
+def parse_selection(value: str) -> Selection:
+    """Parse a value as NCCL's findInterfaces and parseStringList do."""
     negated = value.startswith("^")
     rest = value[1:] if negated else value
     exact = rest.startswith("=")
     rest = rest[1:] if exact else rest
-    rest = rest[1:] if rest[:1] in ("^", "=") else rest  # parseStringList passes over one more
+    rest = rest[1:] if rest[:1] in ("^", "=") else rest  # parseStringList skips one more
     entries = []
     for part in rest.split(","):
         name, _, port = part.partition(":")
         if name:
-            entries.append((name, integer(port) if ":" in part else None))
+            entries.append((name, parse_integer(port) if ":" in part else None))
     return Selection(tuple(entries), exact, negated)
 
 
-def _selection_slip(value: str) -> str:
-    """What in such a list can match no name."""
+def _check_selection(value: str) -> str:
+    """What in a list cannot match any name."""
     rest = value[1:] if value.startswith("^") else value
     if value.startswith("=^"):
-        return "`=^` does not negate: NCCL takes `^` first, as in `^=eth0`"
+        return "`=^` does not negate: NCCL expects `^` first, as in `^=eth0`"
     first, *others = rest.removeprefix("=").split(",")
-    for one in others:
-        if one[:1] in ("^", "="):
+    for entry in others:
+        if entry[:1] in ("^", "="):
             return (
-                f"`{one[:1]}` counts only at the start, for the whole list: no name starts with "
-                f"`{one}`"
+                f"`{entry[:1]}` has a meaning only at the start of the whole list: no name starts "
+                f"with `{entry}`"
             )
-    for one in (first, *others):
-        if any(char.isspace() for char in one):
-            return f"a name in the list has a blank, and so matches nothing: {one!r}"
+    for entry in (first, *others):
+        if any(char.isspace() for char in entry):
+            return f"a name in the list contains a space, and so matches nothing: {entry!r}"
     return ""
 
 
-def _gloo_slip(value: str) -> str:
-    """gloo takes whole names, separated by commas, and fails where one of them is not there."""
-    for one in value.split(",") if len(value) > 1 else ():
-        if one[:1] in ("^", "="):
+def _check_gloo(value: str) -> str:
+    """gloo expects full names, separated by commas, and fails if one of them does not exist."""
+    for name in value.split(",") if len(value) > 1 else ():
+        if name[:1] in ("^", "="):
             return (
-                f"gloo takes whole names of interfaces, without NCCL's `{one[:1]}`: `{one}` is none"
+                f"gloo expects full interface names, without NCCL's `{name[:1]}`: "
+                f"`{name}` is not one"
             )
-        if not one or any(char.isspace() for char in one):
-            return f"gloo takes whole names of interfaces, separated by commas: {one!r} is none"
+        if not name or any(char.isspace() for char in name):
+            return f"gloo expects full interface names, separated by commas: {name!r} is not one"
     return ""
 
 
-def _switch_slip(value: str) -> str:
+def _check_switch(value: str) -> str:
     if value.strip().lower() in WORDS_FOR_ON:
-        return f"NCCL reads a number there, and takes `{value.strip()}` for 0; write 1"
+        return f"NCCL expects a number here, and reads `{value.strip()}` as 0; write 1"
     return ""
 
 
-def _family_slip(value: str) -> str:
+def _check_family(value: str) -> str:
     if value in ("AF_INET", "AF_INET6", ""):
         return ""
-    return "NCCL knows AF_INET and AF_INET6, and passes over any other value"
+    return "NCCL accepts AF_INET and AF_INET6, and ignores any other value"
 
 
 CHECKS: dict[str, Callable[[str], str]] = {
-    "NCCL_SOCKET_IFNAME": _selection_slip,
-    "NCCL_OOB_NET_IFNAME": _selection_slip,
-    "NCCL_IB_HCA": _selection_slip,
-    "NCCL_SOCKET_FAMILY": _family_slip,
-    "GLOO_SOCKET_IFNAME": _gloo_slip,
-    **dict.fromkeys(SWITCHES, _switch_slip),
+    "NCCL_SOCKET_IFNAME": _check_selection,
+    "NCCL_OOB_NET_IFNAME": _check_selection,
+    "NCCL_IB_HCA": _check_selection,
+    "NCCL_SOCKET_FAMILY": _check_family,
+    "GLOO_SOCKET_IFNAME": _check_gloo,
+    **dict.fromkeys(SWITCHES, _check_switch),
 }
 
 
-def slip(name: str, value: str) -> str:
-    """What cannot work about a value, in words; empty where nothing is certain to be wrong."""
+def find_mistake(name: str, value: str) -> str:
+    """Why a value cannot work; empty if nothing is certainly wrong."""
     check = CHECKS.get(name)
     return check(value) if check else ""
 
 
-def subsystems_slip(value: str) -> str:
-    """What a value of NCCL_DEBUG_SUBSYS hides of the lines that transports are read from."""
+def find_hidden_subsystems(value: str) -> str:
+    """Which of the lines that transports are read from a value of NCCL_DEBUG_SUBSYS hides."""
     inverted = value.startswith("^")
-    listed = {one.upper() for one in value.removeprefix("^").split(",")}
+    listed = {name.upper() for name in value.removeprefix("^").split(",")}
 
     def logged(subsystem: str) -> bool:
         return ("ALL" in listed or subsystem in listed) is not inverted
 
-    if logged("INIT"):  # which every line of an edge has as well
+    if logged("INIT"):
         return ""
-    hidden = [one for one in EDGE_SUBSYSTEMS if not logged(one)]
+    hidden = [subsystem for subsystem in EDGE_SUBSYSTEMS if not logged(subsystem)]
     if hidden:
-        return f"hides NCCL's lines of {', '.join(hidden)} connections"
-    return "hides NCCL's lines of communicators"
+        return f"hides NCCL's lines about {', '.join(hidden)} connections"
+    return "hides NCCL's lines about communicators"

@@ -9,7 +9,7 @@ from typing import Any
 from ..evidence.job_results import NOT_MEASURED
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
-from ..evidence.staged_marks import staged
+from ..evidence.staged_marks import find_staged_events
 from ..evidence.telemetry import read_events
 from ..text import ranges
 from . import JOB, Fault
@@ -112,7 +112,7 @@ def _check_staging(fault: Fault, result: PhaseResult) -> list[str]:
     """The ranks that must stage the fault recorded that they did, and no other rank."""
     if fault.by == "job":
         return []
-    ranks = sorted(staged(result))
+    ranks = sorted(find_staged_events(result))
     if fault.by == "ranks":
         return [] if ranks else ["no rank recorded that it staged the fault"]
     chosen = _chosen(result)
@@ -207,7 +207,7 @@ def _finding(result: PhaseResult) -> dict[str, Any]:
 
 def _seconds(result: PhaseResult, run: RunDir) -> float | None:
     """Seconds from the first `staged` event to the phase's end, where the job failed."""
-    begun = [float(event["time"]) for event in staged(result).values()]
+    begun = [float(event["time"]) for event in find_staged_events(result).values()]
     ended = [
         float(event["time"])
         for event in read_events(run.journal).named("ended")

@@ -21,7 +21,7 @@ from submitit.local.local import LocalExecutor, LocalJob
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir, write_whole
+from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import read_events
 from ..node import abort_flag, process_tree
@@ -65,7 +65,7 @@ class LocalBackend:
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         count = phase.nodes.value
-        write_whole(directory.batch_script, self.script(phase, directory))
+        write_atomically(directory.batch_script, self.script(phase, directory))
         job = _Job([], directory, phase.world_size, time.time(), self._free_gpus())
         job_id = f"local-{directory.root.parent.parent.name}-{phase.name}"
         self._jobs[job_id] = job

@@ -7,12 +7,12 @@ import re
 import time
 from dataclasses import dataclass
 
-from ..evidence.finding import job_logs, numbered_lines
+from ..evidence.finding import list_job_logs, read_head
 from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import PhaseDir
 from ..evidence.scheduler_record import JobState, read_scheduler_record
-from ..evidence.staged_marks import stray
-from ..evidence.telemetry import number
+from ..evidence.staged_marks import find_unrequested_fault
+from ..evidence.telemetry import parse_number
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
@@ -46,7 +46,7 @@ def judge(result: PhaseResult, state: JobState | None, cancel_reason: str = "") 
     COMPLETED alone proves nothing, and no later state disproves a success.
     """
     if result.nodes and all(node.ok for node in result.nodes):
-        if unrequested := stray(result):
+        if unrequested := find_unrequested_fault(result):
             return Judgement(
                 "failed", f"{unrequested[0]} staged a fault that this run did not request"
             )
@@ -154,8 +154,8 @@ def _prolog_failed(result: PhaseResult) -> bool:
 
 def in_job_logs(directory: PhaseDir, pattern: re.Pattern[str]) -> bool:
     """Whether a line that the job's shell or launchers printed matches."""
-    paths = job_logs(directory)
-    return any(pattern.search(line) for path in paths for _, line in numbered_lines(path))
+    paths = list_job_logs(directory)
+    return any(pattern.search(line) for path in paths for _, line in read_head(path))
 
 
 def _describe(state: JobState) -> str:
@@ -215,5 +215,5 @@ def job_times(
 
 def _numbers(result: PhaseResult, name: str) -> list[float]:
     """The finite numbers that the nodes reported; untrusted, like all that a job writes."""
-    values = (number(node.result.get(name)) for node in result.nodes)
+    values = (parse_number(node.result.get(name)) for node in result.nodes)
     return [value for value in values if value is not None and math.isfinite(value)]

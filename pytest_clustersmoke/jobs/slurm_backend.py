@@ -10,7 +10,7 @@ from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.run_directory import PhaseDir, write_whole
+from ..evidence.run_directory import PhaseDir, write_atomically
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..node.node_job import run_node
 from . import batch_script
@@ -113,7 +113,7 @@ class _Sbatch(SlurmExecutor):
     def _submit_command(self, command: str) -> SlurmJob[Any]:
         path = self._directory.batch_script
         Path(self.folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, self._make_submission_file_text(command, ""))
+        write_atomically(path, self._make_submission_file_text(command, ""))
         job_id = self._client.submit(path, str(self.parameters["job_name"]))
         tasks = list(range(self._num_tasks()))
         return SlurmJob(folder=self.folder, job_id=job_id, tasks=tasks)

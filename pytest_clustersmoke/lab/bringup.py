@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..evidence.run_directory import write_whole
+from ..evidence.run_directory import write_atomically
 from ..text import plural
 from . import accounting, lab_state, packages, slurm_config, teardown
 from . import memory_limits as memory
@@ -172,13 +172,13 @@ def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -
 def write_files(plan: Plan) -> None:
     """Write the configuration files, the munge key and the fake devices."""
     files = plan.files
-    write_whole(files.slurm_conf, slurm_config.render_slurm_conf(plan, plan.clients_bound))
-    write_whole(plan.daemons_conf, slurm_config.render_slurm_conf(plan, plan.daemons_bound))
-    write_whole(files.gres_conf, slurm_config.render_gres_conf(plan))
-    write_whole(files.cgroup_conf, slurm_config.render_cgroup_conf(plan))
-    write_whole(files.plugstack_conf, "")
+    write_atomically(files.slurm_conf, slurm_config.render_slurm_conf(plan, plan.clients_bound))
+    write_atomically(plan.daemons_conf, slurm_config.render_slurm_conf(plan, plan.daemons_bound))
+    write_atomically(files.gres_conf, slurm_config.render_gres_conf(plan))
+    write_atomically(files.cgroup_conf, slurm_config.render_cgroup_conf(plan))
+    write_atomically(files.plugstack_conf, "")
     if plan.accounting_port is not None:
-        write_whole(files.slurmdbd_conf, slurm_config.render_slurmdbd_conf(plan))
+        write_atomically(files.slurmdbd_conf, slurm_config.render_slurmdbd_conf(plan))
     files.munge_key.touch(mode=0o600)
     files.munge_key.write_bytes(secrets.token_bytes(128))
     for index in range(plan.gpus_per_node):

@@ -17,7 +17,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..evidence.run_directory import write_whole
+from ..evidence.run_directory import write_atomically
 from . import packages
 from .addresses import list_own_names
 from .daemons import Daemons
@@ -114,7 +114,7 @@ class Isolation:
     def _write_hosts(self, control: str, nodes: tuple[NodePlan, ...]) -> None:
         lines = ["127.0.0.1 localhost", f"{control} {list_own_names()}"]
         lines += [f"{node.address} {node.name}" for node in nodes]
-        write_whole(self._files.hosts, "\n".join(lines) + "\n", mode=0o644)
+        write_atomically(self._files.hosts, "\n".join(lines) + "\n", mode=0o644)
 
     def _make_hub(self, control: str) -> None:
         self._hub = self._start_holder("hub", ["--net"], ["sleep", "infinity"])

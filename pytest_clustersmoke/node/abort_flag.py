@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..evidence.run_directory import PhaseDir, listed
+from ..evidence.run_directory import PhaseDir, list_directory
 
 if TYPE_CHECKING:
     from .node_job import NodeJob
@@ -55,4 +55,4 @@ def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, 
 
 def visible(path: Path) -> bool:
     """Whether a file exists. Listing its directory first clears NFS's cache of missing files."""
-    return listed(path.parent) and path.exists()
+    return list_directory(path.parent) and path.exists()

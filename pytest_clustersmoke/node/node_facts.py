@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..evidence.variable_names import of_families
+from ..evidence.variable_names import filter_variables
 from . import gpu_facts
 
 PACKAGES = (
@@ -68,7 +68,7 @@ def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> d
         "interfaces": _interfaces(),
         "rdma_ports": _rdma_ports(),
         # What the ranks inherit; the launcher adds its own (NCCL_DEBUG_FILE and the like).
-        "variables": of_families(os.environ),
+        "variables": filter_variables(os.environ),
         "nccl_conf": _nccl_conf(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
@@ -158,7 +158,7 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
             name, is_setting, value = line.partition("=")
             if is_setting and not line.startswith("#"):
                 pairs.setdefault(name, value)
-        found[path] = of_families(pairs)
+        found[path] = filter_variables(pairs)
     return found
 
 

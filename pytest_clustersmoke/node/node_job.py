@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir, read_json, write_json, write_whole
+from ..evidence.run_directory import PhaseDir, read_json, write_atomically, write_json
 from ..evidence.telemetry import EventWriter
 from .abort_flag import Aborted, NodeFailed, raise_abort
 
@@ -162,7 +162,7 @@ def _claim(job: NodeJob) -> None:
         with job.dir.claim(job.node_rank).open("x") as stream:
             stream.write(f"{job.node_name} {os.getpid()} {_job_id()} {time.time()}\n")
     except FileExistsError:
-        write_whole(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
+        write_atomically(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
         raise NodeFailed(
             f"phase {job.spec['phase']} was already started on node rank {job.node_rank} (was the "
             "job requeued?); a phase runs at most once"

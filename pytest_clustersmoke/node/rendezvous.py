@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evidence.interfaces import selected
+from ..evidence.interfaces import select_interfaces
 from ..evidence.run_directory import read_json, write_json
 from . import checks
 from .abort_flag import Aborted, NodeFailed, visible
@@ -215,7 +215,7 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = os.environ.get(variable, "")
         if value and not value.startswith("^"):
-            for name in selected(variable, value, with_ipv4):
+            for name in select_interfaces(variable, value, with_ipv4):
                 return str(with_ipv4[name]["ipv4"][0])
     for host in (node_name, socket.gethostname()):
         try:

@@ -7,10 +7,15 @@ from itertools import groupby
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.interfaces import conf_files, node_variables, only_gloo, unmatched_interfaces
+from ..evidence.interfaces import (
+    find_unmatched_interfaces,
+    read_nccl_conf_files,
+    read_node_variables,
+    used_only_gloo,
+)
 from ..evidence.job_results import NodeResult
 from ..evidence.phase_result import PhaseResult
-from ..evidence.variable_names import of_families, shown
+from ..evidence.variable_names import filter_variables, show_value
 from ..text import shorten
 from .variable_remarks import (
     NOTE,
@@ -32,7 +37,7 @@ def remark_on_job(
     result: PhaseResult, phase: Phase, profile: Profile, environ: Mapping[str, str]
 ) -> list[Remark]:
     """Remarks after the job. If no node recorded its variables: the remarks before the job."""
-    context = PhaseContext(phase, profile, ran_gloo=only_gloo(result))
+    context = PhaseContext(phase, profile, ran_gloo=used_only_gloo(result))
     nodes = [node for node in result.nodes if isinstance(node.facts.get("variables"), dict)]
     if not nodes:
         return remark_on_plan(phase, profile, environ)
@@ -47,7 +52,7 @@ def remark_on_job(
 
 
 def _name(node: NodeResult) -> str:
-    return shown(node.name)
+    return show_value(node.name)
 
 
 def _other_variables(context: PhaseContext, node: NodeResult) -> dict[str, str]:
@@ -55,7 +60,7 @@ def _other_variables(context: PhaseContext, node: NodeResult) -> dict[str, str]:
     kept = {*context.phase.env_set, *context.launchers}
     return {
         name: value
-        for name, value in of_families(node.facts["variables"]).items()
+        for name, value in filter_variables(node.facts["variables"]).items()
         if name not in kept
     }
 
@@ -72,13 +77,14 @@ def _remark_on_name(
         holders.setdefault(values.get(name), []).append(node)
     if len(holders) > 1:
         values_on = "; ".join(
-            f"{'not set' if value is None else shown(value)} on {_name_nodes(nodes, len(others))}"
+            f"{'not set' if value is None else show_value(value)} on "
+            f"{_name_nodes(nodes, len(others))}"
             for value, nodes in holders.items()
         )
         yield context.remark(
             name, WARNING, "the nodes", f"{name} differs between nodes: {values_on}"
         )
-    ours = of_families(environ).get(name)
+    ours = filter_variables(environ).get(name)
     for value, nodes in holders.items():
         if value is None:
             continue
@@ -86,12 +92,12 @@ def _remark_on_name(
         if value == ours:
             source, severity = SHELL, WARNING
             text = (
-                f"{name}={shown(value)} reached {where}, but the profile does not set it; "
+                f"{name}={show_value(value)} reached {where}, but the profile does not set it; "
                 f"`env.common.unset: [{name}]` keeps it out"
             )
         else:
             source, severity = where, NOTE
-            text = f"{name}={shown(value)} was set by `setup` or a start-up file"
+            text = f"{name}={show_value(value)} was set by `setup` or a start-up file"
         if is_read(name):
             yield context.remark(name, severity, source, text)
         yield from remark_on_variable(context, name, value, source)
@@ -101,15 +107,17 @@ def _remark_on_conf_files(context: PhaseContext, nodes: Sequence[NodeResult]) ->
     """Remarks about what NCCL's configuration files set and the environment does not."""
     holders: dict[tuple[str, str, str], list[str]] = {}
     for node in nodes:
-        known = {*of_families(node.facts["variables"]), *context.launchers}
-        for path, values in conf_files(node.facts).items():
+        known = {*filter_variables(node.facts["variables"]), *context.launchers}
+        for path, values in read_nccl_conf_files(node.facts).items():
             for name, value in values.items():
                 if name not in known:
                     known.add(name)
                     holders.setdefault((name, value, path), []).append(_name(node))
     for (name, value, path), names in sorted(holders.items()):
         source = f"{path} on {_name_nodes(names, len(nodes))}"
-        yield context.remark(name, NOTE, source, f"NCCL takes {name}={shown(value)} from this file")
+        yield context.remark(
+            name, NOTE, source, f"NCCL takes {name}={show_value(value)} from this file"
+        )
         yield from remark_on_variable(context, name, value, source)
 
 
@@ -120,7 +128,7 @@ def _remark_on_contradictions(
     holders: dict[Remark, list[str]] = {}
     for node in nodes:
         for remark in remark_on_contradictions(
-            context, node_variables(node.facts, result.spec), ""
+            context, read_node_variables(node.facts, result.spec), ""
         ):
             holders.setdefault(remark, []).append(_name(node))
     for remark, names in holders.items():
@@ -135,14 +143,14 @@ def _remark_on_interfaces(
     ours = context.inherited(environ)
     keyed = [
         ((each.name, each.value, each.source, each.why, each.has), each.node)
-        for each in unmatched_interfaces(result)
+        for each in find_unmatched_interfaces(result)
     ]
     for (name, value, source, why, has), pairs in groupby(sorted(keyed), lambda pair: pair[0]):
         nodes = _name_nodes((node for _, node in pairs), len(result.nodes))
         written = context.phase.env_set.get(name)
         if written is not None:
             source = written.source
-        elif shown(ours.get(name, "")) == value:
+        elif show_value(ours.get(name, "")) == value:
             source = SHELL
         text = f"on {nodes} {name}={value} {why}; {has}"
         yield context.remark(name, WARNING, source, text)

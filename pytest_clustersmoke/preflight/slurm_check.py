@@ -16,7 +16,7 @@ from ..config.hostlist import expand_hostlist
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
-from ..evidence.run_directory import PhaseDir, RunDir, write_whole
+from ..evidence.run_directory import PhaseDir, RunDir, write_atomically
 from ..jobs.backend import Backend
 from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, group_names, user_name
 from ..jobs.slurm_jobs import TrialSubmission
@@ -57,7 +57,7 @@ class CheckNotes:
         return Evidence(str(self._directory.preflight), number, text[:MAX_TEXT])
 
     def write(self) -> None:
-        write_whole(self._directory.preflight, "".join(f"{line}\n" for line in self._lines))
+        write_atomically(self._directory.preflight, "".join(f"{line}\n" for line in self._lines))
 
 
 class BackgroundCall(Generic[Answer]):
@@ -123,7 +123,7 @@ class SlurmCheck:
         trials: dict[str, TrialSubmission] = {}
         for phase in phases:
             directory = run.phase(phase.name)
-            write_whole(directory.batch_script, self._backend.script(phase, directory))
+            write_atomically(directory.batch_script, self._backend.script(phase, directory))
             left = min(ANSWER_S, deadline - time.monotonic())
             silent = any(trial.timed_out for trial in trials.values())
             if silent or left <= 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ..config.profile import Expectation
-from ..evidence.variable_values import integer, is_never, selection
+from ..evidence.variable_values import is_never, parse_integer, parse_selection
 
 GLOB = re.compile(r"[*?\[]")
 # Prefixes of NCCL's names for transports, for phases that expect any transport. "other" stands for
@@ -135,7 +135,7 @@ def _rules_out(
     value, network = variables[name], variables.get("NCCL_NET", "").casefold()
     match name:
         case "NCCL_IB_DISABLE":  # a plugin's InfiniBand still works
-            off = integer(value) != 0 and network in ("", "ib", "socket")
+            off = parse_integer(value) != 0 and network in ("", "ib", "socket")
             return off and (prefix == "NET/IB" or prefix.startswith("NET/IB/"))
         case "NCCL_NET":
             chosen, other = f"net/{network}", prefix.casefold()
@@ -145,17 +145,17 @@ def _rules_out(
         case "NCCL_NET_GDR_LEVEL":
             return is_never(value) and (expected.gpudirect(inside) or "GDRDMA" in prefix)
         case "NCCL_P2P_DISABLE":
-            return inside and prefix.startswith("P2P") and integer(value) == 1
+            return inside and prefix.startswith("P2P") and parse_integer(value) == 1
         case "NCCL_P2P_LEVEL":
             return inside and prefix.startswith("P2P") and is_never(value)
         case "NCCL_SHM_DISABLE":
-            return inside and prefix.startswith("SHM") and integer(value) == 1
+            return inside and prefix.startswith("SHM") and parse_integer(value) == 1
     return False
 
 
 def _excludes(value: str, glob: str) -> bool:
     """Whether a value of NCCL_IB_HCA selects no device that could match the glob."""
-    prefix, chosen = _text_before_wildcard(glob), selection(value)
+    prefix, chosen = _text_before_wildcard(glob), parse_selection(value)
     if not chosen.negated:
         return not any(
             prefix.startswith(device) or device.startswith(prefix) for device, _ in chosen.entries

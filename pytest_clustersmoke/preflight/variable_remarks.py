@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ..config.phase import Phase
 from ..config.profile import Profile
-from ..evidence.variable_names import judge_name, of_families, shown
-from ..evidence.variable_values import slip, subsystems_slip
+from ..evidence.variable_names import filter_variables, judge_name, show_value
+from ..evidence.variable_values import find_hidden_subsystems, find_mistake
 from ..node.torchrun import NEVER_INHERITED, TELLING_LEVELS
 from ..text import Problem
 from .transport_variables import Contradiction, Expected, find_contradictions
@@ -64,7 +64,9 @@ class PhaseContext:
     @property
     def own(self) -> dict[str, str]:
         """The profile's variables of the families that are checked."""
-        return of_families({name: str(value.value) for name, value in self.phase.env_set.items()})
+        return filter_variables(
+            {name: str(value.value) for name, value in self.phase.env_set.items()}
+        )
 
     @property
     def launchers(self) -> tuple[str, ...]:
@@ -76,7 +78,9 @@ class PhaseContext:
         """Variables of pytest's shell that reach the ranks: sbatch, srun and local jobs pass on
         every variable that neither the profile nor the launcher sets or unsets."""
         decided = {*self.phase.env_set, *self.phase.env_unset, *self.launchers, *NEVER_INHERITED}
-        return {name: value for name, value in of_families(environ).items() if name not in decided}
+        return {
+            name: value for name, value in filter_variables(environ).items() if name not in decided
+        }
 
     def remark(self, name: str, severity: str, source: str, text: str) -> Remark:
         """A remark; if NCCL does not run, one about its variables is only a note."""
@@ -105,7 +109,7 @@ def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -
     for name, value in inherited.items():
         if is_read(name):
             text = (
-                f"{name}={shown(value)} reaches the nodes unless `setup` unsets it, but the "
+                f"{name}={show_value(value)} reaches the nodes unless `setup` unsets it, but the "
                 f"profile does not set it; `env.common.unset: [{name}]` keeps it out"
             )
             found.append(context.remark(name, WARNING, SHELL, text))
@@ -135,8 +139,8 @@ def remark_on_variable(
     verdict = judge_name(name)
     if verdict is not None:
         yield context.remark(name, verdict.severity, source, verdict.text)
-    written = f"{name}={shown(value)}"
-    words = slip(name, value)
+    written = f"{name}={show_value(value)}"
+    words = find_mistake(name, value)
     if words:
         yield context.remark(name, WARNING, source, f"{written}: {words}")
     expected = context.expected
@@ -148,7 +152,7 @@ def remark_on_variable(
             name, NOTE, source, f"{written} {known}; the launcher sets INFO instead"
         )
     if name == "NCCL_DEBUG_SUBSYS" and value and expected and expected.of_transports:
-        words = subsystems_slip(value)
+        words = find_hidden_subsystems(value)
         if words:
             text = f"{written} {words}: the transports cannot be judged; add INIT"
             yield context.remark(name, WARNING, source, text)
@@ -167,7 +171,8 @@ def remark_on_contradictions(
         foreign = [name for name in contradiction.names if name not in context.own]
         if foreign:
             values = " and ".join(
-                f"{name}={shown({**others, **context.own}[name])}" for name in contradiction.names
+                f"{name}={show_value({**others, **context.own}[name])}"
+                for name in contradiction.names
             )
             verb = "rules" if len(contradiction.names) == 1 else "rule"
             where = context.profile.where("expect", context.phase.name, contradiction.key)
@@ -182,7 +187,7 @@ def _to_problem(context: PhaseContext, contradiction: Contradiction) -> Problem:
     first, *more = contradiction.names
     variables = context.phase.env_set
     also = "".join(
-        f" with {name}={shown(str(variables[name].value))} ({variables[name].source})"
+        f" with {name}={show_value(str(variables[name].value))} ({variables[name].source})"
         for name in more
     )
     name = context.phase.name
@@ -190,8 +195,8 @@ def _to_problem(context: PhaseContext, contradiction: Contradiction) -> Problem:
     if first == "NCCL_IB_DISABLE":
         todo += "; a plugin's InfiniBand has its own name, such as `NET/IBext*`"
     return Problem(
-        f"{first}={shown(str(variables[first].value))}{also} rules out everything that is expected "
-        f"of phase `{name}`",
+        f"{first}={show_value(str(variables[first].value))}{also} rules out everything that is "
+        f"expected of phase `{name}`",
         variables[first].source,
         f"{contradiction.expected} ({context.profile.where('expect', name, contradiction.key)})",
         todo,

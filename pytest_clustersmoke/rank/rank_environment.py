@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..evidence.run_directory import PhaseDir, job_of, read_json
+from ..evidence.run_directory import PhaseDir, job_name, read_json
 
 DEFAULT_TIMEOUT_S = 600.0
 FAULT = "CLUSTERSMOKE_FAULT"
@@ -34,7 +34,7 @@ class RankEnvironment:
     def job(self) -> str:
         """The rank's job, as its events name it; empty if run by hand."""
         spec = read_json(self.phase_dir.spec) if self.phase_dir is not None else None
-        return job_of(spec or {})
+        return job_name(spec or {})
 
 
 def read_rank_environment() -> RankEnvironment:

@@ -23,9 +23,9 @@ from urllib.parse import quote
 
 from ..criteria.past_annotation import annotate
 from ..evidence.history.history_database import HistoryUnusable
-from ..evidence.history.history_store import add
-from ..evidence.run_directory import RunDir, write_json, write_whole
-from ..evidence.telemetry import plain
+from ..evidence.history.history_store import store_run
+from ..evidence.run_directory import RunDir, write_atomically, write_json
+from ..evidence.telemetry import to_json_value
 from ..text import sanitize_line
 from .openmetrics import render_metrics
 from .page import page
@@ -77,7 +77,7 @@ def finish(
 def mark_unreportable(target: Path, words: str) -> None:
     """Mark a run whose report cannot be created, so that no later command tries again."""
     with contextlib.suppress(OSError):
-        write_whole(target / GIVEN_UP, words + "\n", MODE)
+        write_atomically(target / GIVEN_UP, words + "\n", MODE)
 
 
 def publish(
@@ -98,7 +98,7 @@ def publish(
     target.mkdir(parents=True, exist_ok=True)
     record, unread = _beside_past(record, report_dir)
     held = record.as_json()
-    write_json(target / "report.json", plain(held), mode=MODE)
+    write_json(target / "report.json", to_json_value(held), mode=MODE)
     copier = EvidenceCopier(run, target)
     for phase in record.phases:
         copier.copy_phase(phase.phase)
@@ -135,7 +135,7 @@ def _beside_past(record: RunRecord, report_dir: Path) -> tuple[RunRecord, list[s
 def _store(held: dict[str, Any], report_dir: Path, judged: bool) -> list[str]:
     """Store the run in the history; a remark if that failed."""
     try:
-        add(held, report_dir, judged)
+        store_run(held, report_dir, judged)
     except Exception as error:
         return [_history_remark(error)]
     return []
@@ -160,7 +160,7 @@ def _write_views(
         path.name: partial(_write_metrics, record, path)
         for path in [target / "metrics.prom", *metrics_path(record, target.parent)]
     }
-    views["index.html"] = lambda: write_whole(
+    views["index.html"] = lambda: write_atomically(
         target / "index.html", page(record, is_there), mode=MODE
     )
     views["GitHub's step summary"] = lambda: add_step_summary(record, environ)
@@ -175,7 +175,7 @@ def _write_views(
 
 
 def _write_metrics(record: RunRecord, path: Path) -> None:
-    write_whole(path, render_metrics(record), mode=MODE)
+    write_atomically(path, render_metrics(record), mode=MODE)
 
 
 def metrics_path(record: RunRecord, report_dir: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from ..evidence.history.past_records import Number
 from ..evidence.job_results import RankResult
 from ..evidence.metric import Unmeasured
 from ..evidence.phase_result import PhaseResult
-from ..evidence.telemetry import number
+from ..evidence.telemetry import parse_number
 from .run_record import RankRecord, SpreadRecord
 
 MAX_LOSSES = 500
@@ -70,7 +70,7 @@ def mean_losses(result: PhaseResult) -> list[tuple[int, Number]]:
     is always included."""
     event = next((losses for _, losses in sorted(result.events("losses").items())), {})
     raw = event.get("mean")
-    values = [number(loss) for loss in raw] if isinstance(raw, list) else []
+    values = [parse_number(loss) for loss in raw] if isinstance(raw, list) else []
     stride = math.ceil(len(values) / MAX_LOSSES) or 1
     chosen = list(range(stride - 1, len(values), stride))
     if values and (not chosen or chosen[-1] != len(values) - 1):

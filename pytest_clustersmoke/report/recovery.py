@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config.cluster_file import load
 from ..config.profile import Profile
-from ..evidence.locks import seized
+from ..evidence.locks import seize_run
 from ..evidence.phase_result import OUTCOMES
 from ..evidence.run_directory import RUN_ID, RunDir, read_json
 from ..evidence.telemetry import EventWriter, read_events
@@ -31,7 +31,7 @@ def recover(report_dir: Path, environ: Mapping[str, str]) -> list[str]:
     is dead; returns a line on each."""
     lines = []
     for target, run, about in _unreported(report_dir):
-        with seized(run) as dead:
+        with seize_run(run) as dead:
             if dead:
                 try:
                     lines += _report(target, run, about, environ)

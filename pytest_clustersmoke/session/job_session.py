@@ -18,9 +18,9 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..diagnose.node_findings import check_warnings
 from ..evidence.finding import Finding
-from ..evidence.locks import BEAT_S, beat
+from ..evidence.locks import HEARTBEAT_S, send_heartbeat
 from ..evidence.phase_result import PhaseResult, collect_phase, name_silent_nodes
-from ..evidence.run_directory import PhaseDir, RunDir, make_phase, read_json, write_json
+from ..evidence.run_directory import PhaseDir, RunDir, create_phase, read_json, write_json
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter
 from ..jobs.backend import Backend, Refused, make_spec
@@ -145,9 +145,9 @@ class Session:
             self._cancel_quietly()
 
     def _send_heartbeat(self) -> None:
-        if time.monotonic() - self._beaten >= BEAT_S:
+        if time.monotonic() - self._beaten >= HEARTBEAT_S:
             self._beaten = time.monotonic()
-            beat(self.run)
+            send_heartbeat(self.run)
 
     def _run_preflight(self) -> None:
         """Ask the scheduler about all phases; finish those that it would not run."""
@@ -193,7 +193,7 @@ class Session:
 
     def _submit(self, phase: Phase) -> None:
         directory = self._write_spec(phase)
-        make_phase(directory, phase.nodes.value)
+        create_phase(directory, phase.nodes.value)
         self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
         self._submitted_wall[phase.name] = time.time()
         self._submitting = phase

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.cli import main
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import nights, of_night, with_versions
 from tests.support.records import metric, phase
 
@@ -26,8 +26,8 @@ def compared(
 
 def pair(directory: Path, first: dict[str, Any], second: dict[str, Any], **changes: Any) -> None:
     """Two runs, a and b, whose phase differs; `changes` are of the second run."""
-    add(of_night(100, phase(**first), run_id="a"), directory)
-    add(of_night(101, phase(**second), **{"run_id": "b", **changes}), directory)
+    store_run(of_night(100, phase(**first), run_id="a"), directory)
+    store_run(of_night(101, phase(**second), **{"run_id": "b", **changes}), directory)
 
 
 def test_similar_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,8 +87,8 @@ def test_verdict_and_missing_phase_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The verdict is compared, and so is a phase that one run lacks."""
-    add(of_night(0, phase("a"), phase("b"), run_id="a"), tmp_path)
-    add(of_night(1, phase("a"), run_id="b", verdict="UNFIT"), tmp_path)
+    store_run(of_night(0, phase("a"), phase("b"), run_id="a"), tmp_path)
+    store_run(of_night(1, phase("a"), run_id="b", verdict="UNFIT"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (1, ["verdict FIT -> UNFIT", "b: passed -> none"])
 
@@ -99,8 +99,8 @@ def test_versions_and_nodes_do_not_count_as_differences(
     """They are listed, but the status is 0."""
     other = phase(versions=with_versions(nccl="2.22", driver="560.1"))
     other["nodes"][3]["node"] = "node7"
-    add(of_night(0, run_id="a"), tmp_path)
-    add(of_night(1, other, run_id="b", package_version="0.2.0"), tmp_path)
+    store_run(of_night(0, run_id="a"), tmp_path)
+    store_run(of_night(1, other, run_id="b", package_version="0.2.0"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (0, [])
     assert found["also_different"] == [
@@ -137,7 +137,7 @@ def test_runs_are_found_by_id_prefix_and_name(
             ("20261103-d", "one"),
         ]
     ):
-        add(of_night(number, run_id=name, cluster=cluster), tmp_path)
+        store_run(of_night(number, run_id=name, cluster=cluster), tmp_path)
 
     def ids(*words: str) -> list[str]:
         return [run["run_id"] for run in compared(capsys, tmp_path, *words)[1]["runs"]]
@@ -177,7 +177,7 @@ def test_unknown_run_is_refused(
 ) -> None:
     """One line with a near match, and status 2."""
     for number, name in enumerate(("20261101-a", "20261102-b")):
-        add(of_night(number, run_id=name, cluster="one"), tmp_path)
+        store_run(of_night(number, run_id=name, cluster="one"), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -187,7 +187,7 @@ def test_unknown_run_is_refused(
 
 def test_first_run_has_no_previous_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`previous` is refused if there is one run."""
-    add(of_night(0), tmp_path)
+    store_run(of_night(0), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), "previous", "latest"]) == 2
     assert capsys.readouterr().err == "clustersmoke: the history has no previous run\n"
 
@@ -197,9 +197,9 @@ def test_phase_selected_in_one_run_only_is_not_a_difference(
 ) -> None:
     """It is mentioned; in two unrestricted runs its absence is a difference."""
     both = [phase(), phase(phase="lora_sft_ddp")]
-    add(of_night(100, *both, run_id="a"), tmp_path)
-    add(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
-    add(of_night(102, phase(), run_id="c"), tmp_path)
+    store_run(of_night(100, *both, run_id="a"), tmp_path)
+    store_run(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
+    store_run(of_night(102, phase(), run_id="c"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (0, [])
     assert "only in the first run: lora_sft_ddp" in found["also_different"]

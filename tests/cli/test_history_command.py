@@ -17,7 +17,7 @@ import pytest
 from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.config.metrics import show
 from pytest_clustersmoke.criteria.past_annotation import annotate
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
 from tests.support.records import BEGUN, metric, phase
 
@@ -33,7 +33,7 @@ def held(tmp_path: Path) -> Path:
     """Twelve good runs, an upgrade of NCCL, and a run at two thirds of the speed."""
     nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
     nights(tmp_path, 9, first=12)
-    add(night(21, 6.6, criteria={"test_t": {"result": "failed", "text": ""}}), tmp_path)
+    store_run(night(21, 6.6, criteria={"test_t": {"result": "failed", "text": ""}}), tmp_path)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_one_phase_is_shown_run_by_run(held: Path, capsys: pytest.CaptureFixture
 
 def test_several_phases_have_one_line_each(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each phase of each cluster, with its newest run and main metric."""
-    add(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), held)
+    store_run(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), held)
     status, out, _ = run(capsys, "history", "--report-dir", held)
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
@@ -77,7 +77,7 @@ def test_last_cluster_phase_and_metric_select(
     held: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each option keeps only what it names."""
-    add(of_night(30, phase("a"), cluster="nebius"), held)
+    store_run(of_night(30, phase("a"), cluster="nebius"), held)
     words = ("--cluster", "nebius", "--phase", "a", "--metric", "peak_memory_gib", "--last", "1")
     status, out, _ = run(capsys, "history", "--report-dir", held, *words, "--json")
     (found,) = json.loads(out)["phases"]
@@ -93,9 +93,9 @@ def test_last_cluster_phase_and_metric_select(
 def test_csv_has_one_line_per_metric(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A header, then every metric of every run, including runs without metrics and values that are
     not finite."""
-    add(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), held)
+    store_run(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), held)
     bad = {**metric(1.0), "value": "nan"}
-    add(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), held)
+    store_run(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), held)
     status, out, _ = run(capsys, "history", "--report-dir", held, "--csv", "--last", "3")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert status == 0
@@ -170,12 +170,12 @@ def test_missing_history_is_refused_with_its_path(
     status, out, err = run(capsys, "history", "--report-dir", tmp_path)
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    assert "is damaged, or no database" in err
+    assert "is damaged, or not a database" in err
 
 
 def test_history_without_phases_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A history whose run has no phases gives one line."""
-    add({**of_night(0), "phases": []}, tmp_path)
+    store_run({**of_night(0), "phases": []}, tmp_path)
     assert run(capsys, "history", "--report-dir", tmp_path)[:2] == (
         0,
         "the history has no phases\n",
@@ -257,7 +257,7 @@ def test_median_does_not_depend_on_last(tmp_path: Path, capsys: pytest.CaptureFi
     for number, value in enumerate(steps):
         last = night(number, value)
         annotate(last, tmp_path)
-        add(last, tmp_path)
+        store_run(last, tmp_path)
     past: Any = last["phases"][0]["metrics"]["steps_per_s"]["past"]
     assert main(["history", "--last", "5", "--report-dir", str(tmp_path)]) == 0
     line = next(one for one in capsys.readouterr().out.splitlines() if one.startswith("steps_per"))

@@ -11,8 +11,8 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.cli.tables import moment
 from pytest_clustersmoke.config.cluster_file import load
 from pytest_clustersmoke.config.profile import Reference
-from pytest_clustersmoke.evidence.history.history_store import add
-from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, level
+from pytest_clustersmoke.evidence.history.history_store import store_run
+from pytest_clustersmoke.evidence.history.outlier_judge import FAIL_SPREADS, measure_level
 from tests.evidence.history.made import DAY_S, night, nights, of_night, with_versions
 from tests.support.records import BEGUN, Record, metric, phase
 
@@ -60,7 +60,9 @@ def test_output_can_be_pasted_into_cluster_yaml(
             "peak_memory_gib": metric(9.0071, "GiB", False),
             "latency_us": metric(0.00012344, "us", False),
         }
-        add(of_night(number, phase(metrics=metrics), phase("ddp_2gpu", metrics=metrics)), tmp_path)
+        store_run(
+            of_night(number, phase(metrics=metrics), phase("ddp_2gpu", metrics=metrics)), tmp_path
+        )
     text = proposed(capsys, tmp_path)
     found = pasted(tmp_path, text)
     assert list(found) == ["ddp_2gpu", "zero1_4node"]
@@ -92,9 +94,9 @@ def test_bound_is_where_the_history_check_fails(
     name, unit = ("steps_per_s", "steps/s") if higher else ("peak_memory_gib", "GiB")
     values = [9.4567 + noise * (number % 7 - 3) for number in range(21)]
     for number, value in enumerate(values):
-        add(night(number, metrics={name: metric(value, unit, higher)}), tmp_path)
+        store_run(night(number, metrics={name: metric(value, unit, higher)}), tmp_path)
     one = pasted(tmp_path, proposed(capsys, tmp_path))["zero1_4node"][name]
-    here = level(values)
+    here = measure_level(values)
     assert here is not None
     far = here.off(FAIL_SPREADS)
     off = max(far, 0.1 * one.value)
@@ -115,8 +117,8 @@ def test_phases_with_too_few_runs_are_named(
     nights(tmp_path, 9)
     for number in range(12):
         versions = with_versions(**({"nccl": "2.22"} if number >= 5 else {}))
-        add(of_night(number, phase("ddp_2gpu", versions=versions)), tmp_path)
-    add(of_night(20, phase("lora_sft_ddp", outcome="lost")), tmp_path)
+        store_run(of_night(number, phase("ddp_2gpu", versions=versions)), tmp_path)
+    store_run(of_night(20, phase("lora_sft_ddp", outcome="lost")), tmp_path)
     text = proposed(capsys, tmp_path)
     assert (
         "    # left out: ddp_2gpu, 7 good runs with the newest setup (12 in total); 8 are "
@@ -146,7 +148,7 @@ def test_one_later_run_of_another_setup_hides_no_past(
 def test_phase_option_selects_one_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If no phase has enough runs, only comments are printed."""
     nights(tmp_path, 8)
-    add(of_night(0, phase("ddp_2gpu")), tmp_path)
+    store_run(of_night(0, phase("ddp_2gpu")), tmp_path)
     text = proposed(capsys, tmp_path, "--phase", "ddp_2gpu")
     assert all(line.startswith("    #") for line in text.splitlines())
     assert pasted(tmp_path, text) == {}
@@ -168,7 +170,7 @@ def test_metrics_without_a_bound_are_named(
         }
         if number == 8:
             metrics["peak_memory_gib"] = metric(1.0, "GiB", False)
-        add(night(number, metrics=metrics), tmp_path)
+        store_run(night(number, metrics=metrics), tmp_path)
     text = proposed(capsys, tmp_path)
     for words in (
         "# steps_per_s is left out: too noisy for a bound, spread ",
@@ -186,7 +188,7 @@ def test_phase_without_any_bound_is_named(
 ) -> None:
     """A phase no metric of which can have a bound is left out, in a comment."""
     for number in range(8):
-        add(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
+        store_run(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
     text = proposed(capsys, tmp_path)
     assert "# left out: zero1_4node, none of its metrics can have bounds" in text
     assert pasted(tmp_path, text) == {}

@@ -110,7 +110,7 @@ def test_command_reports_all_problems_at_once(init: Init, tmp_path: Path) -> Non
     assert "wrote cluster.yaml, smoke_tests/ (1 files) in" in done.stdout
     refused = init("--cluster", "no name", "--shared-dir", "/a%b", "--partition", "gqu")
     assert refused.returncode == 2
-    for words in ("`no name` is not the name", "holds a `%`", "no partition `gqu`"):
+    for words in ("`no name` is not the name", "contains a `%`", "no partition `gqu`"):
         assert words in refused.stderr
 
 

@@ -389,7 +389,7 @@ def test_unreadable_files_are_named_after_the_report(run: Any, ring: Path) -> No
         f"clustersmoke: {ring.with_name('rong.log')} does not exist; did you mean `ring.log`?"
     )
     assert compressed.startswith(f"clustersmoke: {packed} is compressed; expected text (zcat")
-    assert other == f"clustersmoke: {binary} is binary; expected the text of a log"
+    assert other == f"clustersmoke: {binary} is binary; expected a text log"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",), ("--matrix",)])

@@ -12,7 +12,7 @@ import pytest
 from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.fingerprint import COMPARED
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_store import Setup, add
+from pytest_clustersmoke.evidence.history.history_store import Setup, store_run
 from pytest_clustersmoke.evidence.history.past_records import PastRecord
 from pytest_clustersmoke.report.highlights import find_highlights
 from pytest_clustersmoke.report.summary import summary
@@ -101,7 +101,7 @@ def test_only_complete_runs_of_the_cluster_count(tmp_path: Path, changes: dict[s
     """Runs of another cluster, incomplete or unmeasured runs, and proofs do not."""
     nights(tmp_path, 7)
     for number in range(7, 17):
-        add({**night(number), **changes}, tmp_path)
+        store_run({**night(number), **changes}, tmp_path)
     assert judged(night(20), tmp_path)["runs"] == 7
 
 
@@ -117,7 +117,7 @@ def test_only_complete_runs_of_the_cluster_count(tmp_path: Path, changes: dict[s
 def test_good_runs_need_no_history_or_references(tmp_path: Path, reason: str) -> None:
     """A required history or reference that does not exist yet does not spoil a run."""
     for number in range(8):
-        add({**night(number), "not_measured": [reason]}, tmp_path)
+        store_run({**night(number), "not_measured": [reason]}, tmp_path)
     assert judged(night(8), tmp_path)["runs"] == 8
 
 
@@ -131,7 +131,7 @@ def test_warning_that_cannot_fail_leaves_a_run_good(tmp_path: Path) -> None:
 def test_run_that_was_not_judged_is_not_good(tmp_path: Path) -> None:
     """If the past could not be read, it is unknown whether the run is as good."""
     nights(tmp_path, 7)
-    add(night(7), tmp_path, judged=False)
+    store_run(night(7), tmp_path, judged=False)
     assert judged(night(8), tmp_path)["runs"] == 7
 
 
@@ -146,7 +146,7 @@ def test_later_runs_are_not_the_past(tmp_path: Path) -> None:
     nights(tmp_path, 20)
     again = night(10)
     again["run_id"] = "again"
-    add(again, tmp_path)
+    store_run(again, tmp_path)
     assert judged(again, tmp_path)["runs"] == 10
 
 
@@ -222,7 +222,7 @@ def test_values_in_another_unit_are_not_compared(tmp_path: Path) -> None:
 def test_values_that_are_not_finite_are_kept_by_name(tmp_path: Path) -> None:
     """A NaN is stored and shown in the trend, fails, and never becomes part of a level."""
     nights(tmp_path, 8)
-    add(night(8, metrics={"steps_per_s": {**metric(1.0), "value": "nan"}}), tmp_path)
+    store_run(night(8, metrics={"steps_per_s": {**metric(1.0), "value": "nan"}}), tmp_path)
     record = night(9, metrics={"steps_per_s": {**metric(1.0), "value": "-inf"}})
     past = judged(record, tmp_path)
     assert (past["status"], past["runs"]) == ("fail", 8)
@@ -254,7 +254,7 @@ def test_changes_since_the_previous_run(tmp_path: Path) -> None:
     held = [phase(name) for name in ("a", "b", "c", "d")]
     held[1] = phase("b", outcome="failed", findings=[finding()])
     held[3] = phase("d", criteria=FAILED)
-    add(of_night(0, *held, verdict="UNFIT"), tmp_path)
+    store_run(of_night(0, *held, verdict="UNFIT"), tmp_path)
     now = [phase(name, versions=with_versions(nccl="2.22")) for name in ("a", "b", "c", "d")]
     now[0]["outcome"] = "lost"
     now[2]["criteria"] = {"test_y": {"result": "failed", "text": ""}}
@@ -287,12 +287,12 @@ def test_phase_that_never_ran_has_no_changes(tmp_path: Path) -> None:
         annotate(record, tmp_path)
         assert record["changes"] == [f"zero1_4node {told}"]
         assert record["phases"][0]["changed"] == []
-        add(record, tmp_path)
+        store_run(record, tmp_path)
 
 
 def test_nothing_changed(tmp_path: Path) -> None:
     """Two equal nights have no changes."""
-    add(night(0), tmp_path)
+    store_run(night(0), tmp_path)
     record = night(1)
     annotate(record, tmp_path)
     assert record["changes"] == []
@@ -301,8 +301,8 @@ def test_nothing_changed(tmp_path: Path) -> None:
 
 def test_partial_run_does_not_precede_a_full_one(tmp_path: Path) -> None:
     """The verdict is compared with that of the last run with the same selection."""
-    add(of_night(0, verdict="UNFIT"), tmp_path)
-    add(of_night(1, verdict="FIT", selection="multigpu"), tmp_path)
+    store_run(of_night(0, verdict="UNFIT"), tmp_path)
+    store_run(of_night(1, verdict="FIT", selection="multigpu"), tmp_path)
     record = of_night(2, verdict="FIT")
     annotate(record, tmp_path)
     assert record["changes"] == ["verdict UNFIT -> FIT"]
@@ -311,8 +311,8 @@ def test_partial_run_does_not_precede_a_full_one(tmp_path: Path) -> None:
 def test_long_selection_has_a_previous_run(tmp_path: Path) -> None:
     """A selection that is cut when stored is found again."""
     chosen = " or ".join(f"test_{number:04}" for number in range(200))
-    add(of_night(0, verdict="UNFIT", selection=chosen), tmp_path)
-    add(of_night(1, verdict="FIT", selection=f"{chosen} or test_x"), tmp_path)
+    store_run(of_night(0, verdict="UNFIT", selection=chosen), tmp_path)
+    store_run(of_night(1, verdict="FIT", selection=f"{chosen} or test_x"), tmp_path)
     record = of_night(2, verdict="FIT", selection=chosen)
     annotate(record, tmp_path)
     assert record["changes"] == ["verdict UNFIT -> FIT"]
@@ -324,7 +324,7 @@ def test_warned_regression_does_not_become_normal(tmp_path: Path) -> None:
     for number in range(12, 42):
         record = night(number, 6.65)
         assert judged(record, tmp_path)["status"] == "fail"
-        add(record, tmp_path)
+        store_run(record, tmp_path)
     assert judged(night(42, 9.5), tmp_path)["runs"] == 12
 
 
@@ -349,7 +349,7 @@ def test_judgement_of_the_criterion_is_kept(tmp_path: Path) -> None:
 def test_many_changes_are_cut(tmp_path: Path) -> None:
     """The first screen gets a dozen changes, and how many more there are."""
     names = [f"phase_{number:02}" for number in range(20)]
-    add(of_night(0, *map(phase, names)), tmp_path)
+    store_run(of_night(0, *map(phase, names)), tmp_path)
     record = of_night(1, *(phase(name, outcome="failed") for name in names))
     annotate(record, tmp_path)
     assert len(record["changes"]) == 13
@@ -362,14 +362,14 @@ def test_staged_phases_are_left_alone(tmp_path: Path) -> None:
     proof = {**night(8), "proof": {}}
     before = copy.deepcopy(proof)
     annotate(proof, tmp_path)
-    add(proof, tmp_path)
+    store_run(proof, tmp_path)
     assert proof == before
     staged = of_night(9, phase(fault="rank_slow"), phase("b"))
     annotate(staged, tmp_path)
     assert staged["phases"][0]["trend"] is None
     assert staged["phases"][0]["metrics"]["steps_per_s"]["past"] is None
     assert staged["phases"][1]["metrics"]["steps_per_s"]["past"] is not None
-    add(staged, tmp_path)
+    store_run(staged, tmp_path)
     record = of_night(10, phase("zero1_4node"), phase("b"))
     annotate(record, tmp_path)
     lengths = [len((one["trend"] or {"begun": []})["begun"]) for one in record["phases"]]

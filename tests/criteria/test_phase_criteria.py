@@ -14,7 +14,7 @@ import pytest
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.criteria import Started, Trained
 from pytest_clustersmoke.criteria.phase_criteria import PhaseView
-from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.interfaces import find_unmatched_interfaces
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence, make_profile
@@ -36,7 +36,7 @@ def test_pinned_interface_on_all_nodes_passes(tmp_path: Path) -> None:
     """On identical nodes it is fine to pin an interface."""
     result = ran(tmp_path, ETH, ETH)
     Started().test_pinned_interfaces_are_on_every_node(result)
-    assert unmatched_interfaces(result) == []
+    assert find_unmatched_interfaces(result) == []
 
 
 def test_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, refused
 from pytest_clustersmoke.diagnose.failure_evidence import FailureEvidence
-from pytest_clustersmoke.evidence.finding import Finding, last_line
+from pytest_clustersmoke.evidence.finding import Finding, find_last_line
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 from pytest_clustersmoke.jobs.outcome import Judgement
@@ -193,7 +193,7 @@ def test_last_line_of_a_long_log(tmp_path: Path) -> None:
     """However long the log is, and whether or not the line is terminated."""
     log = tmp_path / "x.log"
     log.write_text("noise\n" * 50_000 + "the cause\n\n  \n")
-    (found,) = last_line(log)
+    (found,) = find_last_line(log)
     assert (found.line, found.text) == (50_001, "the cause")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_clustersmoke.diagnose import diagnose, log_causes
 from pytest_clustersmoke.evidence.finding import Evidence as Line
-from pytest_clustersmoke.evidence.finding import Finding, job_logs, last_line
+from pytest_clustersmoke.evidence.finding import Finding, find_last_line, list_job_logs
 from pytest_clustersmoke.evidence.metric import fail
 from pytest_clustersmoke.evidence.run_directory import write_json
 from pytest_clustersmoke.jobs.outcome import Judgement, judge
@@ -213,7 +213,7 @@ def test_log_of_gigabytes_is_not_loaded(tmp_path: Path) -> None:
         stream.write(b"\nlast\nthe cause\n")
     before, began = _peak_mib(), time.process_time()
     assert findings(evidence)[0].id == "rank-error"
-    assert last_line(log)[0] == Line(str(log), 103, "the cause")
+    assert find_last_line(log)[0] == Line(str(log), 103, "the cause")
     assert _peak_mib() - before < 200 and time.process_time() - began < 60
 
 
@@ -238,8 +238,8 @@ def test_log_cut_within_a_character_and_endless_line(tmp_path: Path) -> None:
     cut, endless = tmp_path / "cut.log", tmp_path / "endless.log"
     cut.write_bytes("noise\nthe cause \u4f60".encode()[:-1])
     endless.write_bytes(b"x" * 3 * 2**20 + b" the cause")
-    assert last_line(cut)[0] == Line(str(cut), 2, "the cause \ufffd")
-    assert last_line(endless)[0].line == 1 and len(last_line(endless)[0].text) == 600
+    assert find_last_line(cut)[0] == Line(str(cut), 2, "the cause \ufffd")
+    assert find_last_line(endless)[0].line == 1 and len(find_last_line(endless)[0].text) == 600
 
 
 def test_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
     names = ["7_0_log.err", "7_0_log.out", "small.err", "small.out"]
     for name in [*names, "7_0_result.pkl", "7_submission.sh"]:
         (evidence.dir.submitit / name).touch()
-    assert [path.name for path in job_logs(evidence.dir)] == names
+    assert [path.name for path in list_job_logs(evidence.dir)] == names
 
 
 def _peak_mib() -> float:

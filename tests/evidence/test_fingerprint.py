@@ -1,4 +1,4 @@
-"""What a phase ran on: runs that differ in it are not compared."""
+"""Fingerprints of phases: runs that differ in it are not compared."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_clustersmoke.evidence.fingerprint import Identity, fingerprint_of
+from pytest_clustersmoke.evidence.fingerprint import Fingerprint, fingerprint_of
 from pytest_clustersmoke.evidence.run_directory import write_json
 from tests.support.evidence import Evidence
 
 
-def ran(folder: Path, *starts: dict[str, Any], per_node: int = 2) -> Identity:
-    """A phase whose ranks said this of themselves when they started."""
+def ran(folder: Path, *starts: dict[str, Any], per_node: int = 2) -> Fingerprint:
+    """The fingerprint of a phase whose ranks started with these events."""
     evidence = Evidence(folder, len(starts) // per_node, per_node)
     for rank, start in enumerate(starts):
         evidence.rank(rank, ("start", {"rank": rank, "node": f"n{rank // per_node}", **start}))
@@ -24,19 +24,19 @@ A100 = {**H100, "device_name": "NVIDIA A100"}
 
 
 def test_hardware_counts_devices_by_node(tmp_path: Path) -> None:
-    """Two nodes of two H100 each are told as that; a node with another GPU is another cluster."""
+    """Two nodes with two H100 each; a node with another GPU is shown apart."""
     assert ran(tmp_path / "a", *[H100] * 4).hardware == "2 x (2 x NVIDIA H100)"
     mixed = ran(tmp_path / "b", H100, H100, H100, A100).hardware
     assert mixed == "1 x (1 x NVIDIA A100 + 1 x NVIDIA H100) and 1 x (2 x NVIDIA H100)"
 
 
-def test_without_a_name_the_kind_of_device_is_told(tmp_path: Path) -> None:
-    """CPUs have no name; of a rank that wrote nothing even the kind is unknown."""
+def test_device_without_a_name_shows_its_kind(tmp_path: Path) -> None:
+    """CPUs have no name; for a rank that wrote nothing even the kind is unknown."""
     assert ran(tmp_path / "a", {"device": "cpu"}, {}).hardware == "1 x (1 x cpu + 1 x unknown)"
 
 
-def test_versions_are_those_of_all_ranks(tmp_path: Path) -> None:
-    """Ranks that differ are told with both; what nobody told is missing."""
+def test_versions_cover_all_ranks(tmp_path: Path) -> None:
+    """If ranks differ, both versions are listed; a version that no rank reported is missing."""
     found = ran(tmp_path, H100, {**H100, "nccl": "2.19.3"})
     assert found.versions == {"torch": "2.5.1", "nccl": "2.19.3 and 2.21.5"}
 
@@ -80,15 +80,15 @@ def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path)
     assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
 
 
-def test_arguments_do_not_hide_what_else_a_shape_has(tmp_path: Path) -> None:
-    """A program's `--env` and `--nodes` stand beside the job's own."""
+def test_arguments_do_not_hide_other_keys_of_a_shape(tmp_path: Path) -> None:
+    """A program's `--env` and `--nodes` have other keys than the job's own."""
     found = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})
     assert (found["nodes"], found["args.nodes"], found["args.env"]) == (2, 7, "x")
     assert found["env"] != "x"
 
 
 def test_hostile_names_are_cleaned_and_cut(tmp_path: Path) -> None:
-    """What a rank says of its device is no escape sequence, and not endless."""
+    """A rank's device name is sanitized and cut."""
     start = {"device": "cuda:0", "device_name": "\x1b[31m" + "x" * 10_000, "torch": "a\nb"}
     found = ran(tmp_path, start, start)
     assert "\x1b" not in found.hardware and len(found.hardware) < 300

@@ -1,6 +1,6 @@
-"""What nodes and ranks wrote is seen, though it was looked for too early on NFS.
+"""Files of nodes and ranks are seen on NFS even after a look-up that came too early.
 
-It remembers for up to a minute that a file was not there: a job's own words would come too late.
+NFS remembers for up to a minute that a file was missing, which would hide a job's results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.evidence.phase_result import collect_phase
-from pytest_clustersmoke.evidence.run_directory import make_phase
+from pytest_clustersmoke.evidence.run_directory import create_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
 from pytest_clustersmoke.jobs.job_watch import WatchedJob
@@ -26,14 +26,14 @@ def nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNfs:
 
 
 def made(folder: Path) -> Evidence:
-    """A job of two nodes as the controller leaves it when it submits it."""
+    """The directories of a job of two nodes, as the controller creates them."""
     evidence = Evidence(folder, nodes=2)
-    make_phase(evidence.dir, 2)
+    create_phase(evidence.dir, 2)
     return evidence
 
 
-def test_the_fake_remembers_what_was_not_there(tmp_path: Path, nfs: FakeNfs) -> None:
-    """A file that was missed is not there until its directory is listed."""
+def test_fake_nfs_remembers_missing_files(tmp_path: Path, nfs: FakeNfs) -> None:
+    """A file that was looked up too early stays missing until its directory is listed."""
     with nfs.elsewhere():
         (tmp_path / "job").mkdir()
     path = tmp_path / "job" / "late"
@@ -44,10 +44,10 @@ def test_the_fake_remembers_what_was_not_there(tmp_path: Path, nfs: FakeNfs) -> 
     assert list(path.parent.iterdir()) == [path] and path.exists()
 
 
-def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
+def test_node_results_are_read_after_an_early_look(
     tmp_path: Path, nfs: FakeNfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job is looked at before its nodes have written anything, and fails soon after."""
+    """The job is checked before its nodes have written anything, and fails soon after."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
     job = WatchedJob("small", "7", evidence.dir, 2, 0.0)
@@ -64,10 +64,8 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
 
 
-def test_ranks_are_done_though_the_live_view_looked_for_them_first(
-    tmp_path: Path, nfs: FakeNfs
-) -> None:
-    """What the view of the terminal missed, the result does not."""
+def test_rank_events_are_read_after_an_early_look(tmp_path: Path, nfs: FakeNfs) -> None:
+    """The result has the events that the live view missed."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
     tail = EventTail(evidence.dir.rank_events(0), "")

@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence import locks
-from pytest_clustersmoke.evidence.locks import ControllerLock, beat, describe_run, seized
+from pytest_clustersmoke.evidence.locks import (
+    ControllerLock,
+    describe_run,
+    seize_run,
+    send_heartbeat,
+)
 from pytest_clustersmoke.evidence.run_directory import RunDir, read_json, write_json
 from tests.support.evidence import make_profile
 
@@ -32,7 +37,7 @@ sys.stdin.read()
 
 
 def lives(run: RunDir) -> bool:
-    with seized(run) as dead:
+    with seize_run(run) as dead:
         return not dead
 
 
@@ -43,10 +48,10 @@ def made(folder: Path, **changes: Any) -> RunDir:
 
 
 def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
-    """Another process that holds the run keeps it alive; killed, it does not."""
+    """A run is alive while another process holds its lock, and dead once that process is killed."""
     run = made(tmp_path)
-    words = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", HOLD, str(run.root), str(tmp_path / "report")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"held\n"
         assert lives(run)
         process.kill()
@@ -54,25 +59,25 @@ def test_a_controller_lives_until_its_process_ends(tmp_path: Path) -> None:
     assert not lives(run)
 
 
-def test_the_report_directory_says_where_the_run_is(tmp_path: Path) -> None:
-    """What was chosen stands in both files; that of the report names the evidence."""
+def test_report_directory_points_to_the_run(tmp_path: Path) -> None:
+    """Both files have the selection; the report's also names the evidence."""
     run = made(tmp_path)
     held = ControllerLock(run)
     held.announce({"phases_chosen": ["small"], "selection": "small"}, tmp_path / "report")
     held.release()
-    told = read_json(tmp_path / "report" / "run.json")
-    assert told is not None and told["evidence"] == str(run.root)
-    assert told["phases_chosen"] == ["small"] and told["locks"] is True
+    content = read_json(tmp_path / "report" / "run.json")
+    assert content is not None and content["evidence"] == str(run.root)
+    assert content["phases_chosen"] == ["small"] and content["locks"] is True
     assert (tmp_path / "report" / "run.json").stat().st_mode & 0o777 == 0o644
 
 
-def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
+def test_only_one_command_seizes_a_dead_run(tmp_path: Path) -> None:
     """While one command reports a dead run, another leaves it alone."""
     run = made(tmp_path)
     held = ControllerLock(run)
     held.announce({}, tmp_path / "report")
     held.release()
-    with seized(run) as dead:
+    with seize_run(run) as dead:
         assert dead and lives(run)
 
 
@@ -81,15 +86,15 @@ def test_two_do_not_take_over_one_run(tmp_path: Path) -> None:
     [
         (True, "", 0, False),
         (True, "another", 60, True),
-        (True, "another", locks.SILENT_S + 60, False),
-        (False, "", locks.SILENT_S + 60, True),
-        (False, "", locks.LONGEST_S + 60, False),
+        (True, "another", locks.MAX_SILENCE_S + 60, False),
+        (False, "", locks.MAX_SILENCE_S + 60, True),
+        (False, "", locks.MAX_RUN_S + 60, False),
     ],
 )
-def test_where_a_free_lock_proves_nothing_the_beats_tell(
+def test_heartbeat_decides_when_a_free_lock_proves_nothing(
     tmp_path: Path, has_locks: bool, host: str, silent_s: float, alive: bool
 ) -> None:
-    """Locks may hold on one host alone, or not at all: then a run is dead that was long silent."""
+    """If locks hold on one host alone, or not at all, a run is dead after a long silence."""
     run = made(tmp_path)
     held = ControllerLock(run)
     held.about |= {"host": host} if host else {}
@@ -101,21 +106,19 @@ def test_where_a_free_lock_proves_nothing_the_beats_tell(
     assert lives(run) is alive
 
 
-def test_a_beat_shows_that_the_controller_lives(tmp_path: Path) -> None:
-    """It touches run.json; where that file is gone, nothing happens."""
+def test_heartbeat_touches_run_json(tmp_path: Path) -> None:
+    """It touches run.json, and does nothing if that file is gone."""
     run = made(tmp_path)
     ControllerLock(run).release()
     os.utime(run.run, (0, 0))
-    beat(run)
+    send_heartbeat(run)
     assert time.time() - run.run.stat().st_mtime < 60
     run.run.unlink()
-    beat(run)
+    send_heartbeat(run)
 
 
-def test_where_there_are_no_locks_the_beats_tell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system without flock (faked): a run there lives as long as a job may run."""
+def test_heartbeat_decides_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without flock (faked) a run counts as alive for as long as a job may run."""
 
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOSYS, "no locks here")
@@ -126,6 +129,6 @@ def test_where_there_are_no_locks_the_beats_tell(
     held.announce({}, tmp_path / "report")
     held.release()
     assert (read_json(run.run) or {})["locks"] is False and lives(run)
-    long_ago = time.time() - locks.LONGEST_S - 60
+    long_ago = time.time() - locks.MAX_RUN_S - 60
     os.utime(run.run, (long_ago, long_ago))
     assert not lives(run)

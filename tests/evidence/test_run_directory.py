@@ -1,4 +1,4 @@
-"""A run's directory: ours, private, written whole; and paths that sbatch would misread."""
+"""A run's directory is private and its files are written whole; paths that sbatch would misread."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pytest_clustersmoke.evidence.run_directory import (
     check_path,
     create_run,
     read_json,
+    write_atomically,
     write_json,
-    write_whole,
 )
 from pytest_clustersmoke.text import UsageProblems
 
 
 def test_a_run_is_private(tmp_path: Path) -> None:
-    """The run's directory is 0700, and ours, whatever the umask is."""
+    """The run's directory has mode 0700 with any umask."""
     old = os.umask(0)
     try:
         run = create_run(tmp_path / "a" / "b", "r")
@@ -29,30 +29,30 @@ def test_a_run_is_private(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_run_directory_that_is_there_is_refused(tmp_path: Path) -> None:
-    """A directory of the run's name is not ours, even where we could write it."""
+def test_existing_run_directory_is_refused(tmp_path: Path) -> None:
+    """An existing directory with the run's name is refused, even if it is writable."""
     tmp_path.joinpath("r").mkdir()
-    with pytest.raises(UsageProblems, match=r"r cannot be made \(File exists\)"):
+    with pytest.raises(UsageProblems, match=r"r cannot be created \(File exists\)"):
         create_run(tmp_path, "r")
 
 
-def test_a_link_in_the_run_directorys_place_is_refused(tmp_path: Path) -> None:
+def test_link_as_run_directory_is_refused(tmp_path: Path) -> None:
     """A symbolic link to elsewhere, dangling or not, is not followed."""
     tmp_path.joinpath("elsewhere").mkdir()
     tmp_path.joinpath("r").symlink_to("elsewhere")
     tmp_path.joinpath("s").symlink_to("nowhere")
     for name in ("r", "s"):
-        with pytest.raises(UsageProblems, match="cannot be made"):
+        with pytest.raises(UsageProblems, match="cannot be created"):
             create_run(tmp_path, name)
     assert list(tmp_path.joinpath("elsewhere").iterdir()) == []
 
 
-def test_a_run_directory_of_somebody_else_is_refused(
+def test_run_directory_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory whose owner is another user is refused."""
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(UsageProblems, match="is not ours"):
+    with pytest.raises(UsageProblems, match="belongs to another user"):
         create_run(tmp_path, "r")
 
 
@@ -63,13 +63,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(path, {"a": float("nan")})
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")
+        write_atomically(path, "\ud800")
     assert read_json(path) == {"a": 1}
     assert [one.name for one in tmp_path.iterdir()] == ["f.json"]
 
 
 def test_files_have_their_mode_from_the_start(tmp_path: Path) -> None:
-    """0600 unless said otherwise."""
+    """0600 by default."""
     write_json(tmp_path / "a", {})
     write_json(tmp_path / "b", {}, mode=0o644)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
@@ -77,8 +77,8 @@ def test_files_have_their_mode_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"null"])
-def test_what_is_no_json_object_is_none(tmp_path: Path, content: bytes) -> None:
-    """Torn and hostile files are as good as absent."""
+def test_invalid_json_object_is_none(tmp_path: Path, content: bytes) -> None:
+    """Torn and hostile files count as missing."""
     tmp_path.joinpath("f").write_bytes(content)
     assert read_json(tmp_path / "f") is None
     assert read_json(tmp_path / "none") is None
@@ -100,7 +100,7 @@ def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
     found = [str(one) for one in check_path(Path(path), "here", "move it")]
     assert found == (
         [
-            f"here: the path {path!r} holds {bad}, which sbatch would misread; "
+            f"here: the path {path!r} contains {bad}, which sbatch would misread; "
             "expected a path without it; move it"
         ]
         if bad

@@ -1,4 +1,4 @@
-"""What Slurm says of a job that did not end well: what is asked, and the record that is read."""
+"""Slurm's record of a job that did not end well: the queries, and reading the record."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def ask(slurm: FakeSlurm, state: JobState, nodes: str = "n[1-3]") -> SchedulerRe
     return read_scheduler_record(path)
 
 
-def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
-    """Each node once, with the line where it stands; a reason may hold the separator."""
+def test_node_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
+    """Each node once, with its line; a reason may contain the separator."""
     slurm.answers("scontrol", SHOWN + "\n")
     slurm.answers("sinfo", NODES)
     found = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
@@ -64,8 +64,8 @@ def test_a_failed_nodes_state_reason_and_time_are_read(slurm: FakeSlurm) -> None
     assert slurm.commands() == ["scontrol", "sinfo"]
 
 
-def test_who_cancelled_is_read_from_accounting(slurm: FakeSlurm) -> None:
-    """The database's user id, of the last record."""
+def test_canceller_is_read_from_accounting(slurm: FakeSlurm) -> None:
+    """The user id of the last record in the database."""
     slurm.answers("scontrol", SHOWN)
     rows = "7|REQUEUED|0:0|n1|2026-01-02T03:04:05\n7|CANCELLED by 1000|0:0|n1|2026-01-02T03:04:09\n"
     slurm.answers("sacct", rows)
@@ -74,10 +74,10 @@ def test_who_cancelled_is_read_from_accounting(slurm: FakeSlurm) -> None:
     assert [one.state for one in found.accounting] == ["REQUEUED", "CANCELLED"]
 
 
-def test_a_database_that_lags_is_asked_again(
+def test_lagging_accounting_is_queried_again(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It still says RUNNING: so it is asked until time is up, and then nobody is named."""
+    """While it still says RUNNING it is queried until the limit, and then nobody is named."""
     monkeypatch.setattr(slurm_client, "ACCOUNTING_LAG_S", 0.2)
     monkeypatch.setattr(slurm_client, "ACCOUNTING_POLL_S", 0.01)
     slurm.answers("sacct", "7|RUNNING|0:0|n1|Unknown\n")
@@ -86,8 +86,8 @@ def test_a_database_that_lags_is_asked_again(
     assert slurm.commands().count("sacct") > 1
 
 
-def test_without_accounting_nobody_is_named_and_nothing_is_asked_again(slurm: FakeSlurm) -> None:
-    """sacct ends with an error at once where there is no database."""
+def test_without_accounting_sacct_runs_once(slurm: FakeSlurm) -> None:
+    """sacct fails at once if there is no database."""
     slurm.answers("scontrol", SHOWN)
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
     found = ask(slurm, JobState("ended", "CANCELLED"))
@@ -95,8 +95,8 @@ def test_without_accounting_nobody_is_named_and_nothing_is_asked_again(slurm: Fa
     assert slurm.commands().count("sacct") == 1
 
 
-def test_a_job_that_never_had_nodes_is_told_those_of_its_partition(slurm: FakeSlurm) -> None:
-    """Only nodes that cannot be used are asked for."""
+def test_pending_job_lists_unusable_nodes_of_its_partition(slurm: FakeSlurm) -> None:
+    """Only unusable nodes are queried."""
     slurm.answers("scontrol", SHOWN)
     slurm.answers("sinfo", NODES)
     ask(slurm, JobState("pending", "PENDING", "Resources"), nodes="")
@@ -104,7 +104,7 @@ def test_a_job_that_never_had_nodes_is_told_those_of_its_partition(slurm: FakeSl
     assert "-p main -t down,drained" in call
 
 
-def test_a_preempted_job_is_told_who_has_its_nodes(slurm: FakeSlurm) -> None:
+def test_preempted_job_lists_other_jobs_on_its_nodes(slurm: FakeSlurm) -> None:
     """Other jobs on its nodes, with their partitions."""
     slurm.answers("scontrol", SHOWN)
     slurm.answers("squeue", "8|ann|high|normal|2026-01-02T03:09:06|n2\n")
@@ -112,8 +112,8 @@ def test_a_preempted_job_is_told_who_has_its_nodes(slurm: FakeSlurm) -> None:
     assert [(one.job, one.user, one.partition) for one in found.others] == [("8", "ann", "high")]
 
 
-def test_a_scheduler_that_does_not_answer_tells_nothing(slurm: FakeSlurm) -> None:
-    """No file is worth writing then, and one that is missing reads as an empty record."""
+def test_silent_scheduler_leaves_no_record(slurm: FakeSlurm) -> None:
+    """No file is written, and a missing file reads as an empty record."""
     slurm.answers("scontrol", err="Unable to contact slurm controller", rc=1)
     slurm.answers("sinfo", err="Unable to contact slurm controller", rc=1)
     state = JobState("ended", "NODE_FAIL")
@@ -130,8 +130,8 @@ def test_a_scheduler_that_does_not_answer_tells_nothing(slurm: FakeSlurm) -> Non
         b'{"schema": 1}\n[]\n{"kind": ["node"]}\n{"kind": "nodes"}\n{"kind": "job", "text": 7}\n{',
     ],
 )
-def test_what_is_no_record_is_read_as_none(content: bytes, tmp_path: Path) -> None:
-    """Another schema, another kind and a value of another type count as not said."""
+def test_invalid_record_is_empty(content: bytes, tmp_path: Path) -> None:
+    """Another schema, an unknown kind and a value of the wrong type count as missing."""
     path = tmp_path / "scheduler.jsonl"
     path.write_bytes(content)
     found = read_scheduler_record(path)
@@ -141,9 +141,7 @@ def test_what_is_no_record_is_read_as_none(content: bytes, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("nodes", "name"), [("n[0-2]", "n2"), ("n[0-5]", "node 2"), ("", "node 2")]
 )
-def test_a_node_that_wrote_nothing_has_the_schedulers_name(
-    nodes: str, name: str, tmp_path: Path
-) -> None:
+def test_silent_node_gets_the_schedulers_name(nodes: str, name: str, tmp_path: Path) -> None:
     """It is the one of the job's list that no other node has; a list that does not fit says
     nothing."""
     evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)

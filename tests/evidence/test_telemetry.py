@@ -1,4 +1,4 @@
-"""Events: what is written is read back; what is no event is counted and never raised."""
+"""Events are read back as written; other lines are counted and never raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_clustersmoke.config.metrics import METRICS
-from pytest_clustersmoke.evidence.telemetry import EventWriter, number, read_events
+from pytest_clustersmoke.evidence.telemetry import EventWriter, parse_number, read_events
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -33,7 +33,7 @@ def test_an_event_is_read_back(tmp_path: Path) -> None:
 
 
 def test_an_event_is_on_disk_when_write_returns(tmp_path: Path) -> None:
-    """A process that is killed right after has left its event."""
+    """The event of a process that is killed right after the write is there."""
     child = os.fork()
     if not child:
         EventWriter(tmp_path / "e").write("last")
@@ -42,7 +42,7 @@ def test_an_event_is_on_disk_when_write_returns(tmp_path: Path) -> None:
     assert read_events(tmp_path / "e").last("last")
 
 
-def test_events_are_for_their_owner_alone(tmp_path: Path) -> None:
+def test_events_are_private(tmp_path: Path) -> None:
     """The file is 0600."""
     EventWriter(tmp_path / "e").write("x")
     assert (tmp_path / "e").stat().st_mode & 0o777 == 0o600
@@ -52,7 +52,7 @@ def test_events_are_for_their_owner_alone(tmp_path: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
 )
 @given(PLAIN)
-def test_whatever_is_written_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
+def test_any_value_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
     """Any plain value makes one line that is strict JSON."""
     path = tmp_path / "e"
     path.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ def test_whatever_is_written_is_one_line_of_json(tmp_path: Path, value: Any) -> 
     writer.write("x", value=value)
     writer.close()
     (line,) = path.read_text().split("\n")[:-1]
-    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert len(read_events(path).records) == 1
 
 
@@ -83,7 +83,7 @@ def test_whatever_is_written_is_one_line_of_json(tmp_path: Path, value: Any) -> 
     ],
     ids=lambda line: repr(line[:12]),
 )
-def test_a_line_that_is_no_event_is_counted(tmp_path: Path, line: bytes) -> None:
+def test_invalid_line_is_counted(tmp_path: Path, line: bytes) -> None:
     """Torn, foreign or hostile lines cost one count; the events around them are read."""
     good = b'{"event": "x", "time": 1, "mono": 2}\n'
     path = tmp_path / "e"
@@ -106,13 +106,13 @@ def test_any_bytes_can_be_read(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_has_no_events(tmp_path: Path) -> None:
-    """Absent files and directories in a file's place give nothing."""
+    """A missing file, or a directory instead of a file, has no events."""
     assert read_events(tmp_path / "none").records == []
     assert read_events(tmp_path).records == []
 
 
 def test_last_is_the_newest(tmp_path: Path) -> None:
-    """Of several events of one name the last one written counts."""
+    """Of several events with the same name the last one counts."""
     writer = EventWriter(tmp_path / "e")
     for step in (1, 2):
         writer.write("step", step=step)
@@ -137,25 +137,25 @@ def test_last_is_the_newest(tmp_path: Path) -> None:
     ],
 )
 def test_numbers(value: Any, read: float | None) -> None:
-    """What is no number is None; infinities are numbers written as words."""
-    assert number(value) == read
+    """Anything but a number is None; infinities are written as strings."""
+    assert parse_number(value) == read
 
 
-def test_nan_is_a_number_that_is_none() -> None:
-    """NaN survives the way as NaN, so that a criterion sees it."""
-    assert math.isnan(number("nan") or 0.0) and math.isnan(number(math.nan) or 0.0)
+def test_nan_is_kept() -> None:
+    """NaN is read back as NaN, so that a criterion sees it."""
+    assert math.isnan(parse_number("nan") or 0.0) and math.isnan(parse_number(math.nan) or 0.0)
 
 
 def test_every_metric_has_a_unit_and_a_meaning() -> None:
-    """Units as the design names them; each metric is explained."""
+    """Each metric has a unit and an explanation."""
     assert all(kind.unit and kind.meaning for kind in METRICS.values())
     assert (
         METRICS["peak_memory_gib"].unit == "GiB" and not METRICS["peak_memory_gib"].higher_is_better
     )
 
 
-def test_without_marks_the_last_stands_for_all(tmp_path: Path) -> None:
-    """All that is no step is read as ever, at its line; of the steps the last that is whole."""
+def test_without_marks_only_the_last_step_is_read(tmp_path: Path) -> None:
+    """Other events are read as before, with their lines; of the steps the last complete one."""
     path = tmp_path / "events.jsonl"
     writer = EventWriter(path)
     writer.write("start", rank=0)

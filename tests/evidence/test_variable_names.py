@@ -1,4 +1,4 @@
-"""Whose a variable is, by its name alone."""
+"""Remarks about variables by their names alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.preflight.profiles import CHECKED
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_the_lists_say_which_versions_they_are_of() -> None:
+def test_lists_state_their_versions() -> None:
     """Each list names its source and version in its head, and holds names in order, once each."""
     package = REPOSITORY / "pytest_clustersmoke/evidence"
     for file, version, found in (
@@ -30,11 +30,11 @@ def test_the_lists_say_which_versions_they_are_of() -> None:
     assert {"TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"} <= variable_names.torch_names()
 
 
-def test_no_name_is_both_known_and_told_of() -> None:
-    """What NCCL or torch reads is in no table of names that they do not read."""
+def test_tables_of_names_do_not_overlap() -> None:
+    """No name that NCCL or torch reads is in a table of names that they do not read."""
     known = variable_names.nccl_names() | variable_names.torch_names()
-    told = {*variable_names.NOTHING, *variable_names.OLD_TORCH, *variable_names.DROPPED}
-    assert not known & told
+    listed = {*variable_names.NO_EFFECT, *variable_names.OLD_TORCH, *variable_names.DROPPED}
+    assert not known & listed
     assert not [name for name in known if name.startswith(tuple(variable_names.OWNERS))]
     assert not [name for name in known if variable_names.INSTALLATION.fullmatch(name)]
     assert {successor for _, successor in variable_names.DROPPED.values() if successor} <= known
@@ -42,8 +42,8 @@ def test_no_name_is_both_known_and_told_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "TORCH_NCCL_NAN_CHECK", "GLOO_SOCKET_IFNAME"])
-def test_a_known_name_is_passed_over(name: str) -> None:
-    """What exists needs no remark."""
+def test_known_name_has_no_remark(name: str) -> None:
+    """A name that exists has no remark."""
     assert variable_names.judge_name(name) is None
 
 
@@ -59,77 +59,76 @@ def test_a_known_name_is_passed_over(name: str) -> None:
         (
             "TORCH_NCCL_BLOCKING",
             "warning",
-            "TORCH_NCCL_BLOCKING is no variable of torch 2.2 to 2.13, against which it was "
-            "checked; did you mean `TORCH_NCCL_BLOCKING_WAIT`?",
+            "TORCH_NCCL_BLOCKING is not a variable of torch 2.2 to 2.13, the versions checked "
+            "against; did you mean `TORCH_NCCL_BLOCKING_WAIT`?",
         ),
         (
             "GLOO_FOO",
             "warning",
-            "GLOO_FOO is no variable of torch 2.2 to 2.13, against which it was checked; another "
-            "version may read it",
+            "GLOO_FOO is not a variable of torch 2.2 to 2.13, the versions checked against; "
+            "another version may read it",
         ),
         (
             "NCCL_OFI_PROTOCOL",
             "warning",
-            f"NCCL_OFI_PROTOCOL {CHECKED}; the plugin for libfabric reads OFI_NCCL_*: did you "
+            f"NCCL_OFI_PROTOCOL {CHECKED}; the libfabric plugin reads OFI_NCCL_*: did you "
             "mean `OFI_NCCL_PROTOCOL`?",
         ),
         (
             "NCCL_TIMEOUT",
             "note",
-            "NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that counts is "
-            "that of init_process_group",
+            "NCCL_TIMEOUT is not a variable of NCCL and has no effect; set the timeout of "
+            "init_process_group instead",
         ),
         (
             "NCCL_NET_DISABLE",
             "note",
-            "NCCL_NET_DISABLE is no variable of NCCL and does nothing; NCCL_IB_DISABLE turns "
-            "InfiniBand off, NCCL_NET chooses the network",
+            "NCCL_NET_DISABLE is not a variable of NCCL and has no effect; NCCL_IB_DISABLE turns "
+            "InfiniBand off, NCCL_NET selects the network",
         ),
         (
             "GLOO_USE_IPV6",
             "note",
-            "GLOO_USE_IPV6 is no variable of gloo and does nothing; gloo takes the address of the "
-            "interface that GLOO_SOCKET_IFNAME names",
+            "GLOO_USE_IPV6 is not a variable of gloo and has no effect; gloo uses the address of "
+            "the interface that GLOO_SOCKET_IFNAME names",
         ),
         (
             "NCCL_BLOCKING_WAIT",
             "note",
-            "NCCL_BLOCKING_WAIT is the old name, which torch still reads; say "
+            "NCCL_BLOCKING_WAIT is an old name that torch still reads; use "
             "TORCH_NCCL_BLOCKING_WAIT",
         ),
         (
             "NCCL_IB_CUDA_SUPPORT",
             "note",
-            "NCCL_IB_CUDA_SUPPORT is read by older NCCLs (2.4.8 is one), not by 2.30.7; use "
+            "NCCL 2.30.7 no longer reads NCCL_IB_CUDA_SUPPORT; NCCL 2.4.8 did; use "
             "NCCL_NET_GDR_LEVEL",
         ),
         (
             "NCCL_SHM_MEMCPY_MODE",
             "note",
-            "NCCL_SHM_MEMCPY_MODE is read by older NCCLs (2.29.7 is one), not by 2.30.7",
+            "NCCL 2.30.7 no longer reads NCCL_SHM_MEMCPY_MODE; NCCL 2.29.7 did",
         ),
         (
             "NCCL_FASTRAK_IFNAME",
             "note",
-            "NCCL_FASTRAK_IFNAME is no variable of NCCL itself, but of Google's GPUDirect-TCPXO "
-            "plugin",
+            "NCCL_FASTRAK_IFNAME is a variable of Google's GPUDirect-TCPXO plugin, not of NCCL",
         ),
         (
             "NCCL_VERSION",
             "note",
-            "NCCL_VERSION tells where an NCCL is installed, or which; NCCL itself does not read it",
+            "NCCL_VERSION says where NCCL is installed, or which version; NCCL does not read it",
         ),
     ],
 )
-def test_what_is_said_of_a_name(name: str, severity: str, text: str) -> None:
-    """Unknown names are warnings with the version; what others own, or owned, is told apart."""
+def test_remarks_about_names(name: str, severity: str, text: str) -> None:
+    """Unknown names are warnings with the version; names of plugins and old versions are notes."""
     found = variable_names.judge_name(name)
     assert found is not None and (found.severity, found.text) == (severity, text)
 
 
-def test_only_these_families_are_read() -> None:
-    """Of an environment nothing else is taken; secrets of namesakes are hidden, values cut."""
+def test_only_known_families_are_read() -> None:
+    """Other variables are ignored; secrets with the same prefix are hidden, values are cut."""
     environ: dict[str, object] = {
         "AWS_SECRET_ACCESS_KEY": "x",
         "OFI_NCCL_PROTOCOL": "RDMA",
@@ -141,7 +140,7 @@ def test_only_these_families_are_read() -> None:
         "NCCL_NUMBER": 3,
         "NCCL_ALGO": "x" * 5000,
     }
-    assert variable_names.of_families(environ) == {
+    assert variable_names.filter_variables(environ) == {
         "GLOO_CLIENT_SECRET": "(hidden)",
         "GLOO_LICENSE_KEY": "(hidden)",
         "NCCL_ALGO": "x" * 1000,

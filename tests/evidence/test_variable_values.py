@@ -15,47 +15,47 @@ from tests.preflight.profiles import remarks_of
         (
             "NCCL_SOCKET_IFNAME",
             "eth0,^lo",
-            "`^` counts only at the start, for the whole list: no name starts with `^lo`",
+            "`^` has a meaning only at the start of the whole list: no name starts with `^lo`",
         ),
         (
             "NCCL_IB_HCA",
             "=mlx5_0,=mlx5_1",
-            "`=` counts only at the start, for the whole list: no name starts with `=mlx5_1`",
+            "`=` has a meaning only at the start of the whole list: no name starts with `=mlx5_1`",
         ),
         (
             "NCCL_SOCKET_IFNAME",
             "=^eth0",
-            "`=^` does not negate: NCCL takes `^` first, as in `^=eth0`",
+            "`=^` does not negate: NCCL expects `^` first, as in `^=eth0`",
         ),
         (
             "NCCL_SOCKET_IFNAME",
             "eth0, ib0",
-            "a name in the list has a blank, and so matches nothing: ' ib0'",
+            "a name in the list contains a space, and so matches nothing: ' ib0'",
         ),
         (
             "GLOO_SOCKET_IFNAME",
             "^lo",
-            "gloo takes whole names of interfaces, without NCCL's `^`: `^lo` is none",
+            "gloo expects full interface names, without NCCL's `^`: `^lo` is not one",
         ),
         (
             "GLOO_SOCKET_IFNAME",
             "eth0,",
-            "gloo takes whole names of interfaces, separated by commas: '' is none",
+            "gloo expects full interface names, separated by commas: '' is not one",
         ),
         (
             "NCCL_IB_DISABLE",
             "true",
-            "NCCL reads a number there, and takes `true` for 0; write 1",
+            "NCCL expects a number here, and reads `true` as 0; write 1",
         ),
         (
             "NCCL_SOCKET_FAMILY",
             "ipv4",
-            "NCCL knows AF_INET and AF_INET6, and passes over any other value",
+            "NCCL accepts AF_INET and AF_INET6, and ignores any other value",
         ),
     ],
 )
 def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: str) -> None:
-    """The value is told with what is wrong about it, and where it stands."""
+    """The remark has the value, what is wrong with it, and its place."""
     (one,) = remarks_of(tmp_path, {name: value})
     assert one.severity == "warning" and one.text == f"{name}={value}: {words}"
     line = [i for i, text in enumerate((tmp_path / "cluster.yaml").open(), 1) if name in text]
@@ -78,7 +78,7 @@ def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: 
     ],
 )
 def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
-    """What NCCL and gloo accept needs no remark."""
+    """A value that NCCL and gloo accept has no remark."""
     assert remarks_of(tmp_path, {name: value}) == []
 
 
@@ -92,8 +92,8 @@ def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
         ),
     ],
 )
-def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
-    """A level below INFO does not reach the ranks, which is said."""
+def test_debug_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
+    """A level below INFO does not reach the ranks, and a note says so."""
     (one,) = remarks_of(tmp_path, {"NCCL_DEBUG": value})
     assert (one.severity, one.text) == ("note", text)
 
@@ -105,16 +105,16 @@ def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: st
         ("ALL", ""),
         ("^COLL", ""),
         ("init", ""),
-        ("NET", "hides NCCL's lines of P2P, SHM connections"),
-        ("COLL", "hides NCCL's lines of P2P, SHM, NET connections"),
-        ("^INIT,P2P", "hides NCCL's lines of P2P connections"),
-        ("^ALL", "hides NCCL's lines of P2P, SHM, NET connections"),
-        ("P2P,SHM,NET", "hides NCCL's lines of communicators"),
+        ("NET", "hides NCCL's lines about P2P, SHM connections"),
+        ("COLL", "hides NCCL's lines about P2P, SHM, NET connections"),
+        ("^INIT,P2P", "hides NCCL's lines about P2P connections"),
+        ("^ALL", "hides NCCL's lines about P2P, SHM, NET connections"),
+        ("P2P,SHM,NET", "hides NCCL's lines about communicators"),
     ],
 )
 def test_subsystems_that_hide_the_transports(tmp_path: Path, value: str, words: str) -> None:
-    """Without INIT the edges, or whose they are, cannot be read: a warning where transports are
-    expected, and nowhere else."""
+    """Without INIT the edges or their communicators cannot be read: a warning if transports are
+    expected, and only then."""
     expect = {"small": {"intra_node": ["P2P/*"]}}
     found = remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
     wanted = f"NCCL_DEBUG_SUBSYS={value} {words}: the transports cannot be judged; add INIT"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_clustersmoke.evidence.process_start import start_s
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_name, read_json
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ events = EventWriter(place.rank_events(rank))
 events.write(
     "start",
     schema=SCHEMA,
-    job=job_of(read_json(place.spec) or {}),
+    job=job_name(read_json(place.spec) or {}),
     rank=rank,
     local_rank=int(os.environ["LOCAL_RANK"]),
     node_rank=node_rank,

@@ -13,7 +13,7 @@ from tests.support.evidence import make_phase, make_profile
 
 CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 CPU = {"gpu": "any", "device": "cpu", "gpus_per_node": 8}
-CHECKED = "is no variable of NCCL 2.30.7, against which it was checked"
+CHECKED = "is not a variable of NCCL 2.30.7, the version checked against"
 NONE: Mapping[str, str] = {}
 
 

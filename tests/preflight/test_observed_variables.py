@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
+from pytest_clustersmoke.evidence.interfaces import find_unmatched_interfaces
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.preflight import observed_variables as environment
@@ -111,7 +111,7 @@ def test_variable_of_the_profile_is_reported_once(tmp_path: Path) -> None:
     """It is judged once, with its line in cluster.yaml."""
     ran = Ran(tmp_path, saw(NCCL_TIMEOUT="600", NCCL_DEBUG="WARN", NCCL_DEBUG_FILE="/x"))
     (one,) = ran.remarks({"NCCL_TIMEOUT": "600"})
-    assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is no variable" in one
+    assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is not a variable" in one
 
 
 def test_contradiction_on_the_nodes_is_reported(tmp_path: Path) -> None:
@@ -171,7 +171,9 @@ def test_malformed_facts_count_as_missing(tmp_path: Path, facts: dict[str, Any])
 def unmatched(folder: Path, variables: Mapping[str, str], *nodes: Mapping[str, Any]) -> list[str]:
     """Interfaces and ports that the profile's variables select but nodes do not have."""
     all_facts = [{"variables": dict(variables), **facts} for facts in nodes]
-    return [str(each) for each in unmatched_interfaces(Ran(folder, *all_facts).result(variables))]
+    return [
+        str(each) for each in find_unmatched_interfaces(Ran(folder, *all_facts).result(variables))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -202,8 +204,12 @@ def test_interface_that_every_node_has_gives_no_remark(
         ("NCCL_SOCKET_IFNAME", "=ibp65", "selects no interface with an address"),
         ("NCCL_SOCKET_IFNAME", "bond0", "selects no interface with an address"),
         ("NCCL_SOCKET_IFNAME", "^ib", "selects no interface with an address"),
-        ("GLOO_SOCKET_IFNAME", "eth0", "names eth0, which is not there with an address"),
-        ("GLOO_SOCKET_IFNAME", "ibp65s0,eth0", "names eth0, which is not there with an address"),
+        ("GLOO_SOCKET_IFNAME", "eth0", "names eth0, which does not exist or has no address"),
+        (
+            "GLOO_SOCKET_IFNAME",
+            "ibp65s0,eth0",
+            "names eth0, which does not exist or has no address",
+        ),
     ],
 )
 def test_node_without_the_pinned_interface_is_named(
@@ -243,7 +249,7 @@ def test_interface_pinned_on_the_node_is_checked(tmp_path: Path) -> None:
     """NCCL's configuration file on the node counts as well."""
     facts = {"variables": {}, "interfaces": IB}
     conf = {"nccl_conf": {"/etc/nccl.conf": {"NCCL_SOCKET_IFNAME": "eth0"}}}
-    (one,) = unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
+    (one,) = find_unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
     assert (one.node, one.source, one.there) == ("n0", "set on the node", ("ibp65s0", "bond0"))
 
 
@@ -254,7 +260,7 @@ def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:
     cpu = Ran(tmp_path / "a", facts).result(both, device="cpu")
     gloo = Ran(tmp_path / "b", facts, backend="gloo").result(both)
     for result in (cpu, gloo):
-        assert [one.name for one in unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
+        assert [one.name for one in find_unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
 
 
 def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
@@ -264,7 +270,7 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
         return {"interfaces": ETH, "boot_id": boot, "network_namespace": "net:[1]"}
 
     lo = {"GLOO_SOCKET_IFNAME": "lo"}
-    why = "selects only loopback, by which no other machine can be reached"
+    why = "selects only loopback, which cannot reach another node"
     found = unmatched(tmp_path / "a", lo, node("a"), node("b"))
     assert len(found) == 2 and all(why in one for one in found)
     assert unmatched(tmp_path / "b", lo, node("a"), node("a")) == []
@@ -278,7 +284,7 @@ def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
         ("mlx5_0", ""),
         ("=mlx5_0:1", ""),
         ("^mlx5_1", ""),
-        ("mlx5_1", "selects no RDMA port that is active"),
+        ("mlx5_1", "selects no active RDMA port"),
         ("=mlx5_0:2", "selects no RDMA port"),
         ("bnxt", "selects no RDMA port"),
     ],

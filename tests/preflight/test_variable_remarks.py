@@ -46,8 +46,8 @@ def test_variables_of_the_shell_are_reported(tmp_path: Path) -> None:
         "warning: this shell: NCCL_FOO=1 reaches the nodes unless `setup` unsets it, but the "
         "profile does not set it; `env.common.unset: [NCCL_FOO]` keeps it out",
         f"warning: this shell: NCCL_FOO {CHECKED}; a plugin or another version may read it",
-        "note: this shell: NCCL_TIMEOUT is no variable of NCCL and does nothing; the timeout that "
-        "counts is that of init_process_group",
+        "note: this shell: NCCL_TIMEOUT is not a variable of NCCL and has no effect; set the "
+        "timeout of init_process_group instead",
     ]
 
 
@@ -62,7 +62,7 @@ def test_variables_of_the_launcher_do_not_leak(tmp_path: Path) -> None:
 def test_list_of_launcher_variables_is_complete(tmp_path: Path) -> None:
     """The check's list equals the variables that the launcher sets."""
     ours = launcher_environment(PhaseDir(tmp_path), "cuda", 0, "n0", {})
-    assert tuple(variable_names.of_families(ours)) == LAUNCHER_SETS
+    assert tuple(variable_names.filter_variables(ours)) == LAUNCHER_SETS
     local = rank_environment(make_job(tmp_path, nccl_hostid=True), Endpoint("127.0.0.1", 1, True))
     slurm = rank_environment(make_job(tmp_path / "b"), Endpoint("127.0.0.1", 1, True))
     assert set(local) - set(slurm) == set(LAUNCHER_SETS_LOCALLY)
@@ -164,7 +164,7 @@ def test_the_dry_run_of_gilbreth_shows_a_leak(
     assert result.ret == 0
     (leak,) = lines_with(result, "NCCL_FOO=1 reaches the nodes")
     assert leak.startswith("warning: this shell: ")
-    (nothing,) = lines_with(result, "NCCL_TIMEOUT is no variable of NCCL")
+    (nothing,) = lines_with(result, "NCCL_TIMEOUT is not a variable of NCCL")
     assert nothing.startswith("note: ") and "cluster.yaml:" in nothing
 
 
@@ -191,7 +191,7 @@ def test_equal_remarks_share_a_line() -> None:
 @pytest.fixture
 def clean_shell(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without variables of the families that are checked."""
-    for name in variable_names.of_families(os.environ):
+    for name in variable_names.filter_variables(os.environ):
         monkeypatch.delenv(name)
     return monkeypatch
 

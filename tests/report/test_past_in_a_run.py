@@ -18,7 +18,7 @@ import pytest
 
 from pytest_clustersmoke.criteria.past_criterion import read_judgement
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.report import publication
 from tests.evidence.history.made import DAY_S
@@ -41,9 +41,9 @@ MEANWHILE = """
 def test_zz_others_end_meanwhile(self, phase):
     import json
     from pathlib import Path
-    from pytest_clustersmoke.evidence.history.history_store import add
+    from pytest_clustersmoke.evidence.history.history_store import store_run
     for line in Path("others.jsonl").read_text().splitlines():
-        add(json.loads(line), Path("reports"))
+        store_run(json.loads(line), Path("reports"))
 """
 
 
@@ -117,7 +117,7 @@ def test_run_with_unreadable_past_is_not_good(
     suite.run()
     record = suite.record()
     for number in range(1, 13):
-        add(like(record, number, 14.0), suite.reports)
+        store_run(like(record, number, 14.0), suite.reports)
     with closing(sqlite3.connect(suite.reports / "history.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
 
@@ -147,7 +147,7 @@ def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> 
     suite.run()
     record = suite.record()
     for number in range(1, 13):
-        add(like(record, number, 14.0), suite.reports)
+        store_run(like(record, number, 14.0), suite.reports)
     meanwhile = [like(record, number, 10.0) for number in [*range(20, 80), *range(-20, 0)]]
     others.write_text("".join(f"{json.dumps(one)}\n" for one in meanwhile))
     result = suite.run_apart(*workers)

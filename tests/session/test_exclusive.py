@@ -81,12 +81,12 @@ def test_second_run_is_refused_with_the_holder(suite: Suite, words: tuple[str, .
         line = refusal(suite)
         (run,) = kept(suite)
         assert re.search(
-            rf"--cluster-exclusive: one is in use: run {run.name} has it since "
+            rf"--cluster-exclusive: one is in use: held by run {run.name} since "
             rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{{4}} "
             rf"\(pid {first.pid} of \S+ on {re.escape(socket.gethostname())}\); ",
             line,
         )
-        assert line.endswith("wait until that run has ended, or leave --cluster-exclusive away")
+        assert line.endswith("wait for that run to end, or omit --cluster-exclusive")
         assert str(cluster_lock_path(suite.shared, "one")) in line
         (suite.path / "go").touch()
         assert first.wait(60) == 0, output_of(suite)
@@ -171,12 +171,12 @@ def locked_by(path: Path, text: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "one is in use: a run that has not said who it is has it; "),
-        ("[1, 2]", "one is in use: a run that has not said who it is has it; "),
-        ("[" * 5000, "one is in use: a run that has not said who it is has it; "),
+        ("", "one is in use: held by a run that did not record its name; "),
+        ("[1, 2]", "one is in use: held by a run that did not record its name; "),
+        ("[" * 5000, "one is in use: held by a run that did not record its name; "),
         (
             json.dumps({"run_id": "\x1b[31mred\nand more", "host": "h" * 5000, "pid": [7]}),
-            "one is in use: run \ufffd[31mred and more has it since None (pid [7] of None on "
+            "one is in use: held by run \ufffd[31mred and more since None (pid [7] of None on "
             + "h" * 80
             + "); ",
         ),
@@ -286,7 +286,7 @@ def test_lock_works_across_users(common: Path) -> None:
         assert answer == "held"
         assert cluster_lock_path(common, "one").stat().st_mode & 0o777 == 0o666
         with user(1235, common) as (_, answer):
-            assert "one is in use: run run-of-1234 has it since" in answer
+            assert "one is in use: held by run run-of-1234 since" in answer
     with user(1235, common) as (_, answer):
         assert answer == "held"
     assert cluster_lock_path(common, "one").stat().st_uid == 1234

@@ -14,7 +14,7 @@ from pytest_clustersmoke.config.phase import Phase
 from pytest_clustersmoke.evidence.run_directory import (
     PhaseDir,
     RunDir,
-    job_of,
+    job_name,
     read_json,
     write_json,
 )
@@ -70,7 +70,7 @@ class Run:
         for node in range(nodes):
             directory.claim(node).touch()
             writer = EventWriter(directory.rank_events(node))
-            job = job_of(read_json(directory.spec) or {})
+            job = job_name(read_json(directory.spec) or {})
             writer.write("start", schema=SCHEMA, job=job, rank=node, node_rank=node)
             writer.write("done", seconds=1)
             writer.close()

@@ -1,1 +1,1 @@
-"""Past runs in `history.db`, by cluster, phase, hardware, versions and sizes."""
+"""Past runs in `history.db`, by cluster, phase, hardware, shape and versions."""

@@ -1,7 +1,8 @@
-"""history.db in the report directory: opened for reading or for writing, or refused in words.
+"""Opens history.db in the report directory for reading or writing, or explains why it cannot.
 
-It has a rollback journal, and a lock file beside it for its writers: other machines may write into
-the report directory, and not all network file systems carry SQLite's own locks between them.
+The database has a rollback journal, and a lock file next to it for writers: other machines may
+write into the report directory, and not all network file systems pass SQLite's own locks between
+machines.
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from ...text import sanitize_line
-from .history_schema import VERSION, migrate, version_of
+from .history_schema import VERSION, migrate, read_version
 
 NAME = "history.db"
-# A write takes milliseconds; so long a writer waits for others before it gives up.
-# After an interrupt somebody waits for the prompt.
+# How long a writer waits for others; a write takes milliseconds. After an interrupt a person waits
+# for the prompt.
 PATIENCE_S, HURRIED_S = 20.0, 5.0
 READ_PATIENCE_S = 2.0
-MODE = 0o644  # as all files of a report
+MODE = 0o644  # as for all files of a report
 MAX_HOLDER = 500
 _DAMAGED = ("not a database", "malformed", "decode")
 
 
 class HistoryUnusable(Exception):
-    """The history cannot be read or written: what, why, and what to do, in one line.
+    """The history cannot be read or written. The message says in one line what is wrong and what
+    to do.
 
-    The file is left as it is. A run goes on without its history.
+    The file is left unchanged. A run continues without its history.
     """
 
 
 @contextmanager
-def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
-    """A connection that only reads, on one state of the database; None where there is none yet.
+def open_for_reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
+    """A read-only connection with a consistent view of the database; None if it does not exist yet.
 
-    Raises HistoryUnusable, also for what of the database goes wrong inside the `with`: rows whose
-    values are not of their kind, say.
+    Raises HistoryUnusable, also for errors of the database inside the `with`, such as rows with
+    values of the wrong type.
     """
 
     path = report_dir / NAME
@@ -55,8 +57,8 @@ def reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def _exists(path: Path) -> bool:
-    """Raises HistoryUnusable where the file system does not say: no right, a stale handle, a
-    server that is gone."""
+    """Whether the file exists. Raises HistoryUnusable if the file system does not say: missing
+    permissions, a stale handle, a server that is gone."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -67,24 +69,26 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def writing(report_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[sqlite3.Connection]:
-    """A connection in one transaction: all that is done in the `with`, or nothing. The database is
-    made where there is none, and brought to today's version. Others are waited for so many seconds.
-    Raises HistoryUnusable."""
+def open_for_writing(
+    report_dir: Path, patience_s: float = PATIENCE_S
+) -> Iterator[sqlite3.Connection]:
+    """A connection with one transaction: everything in the `with` is stored, or nothing. Creates
+    the database if it does not exist, and migrates it to the current version. Waits up to
+    `patience_s` for other writers. Raises HistoryUnusable."""
 
     path = report_dir / NAME
     give_up = time.monotonic() + patience_s
     try:
         report_dir.mkdir(parents=True, exist_ok=True)
         with _lock_file(path, patience_s):
-            if not path.exists():  # before SQLite makes it: its journal takes over the permissions
+            if not path.exists():  # before SQLite does: the journal inherits its permissions
                 path.touch()
                 path.chmod(MODE)
             left_s = max(0.0, give_up - time.monotonic())
             with closing(_connect(path, left_s)) as connection:
                 _begin(connection, path)
                 yield connection
-                connection.execute("COMMIT")  # what is not committed before the end is undone
+                connection.execute("COMMIT")  # without it everything is rolled back
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryUnusable(_explain(path, "written", str(error))) from error
     except OSError as error:
@@ -94,7 +98,7 @@ def writing(report_dir: Path, patience_s: float = PATIENCE_S) -> Iterator[sqlite
 def _begin(connection: sqlite3.Connection, path: Path) -> None:
 
     _usable_version(connection, path)
-    # Earlier versions kept it in WAL mode on local disks. While somebody reads it, it stays so.
+    # Earlier versions used WAL mode on local disks. It stays while another process reads.
     with suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = delete")
     connection.execute("PRAGMA foreign_keys = ON")
@@ -103,26 +107,26 @@ def _begin(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
-    """For writing, also where it only reads: only who may write can undo what a killed writer left.
-    Where the file is not ours to write, SQLite opens it for reading."""
+    """Connect in write mode even for reading, since only then SQLite can roll back what a killed
+    writer left. Without write permission SQLite opens the file read-only."""
 
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
 
 
 def _usable_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version, where we can use it; 0 of an empty file. Raises HistoryUnusable, and
+    """The version, 0 for an empty file. Raises HistoryUnusable if it is foreign or too new, and
     sqlite3.Error."""
-    version = version_of(connection)
+    version = read_version(connection)
     if version is None:
         raise HistoryUnusable(
-            f"{path} is a database, but no history of clustersmoke; it was left as it is; "
+            f"{path} is a database, but not a clustersmoke history; it was left unchanged; "
             "move it away, or choose another report directory"
         )
     if version > VERSION:
         raise HistoryUnusable(
-            f"{path} is of version {version}, and this clustersmoke knows up to {VERSION}; "
-            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+            f"{path} has schema version {version}; expected {VERSION} or older; it was left "
+            "unchanged; update pytest-clustersmoke, or choose another report directory"
         )
     return version
 
@@ -136,8 +140,9 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
         lock.acquire(poll_interval=0.05)
     except Timeout as error:
         raise HistoryUnusable(
-            f"this run is not in the history: {lock.lock_file} was held for {patience_s:g} s by "
-            f"{_holder(Path(lock.lock_file))}; delete the file if that process is gone"
+            f"this run was not added to the history: {lock.lock_file} was held for "
+            f"{patience_s:g} s by {_holder(Path(lock.lock_file))}; "
+            "delete the lock file if that process is gone"
         ) from error
     try:
         yield
@@ -146,22 +151,22 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
 
 
 def _holder(lock: Path) -> str:
-    """`process 4711 of node3`, as the file says: it has the id and the host, a line each."""
+    """`process 4711 on node3`, from the lock file: pid and host, a line each."""
     try:
         lines = lock.read_bytes()[:MAX_HOLDER].decode(errors="replace").splitlines()
     except OSError:
         lines = []
     if len(lines) < 2:
-        return "a process it does not name"
-    return f"process {sanitize_line(lines[0])} of {sanitize_line(lines[1])}"
+        return "an unknown process"
+    return f"process {sanitize_line(lines[0])} on {sanitize_line(lines[1])}"
 
 
 def _explain(path: Path, done: str, why: str) -> str:
-    why = sanitize_line(why)  # it may quote what stands in the file
+    why = sanitize_line(why)  # it may quote the file's content
     if any(word in why for word in _DAMAGED):
         return (
-            f"{path} is damaged, or no database ({why}); it was left as it is; move it away, "
-            "and a new history begins with the next run"
+            f"{path} is damaged, or not a database ({why}); it was left unchanged; move it away, "
+            "and the next run starts a new history"
         )
-    lost = "; this run is not in the history" if done == "written" else ""
+    lost = "; this run was not added to the history" if done == "written" else ""
     return f"{path} cannot be {done} ({why}){lost}"

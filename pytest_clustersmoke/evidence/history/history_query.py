@@ -1,7 +1,7 @@
-"""Rows -> runs of the past, the newest first.
+"""Reads past runs from the rows of history.db, the newest first.
 
-Rows that hang on deleted ones are left out; a value that is not of its kind raises TypeError or
-ValueError, which `reading` turns into words.
+Rows that refer to deleted ones are left out. A value of the wrong type raises TypeError or
+ValueError, which `open_for_reading` turns into HistoryUnusable.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PastRun:
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """A metric of a phase run; the value may be not finite."""
+    """A metric of a phase run; its value may be non-finite."""
 
     value: float
     unit: str
@@ -62,9 +62,9 @@ class PhaseRun:
     metrics: dict[str, StoredMetric] = field(default_factory=dict)
 
     def value(self, metric: str, unit: str) -> float | None:
-        """A metric's value where it has one in this unit."""
-        found = self.metrics.get(metric)
-        return found.value if found is not None and found.unit == unit else None
+        """A metric's value, if it has one in this unit."""
+        stored = self.metrics.get(metric)
+        return stored.value if stored is not None and stored.unit == unit else None
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ _TEXTS = ("run_id", "cluster", "phase", "outcome", "reason", "finding", "job_id"
 _PHASES = "FROM phases p JOIN runs r ON r.id = p.run JOIN setups s ON s.id = p.setup"
 
 
-def phase_counts(connection: Connection) -> list[PhaseCount]:
-    """Every phase of every cluster."""
+def count_phase_runs(connection: Connection) -> list[PhaseCount]:
+    """Count the runs of every phase on every cluster."""
     rows = connection.execute(
         "SELECT cluster, phase, count(*), sum(good) FROM phases GROUP BY cluster, phase"
     )
     return [PhaseCount(*row) for row in rows]
 
 
-def runs(
+def read_runs(
     connection: Connection,
     *,
     cluster: str | None = None,
@@ -99,27 +99,27 @@ def runs(
     prefix: str = "",
     limit: int = -1,
 ) -> list[PastRun]:
-    """Runs that began before a time; `prefix` is of their ids, `limit` -1 all."""
-    wanted = ["begun < ?", "substr(run_id, 1, ?) = ?"]
+    """Runs that began before a time and whose ids start with `prefix`; `limit` -1 means all."""
+    conditions = ["begun < ?", "substr(run_id, 1, ?) = ?"]
     values: list[Any] = [before, len(prefix), prefix]
     for column, value in (("cluster", cluster), ("selection", selection)):
         if value is not None:
-            wanted.append(f"{column} = ?")
+            conditions.append(f"{column} = ?")
             values.append(value)
     rows = connection.execute(
         f"SELECT {', '.join(PastRun.__dataclass_fields__)} FROM runs "
-        f"WHERE {' AND '.join(wanted)} ORDER BY begun DESC, id DESC LIMIT ?",
+        f"WHERE {' AND '.join(conditions)} ORDER BY begun DESC, id DESC LIMIT ?",
         (*values, limit),
     )
     return [PastRun(*row) for row in rows]
 
 
-def phases_of(connection: Connection, run: PastRun) -> list[PhaseRun]:
+def read_phases(connection: Connection, run: PastRun) -> list[PhaseRun]:
     """The phases of a run, in the order in which they were stored."""
-    return _phase_runs(connection, "p.run = ?", [run.id], "p.id", -1)
+    return _select_phase_runs(connection, "p.run = ?", [run.id], "p.id", -1)
 
 
-def phase_runs(
+def read_phase_runs(
     connection: Connection,
     cluster: str,
     phase: str,
@@ -130,26 +130,26 @@ def phase_runs(
     other_versions: bool = False,
     limit: int = -1,
 ) -> list[PhaseRun]:
-    """Past runs of a phase on a cluster that began before a time: the good ones, those of a setup,
-    or those of its hardware and shape on other versions."""
+    """Past runs of a phase on a cluster that began before a time. Optionally only the good ones,
+    and only those of a setup, or of its hardware and shape on other versions."""
     wanted = "p.cluster = ? AND p.phase = ? AND p.begun < ?"
     values: list[Any] = [cluster, phase, before]
     if good:
         wanted += " AND p.good = 1"
     if setup is not None:
-        # `=` has SQLite take the index that begins with the setup, `IN` the one by time.
+        # With `=` SQLite uses the index that begins with the setup, with `IN` the one by time.
         versions = Setup._fields[2:]
-        is_one, is_same = ("IN", "<>") if other_versions else ("=", "=")
+        matches, equals = ("IN", "<>") if other_versions else ("=", "=")
         wanted += (
-            f" AND p.setup {is_one} (SELECT id FROM setups WHERE hardware = ? AND shape = ? AND "
-            f"({', '.join(versions)}) {is_same} ({', '.join('?' * len(versions))}))"
+            f" AND p.setup {matches} (SELECT id FROM setups WHERE hardware = ? AND shape = ? AND "
+            f"({', '.join(versions)}) {equals} ({', '.join('?' * len(versions))}))"
         )
         values += setup
-    return _phase_runs(connection, wanted, values, "p.begun DESC, p.id DESC", limit)
+    return _select_phase_runs(connection, wanted, values, "p.begun DESC, p.id DESC", limit)
 
 
-def newest_setup(connection: Connection, cluster: str, phase: str, least: int) -> Setup | None:
-    """The setup of the newest good run of those setups with so many good runs."""
+def find_newest_setup(connection: Connection, cluster: str, phase: str, least: int) -> Setup | None:
+    """Of the setups with at least `least` good runs, the one of the newest good run."""
     row = connection.execute(
         f"SELECT {_SETUP} FROM phases p JOIN setups s ON s.id = p.setup "
         "WHERE p.cluster = ? AND p.phase = ? AND p.good = 1 "
@@ -159,23 +159,23 @@ def newest_setup(connection: Connection, cluster: str, phase: str, least: int) -
     return None if row is None else Setup(*row)
 
 
-def _phase_runs(
+def _select_phase_runs(
     connection: Connection, wanted: str, values: list[Any], order: str, limit: int
 ) -> list[PhaseRun]:
-    chosen = f"{_PHASES} WHERE {wanted} ORDER BY {order} LIMIT ?"
-    asked = (*values, limit)
+    selected = f"{_PHASES} WHERE {wanted} ORDER BY {order} LIMIT ?"
+    parameters = (*values, limit)
     metrics: dict[int, dict[str, StoredMetric]] = {}
     for phase, name, value, unit, higher in connection.execute(
         "SELECT phase, name, value, unit, higher_is_better FROM metrics "
-        f"WHERE phase IN (SELECT p.id {chosen})",
-        asked,
+        f"WHERE phase IN (SELECT p.id {selected})",
+        parameters,
     ):
         metrics.setdefault(phase, {})[name] = StoredMetric(float(value), unit, bool(higher))
-    rows = connection.execute(f"SELECT p.*, r.run_id, {_SETUP} {chosen}", asked)
-    return [_phase_run(row, metrics.get(row["id"], {})) for row in rows]
+    rows = connection.execute(f"SELECT p.*, r.run_id, {_SETUP} {selected}", parameters)
+    return [_parse_phase_run(row, metrics.get(row["id"], {})) for row in rows]
 
 
-def _phase_run(row: Row, metrics: dict[str, StoredMetric]) -> PhaseRun:
+def _parse_phase_run(row: Row, metrics: dict[str, StoredMetric]) -> PhaseRun:
     known = {name: metrics[name] for name in METRICS if name in metrics}
     return PhaseRun(
         **{name: str(row[name]) for name in _TEXTS},
@@ -187,5 +187,5 @@ def _phase_run(row: Row, metrics: dict[str, StoredMetric]) -> PhaseRun:
         versions={name: str(value) for name, value in dict(json.loads(row["versions"])).items()},
         criteria={name: str(value) for name, value in dict(json.loads(row["criteria"])).items()},
         setup=Setup(*(str(row[name]) for name in Setup._fields)),
-        metrics={**known, **metrics},  # as people know them, those that are not known last
+        metrics={**known, **metrics},  # known metrics in their usual order, then the rest
     )

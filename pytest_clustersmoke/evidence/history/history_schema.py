@@ -1,7 +1,7 @@
 """The tables of history.db, version by version.
 
-`PRAGMA user_version` is the version, `PRAGMA application_id` says that the file is ours. A version
-that has shipped is never edited: what changes is a further step, taken when the next run is stored.
+`PRAGMA user_version` is the version, `PRAGMA application_id` says that the file is ours. A shipped
+version is never edited: each change is a new migration step, applied when the next run is stored.
 Until then a file of an older version is read as it is.
 """
 
@@ -30,7 +30,7 @@ _TABLES = (
     gpus_per_node INTEGER NOT NULL,
     interconnect TEXT NOT NULL
 )""",
-    # What makes phase runs comparable; '' where a version is not known.
+    # What phase runs must share to be compared; '' for an unknown version.
     """CREATE TABLE setups (
     id INTEGER PRIMARY KEY,
     hardware TEXT NOT NULL,
@@ -42,7 +42,7 @@ _TABLES = (
     deepspeed TEXT NOT NULL,
     UNIQUE (hardware, shape, driver, cuda, nccl, torch, deepspeed)
 )""",
-    # cluster and begun are those of the run: an index cannot reach over two tables.
+    # cluster and begun repeat those of the run: an index cannot span two tables.
     """CREATE TABLE phases (
     id INTEGER PRIMARY KEY,
     run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
@@ -68,7 +68,7 @@ _TABLES = (
     criteria TEXT NOT NULL,        -- JSON: name -> result
     UNIQUE (run, phase)
 )""",
-    # A value that is not finite is its name: nan, inf, -inf.
+    # A non-finite value is stored as its name: nan, inf, -inf.
     """CREATE TABLE metrics (
     phase INTEGER NOT NULL REFERENCES phases (id) ON DELETE CASCADE,
     name TEXT NOT NULL,
@@ -78,7 +78,7 @@ _TABLES = (
     PRIMARY KEY (phase, name)
 ) WITHOUT ROWID""",
 )
-# Each question that is asked of years of runs has its own.
+# One index for each query that must be fast over years of runs.
 _INDEXES = (
     "CREATE INDEX runs_by_time ON runs (cluster, begun)",
     "CREATE INDEX phases_by_time ON phases (cluster, phase, begun, good)",
@@ -90,13 +90,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_TABLES, _INDEXES)
 VERSION = len(MIGRATIONS)
 
 
-def version_of(connection: Connection) -> int | None:
-    """The version of a database of ours, 0 for an empty one; None for somebody else's.
+def read_version(connection: Connection) -> int | None:
+    """The version of our database, 0 for an empty one; None for a foreign database.
 
-    Raises sqlite3.DatabaseError where the file is no database.
+    Raises sqlite3.DatabaseError if the file is not a database.
     """
-    # One statement sees one state: where somebody makes the database meanwhile, a version without
-    # our id would be somebody else's.
+    # A single statement sees a single state. With several, a database that another process is just
+    # creating could look foreign: a version without our id.
     tables, application, version = connection.execute(
         "SELECT (SELECT count(*) FROM sqlite_master), "
         "(SELECT application_id FROM pragma_application_id), "
@@ -108,8 +108,8 @@ def version_of(connection: Connection) -> int | None:
 
 
 def migrate(connection: Connection) -> None:
-    """Bring a database of ours to today's version, inside the transaction that is open."""
-    version = version_of(connection) or 0
+    """Migrate our database to the current version, inside the open transaction."""
+    version = read_version(connection) or 0
     for number, step in enumerate(MIGRATIONS[version:], version + 1):
         for statement in step:
             connection.execute(statement)

@@ -1,4 +1,4 @@
-"""What the history adds to the record of a run."""
+"""The parts of a run's record that come from the history."""
 
 from __future__ import annotations
 
@@ -7,44 +7,42 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict  # pydantic wants these below Python 3.12
 
-from ..telemetry import plain
+from ..telemetry import to_json_value
 
-# A number that is not finite is its name.
-Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(plain)]
+# A non-finite number is its name.
+Number = Annotated[float | Literal["nan", "inf", "-inf"], BeforeValidator(to_json_value)]
 
 
 class PastRecord(TypedDict):
-    """A metric beside the good runs of the past on the same hardware and versions."""
+    """A metric compared with past good runs on the same hardware and versions."""
 
     status: Literal["ok", "warn", "fail", "not enough history"]
     runs: int
     median: float | None
     mad: Annotated[float | None, Field(description="scaled to a standard deviation")]
     spread: NotRequired[Annotated[float | None, Field(description="the unit of the bounds")]]
-    warn: Annotated[float | None, Field(description="the value from which on it warns")]
+    warn: Annotated[float | None, Field(description="the value at which it warns")]
     fail: Annotated[
         float | None,
-        Field(description="the value from which on it fails; null also where it only warns"),
+        Field(description="the value at which it fails; null also for a metric that only warns"),
     ]
     text: str
     other_versions: NotRequired[
         Annotated[
-            bool, Field(description="it is compared with runs on other versions; that only warns")
+            bool, Field(description="compared with runs on other versions, which can only warn")
         ]
     ]
 
 
 class TrendRecord(TypedDict):
-    """Past runs of a phase, the oldest first, this one not among them."""
+    """Past runs of a phase, the oldest first, without this one."""
 
     run_ids: list[str]
     begun: list[float]
-    good: Annotated[list[bool], Field(description="later runs are measured against it")]
-    same: Annotated[list[bool], Field(description="on the hardware and versions of this run")]
-    metrics: Annotated[
-        dict[str, list[Number | None]], Field(description="one value for each of these runs")
-    ]
+    good: Annotated[list[bool], Field(description="later runs are judged against it")]
+    same: Annotated[list[bool], Field(description="same hardware and versions as this run")]
+    metrics: Annotated[dict[str, list[Number | None]], Field(description="one value per run")]
 
 
-for closed in (PastRecord, TrendRecord):  # another key is a mistake
+for closed in (PastRecord, TrendRecord):  # reject unknown keys
     closed.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[union-attr]

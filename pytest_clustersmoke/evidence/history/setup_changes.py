@@ -1,4 +1,4 @@
-"""What changed between two runs, in words short enough for the first screen."""
+"""What changed between two runs, in text short enough for the first screen."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MAX_NAMED = 4
 MAX_VALUE = 40
 
 
-def version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """`nccl 2.19.3 -> 2.21.5` for each version that differs; `unknown` where a side has none."""
+def describe_version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """`nccl 2.19.3 -> 2.21.5` for each version that differs; `unknown` for a missing one."""
     names = [*VERSIONS, *sorted((set(old) | set(new)) - set(VERSIONS))]
     return [
         f"{name} {old.get(name) or 'unknown'} -> {new.get(name) or 'unknown'}"
@@ -22,45 +22,47 @@ def version_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
     ]
 
 
-def setup_changes(old: PhaseRun, hardware: str, shape: str, new: Mapping[str, str]) -> list[str]:
-    """What differs of versions, hardware and shape. Ranks that never were say nothing of these."""
-    words = version_changes(old.versions, new) if old.versions and new else []
+def describe_setup_changes(
+    old: PhaseRun, hardware: str, shape: str, new: Mapping[str, str]
+) -> list[str]:
+    """Changes of versions, hardware and shape. A side whose ranks never started is not compared."""
+    changes = describe_version_changes(old.versions, new) if old.versions and new else []
     if old.setup.hardware and hardware and old.setup.hardware != hardware:
-        words.append(f"hardware {old.setup.hardware} -> {hardware}")
-    return words + shape_changes(old.setup.shape, shape)
+        changes.append(f"hardware {old.setup.hardware} -> {hardware}")
+    return changes + describe_shape_changes(old.setup.shape, shape)
 
 
-def shape_changes(old: str, new: str) -> list[str]:
-    """The keys that differ of two shapes, which are JSON; of one that was cut, the words."""
+def describe_shape_changes(old: str, new: str) -> list[str]:
+    """The keys that differ between two shapes, which are JSON; the text, if one was cut."""
     if old == new:
         return []
     try:
         before, after = json.loads(old), json.loads(new)
         names = sorted(before.keys() | after.keys())
     except (ValueError, AttributeError):
-        return [f"shape {_short(old)} -> {_short(new)}"]
+        return [f"shape {_shorten(old)} -> {_shorten(new)}"]
     return [
         f"{name if name in SHAPE or name.startswith('args.') else f'args.{name}'} "
-        f"{_short(before.get(name, 'unset'))} -> {_short(after.get(name, 'unset'))}"
+        f"{_shorten(before.get(name, 'unset'))} -> {_shorten(after.get(name, 'unset'))}"
         for name in names
         if before.get(name) != after.get(name)
     ]
 
 
-def node_changes(old: Iterable[str], new: Iterable[str]) -> list[str]:
+def describe_node_changes(old: Iterable[str], new: Iterable[str]) -> list[str]:
     """`nodes: node4, not node1`."""
     before, after = set(old), set(new)
-    come, gone = sorted(after - before), sorted(before - after)
-    words = ([named(come)] if come else []) + ([f"not {named(gone)}"] if gone else [])
-    return [f"nodes: {', '.join(words)}"] if words else []
+    added, gone = sorted(after - before), sorted(before - after)
+    changes = ([list_names(added)] if added else []) + ([f"not {list_names(gone)}"] if gone else [])
+    return [f"nodes: {', '.join(changes)}"] if changes else []
 
 
-def named(names: Sequence[str]) -> str:
-    """Some names, and how many more."""
+def list_names(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _short(value: object) -> str:
-    words = str(value) or "unknown"
-    return words if len(words) <= MAX_VALUE else f"{words[:MAX_VALUE]}..."
+def _shorten(value: object) -> str:
+    text = str(value) or "unknown"
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."

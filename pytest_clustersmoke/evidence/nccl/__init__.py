@@ -1,24 +1,24 @@
-"""NCCL's own log (NCCL_DEBUG=INFO, NCCL 2.3 to 2.30) -> who talked to whom, over what.
+"""Reads NCCL's own log (NCCL_DEBUG=INFO, NCCL 2.3 to 2.30): which ranks are connected, over what.
 
-    grammar.py        the words of NCCL's lines, by version
-    reader.py         a stream of any size -> the few lines that matter
-    statements.py     those beside the edges: communicators, networks, devices, warnings
-    observations.py   what was seen, kept small
-    line_cache.py     lines that were seen before, but for their channel
-    communicators.py  which communicators there are; attribution.py: whose an edge is
-    log_assembly.py   what was seen -> a Log
+    grammar.py        the wording of NCCL's lines, by version
+    log_reader.py     picks the few lines that matter from a stream of any size
+    statements.py     lines other than edges: communicators, networks, devices, warnings
+    observations.py   everything seen so far, kept small
+    line_cache.py     recognises lines that differ from earlier ones only in their channel
+    communicators.py  which communicators exist; attribution.py: which one an edge belongs to
+    log_assembly.py   puts the observations together as a Log
     nccl_log.py       the Log: communicators, edges, warnings
 
-and for `clustersmoke transports`, by the log alone:
+`clustersmoke transports` uses, in cli/, from the log alone:
 
     placement.py           which node each rank ran on
-    links.py               edges merged, each inside a node or between nodes
-    job_transports.py      all of a job; transport_remarks.py: what is surprising in it
+    links.py               merges edges, inside a node or between nodes
+    job_transports.py      everything about a job; transport_remarks.py: what is surprising in it
     transport_json.py      JSON; transport_text.py, matrix.py: text
     transports_command.py  the subcommand
 
-What a log does not tell is None or empty. No edge is made up: a line that was cut or torn counts
-as torn, and one that may be another communicator's names all that it may be.
+What a log does not say is None or empty. No edge is guessed: a line that was cut or torn counts as
+torn, and an edge that may belong to several communicators lists them all.
 """
 
 from .log_reader import NodeLogs, Reader, Unreadable, read_nodes
@@ -32,7 +32,7 @@ from .nccl_log import (
     NcclTransport,
     Warn,
     Where,
-    transport,
+    parse_transport,
 )
 
 __all__ = [
@@ -48,6 +48,6 @@ __all__ = [
     "Unreadable",
     "Warn",
     "Where",
+    "parse_transport",
     "read_nodes",
-    "transport",
 ]

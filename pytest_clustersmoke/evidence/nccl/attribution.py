@@ -1,11 +1,11 @@
-"""Whose an edge is.
+"""Which communicator an edge belongs to.
 
-NCCL's edges do not name their communicator. What tells: the process that logged and its own rank,
-the devices of both ends, the number of ranks, and when it was logged. A thread that is in an init
-(Init START to Init COMPLETE, 2.17 and later) connects that communicator and no other; else it
-connects one whose init is over. Up to 2.21, and later where cuMem is off, rings and trees are
-connected within init; send/recv is not. Where that leaves several they are all named; where it
-leaves none, none is.
+NCCL's edges do not name their communicator. It follows from the process that logged the edge and
+its own rank, the devices of both ends, the number of ranks, and the time. A thread inside an init
+(Init START to Init COMPLETE, 2.17 and later) connects that communicator and no other; otherwise it
+connects one whose init is complete. Up to 2.21, and later if cuMem is off, rings and trees are
+connected within init; send/recv is not. If several communicators remain, all are listed; if none
+remains, none is.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from collections import defaultdict
 
 from .communicators import Claim, CommunicatorDraft, Communicators, own_rank
 from .nccl_log import NcclProcess
-from .observations import EdgeKey, Init, InitMoment, Observations, Thread, Variant, each
+from .observations import EdgeKey, Init, InitMoment, Observations, Thread, Variant, iterate_edges
 
-# From here on connections are made when a collective first needs them (NCCL_RUNTIME_CONNECT),
-# where cuMem is on.
+# From this version on, if cuMem is on, connections are made when a collective first needs them
+# (NCCL_RUNTIME_CONNECT).
 LAZY_FROM = (2, 22)
 SEND_RECV_FROM = (2, 7)
 VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
-# Where more communicators than these come into question, none is named.
-MANY = 64
-# A process that was one rank in so many is not asked in which it was when.
-TOO_MANY = 4096
+# If more communicators than this are possible, none is listed.
+MAX_CANDIDATES = 64
+# With more claims than this on one rank of a process, time is not used to choose between them.
+MAX_CLAIMS = 4096
 LOW_32_BITS = 2**32 - 1
 
 
 class Attribution:
-    """Tells the communicators that an edge may belong to."""
+    """Finds the communicators that an edge may belong to."""
 
     def __init__(self, logged: Observations, communicators: Communicators) -> None:
         self._threads, self._inits = logged.threads, logged.inits
         self._communicators = communicators
         self._sole = self._only_one(communicators)
         self._variants = logged.variants
-        # Thread, variant and own rank, which many edges have in common -> what they may be.
+        # Thread, variant and own rank, which many edges share -> the claims that fit.
         self._claimed: dict[tuple[int, int, int | None], list[Claim] | None] = {}
         self._same: dict[tuple[int, ...], tuple[int, ...]] = {}
-        found = [VERSION.match(version) for version in logged.versions]
-        versions = [(int(one[1]), int(one[2])) for one in found if one]
-        # Whether all that is connected for collectives is connected within init.
+        matches = [VERSION.match(version) for version in logged.versions]
+        versions = [(int(match[1]), int(match[2])) for match in matches if match]
+        # Whether everything that collectives need is connected within init.
         self._eager = (
             max(versions) < LAZY_FROM
             if versions
@@ -54,7 +54,7 @@ class Attribution:
             for claim in claims:
                 self._by_rank[process, claim.rank].append(claim)
         drafts = communicators.drafts
-        self._all = tuple(draft.index for draft in drafts) if len(drafts) <= MANY else ()
+        self._all = tuple(draft.index for draft in drafts) if len(drafts) <= MAX_CANDIDATES else ()
         self._members = {
             (rank, draft.process(rank)): (draft.index,)
             for draft in drafts
@@ -73,17 +73,19 @@ class Attribution:
         if claimed is not None:
             drafts = (draft for claim in claimed for draft in claim.drafts)
             found = tuple(
-                sorted({one.index for one in drafts if _fits(one, source, destination, variant)})
+                sorted(
+                    {one.index for one in drafts if _can_hold(one, source, destination, variant)}
+                )
             )
         elif self._communicators.inferred:
             found = self._inferred(thread, own)
         else:
-            fits = self._sole and _fits(self._sole, source, destination, variant)
+            fits = self._sole and _can_hold(self._sole, source, destination, variant)
             found = self._by_exclusion(thread, own) if fits else ()
         return self._same.setdefault(found, found)
 
     def _claims(self, ends: tuple[int, int, int | None], key: EdgeKey) -> list[Claim] | None:
-        """What the process says of itself that an edge can be of, in time; None where nothing."""
+        """The claims of the process that an edge can belong to by its time; None if it has none."""
         thread, index, own = ends
         ranks, process = key[1:3] if own is None else (own,), self._process(thread)
         mine = [claim for rank in ranks for claim in self._by_rank.get((process, rank), ())]
@@ -91,9 +93,12 @@ class Attribution:
         own_id = variant.destination_id if variant.role == "receive" else variant.source_id
         found = None
         if process is not None and mine:
-            claims = [c for c in mine[:TOO_MANY] if own is None or _same_device(c.init, own_id)]
+            claims = [c for c in mine[:MAX_CLAIMS] if own is None or _same_device(c.init, own_id)]
             found = self._timely(claims, self._threads[thread], variant) if claims else None
-            if len(mine) > TOO_MANY or sum(len(one.drafts) for one in found or ()) > MANY:
+            if (
+                len(mine) > MAX_CLAIMS
+                or sum(len(claim.drafts) for claim in found or ()) > MAX_CANDIDATES
+            ):
                 found = []
         if own is not None:
             self._claimed[ends] = found
@@ -102,33 +107,35 @@ class Attribution:
     def _process(self, thread: int) -> NcclProcess | None:
         return self._threads[thread].process if thread >= 0 else None
 
-    # -- By the time -------------------------------------------------------------------------------
+    # -- By time -----------------------------------------------------------------------------------
 
     def _timely(self, claims: list[Claim], thread: Thread, variant: Variant) -> list[Claim]:
-        """Those that the moment of the line allows; all, where it says nothing."""
+        """The claims that the moment of the line allows; all, if the moment says nothing."""
         moment = variant.moment
-        if moment is None or not thread.process.pid.isdigit():  # hidden: several in one
+        if (
+            moment is None or not thread.process.pid.isdigit()
+        ):  # hidden pids may be several processes
             return claims
-        claims = [claim for claim in claims if not _gone(claim.init, moment)]
+        claims = [claim for claim in claims if not _is_destroyed(claim.init, moment)]
         inside, surely = self._inside(thread, moment)
         within = [claim for claim in claims if claim.init.index == inside]
         if surely:
             return within
         if self._eager and self._for_collectives(variant):
-            return within or [claim for claim in claims if not _over(claim.init, moment)]
+            return within or [claim for claim in claims if not _is_complete(claim.init, moment)]
         return [
             claim
             for claim in claims
             if claim in within
-            or _over(claim.init, moment)
-            or claim.init.completed is None  # its end may be lost, as may another's start
+            or _is_complete(claim.init, moment)
+            or claim.init.completed is None  # its end, or another's start, may be lost
             or (inside is None and not claim.init.started)
         ]
 
     def _inside(self, thread: Thread, moment: InitMoment) -> tuple[int | None, bool]:
-        """The init that the thread was in, and whether it surely was."""
+        """The init that the thread was in, and whether that is certain."""
         if moment.open is not None:
-            # One that has no end may have failed before, or its end is lost.
+            # An init without an end may have failed earlier, or its end is lost.
             return moment.open, self._inits[moment.open].completed is not None
         if moment.completed_here < len(thread.completed):
             following = thread.completed[moment.completed_here]
@@ -138,29 +145,29 @@ class Attribution:
         return None, False
 
     def _for_collectives(self, variant: Variant) -> bool:
-        """Whether the connection surely is none of send/recv. Lines before 2.12, and those of SHM,
-        do not tell."""
+        """Whether the connection is certainly not for send/recv. Lines before 2.12 and those of SHM
+        do not say."""
         return variant.connection == 0 or (variant.connection is None and not self._send_recv)
 
-    # -- By who else there is ----------------------------------------------------------------------
+    # -- By the other communicators ----------------------------------------------------------------
 
     @staticmethod
     def _only_one(communicators: Communicators) -> CommunicatorDraft | None:
-        one = len(communicators.drafts) == 1 and not communicators.inferred
-        return communicators.drafts[0] if one else None
+        is_sole = len(communicators.drafts) == 1 and not communicators.inferred
+        return communicators.drafts[0] if is_sole else None
 
     def _adopt(self, logged: Observations, sole: CommunicatorDraft) -> None:
-        """Ranks of the only communicator there is whose inits were not logged: the process that
-        shows itself as that rank, where one alone does and it shows itself as no other."""
+        """Fill in ranks of the only communicator whose inits were not logged: the process that logs
+        edges as that rank, if no other process does and it logs as no other rank."""
         ranks: dict[tuple[NcclProcess, str], set[int]] = defaultdict(set)
         processes: dict[int, set[NcclProcess]] = defaultdict(set)
-        for (index, source, destination, number), _ in each(logged.edges):
+        for (index, source, destination, number), _ in iterate_edges(logged.edges):
             variant = logged.variants[number]
             own = own_rank(source, destination, variant)
             if index < 0 or own is None or own in sole.members:
                 continue
             thread = self._threads[index]
-            if self._stranger(thread) and _fits(sole, source, destination, variant):
+            if self._stranger(thread) and _can_hold(sole, source, destination, variant):
                 ranks[thread.process, thread.device].add(own)
                 processes[own].add(thread.process)
         for (process, _), mine in ranks.items():
@@ -168,13 +175,13 @@ class Attribution:
                 sole.members.update(dict.fromkeys(mine, process))
 
     def _stranger(self, thread: Thread) -> bool:
-        """Whether no init tells which rank the process is with this GPU."""
+        """Whether no init says which rank the process is with this GPU."""
         claims = self._communicators.claims.get(thread.process, ())
         devices = [claim.init.cuda_device for claim in claims]
         return None not in devices and thread.device not in map(str, devices)
 
     def _inferred(self, thread: int, own: int | None) -> tuple[int, ...]:
-        """Where no init was logged: those in which the process is that rank, or all."""
+        """Without any logged init: the communicators in which the process is that rank, or all."""
         process = self._process(thread)
         if process is not None and own is not None and not self._communicators.overlapping:
             mine = self._members.get((own, process))
@@ -183,19 +190,19 @@ class Attribution:
         return self._all
 
     def _by_exclusion(self, thread: int, own: int | None) -> tuple[int, ...]:
-        """Where no init of the process fits: the only communicator there is, if it does."""
+        """If no init of the process fits: the only communicator, if it fits."""
         process = self._process(thread)
         if process is None:
             return (0,)
         if own is None or self._sole is None:
             return () if process in self._communicators.claims else (0,)
         held = self._sole.members.get(own)
-        # A line of init that lost its header says that there is such a rank, not who.
+        # An init line that lost its header shows that the rank exists, not its process.
         nobody = isinstance(held, Init) and held.process is None
         return (0,) if held == process or nobody else ()
 
 
-def _fits(draft: CommunicatorDraft, source: int, destination: int, variant: Variant) -> bool:
+def _can_hold(draft: CommunicatorDraft, source: int, destination: int, variant: Variant) -> bool:
     return (
         (draft.ranks is None or draft.ranks > max(source, destination))
         and _same_device(draft.members.get(source), variant.source_id)
@@ -203,16 +210,16 @@ def _fits(draft: CommunicatorDraft, source: int, destination: int, variant: Vari
     )
 
 
-def _over(init: Init, moment: InitMoment) -> bool:
+def _is_complete(init: Init, moment: InitMoment) -> bool:
     return init.completed is not None and init.completed < moment.completed
 
 
-def _gone(init: Init, moment: InitMoment) -> bool:
+def _is_destroyed(init: Init, moment: InitMoment) -> bool:
     return init.ended is not None and init.ended < moment.completed
 
 
 def _same_device(member: Init | NcclProcess | None, name: str | None) -> bool:
-    """Whether an edge's `a[name]` can be that rank: nvmlDev or busId, by version."""
+    """Whether the id in an edge's `rank[id]`, nvmlDev or busId by version, can be that member's."""
     if name is None or not isinstance(member, Init):
         return True
     if member.nvml_device is not None and name == str(member.nvml_device):
@@ -221,5 +228,5 @@ def _same_device(member: Init | NcclProcess | None, name: str | None) -> bool:
         return True
     if len(name) <= 2:
         return member.nvml_device is None
-    # Before 2.8 lines of init cut the bus id to 32 bits, those of edges do not.
+    # Before 2.8 init lines cut the bus id to 32 bits; edges do not.
     return int(name, 16) & LOW_32_BITS == int(member.bus_id, 16) & LOW_32_BITS

@@ -1,7 +1,7 @@
-"""The words of NCCL's lines, from its source at 62 tags, 2.3.5 to 2.30.7.
+"""The wording of NCCL's lines, from its source at 62 tags, 2.3.5 to 2.30.7.
 
-Strict on purpose: a line that was cut says something else than what NCCL wrote (`NET/IB/3` without
-its `/GDRDMA`), so a transport counts only where its words are whole and end where words end.
+Strict on purpose: a line that was cut means something else than what NCCL wrote (`NET/IB/3` without
+its `/GDRDMA`), so a transport counts only if its wording is complete and properly delimited.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# Where another writer's line begins behind one that lost its newline.
+# The start of another writer's line behind one that lost its newline.
 _HEADER_AHEAD = rb"(?=[^\s:/]{1,255}:(?:\d{1,9}|X+):(?:\d{1,9}|X+) \[-?\d{1,9}\] )"
-# Not where the rest of another's line follows: `NET/I` and `/0 : 3[1] -> …`.
+# Not if the rest of another line follows: `NET/I` and `/0 : 3[1] -> …`.
 _ENDED = rb"(?! : )(?=[\s\"'`\\<>|,;)\x1b])"
 _CUT = rb"\Z|(?=[\]\[{}])"
 _NET_NAME = rb"[A-Za-z][\w.+-]{0,62}(?: [A-Za-z0-9][\w.+-]{0,62}){0,3}"
@@ -33,32 +33,32 @@ _RANKS = (
     rb"(?: \[(send|receive)\])? via "
 )
 
-# Of one edge: `P2P/IPC/read/CE`, `SHM/direct/direct`, `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, …
-# `ended` where the words surely end here; else something of them may be lost.
+# The transport of an edge: `P2P/IPC/read/CE`, `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, …
+# `ended` if the wording certainly ends here; otherwise part of it may be lost.
 TRANSPORT = re.compile(
     rb"(" + _WORDING + rb")"
     rb"(?:(?P<glued>" + _HEADER_AHEAD + rb")|(?P<ended>" + _ENDED + rb")|" + _CUT + rb")"
 )
-# To these no word can be added.
+# Wordings to which nothing can be added.
 FINAL = re.compile(
     r"direct shared memory|SHM/\w+/\w+|P2P/(?:direct pointer/read|indirect/\S+/read|\S+/CE)"
 )
-# The part before ` via `, in the words of 2.7 and later (Channel) and before (Ring).
+# The part before ` via `, as written by 2.7 and later (Channel) and before (Ring).
 BODY = re.compile(rb"(?:Ring|Channel) (\d{2,4})(?:/(\d))? : " + _RANKS + rb"\Z")
-# What stands after `Channel ` in a line of today's that is an edge and nothing else.
+# The part after `Channel ` of a line that is an edge and nothing else, in recent versions.
 EDGE = re.compile(rb"(\d\d)(?:/(\d))? : " + _RANKS + rb"(" + _WORDING + rb")\r?")
-# The same as people quote it, without channel; believed only where no whole line stands beside it.
+# An edge as people quote it, without channel; used only if the log has no complete lines.
 QUOTED = re.compile(
     rb"(?:\A|[\s>|\"'`])(?:NCCL INFO )?(\d{1,7})\[([0-9a-f]+)\] -> (\d{1,7})\[([0-9a-f]+)\]"
     rb"(?: \[(send|receive)\])? via \Z"
 )
-# A rank's connection into the network's own collectives: no peer.
+# A rank's connection into the network's own collectives, which has no peer.
 COLLNET = re.compile(rb"Coll(?:Net)? (\d{2,4})(?:/\d)? : (\d{1,7}) \[(send|receive)\] via \Z")
 
 COMM = re.compile(
     rb"comm (0x[0-9a-f]+|0x\.\.\.|\S{1,40}) rank (\d{1,7}) nranks (\d{1,7})"
     rb"(?: cudaDev (\d{1,9}))?(?: nvmlDev (\d{1,9}))?(?: busId ([0-9a-f]+))?"
-    # Of a split: its parent, from 2.23 on instead of an id of its own.
+    # After a split: the parent, from 2.23 on instead of an id.
     rb"(?: parent (0x[0-9a-f]+))?(?: (?:split|child)Count (\d{1,9}))?(?: color (-?\d{1,10}))?"
     rb"(?: key -?\d{1,10})?(?: commId (0x[0-9a-f]+))? ?- "
     rb"(Init START|(?:Init |Abort |Destroy )?COMPLETE)"
@@ -74,19 +74,20 @@ DEVICE = re.compile(rb"\[(\d{1,4})\]([^\s:;\[\]]{1,64}):")
 VIRTUAL = re.compile(rb"NET/(IB) : Made virtual device \[(\d{1,4})\] name=(\S{1,200})")
 NVLS = re.compile(rb"NVLS comm (0x[0-9a-f]+)")
 SOURCE = re.compile(rb"\S{1,200}:\d{1,9}")
-# What stands between `NCCL INFO` and `comm`: from 2.21.5 on the API's name, from 2.29 on the rank.
+# Between `NCCL INFO` and `comm`: from 2.21.5 on the API's name, from 2.29 on the rank.
 BETWEEN = re.compile(rb"(?:\[Rank \d{1,7}\] )?\w{0,64} ?")
-# What can stand before a header without a space: quotes, JSON, the NULs of a file that was cut.
-ENDS = re.compile(rb"\A(?:CUMEM|MNNVL|IPC|read|CE|direct|GDRDMA(?:\(PCI\))?|Shared)")
-# What ends a label that stands before a host without a space: of CSV, logfmt, brackets.
+# The end of a transport that lost its newline and sticks to the host of the next header.
+TRANSPORT_REMAINS = re.compile(rb"\A(?:CUMEM|MNNVL|IPC|read|CE|direct|GDRDMA(?:\(PCI\))?|Shared)")
+# Ends a label that sticks to a host without a space: CSV, logfmt, brackets, quotes, JSON, and the
+# NULs of a file that was cut.
 LABEL_ENDS = re.compile(rb"[\"'`|=,;{(\0)\]]|>(?=.)")
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-# Docker's JSON logs write `->` so.
+# `<`, `>` and `&` in Docker's JSON logs.
 ESCAPED = re.compile(rb"\\u00(3[ce]|26)")
 
 
 class Header(NamedTuple):
-    """`host:pid:tid [cudaDev] `, which stands before every message."""
+    """`host:pid:tid [cudaDev] `, which precedes every message."""
 
     host: bytes
     pid: bytes
@@ -94,18 +95,18 @@ class Header(NamedTuple):
     device: bytes
 
 
-def logger(text: bytes, begin: int) -> Header | None:
-    """The header of the message that begins there, past `NCCL INFO` and the name of an API."""
+def parse_logger(text: bytes, begin: int) -> Header | None:
+    """The header of the message at `begin`, before `NCCL INFO` and the name of an API."""
     info = text.rfind(b"NCCL INFO ", 0, begin)
     if info < 0 or not BETWEEN.fullmatch(text, info + len(b"NCCL INFO "), begin):
         return None
-    return header(text[:info])
+    return parse_header(text[:info])
 
 
-def header(before: bytes) -> Header | None:
-    """The header that ends the text before a message; None where there is none.
+def parse_header(before: bytes) -> Header | None:
+    """The header at the end of the text before a message; None if there is none.
 
-    Whatever stands in front of it (labels of srun, torchrun, mpirun, pdsh, Ray, times) is not its.
+    Anything in front of it (labels of srun, torchrun, mpirun, pdsh, Ray; times) is ignored.
     """
     parts = before[-400:].rsplit(None, 2)
     if len(parts) < 2:
@@ -120,16 +121,16 @@ def header(before: bytes) -> Header | None:
         return None
     host, pid, tid = words
     if b"/" in host:  # a transport that lost its newline
-        host = ENDS.sub(b"", host[host.rfind(b"/") + 1 :])
+        host = TRANSPORT_REMAINS.sub(b"", host[host.rfind(b"/") + 1 :])
     host = LABEL_ENDS.split(host)[-1]
     if not (host and _number(pid) and _number(tid)):
         return None
     return Header(host, pid, tid, device[1:-1])
 
 
-def source(before: bytes) -> tuple[bytes, bytes | None, bytes]:
-    """`misc/shmutils.cc:88 (function) ` that ends the text before a warning: place, function (from
-    2.30.7 on), and what stands before them. The place is empty where none is told."""
+def parse_source(before: bytes) -> tuple[bytes, bytes | None, bytes]:
+    """Split `misc/shmutils.cc:88 (function) ` from the end of the text before a warning: place,
+    function (from 2.30.7 on) and the rest. The place is empty if there is none."""
     parts = before[-600:].rsplit(None, 2)
     if parts and (found := SOURCE.fullmatch(parts[-1])):
         return found.group(), None, before[: before.rfind(parts[-1])]
@@ -139,5 +140,5 @@ def source(before: bytes) -> tuple[bytes, bytes | None, bytes]:
 
 
 def _number(word: bytes) -> bool:
-    """Quoted logs hide process numbers behind X."""
+    """Whether a word is a process number, which quoted logs hide behind X."""
     return word.isdigit() or (bool(word) and not word.strip(b"X"))

@@ -1,8 +1,8 @@
 """Reads NCCL's logs as a stream of any size; memory grows with distinct edges, not with bytes.
 
-Most of a log says nothing of transports. One pass of a multi-pattern search finds the few places
-that may; only their lines are looked at. Where most lines are edges they are looked at one by one,
-and known by their beginnings (line_cache.py).
+Most of a log says nothing about transports. One pass of a multi-pattern search finds the few places
+that may; only their lines are parsed. Where most lines are edges they are parsed one by one, and
+recognised by their beginnings (line_cache.py).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from . import grammar, statements
-from .line_cache import BITS, CHANNEL, LineCache, variant_of
+from .line_cache import BITS, CHANNEL, LineCache, make_variant
 from .log_assembly import assemble
 from .nccl_log import Log, Where
-from .observations import CUT, LAST, WHOLE, Observations, Thread, see
+from .observations import CUT, LAST, WHOLE, Observations, Thread, record_edge
 
-# Small enough that the copies of a chunk stay in a processor's cache.
+# Small enough that the copies of a chunk stay in the processor's cache.
 CHUNK_BYTES = 2**17
-# A line of NCCL's is at most 1 KiB; of longer ones this much around a word is looked at.
+# NCCL's lines are at most 1 KiB; of longer lines this much around a match is parsed.
 WINDOW_BYTES = 2**11
-# Of a line in colour, or in JSON, this much is cleaned around a word.
+# This much around a match is cleaned in a line with colour or JSON.
 CLEANED_BYTES = 600
-# A chunk with more than one word of interest in so many bytes is read line by line.
+# A chunk with more than one match in this many bytes is read line by line.
 DENSE_BYTES = 400
 MAX_CHANNEL = 1023
 COMPRESSED = {
@@ -38,11 +38,11 @@ PATTERNS = (VIA, *statements.WORDS)
 
 
 class Unreadable(Exception):
-    """A file that cannot be read, or is no text; the message says which and why."""
+    """A file cannot be read or is not text; the message says which and why."""
 
 
 class Reader:
-    """Feed it files or streams, then ask for the `log`."""
+    """Reads files and streams, then builds the `log`."""
 
     def __init__(self) -> None:
         import ahocorasick_rs
@@ -56,10 +56,10 @@ class Reader:
         self._file = ""
 
     def file(self, path: Path, name: str | None = None, scope: str = "") -> None:
-        """Read one file. Raises Unreadable; what stands before the fault is kept."""
+        """Read a file. Raises Unreadable, and keeps everything read before the fault."""
         try:
-            if not path.is_file():  # a FIFO of that name would be waited on for ever
-                reason = "is no file" if path.exists() else "does not exist"
+            if not path.is_file():  # a FIFO would block forever
+                reason = "is not a regular file" if path.exists() else "does not exist"
                 raise Unreadable(f"{path} {'is a directory' if path.is_dir() else reason}")
             with path.open("rb") as stream:
                 self.stream(stream, name or str(path), scope)
@@ -67,17 +67,17 @@ class Reader:
             raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from error
 
     def stream(self, stream: BinaryIO, name: str, scope: str = "") -> None:
-        """Read a stream to its end. Raises Unreadable where it is no text.
+        """Read a stream to its end. Raises Unreadable if it is not text.
 
-        `name` is what places in it are called; `scope` tells apart nodes of one host name.
+        `name` is the file name in places; `scope` distinguishes nodes that share a host name.
         """
         self._file, self._scope = name, scope
         self._known.clear()
-        # Of `carry`, which has no newline, the first `done` bytes were looked at.
+        # The first `done` bytes of `carry`, which has no newline, were parsed.
         line, carry, done, dense = 1, b"", 0, False
         while chunk := self._read(stream, name):
             if not carry and line == 1:
-                refuse_what_is_no_text(chunk, name)
+                refuse_non_text(chunk, name)
             chunk = carry + chunk
             cut = chunk.rfind(b"\n") + 1
             if cut:
@@ -86,7 +86,7 @@ class Reader:
                 dense = self._each(lines, line) if each else self._scan(lines, line, done)
                 line += lines.count(b"\n")
                 done = 0
-            elif len(chunk) > 2 * WINDOW_BYTES:  # a line longer than any of NCCL's, in pieces
+            elif len(chunk) > 2 * WINDOW_BYTES:  # longer than any line of NCCL's: read it in pieces
                 cut = len(chunk) - 2 * WINDOW_BYTES
                 self._scan(chunk, line, done, until=cut + WINDOW_BYTES)
                 done = WINDOW_BYTES
@@ -100,8 +100,8 @@ class Reader:
             raise Unreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
     def log(self, version: str | None = None) -> Log:
-        """What was read so far, put together. `version` is NCCL's, where the logs do not tell it:
-        it decides whether edges are those of the init around them."""
+        """Build the log of everything read so far. `version` is NCCL's, for logs without it: it
+        decides whether edges belong to the init around them."""
         if version is not None and not self._logged.versions:
             self._logged.versions[version] = None
         return assemble(self._logged)
@@ -109,10 +109,10 @@ class Reader:
     # -- Lines -------------------------------------------------------------------------------------
 
     def _scan(self, chunk: bytes, line: int, since: int = 0, until: int | None = None) -> bool:
-        """Read the lines of a chunk that may say something; `line` is the number of its first.
-        Words before `since` were read, those from `until` on will be.
+        """Parse the lines of a chunk that match; `line` is the number of its first line. Matches
+        before `since` were parsed already, those from `until` on will be later.
 
-        Gives whether that is most lines.
+        Returns whether most lines match.
         """
         counted, known, heads, size = 0, self._known, self._known.heads, len(chunk)
         hits = self._search.find_matches_as_indexes(chunk)
@@ -124,18 +124,18 @@ class Reader:
             least = start - WINDOW_BYTES if start > WINDOW_BYTES else 0
             begin = chunk.rfind(b"\n", least, start) + 1 or least
             stop = chunk.find(b"\n", end, end + WINDOW_BYTES)
-            one = None
+            cached = None
             if pattern == 0 and stop >= 0:
                 head, _, tail = chunk[begin:stop].partition(CHANNEL)
-                one = heads.get(head) or known.behind_label(head)
-                if one is not None and (seen := one.seen.get(tail[2:])) is not None:
+                cached = heads.get(head) or known.behind_label(head)
+                if cached is not None and (seen := cached.seen.get(tail[2:])) is not None:
                     seen.channels |= BITS.get(tail[:2], 0)
                     continue
             line += chunk.count(b"\n", counted, begin)
             counted = max(counted, begin)
-            if one is not None and known.new(one, tail, self._file, line):
+            if cached is not None and known.new(cached, tail, self._file, line):
                 continue
-            # The last line of a file, which has no newline, may have been cut while it was written.
+            # The last line of a file, without a newline, may have been cut while it was written.
             text = chunk[begin : stop + 1 if stop >= 0 else end + WINDOW_BYTES]
             if stop < 0 and end + WINDOW_BYTES < size:
                 text += b"\n"
@@ -143,15 +143,15 @@ class Reader:
         return len(hits) * DENSE_BYTES > size
 
     def _each(self, chunk: bytes, line: int) -> bool:
-        """The same for a chunk of which most lines say something: line by line."""
+        """Like _scan for a chunk in which most lines match: line by line."""
         edges, known, heads = 0, self._known, self._known.heads
         for number, text in enumerate(chunk.split(b"\n"), line):
             head, _, tail = text.partition(CHANNEL)
-            one = heads.get(head) or (known.behind_label(head) if VIA in tail else None)
-            if one is not None and (seen := one.seen.get(tail[2:])) is not None:
+            cached = heads.get(head) or (known.behind_label(head) if VIA in tail else None)
+            if cached is not None and (seen := cached.seen.get(tail[2:])) is not None:
                 seen.channels |= BITS.get(tail[:2], 0)
                 edges += 1
-            elif one is not None and known.new(one, tail, self._file, number):
+            elif cached is not None and known.new(cached, tail, self._file, number):
                 edges += 1
             elif len(text) > WINDOW_BYTES:
                 self._scan(text + b"\n", number)
@@ -162,7 +162,7 @@ class Reader:
         return edges * DENSE_BYTES > len(chunk)
 
     def _line(self, pattern: int, text: bytes, start: int, end: int, where: Where) -> None:
-        """Read one line, with its newline where it has one, for the word that stands there."""
+        """Parse one line, with its newline if it has one, for the match from `start` to `end`."""
         if b"\x1b" in text or b"\\u00" in text:
             before = _clean(text[max(0, start - CLEANED_BYTES) : start])
             after = _clean(text[end : end + CLEANED_BYTES])
@@ -170,11 +170,13 @@ class Reader:
             start, end = len(before), len(before) + end - start
         if pattern == 0:
             self._edge(text, start, end, where)
-        elif thread := statements.read(pattern - 1, text, start, where, self._scope, self._logged):
+        elif thread := statements.read_statement(
+            pattern - 1, text, start, where, self._scope, self._logged
+        ):
             self._known.forget(thread)
 
     def _edge(self, text: bytes, start: int, end: int, where: Where) -> None:
-        """One ` via `: an edge, a connection into the network's collectives, prose, or torn."""
+        """Parse a ` via `: an edge, a connection into the network's collectives, prose, or torn."""
         begin = max(text.rfind(CHANNEL, 0, start), text.rfind(b"Ring ", 0, start))
         body = grammar.BODY.match(text, begin, end) if begin >= 0 else None
         words = grammar.TRANSPORT.match(text, end)
@@ -187,16 +189,16 @@ class Reader:
         if words is None or wording is None:
             self._logged.tear(where)
             return
-        ended = _ended(words)
-        # A number that ran into another line's words may have more digits than its own; and no rank
-        # connects to itself.
+        ended = _classify_end(words)
+        # A number that runs into another line may have extra digits; and no rank connects to
+        # itself.
         run_on = ended == CUT and words.group("glued") is None and wording[-1:].isdigit()
         if run_on or source == destination:
             self._logged.tear(where)
             return
         form = connection, source_id, destination_id, role, wording
-        group = self._logged.group(thread, variant_of(thread, *form))
-        seen = see(group, int(source), int(destination), where, ended)
+        group = self._logged.group(thread, make_variant(thread, *form))
+        seen = record_edge(group, int(source), int(destination), where, ended)
         if int(channel) <= MAX_CHANNEL:
             seen.channels |= 1 << int(channel)
         alone = words.end() >= len(text.rstrip()) and text.find(CHANNEL) == begin
@@ -218,41 +220,41 @@ class Reader:
         if quoted is not None and words is not None:
             source, source_id, destination, destination_id, role = quoted.groups()
             form = None, source_id, destination_id, role, words.group(1)
-            group = self._logged.quote(variant_of(None, *form))
-            see(group, int(source), int(destination), where, _ended(words))
+            group = self._logged.quote(make_variant(None, *form))
+            record_edge(group, int(source), int(destination), where, _classify_end(words))
         elif words is not None or quoted is not None or inside is not None:
             self._logged.tear(where)
 
     def _wording(self, words: re.Match[bytes]) -> bytes | None:
-        """The transport. Where it ends in a number and a header is glued to it, the host may begin
-        with some of the digits: None, where no host that is known tells with which."""
-        said: bytes = words.group(1)
-        number = len(said) - len(said.rstrip(b"0123456789"))
+        """The transport's wording. If it ends in a number and a header is glued to it, the host may
+        begin with some of the digits: None if no known host shows with which."""
+        wording: bytes = words.group(1)
+        number = len(wording) - len(wording.rstrip(b"0123456789"))
         if words.group("glued") is None or number == 0:
-            return said
-        ahead = words.string[words.end() :].split(b":", 1)[0]
+            return wording
+        rest = words.string[words.end() :].split(b":", 1)[0]
         hosts = [
             end
-            for end in range(len(said) - number + 1, len(said) + 1)
-            if self._logged.knows_host(self._scope, (said[end:] + ahead).decode(errors="replace"))
+            for end in range(len(wording) - number + 1, len(wording) + 1)
+            if self._logged.knows_host(self._scope, (wording[end:] + rest).decode(errors="replace"))
         ]
         if not hosts and number == 1:
-            return said
-        return said[: hosts[0]] if len(hosts) == 1 else None
+            return wording
+        return wording[: hosts[0]] if len(hosts) == 1 else None
 
     def _thread(self, text: bytes, begin: int) -> Thread | None:
-        return self._logged.thread(self._scope, grammar.logger(text, begin))
+        return self._logged.thread(self._scope, grammar.parse_logger(text, begin))
 
 
 class NodeLogs(NamedTuple):
-    """What NCCL logged on all nodes of a phase, and why some of it could not be read."""
+    """The NCCL log of all nodes of a phase, and why some files could not be read."""
 
     log: Log
     unreadable: tuple[str, ...]
 
 
 def read_nodes(folders: Mapping[int, Path], root: Path, version: str | None) -> NodeLogs:
-    """Read each node's folder of logs; they are named by their paths below `root`."""
+    """Read each node's folder of logs, named by their paths below `root`."""
     reader, unreadable = Reader(), []
     for node_rank, folder in folders.items():
         for path in sorted(folder.glob("*.log")):
@@ -263,32 +265,32 @@ def read_nodes(folders: Mapping[int, Path], root: Path, version: str | None) -> 
     return NodeLogs(reader.log(version), tuple(unreadable))
 
 
-def _ended(words: re.Match[bytes]) -> int:
-    """How the words of a transport end: surely, by a quote, or without another line behind them
-    that stuck to what was left of this one, label and all."""
+def _classify_end(words: re.Match[bytes]) -> int:
+    """How the wording of a transport ends: at the end of the text, certainly complete (before a
+    quote, or with no other NCCL line behind it), or possibly cut by another line."""
     text, end = words.string, words.end()
     if end == len(text):
         return LAST
     if words.group("ended") is None:
         return CUT
-    sure = text[end : end + 1] in b"\"'`\\" or text.find(b"NCCL ", end) < 0
-    return WHOLE if sure else CUT
+    certain = text[end : end + 1] in b"\"'`\\" or text.find(b"NCCL ", end) < 0
+    return WHOLE if certain else CUT
 
 
 def _clean(text: bytes) -> bytes:
-    """Without colour, and without JSON's way to write `->` and `<0>`."""
+    """Remove colour, and JSON's escapes in `->` and `<0>`."""
     text = grammar.ANSI.sub(b"", text)
     return grammar.ESCAPED.sub(lambda found: bytes([int(found.group(1), 16)]), text)
 
 
-def refuse_what_is_no_text(chunk: bytes, name: str) -> None:
-    """What is no text as it stands would be read as a log without edges: raise Unreadable."""
+def refuse_non_text(chunk: bytes, name: str) -> None:
+    """Raise Unreadable for anything but text, which would look like a log without edges."""
     refuse_other_encodings(chunk, name)
-    refuse_what_is_binary(chunk, name)
+    refuse_binary(chunk, name)
 
 
 def refuse_other_encodings(chunk: bytes, name: str) -> None:
-    """Text that a tool can make readable."""
+    """Raise Unreadable for text that a tool can make readable."""
     if chunk[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise Unreadable(f"{name} is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)")
     for magic, tool in COMPRESSED.items():
@@ -296,9 +298,9 @@ def refuse_other_encodings(chunk: bytes, name: str) -> None:
             raise Unreadable(f"{name} is compressed; expected text ({tool} FILE | … -)")
 
 
-def refuse_what_is_binary(chunk: bytes, name: str) -> None:
-    """What begins as no text does, and not as a log of NCCL's that was damaged."""
-    # A file system that lost a node leaves a hole of zeros where its log began.
+def refuse_binary(chunk: bytes, name: str) -> None:
+    """Raise Unreadable for binary data, except a damaged log of NCCL's."""
+    # A file system that lost a node may leave zeros at the start of a log.
     text = chunk.lstrip(b"\0")
     if (not text or b"\0" in text[:WINDOW_BYTES]) and b"NCCL" not in chunk:
-        raise Unreadable(f"{name} is binary; expected the text of a log")
+        raise Unreadable(f"{name} is binary; expected a text log")

@@ -1,4 +1,4 @@
-"""What NCCL's log says, as plain frozen values; what it does not say is None or empty."""
+"""The content of NCCL's log as frozen values; what the log does not say is None or empty."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Where(NamedTuple):
 
 
 class NcclProcess(NamedTuple):
-    """A process that logged. `scope` tells apart nodes of one host name, where the reader of the
-    logs knows that they are two (a directory a node); it is empty where nobody does."""
+    """A process that logged. `scope` distinguishes nodes that share a host name if the reader knows
+    that they differ (one directory per node); otherwise it is empty."""
 
     scope: str
     host: str
-    pid: str  # as it stands in the log; quoted logs may hide it behind X
+    pid: str  # as in the log; quoted logs may hide it behind X
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
@@ -33,7 +33,7 @@ class NcclProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class NcclTransport:
-    """NCCL's wording of a transport, taken apart.
+    """NCCL's wording of a transport, parsed.
 
     `kind` is `P2P/<method>`, `SHM` or `NET/<name>`, the latter with `/GDRDMA` where GPUDirect RDMA
     is used; `COLLNET/<name>` likewise.
@@ -42,9 +42,9 @@ class NcclTransport:
     wording: str
     kind: str
     net: str | None = None
-    device: int | None = None  # the index of the NIC in the logger's list of them
+    device: int | None = None  # the NIC's index in the logger's list
     gdrdma: bool = False
-    pxn_proxy: int | None = None  # the rank whose NIC it is, where PXN sends through a peer
+    pxn_proxy: int | None = None  # the rank that owns the NIC, if PXN sends through a peer
     shared: bool = False
 
 
@@ -54,8 +54,8 @@ NET = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def transport(wording: str) -> NcclTransport:
-    """Take NCCL's wording apart: `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, `P2P/IPC/read`, …"""
+def parse_transport(wording: str) -> NcclTransport:
+    """Parse NCCL's wording: `NET/AWS Libfabric/1(2)/GDRDMA/Shared`, `P2P/IPC/read`, …"""
     if wording.startswith(("SHM", "direct shared memory")):
         return NcclTransport(wording, "SHM")
     net = NET.fullmatch(wording)
@@ -78,18 +78,18 @@ def transport(wording: str) -> NcclTransport:
 class Edge:
     """A connection from one rank to another, as one process logged it.
 
-    Ranks are those of a communicator, not of the job. `communicators` are the indices of those it
-    may belong to: one where that is known, several where the log does not tell them apart, none
-    where nothing is known. NET edges are logged by both ends (`role` says which this is), P2P and
-    SHM edges by the sender alone.
+    Ranks are those of a communicator, not of the job. `communicators` lists the indices of those it
+    may belong to: one if that is certain, several if the log does not distinguish them, none if
+    nothing is known. NET edges are logged by both ends (`role` says which this is), P2P and SHM
+    edges by the sender alone.
     """
 
     source: int
     destination: int
     wording: str
     channels: tuple[int, ...]
-    connection: int | None  # 0 collectives, 1 send/recv; from NCCL 2.12 on
-    role: str | None  # "send" or "receive": the logger's
+    connection: int | None  # 0: collectives, 1: send/recv; from NCCL 2.12 on
+    role: str | None  # of the logger: "send" or "receive"
     logger: NcclProcess | None
     nic: str | None
     where: Where
@@ -97,15 +97,15 @@ class Edge:
 
     @property
     def transport(self) -> NcclTransport:
-        return transport(self.wording)
+        return parse_transport(self.wording)
 
     @property
     def kind(self) -> str:
-        return transport(self.wording).kind
+        return parse_transport(self.wording).kind
 
     @property
     def own_rank(self) -> int | None:
-        """The rank of the process that logged; None where the line does not tell."""
+        """The rank of the process that logged; None if the line does not say."""
         if self.role is None:
             return None
         return self.destination if self.role == "receive" else self.source
@@ -113,7 +113,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class CollNet:
-    """A connection of one rank into the network's own collectives (SHARP); it names no peer."""
+    """A connection of a rank into the network's own collectives (SHARP), which has no peer."""
 
     rank: int
     wording: str
@@ -125,12 +125,12 @@ class CollNet:
 
     @property
     def kind(self) -> str:
-        return transport(self.wording).kind
+        return parse_transport(self.wording).kind
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of a communicator: who it is, and how far its init came."""
+    """A rank of a communicator: its process and devices, and how far its init got."""
 
     process: NcclProcess | None
     cuda_device: int | None = None
@@ -143,19 +143,19 @@ class Member:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator: those of its ranks that logged. `ranks` and `nodes` are None where no line
-    tells them; `id` is NCCL's commId (from 2.17 on)."""
+    """A communicator and those of its ranks that logged. `ranks` and `nodes` are None if no line
+    has them; `id` is NCCL's commId (from 2.17 on)."""
 
     index: int
     id: str | None
     ranks: int | None
     nodes: int | None
     members: Mapping[int, Member]
-    nvls: bool | None = None  # whether a line says NVLS was connected; None: it may be another's
+    nvls: bool | None = None  # whether NVLS was connected; None: perhaps another communicator's
 
     @property
     def complete(self) -> bool | None:
-        """Whether every rank's init is complete; False where one began and did not end."""
+        """Whether every rank's init is complete; False if one started and did not complete."""
         ends = [member.complete for member in self.members.values()]
         if any(member.started and not member.complete for member in self.members.values()):
             return False
@@ -164,7 +164,7 @@ class Communicator:
 
 @dataclass
 class Warn:
-    """One text of NCCL WARN, where it first stood, and how often it did."""
+    """A message of NCCL WARN, where it first occurred, and how often."""
 
     text: str
     source: str | None  # NCCL's own `file.cc:line`
@@ -176,7 +176,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Log:
-    """All that the logs of a job say of its transports."""
+    """Everything the logs of a job say about its transports."""
 
     versions: tuple[str, ...]
     communicators: tuple[Communicator, ...]
@@ -184,18 +184,18 @@ class Log:
     collnet: tuple[CollNet, ...]
     warnings: tuple[Warn, ...]
     networks: Mapping[NcclProcess | None, tuple[str, ...]] = field(default_factory=dict)
-    without_ib: tuple[NcclProcess, ...] = ()  # processes that said NET/IB found no device
+    without_ib: tuple[NcclProcess, ...] = ()  # processes in which NET/IB found no device
     nvls: frozenset[NcclProcess | None] = frozenset()  # processes that connected NVLS
-    # Places of lines that say `via` between two ranks in words no NCCL uses: cut or torn.
+    # Places of cut or torn lines: `via` between two ranks in a wording that no NCCL uses.
     torn: tuple[Where, ...] = ()
     torn_count: int = 0
 
     @property
     def version(self) -> str | None:
-        """NCCL's version; several, joined, where the processes differ; None where none is told."""
+        """NCCL's version; joined if processes differ, None if no line has it."""
         return ", ".join(self.versions) or None
 
     def kinds(self) -> list[str]:
-        """The kinds of all edges, in alphabetical order; NVLS and CollNet where they were used."""
-        found = {edge.kind for edge in self.edges} | {one.kind for one in self.collnet}
-        return sorted(found | ({"NVLS"} if self.nvls else set()))
+        """The kinds of all edges in alphabetical order, with NVLS and CollNet if they were used."""
+        kinds = {edge.kind for edge in self.edges} | {link.kind for link in self.collnet}
+        return sorted(kinds | ({"NVLS"} if self.nvls else set()))

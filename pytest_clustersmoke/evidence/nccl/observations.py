@@ -1,4 +1,4 @@
-"""What the reader has seen, kept small: one entry for each distinct edge."""
+"""What the reader has seen, kept small: one entry per distinct edge."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ MAX_TORN = 100
 
 
 class InitMoment(NamedTuple):
-    """When in the life of a process an edge was logged, in inits of communicators."""
+    """When in the life of a process an edge was logged, counted in inits of communicators."""
 
-    completed: int  # inits that this process had completed
-    completed_here: int  # … on this thread
-    open: int | None  # the init that this thread had begun and not completed
+    completed: int  # inits completed by this process
+    completed_here: int  # … by this thread
+    open: int | None  # the init that this thread had started and not completed
 
 
 class Variant(NamedTuple):
-    """What the edges of many pairs of ranks have in common."""
+    """The properties that edges of many pairs of ranks share."""
 
     wording: str
     connection: int | None
@@ -36,30 +36,30 @@ class Variant(NamedTuple):
 EdgeKey = tuple[int, int, int, int]
 
 
-# How the words of an edge ended: where another line stuck to what was left of theirs, at the end of
-# the file, or surely where NCCL ended them.
+# How the wording of an edge ended: perhaps cut by another line, at the end of the file, or
+# certainly complete.
 CUT, LAST, WHOLE = 0, 1, 2
 
 
 class SeenEdge:
-    """An edge as one thread logged it: its channels as bits, and where it first stood."""
+    """An edge as one thread logged it: its channels as bits, and its first place."""
 
     __slots__ = ("channels", "ended", "where")
 
     def __init__(self, where: Where, ended: int) -> None:
         self.channels = 0
         self.where = where
-        self.ended = ended  # how its words ended
+        self.ended = ended
 
 
-# The edges of one thread and variant, by their ranks: one number for both, and a dictionary for
-# many edges, since a job of 512 ranks may have half a million.
+# The edges of one thread and variant, by both ranks as one number. A job of 512 ranks may have half
+# a million edges, so this must be small.
 Group = dict[int, SeenEdge]
-RANK_BITS = 24  # ranks have seven digits at most
+RANK_BITS = 24  # ranks have at most seven digits
 
 
-def see(group: Group, source: int, destination: int, where: Where, ended: int) -> SeenEdge:
-    """The entry of an edge, made where it is new."""
+def record_edge(group: Group, source: int, destination: int, where: Where, ended: int) -> SeenEdge:
+    """The entry of an edge, created if it is new."""
     ranks = source << RANK_BITS | destination
     seen = group.get(ranks)
     if seen is None:
@@ -68,8 +68,8 @@ def see(group: Group, source: int, destination: int, where: Where, ended: int) -
     return seen
 
 
-def each(groups: Mapping[tuple[int, int], Group]) -> Iterator[tuple[EdgeKey, SeenEdge]]:
-    """All edges of groups by thread and variant."""
+def iterate_edges(groups: Mapping[tuple[int, int], Group]) -> Iterator[tuple[EdgeKey, SeenEdge]]:
+    """All edges of groups, which are by thread and variant."""
     for (thread, variant), group in groups.items():
         for ranks, seen in group.items():
             yield (thread, ranks >> RANK_BITS, ranks & (1 << RANK_BITS) - 1, variant), seen
@@ -88,13 +88,13 @@ class Init:
     cuda_device: int | None
     nvml_device: int | None
     bus_id: str | None
-    shared_id: bool = False  # of a split: others of one parent and colour have its id (to 2.21)
+    shared_id: bool = False  # a split: siblings of one parent and colour share the id (up to 2.21)
     nodes: int | None = None
     local_rank: int | None = None
     started: bool = False
-    completed: int | None = None  # the how-manieth completed of its process, from 0
-    ended: int | None = None  # how many its process had completed when it was destroyed
-    inside: list[Thread] = field(default_factory=list)  # threads that began it
+    completed: int | None = None  # its index among the process's completed inits
+    ended: int | None = None  # the process's completed inits when it was destroyed
+    inside: list[Thread] = field(default_factory=list)  # threads that started it
 
 
 @dataclass
@@ -114,11 +114,11 @@ class Thread:
 
 @dataclass
 class ProcessState:
-    """What a process said of itself."""
+    """What is known about a process."""
 
     process: NcclProcess
     completed: int = 0  # inits
-    heads: set[bytes] = field(default_factory=set)  # what the reader knows its lines by
+    heads: set[bytes] = field(default_factory=set)  # the beginnings of its lines in the line cache
 
 
 class Observations:
@@ -137,22 +137,22 @@ class Observations:
         self.networks: dict[NcclProcess | None, dict[str, None]] = {}
         self.devices: dict[tuple[NcclProcess | None, str], dict[int, str | None]] = {}
         self.without_ib: dict[NcclProcess, None] = {}
-        # By process the communicators (their pointers) that connected NVLS; None: not told which.
+        # Process -> the communicators (their pointers) that connected NVLS; None: unknown which.
         self.nvls: dict[NcclProcess | None, set[str | None]] = {}
         self.torn: list[Where] = []
         self.torn_count = 0
         self._by_header: dict[tuple[str, Header], Thread] = {}
         self._variant_index: dict[Variant, int] = {}
-        self._hosts: dict[tuple[str, str], set[str]] = {}  # of processes of a number
+        self._hosts: dict[tuple[str, str], set[str]] = {}  # of the processes with a pid
         self._known_hosts: set[tuple[str, str]] = set()
         self._inits: dict[tuple[NcclProcess | None, str, int, str | None], Init] = {}
         self._parents: dict[tuple[NcclProcess | None, str], Init] = {}
         self._newest: dict[tuple[NcclProcess | None, str, int], Init] = {}
 
-    # -- Who ---------------------------------------------------------------------------------------
+    # -- Processes and threads ---------------------------------------------------------------------
 
     def thread(self, scope: str, header: Header | None) -> Thread | None:
-        """The thread of a header; None for lines whose header is lost."""
+        """The thread of a header; None if the line's header is lost."""
         if header is None:
             return None
         found = self._by_header.get((scope, header))
@@ -170,8 +170,8 @@ class Observations:
         return found
 
     def _process(self, scope: str, host: str, pid: str) -> NcclProcess:
-        """The process of a header. Words of a line that lost its newline may stick to the host:
-        `memoryk023` is `k023` where a process of that number is known there."""
+        """The process of a header. Text of a line that lost its newline may stick to the host:
+        `memoryk023` is `k023` if a process with this pid is known there."""
         known = self._hosts.get((scope, pid), set()) if pid.isdigit() else set()
         for begin in range(1, len(host) if known else 0):
             if host[begin:] in known and host[begin - 1].isalnum():
@@ -181,15 +181,15 @@ class Observations:
     def knows_host(self, scope: str, host: str) -> bool:
         return (scope, host) in self._known_hosts
 
-    # -- What --------------------------------------------------------------------------------------
+    # -- Lines -------------------------------------------------------------------------------------
 
     def group(self, thread: Thread | None, variant: Variant) -> Group:
-        """The edges of a thread that have a variant in common."""
+        """The edges of a thread that share a variant."""
         key = (thread.index if thread else -1, self._variant(variant))
         return self.edges.setdefault(key, {})
 
     def quote(self, variant: Variant) -> Group:
-        """The same for edges that people quoted."""
+        """The same for quoted edges."""
         return self.quoted.setdefault((-1, self._variant(variant)), {})
 
     def see_collnet(
@@ -218,9 +218,9 @@ class Observations:
         elif len(self.warnings) < MAX_WARNINGS:
             self.warnings[text, source] = Warn(text, source, function, process, where)
 
-    def init(self, thread: Thread | None, one: Init, state: str) -> None:
-        """One line of a communicator's life: `Init START`, `Init COMPLETE`, an end."""
-        key = (one.process, one.pointer, one.rank, one.comm_id)
+    def init(self, thread: Thread | None, new: Init, state: str) -> None:
+        """Record a line about a communicator: `Init START`, `Init COMPLETE`, or its end."""
+        key = (new.process, new.pointer, new.rank, new.comm_id)
         known, newest = self._inits.get(key), self._newest.get(key[:3])
         if state.endswith(("Abort COMPLETE", "Destroy COMPLETE")):
             self._close(newest)
@@ -229,11 +229,11 @@ class Observations:
             return
         begins = state == "Init START"
         if not begins and known is None and newest is not None and newest.completed is None:
-            known = newest  # ncclCommGrow names it otherwise at its end than at its start
-        if known is None or (known.completed is not None and (begins or one.comm_id is None)):
-            one.index = len(self.inits)
-            self.inits.append(one)
-            self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = known = one
+            known = newest  # ncclCommGrow logs another name at the end than at the start
+        if known is None or (known.completed is not None and (begins or new.comm_id is None)):
+            new.index = len(self.inits)
+            self.inits.append(new)
+            self._inits[key] = self._newest[key[:3]] = self._parents[key[:2]] = known = new
         if begins:
             known.started = True
             if thread is not None:
@@ -248,7 +248,7 @@ class Observations:
 
     @staticmethod
     def _close(known: Init | None) -> None:
-        """No thread is in that init any more."""
+        """Record that no thread is inside an init any more."""
         if known is None:
             return
         for thread in known.inside:
@@ -256,29 +256,29 @@ class Observations:
                 thread.open = None
 
     def child(self, process: NcclProcess | None, parent: str, which: str) -> str | None:
-        """A name for what was split from a communicator, the same on all its ranks; None where the
-        parent's is not known."""
+        """A name for a communicator that was split from another, equal on all its ranks; None if
+        the parent's name is unknown."""
         known = self._parents.get((process, parent))
         return f"{known.comm_id}/{which}" if known and known.comm_id else None
 
     def list_devices(self, process: NcclProcess | None, net: str, names: dict[int, str]) -> None:
-        """NICs by their index. Lists without an owner may be several nodes': what they disagree on
-        is not known."""
+        """Record NICs by index. Lists without a process may come from several nodes: entries that
+        disagree become unknown."""
         known = self.devices.setdefault((process, net), {})
         for index, name in names.items():
             differs = process is None and known.get(index, name) != name
             known[index] = None if differs else name
 
     def nodes(
-        self, process: NcclProcess | None, pointer: str, rank: int, told: tuple[int, int]
+        self, process: NcclProcess | None, pointer: str, rank: int, values: tuple[int, int]
     ) -> None:
-        """`nNodes` and `localRank`, which stand in a line of their own after `Init START`."""
+        """Record `nNodes` and `localRank`, which have a line of their own after `Init START`."""
         known = self._newest.get((process, pointer, rank))
         if known is not None:
-            known.nodes, known.local_rank = told
+            known.nodes, known.local_rank = values
 
     def _variant(self, variant: Variant) -> int:
-        """The number of a variant, given where it is new."""
+        """The index of a variant, assigned if it is new."""
         index = self._variant_index.get(variant)
         if index is None:
             index = self._variant_index[variant] = len(self.variants)

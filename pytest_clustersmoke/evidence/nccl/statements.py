@@ -1,4 +1,4 @@
-"""NCCL's lines beside the edges: communicators, networks, devices, NVLS, version, warnings."""
+"""Parses NCCL's lines other than edges: communicators, networks, devices, version, warnings."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from .nccl_log import NcclProcess, Where
 from .observations import Init, Observations, Thread
 
 MAX_TEXT = 1000
-# A statement's words stand within so many bytes of the word that leads to it.
+# A statement lies within this many bytes of the word that was matched.
 AROUND = 300
 
 
-def read(
+def read_statement(
     word: int, text: bytes, start: int, where: Where, scope: str, logged: Observations
 ) -> Thread | None:
-    """Read the line in which WORDS[word] stands at `start`.
+    """Parse the line that has WORDS[word] at `start`.
 
-    Gives the thread whose edges may belong to another communicator from here on.
+    Returns the thread whose edges may belong to another communicator from here on.
     """
     return _READERS[word](text, start, where, scope, logged)
 
 
 def _warn(text: bytes, start: int, where: Where, scope: str, logged: Observations) -> None:
-    place, function, before = grammar.source(text[:start])
-    thread = logged.thread(scope, grammar.header(before))
-    said = text[start + len(b"NCCL WARN") :].strip()
+    place, function, before = grammar.parse_source(text[:start])
+    thread = logged.thread(scope, grammar.parse_header(before))
+    message = text[start + len(b"NCCL WARN") :].strip()
     process = thread.process if thread else None
     logged.warn(
-        _text(said), _text(place) or None, _text(function) if function else None, process, where
+        _text(message), _text(place) or None, _text(function) if function else None, process, where
     )
 
 
@@ -40,12 +40,12 @@ def _comm(text: bytes, start: int, where: Where, scope: str, logged: Observation
     pointer, rank, ranks, cuda, nvml, bus, parent, split, colour, comm_id, state = found.groups()
     if int(rank) >= int(ranks):
         return None
-    thread = logged.thread(scope, grammar.logger(text, found.start()))
+    thread = logged.thread(scope, grammar.parse_logger(text, found.start()))
     process = thread.process if thread else None
     name = _text(comm_id) if comm_id and int(comm_id, 16) else None
     if name is None and parent and split and colour:
         name = logged.child(process, _text(parent), f"{_text(split)}/{_text(colour)}")
-    one = Init(
+    init = Init(
         index=-1,
         process=process,
         pointer=_text(pointer),
@@ -57,7 +57,7 @@ def _comm(text: bytes, start: int, where: Where, scope: str, logged: Observation
         bus_id=_text(bus) if bus else None,
         shared_id=parent is not None and comm_id is not None,
     )
-    logged.init(thread, one, _text(state))
+    logged.init(thread, init, _text(state))
     return thread
 
 
@@ -113,7 +113,7 @@ def _no_ib(text: bytes, start: int, where: Where, scope: str, logged: Observatio
 
 
 def _process(text: bytes, begin: int, scope: str, logged: Observations) -> NcclProcess | None:
-    thread = logged.thread(scope, grammar.logger(text, begin))
+    thread = logged.thread(scope, grammar.parse_logger(text, begin))
     return thread.process if thread else None
 
 
@@ -122,7 +122,7 @@ def _text(word: bytes) -> str:
 
 
 Reading = Callable[[bytes, int, Where, str, Observations], "Thread | None"]
-# The words that lead to a line, and who reads it.
+# The word that identifies a line, and the function that parses it.
 _LINES: dict[bytes, Reading] = {
     b"NCCL WARN": _warn,
     b" nranks ": _comm,

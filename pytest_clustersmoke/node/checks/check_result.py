@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from ...evidence.telemetry import number
-from ...evidence.variable_names import shown
+from ...evidence.telemetry import parse_number
+from ...evidence.variable_names import show_value
 from ..gpu_facts import rows
 
 FAILURE, WARNING = "failure", "warning"
@@ -54,10 +54,10 @@ class Node:
 
     def text(self, key: str) -> str | None:
         value = self.facts.get(key)
-        return shown(value) if isinstance(value, str) else None
+        return show_value(value) if isinstance(value, str) else None
 
     def number(self, key: str) -> float | None:
-        value = number(self.facts.get(key))
+        value = parse_number(self.facts.get(key))
         return value if value is not None and math.isfinite(value) else None
 
     def mapping(self, key: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...evidence.gpu_model import ANY_GPU
-from ...evidence.variable_names import shown
+from ...evidence.variable_names import show_value
 from ..gpu_facts import share
 from .check_result import FAILURE, WARNING, Check, Node, listed, most_common
 from .gpu_checks import wanted
@@ -46,7 +46,9 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _installed(node: Node) -> dict[str, str]:
-    packages = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
+    packages = {
+        show_value(str(k)): show_value(str(v)) for k, v in (node.mapping("packages") or {}).items()
+    }
     others = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
     return packages | {name: value for name, value in others.items() if value is not None}
 
@@ -54,7 +56,7 @@ def _installed(node: Node) -> dict[str, str]:
 def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     """A warning only: nodes differ during a rolling upgrade, and NCCL copes with that."""
     known = {
-        node.rank: shown(gpus[0]["driver_version"])
+        node.rank: show_value(gpus[0]["driver_version"])
         for node in nodes
         if wanted(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
     }
@@ -70,7 +72,7 @@ def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     for node in nodes:
         ours = share(node.facts)
         if wanted(node, spec) and ours is not None and ours.exact and ours.gpus:
-            models = sorted({shown(str(gpu.get("name"))) for gpu in ours.gpus})
+            models = sorted({show_value(str(gpu.get("name"))) for gpu in ours.gpus})
             known[node.rank] = " and ".join(models)
     fix = "choose nodes with the same GPU: the slowest one holds up all others"
     yield from _differing("gpu-model-differs", "the GPU model", known, nodes, fix)

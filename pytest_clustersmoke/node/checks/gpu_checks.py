@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...evidence.gpu_model import ANY_GPU, fits
-from ...evidence.variable_names import shown
+from ...evidence.gpu_model import ANY_GPU, is_gpu_model
+from ...evidence.variable_names import show_value
 from ...text import plural
 from ..gpu_facts import busy_processes, share
 from .check_result import FAILURE, WARNING, Check, Node, listed
@@ -87,7 +87,9 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     there = len(node.rows("gpus") or ())
     what = f"nvidia-smi lists {plural(there, 'GPU')}"
     if isinstance(visible, str):
-        what += f", and CUDA_VISIBLE_DEVICES={shown(visible)!r} selects {len(ours.gpus)} of them"
+        what += (
+            f", and CUDA_VISIBLE_DEVICES={show_value(visible)!r} selects {len(ours.gpus)} of them"
+        )
     yield _too_few(node, spec, len(ours.gpus), what)
 
 
@@ -108,12 +110,14 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     ours, model = share(node.facts), spec.get("gpu")
     if ours is None or not ours.exact or model in ANY_GPU or _divided(ours.gpus):
         return
-    others = {gpu["name"] for gpu in ours.gpus if "name" in gpu and not fits(gpu["name"], model)}
+    others = {
+        gpu["name"] for gpu in ours.gpus if "name" in gpu and not is_gpu_model(gpu["name"], model)
+    }
     if others:
         yield Check(
             "gpu-model-differs",
             (node.rank,),
-            f"has {listed(sorted(map(shown, others)))}; the profile's hardware.gpu is {model}",
+            f"has {listed(sorted(map(show_value, others)))}; the profile's hardware.gpu is {model}",
             "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
             fact="gpus",
         )
@@ -144,7 +148,7 @@ def _errors(node: Node) -> Iterator[Check]:
 
 
 def _label(gpu: Mapping[str, str]) -> str:
-    return shown(f"GPU {gpu.get('index')} ({gpu.get('name')}, {gpu.get('pci.bus_id')})")
+    return show_value(f"GPU {gpu.get('index')} ({gpu.get('name')}, {gpu.get('pci.bus_id')})")
 
 
 def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
@@ -153,7 +157,7 @@ def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     if not processes:
         return
     lines = [
-        shown(f"pid {p.get('pid')} {p.get('name')} ({p.get('memory')} on {p.get('gpu')})")
+        show_value(f"pid {p.get('pid')} {p.get('name')} ({p.get('memory')} on {p.get('gpu')})")
         for p in processes
     ]
     # Slurm gives a GPU to one job alone; on the user's own machine a desktop may share it.

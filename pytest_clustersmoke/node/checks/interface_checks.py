@@ -13,14 +13,14 @@ from typing import Any
 from ...evidence.interfaces import (
     BY_DEVICE,
     BY_NAME,
-    are_apart,
-    node_variables,
-    selected,
-    unmatched_on,
-    with_address,
+    find_unmatched_on_node,
+    have_separate_networks,
+    list_usable_interfaces,
+    read_node_variables,
+    select_interfaces,
 )
-from ...evidence.variable_names import shown
-from ...evidence.variable_values import selection
+from ...evidence.variable_names import show_value
+from ...evidence.variable_values import parse_selection
 from . import rdma_checks
 from .check_result import FAILURE, WARNING, Check, Node, listed
 from .gpu_checks import asked
@@ -34,7 +34,7 @@ Table = Mapping[str, Mapping[str, Any]]
 
 
 def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    apart = are_apart(node.facts for node in nodes)
+    apart = have_separate_networks(node.facts for node in nodes)
     without_port = {rank for check in rdma_checks.checks(nodes, spec) for rank in check.nodes}
     for node in nodes:
         for check in _missing(node, spec, apart):
@@ -50,7 +50,8 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
     """Variables that select nothing on the node that its ranks could communicate over."""
     unmatched = {
-        variable.name: variable for variable in unmatched_on(node.name, node.facts, spec, apart)
+        variable.name: variable
+        for variable in find_unmatched_on_node(node.name, node.facts, spec, apart)
     }
     for name, variable in unmatched.items():
         severity = _severity(name, unmatched, node, spec)
@@ -75,7 +76,7 @@ def _severity(
     """FAILURE if it certainly ends the job; None if it may have no effect."""
     # With NCCL_COMM_ID the ranks connect over the interface that leads to its address.
     several = _nodes(spec) * asked(spec) > 1
-    comm_id = node_variables(node.facts, spec).get("NCCL_COMM_ID")
+    comm_id = read_node_variables(node.facts, spec).get("NCCL_COMM_ID")
     ends_nccl = several and BY_PREFIX in unmatched and not comm_id
     if name == BY_NAME:  # with `auto` the ranks use either gloo or NCCL
         either = ends_nccl and spec.get("device") == "auto"
@@ -112,7 +113,9 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
     pinned = _pinned_down(node, spec, own, others)
     if pinned:
         name, value, chosen = pinned
-        what = f"{name}={shown(value)} selects {listed(map(shown, chosen))}, which is down; "
+        what = (
+            f"{name}={show_value(value)} selects {listed(map(show_value, chosen))}, which is down; "
+        )
         yield _is_down_here(node, chosen, what, others, FAILURE)
         return
     if _carriers(own) >= min(map(_carriers, others)):
@@ -120,7 +123,7 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
     for name in own:
         here_down = _physical(own[name]) and own[name].get("up") is False
         if here_down and all(_carries(other.get(name, {})) for other in others):
-            yield _is_down_here(node, [name], f"{shown(name)} is down; ", others, WARNING)
+            yield _is_down_here(node, [name], f"{show_value(name)} is down; ", others, WARNING)
 
 
 def _is_down_here(
@@ -128,7 +131,7 @@ def _is_down_here(
 ) -> Check:
     count = len(others)
     up = f"it is up on {'the other node' if count == 1 else f'each of the {count} other nodes'}"
-    detail = {"interfaces": [shown(name) for name in names[:8]]}
+    detail = {"interfaces": [show_value(name) for name in names[:8]]}
     return Check(
         "interface-down", (node.rank,), what + up, FIX_DOWN, severity, "interfaces", detail=detail
     )
@@ -138,17 +141,17 @@ def _pinned_down(
     node: Node, spec: Mapping[str, Any], own: Table, others: Sequence[Table]
 ) -> tuple[str, str, list[str]] | None:
     """The variable whose selected interfaces are all down here, and up on every other node."""
-    variables = node_variables(node.facts, spec)
+    variables = read_node_variables(node.facts, spec)
     for name, counts in ((BY_NAME, _talks_gloo(node, spec)), (BY_PREFIX, _talks_nccl(spec))):
         value = variables.get(name, "")
-        if not counts or len(value) < 2 or (name == BY_PREFIX and selection(value).negated):
+        if not counts or len(value) < 2 or (name == BY_PREFIX and parse_selection(value).negated):
             continue
-        chosen = selected(name, value, with_address(own))
+        chosen = select_interfaces(name, value, list_usable_interfaces(own))
         here = [own[interface].get("up") for interface in chosen]
         there = [
             any(
                 table[interface].get("up") is True
-                for interface in selected(name, value, with_address(table))
+                for interface in select_interfaces(name, value, list_usable_interfaces(table))
             )
             for table in others
         ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ...evidence.telemetry import number
+from ...evidence.telemetry import parse_number
 from .check_result import MEETING, WARNING, Check, Node, nodes_of
 
 # If clocks differ by more, logs of several nodes cannot be put in order: steps take less.
@@ -45,7 +45,7 @@ def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
     offsets: dict[int, tuple[float, float]] = {}
     for node in nodes:  # the others measured against node 0
         clock = node.mapping("clock") or {}
-        offset, error = number(clock.get("offset_s")), number(clock.get("error_s"))
+        offset, error = parse_number(clock.get("offset_s")), parse_number(clock.get("error_s"))
         if node.rank == 0:
             offsets[0] = (0.0, 0.0)
         elif offset is not None and error is not None and math.isfinite(offset + error):

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...evidence.interfaces import is_active, node_variables, selects_port, uses_infiniband
-from ...evidence.variable_names import shown
+from ...evidence.interfaces import is_active, read_node_variables, selects_port, uses_infiniband
+from ...evidence.variable_names import show_value
 from .check_result import FAILURE, WARNING, Check, Node
 
 ACTIVE = "ACTIVE"
@@ -27,7 +27,7 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
     several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
     if not several or spec.get("device") == "cpu" or not nodes:
         return False
-    if not uses_infiniband(node_variables(nodes[0].facts, spec)):
+    if not uses_infiniband(read_node_variables(nodes[0].facts, spec)):
         return False
     between = spec.get("inter_node")
     globs = between if isinstance(between, list) else []
@@ -70,7 +70,7 @@ def _down(
             continue
         # Some nodes may be cabled differently on purpose; a single one hardly is.
         alone = len(up) == len(others)
-        state = shown(str(port.get("state")))
+        state = show_value(str(port.get("state")))
         yield Check(
             "rdma-port-down",
             (rank,),
@@ -101,7 +101,7 @@ def _slow(
             yield Check(
                 "rdma-port-slow",
                 (rank,),
-                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port runs at "
+                f"{_label(key)} runs at {show_value(str(port.get('rate')))}; the same port runs at "
                 f"{best:g} Gb/sec on another node",
                 "check the port's cable and switch port (iblinkinfo); if the nodes' adapters are "
                 "meant to differ, choose nodes of one kind",
@@ -124,9 +124,9 @@ def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | N
     layers = {row.get("link_layer") for row in rows}
     if "InfiniBand" in layers:
         rows = [row for row in rows if row.get("link_layer") == "InfiniBand"]
-    pinned = node_variables(node.facts, spec).get("NCCL_IB_HCA", "")
+    pinned = read_node_variables(node.facts, spec).get("NCCL_IB_HCA", "")
     return {
-        (shown(str(row.get("hca"))), shown(str(row.get("port")))): row
+        (show_value(str(row.get("hca"))), show_value(str(row.get("port")))): row
         for row in rows
         if not pinned or selects_port(pinned, row)
     }

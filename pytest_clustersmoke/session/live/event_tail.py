@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...evidence.run_directory import RunDir, job_of, listed
-from ...evidence.telemetry import SCHEMA, number, read_record
+from ...evidence.run_directory import RunDir, job_name, list_directory
+from ...evidence.telemetry import SCHEMA, parse_event, parse_number
 from ...text import sanitize_line
 from .board import RUNNING, PhaseState
 
@@ -57,7 +57,7 @@ class EventTails:
         for name in running:
             if name not in self._tails:
                 directory = self._run.phase(name)
-                job = job_of({"run_id": self._run.root.name, "phase": name})
+                job = job_name({"run_id": self._run.root.name, "phase": name})
                 self._tails[name] = EventTail(directory.rank_events(0), job)
                 self._due[name] = 0.0
         begun = time.monotonic()
@@ -82,14 +82,14 @@ class EventTail:
     def read(self) -> None:
         """Read what was written since the last read, or the end of it if it is long."""
         for line in self._new_lines():
-            record = read_record(line)
+            record = parse_event(line)
             if record is not None and not self._foreign:
                 self._take(record)
 
     def _new_lines(self) -> list[bytes]:
         """The complete lines since the last read."""
         if not self._offset:  # so that a network file system shows the new file
-            listed(self._path.parent)
+            list_directory(self._path.parent)
         try:
             with _opened(self._path) as descriptor:
                 size = os.fstat(descriptor).st_size
@@ -113,12 +113,12 @@ class EventTail:
         elif event == "step":
             step, steps = record.get("step"), record.get("steps")
             if type(step) is int and type(steps) is int and 0 < step <= steps <= MAX_STEPS:
-                rate = number(record.get("steps_per_s"))
+                rate = parse_number(record.get("steps_per_s"))
                 self.mark = replace(
                     self.mark,
                     step=step,
                     steps=steps,
-                    loss=number(record.get("loss")),
+                    loss=parse_number(record.get("loss")),
                     steps_per_s=rate if rate is not None and math.isfinite(rate) else None,
                 )
         if self._foreign:

@@ -1,4 +1,4 @@
-"""Histories made from records by hand: nights of one cluster, one a day."""
+"""Builds histories from records: runs of one cluster, one a day."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_query import runs
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_query import read_runs
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.support.records import BEGUN, VERSIONS, Record, metric, phase, run
 
 DAY_S = 86_400.0
@@ -34,7 +34,7 @@ def nights(
 ) -> None:
     """Good runs, whose steps/s are 9.5 more or less some noise, with a median of 9.5."""
     for number in range(first, first + count):
-        add(night(number, 9.5 + noise * (number % 5 - 2), **changes), directory)
+        store_run(night(number, 9.5 + noise * (number % 5 - 2), **changes), directory)
 
 
 def with_versions(**changes: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ def with_versions(**changes: str) -> dict[str, str]:
 
 
 def in_process(work: Callable[[], Any]) -> int:
-    """Do something in a process of its own; its exit status is 0 where nothing was raised."""
+    """Run a function in a process of its own; the exit status is 0 if it did not raise."""
     process = FORK.Process(target=work)
     process.start()
     process.join(120)
@@ -51,10 +51,10 @@ def in_process(work: Callable[[], Any]) -> int:
 
 
 def stored(directory: Path) -> list[str]:
-    with database.reading(directory) as connection:
+    with database.open_for_reading(directory) as connection:
         assert connection is not None
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-        return [run.run_id for run in runs(connection)]
+        return [run.run_id for run in read_runs(connection)]
 
 
 def pragma(path: Path, name: str) -> Any:

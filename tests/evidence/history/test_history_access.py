@@ -1,4 +1,4 @@
-"""Histories that cannot be written, or are somebody else's. The processes here are real ones."""
+"""Histories that cannot be written or belong to another user, with real processes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import pytest
 
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import in_process, nights, of_night, stored
 from tests.support.records import phase
 
 
 def test_an_empty_file_is_a_new_history(tmp_path: Path) -> None:
-    """A file without a byte, as a crash at its making leaves it, is filled."""
+    """An empty file, as left by a crash during creation, becomes a history."""
     tmp_path.joinpath(database.NAME).touch()
     nights(tmp_path, 1)
     assert len(stored(tmp_path)) == 1
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
-    """Where the file cannot grow, the run is not stored, the words say so, the rest stays."""
+def test_full_disk_is_reported_and_loses_nothing(tmp_path: Path) -> None:
+    """If the file cannot grow, the run is not stored, the message says so, and the rest stays."""
     nights(tmp_path, 2)
     size = tmp_path.joinpath(database.NAME).stat().st_size
 
@@ -39,17 +39,17 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnusable) as raised:
             nights(tmp_path, 200, first=2)
         assert "cannot be written (" in str(raised.value)
-        assert "this run is not in the history" in str(raised.value)
+        assert "this run was not added to the history" in str(raised.value)
 
     assert in_process(full) == 0
     kept = len(stored(tmp_path))
     assert kept >= 2
-    add(of_night(300, phase(), run_id="after"), tmp_path)
+    store_run(of_night(300, phase(), run_id="after"), tmp_path)
     assert len(stored(tmp_path)) == kept + 1
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    """Where the report directory's place is a file, there is one line that names it."""
+def test_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+    """If the report directory's parent is a file, one line names it."""
     tmp_path.joinpath("file").write_text("")
     with pytest.raises(HistoryUnusable, match=r"file/reports/history.db cannot be written .Not a"):
         nights(tmp_path / "file" / "reports", 1)
@@ -57,14 +57,14 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
-    """A directory that everybody may read, and nobody but us write."""
+    """A directory that everyone can read and only this user can write."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def as_somebody_else(directory: Path) -> None:
-    """Be a user who may not write there; root becomes nobody, others take their right away."""
+    """Become a user who cannot write there: root becomes nobody, others drop the permission."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(65534)
@@ -74,8 +74,8 @@ def as_somebody_else(directory: Path) -> None:
         directory.chmod(0o555)
 
 
-def test_others_read_and_cannot_write(open_directory: Path) -> None:
-    """Somebody without the right to write reads the history, and is told where they would write."""
+def test_other_users_can_read_but_not_write(open_directory: Path) -> None:
+    """A user without write permission can read the history; writing fails with a message."""
     old = os.umask(0o077)
     try:
         nights(open_directory, 3)
@@ -95,10 +95,10 @@ def test_others_read_and_cannot_write(open_directory: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ELOOP, errno.EACCES])
-def test_a_file_system_that_does_not_answer_is_told(
+def test_file_system_error_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Whatever the file system says instead of the file, reading ends in words."""
+    """Any error of the file system ends in a message."""
     nights(tmp_path, 1)
     real = Path.stat
 
@@ -113,15 +113,15 @@ def test_a_file_system_that_does_not_answer_is_told(
     assert os.strerror(number) in str(raised.value)
 
 
-def test_what_a_caller_raises_is_its_own(tmp_path: Path) -> None:
-    """A broken pipe of who prints the history is no fault of the history."""
+def test_callers_exception_passes_through(tmp_path: Path) -> None:
+    """A broken pipe while printing is not an error of the history."""
     nights(tmp_path, 1)
-    with pytest.raises(BrokenPipeError), database.reading(tmp_path):
+    with pytest.raises(BrokenPipeError), database.open_for_reading(tmp_path):
         raise BrokenPipeError
 
 
-def test_no_history_is_no_error(tmp_path: Path) -> None:
-    """Where there is no database, reading says so and makes none."""
-    with database.reading(tmp_path) as connection:
+def test_missing_history_is_not_an_error(tmp_path: Path) -> None:
+    """Without a database, reading yields None and creates none."""
+    with database.open_for_reading(tmp_path) as connection:
         assert connection is None
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Histories in which bytes are damaged, or rows were deleted by hand: what of them is told."""
+"""Histories with damaged bytes, or with rows that were deleted by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pytest_clustersmoke.cli import main
 from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_query import phase_counts, phase_runs
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_phase_runs
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from pytest_clustersmoke.evidence.run_directory import RunDir
 from pytest_clustersmoke.report import publication
 from pytest_clustersmoke.report.publication import publish
@@ -25,14 +25,14 @@ TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
 
 
 def damage(path: Path) -> None:
-    """Change one byte of the table's definition into one that is no UTF-8."""
+    """Replace a byte of the table's definition with invalid UTF-8."""
     held = path.read_bytes()
     assert held.count(TABLE) == 1
     path.write_bytes(held.replace(TABLE, DAMAGED))
 
 
-def test_rows_whose_numbers_are_lost_are_no_past(tmp_path: Path) -> None:
-    """Where damage of the definition takes a table's numbers away, its rows judge nothing."""
+def test_rows_without_ids_are_ignored(tmp_path: Path) -> None:
+    """If a damaged definition loses a table's ids, its rows are ignored."""
     nights(tmp_path, 9)
     path = tmp_path / database.NAME
     held = path.read_bytes()
@@ -48,7 +48,7 @@ def test_rows_whose_numbers_are_lost_are_no_past(tmp_path: Path) -> None:
 
 
 def by_hand(directory: Path, *statements: str) -> None:
-    """What a person does with the sqlite3 shell, where foreign keys are off."""
+    """Run statements as in the sqlite3 shell, where foreign keys are off."""
     with contextlib.closing(sqlite3.connect(directory / database.NAME)) as connection, connection:
         for statement in statements:
             connection.execute(statement)
@@ -62,10 +62,10 @@ def by_hand(directory: Path, *statements: str) -> None:
         "UPDATE metrics SET value = 'fast'",
     ],
 )
-def test_a_value_of_another_kind_is_told(
+def test_value_of_wrong_type_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
 ) -> None:
-    """What is not of its kind ends in one line, for the report and the commands."""
+    """A value of the wrong type ends in one line, for the report and the commands."""
     nights(tmp_path, 9)
     by_hand(tmp_path, statement)
     with pytest.raises(HistoryUnusable, match=r"history.db cannot be read \("):
@@ -74,37 +74,39 @@ def test_a_value_of_another_kind_is_told(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_damaged_definition_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One byte that is no UTF-8 is damage as any other: for readers, writers and commands."""
+def test_damaged_table_definition_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte of invalid UTF-8 counts as damage for readers, writers and commands."""
     nights(tmp_path, 2)
     damage(tmp_path / database.NAME)
-    for call in (annotate, add):
-        with pytest.raises(HistoryUnusable, match=r"history.db is damaged, or no database \("):
+    for call in (annotate, store_run):
+        with pytest.raises(HistoryUnusable, match=r"history.db is damaged, or not a database \("):
             call(night(2), tmp_path)
     assert main(["history", "--report-dir", str(tmp_path)]) == 2
-    assert "is damaged, or no database" in capsys.readouterr().err
+    assert "is damaged, or not a database" in capsys.readouterr().err
 
 
-def test_a_run_beside_a_damaged_history_has_its_verdict(suite: Suite) -> None:
+def test_run_with_damaged_history_has_its_verdict(suite: Suite) -> None:
     """The run is FIT and reported, its criterion on the past is not measured, and the damage is
-    told in one line."""
+    reported in one line."""
     suite.cluster()
     suite.phase(base="Started", body="pass")
     suite.run()
     damage(suite.reports / database.NAME)
     result = suite.run()
     assert result.ret == 0
-    told = [line for line in result.outlines if "history.db is damaged" in line]
-    assert len(told) == 1, told
+    lines = [line for line in result.outlines if "history.db is damaged" in line]
+    assert len(lines) == 1, lines
     (held,) = suite.record()["phases"]
     assert held["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
 
 
-@pytest.mark.parametrize("name", ["annotate", "add"])
-def test_what_nobody_foresaw_of_a_history_costs_no_report(
+@pytest.mark.parametrize("name", ["annotate", "store_run"])
+def test_unexpected_history_error_does_not_lose_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Any error of the history is a line beside the report, clean and short."""
+    """Any error of the history becomes a short sanitized line next to the report."""
 
     def broken(*_: object) -> None:
         raise TypeError("\x1b[2J" + "x" * 10_000)
@@ -126,23 +128,23 @@ def test_what_nobody_foresaw_of_a_history_costs_no_report(
         ("DELETE FROM setups",),
     ],
 )
-def test_rows_that_were_deleted_by_hand_block_no_run(
+def test_rows_deleted_by_hand_do_not_block_a_run(
     tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
-    """What hangs on deleted rows goes where their numbers are given again, and is no part of what
-    is stored then."""
+    """Rows that refer to deleted ones are removed when their ids are reused, and do not mix with
+    what is stored then."""
     nights(tmp_path, 3)
     by_hand(tmp_path, *statements)
-    with database.reading(tmp_path) as connection:
+    with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        left = len(phase_runs(connection, "gilbreth", "zero1_4node"))
-    add(of_night(9, phase(metrics={}), phase("a"), run_id="new"), tmp_path)
+        left = len(read_phase_runs(connection, "gilbreth", "zero1_4node"))
+    store_run(of_night(9, phase(metrics={}), phase("a"), run_id="new"), tmp_path)
     assert "new" in stored(tmp_path)
-    with database.reading(tmp_path) as connection:
+    with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        found = phase_runs(connection, "gilbreth", "zero1_4node")
+        found = read_phase_runs(connection, "gilbreth", "zero1_4node")
         assert (found[0].run_id, found[0].metrics, len(found)) == ("new", {}, left + 1)
-        assert {one.phase: one.runs for one in phase_counts(connection)}["a"] == 1
+        assert {one.phase: one.runs for one in count_phase_runs(connection)}["a"] == 1
 
 
 @pytest.mark.parametrize(
@@ -155,9 +157,9 @@ def test_rows_that_were_deleted_by_hand_block_no_run(
 def test_a_phase_without_a_readable_run_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
 ) -> None:
-    """Every form of `history` shows the others, and none ends in a traceback."""
+    """Every form of `history` shows the other phases, and none ends in a traceback."""
     nights(tmp_path, 2)
-    add(of_night(0, phase(hardware="old"), cluster="old"), tmp_path)
+    store_run(of_night(0, phase(hardware="old"), cluster="old"), tmp_path)
     by_hand(tmp_path, statement)
     for form in ((), ("--json",), ("--csv",), ("--metric", "steps_per_s")):
         assert main(["history", "--report-dir", str(tmp_path), *form]) == 0

@@ -1,4 +1,4 @@
-"""history.db: its journal, several writers at once, its lock. The processes here are real ones."""
+"""history.db: its journal, concurrent writers and its lock, with real processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from pytest_clustersmoke.criteria.past_annotation import annotate
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
-from pytest_clustersmoke.evidence.history.history_store import add
+from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
+from pytest_clustersmoke.evidence.history.history_store import store_run
 from tests.evidence.history.made import FORK, in_process, nights, of_night, pragma, stored
 from tests.support.records import phase
 
@@ -30,13 +30,13 @@ def wal(directory: Path) -> sqlite3.Connection:
 
 
 def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
-    """Whoever writes next undoes WAL, with all that an earlier version stored; no lock is left."""
+    """The next writer ends WAL mode, keeps what an earlier version stored and leaves no lock."""
     nights(tmp_path, 2)
     with contextlib.closing(wal(tmp_path)) as connection:
         connection.execute("UPDATE runs SET verdict = 'UNFIT'")
-        with database.reading(tmp_path) as reader:
+        with database.open_for_reading(tmp_path) as reader:
             assert reader is not None
-            assert {run.verdict for run in runs(reader)} == {"UNFIT"}
+            assert {run.verdict for run in read_runs(reader)} == {"UNFIT"}
     nights(tmp_path, 1, first=2)
     assert pragma(tmp_path / database.NAME, "journal_mode") == "delete"
     assert [path.name for path in tmp_path.iterdir()] == [database.NAME]
@@ -44,7 +44,7 @@ def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
 
 
 def test_a_run_is_stored_while_somebody_reads_an_earlier_version(tmp_path: Path) -> None:
-    """A reader in WAL mode keeps nobody from writing; the journal changes once nobody reads."""
+    """A reader in WAL mode does not block writers; the journal mode changes once it has ended."""
     nights(tmp_path, 1)
     with contextlib.closing(wal(tmp_path)) as reader:
         reader.execute("BEGIN")
@@ -56,7 +56,7 @@ def test_a_run_is_stored_while_somebody_reads_an_earlier_version(tmp_path: Path)
 
 
 def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
-    """Six processes that start together on no database at all store every run of theirs."""
+    """Six processes that start together without a database store all their runs."""
     gate = FORK.Barrier(WRITERS)
 
     def writer(number: int) -> None:
@@ -67,7 +67,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
         gate.wait(60)
         for record in records:
             annotate(record, tmp_path)  # as every run does before it is stored
-            add(record, tmp_path)
+            store_run(record, tmp_path)
 
     started = [FORK.Process(target=writer, args=(number,)) for number in range(WRITERS)]
     for process in started:
@@ -77,9 +77,9 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     assert [process.exitcode for process in started] == [0] * WRITERS
     wanted = {f"{number}-{night}" for number in range(WRITERS) for night in range(EACH)}
     assert set(stored(tmp_path)) == wanted
-    with database.reading(tmp_path) as connection:
+    with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        assert [(one.phase, one.runs) for one in phase_counts(connection)] == [
+        assert [(one.phase, one.runs) for one in count_phase_runs(connection)] == [
             ("a", WRITERS * EACH),
             ("b", WRITERS * EACH),
         ]
@@ -91,7 +91,7 @@ def test_a_writer_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
     nights(tmp_path, 3)
 
     def killed() -> None:
-        with database.writing(tmp_path) as connection:
+        with database.open_for_writing(tmp_path) as connection:
             connection.execute("DELETE FROM runs")
             connection.execute("PRAGMA cache_spill = 1")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,25 +102,23 @@ def test_a_writer_that_is_killed_leaves_all_or_nothing(tmp_path: Path) -> None:
 
 
 def test_the_same_run_is_stored_once(tmp_path: Path) -> None:
-    """A second record of a run takes the place of the first, with all that hangs on it."""
+    """A second record of a run replaces the first and everything that belongs to it."""
     nights(tmp_path, 1)
     record = of_night(1, phase("a"), phase("b"), run_id="r1", verdict="INCONCLUSIVE")
-    add(record, tmp_path)
-    add({**record, "verdict": "FIT", "phases": record["phases"][:1]}, tmp_path)
-    with database.reading(tmp_path) as connection:
+    store_run(record, tmp_path)
+    store_run({**record, "verdict": "FIT", "phases": record["phases"][:1]}, tmp_path)
+    with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        found = {run.run_id: run.verdict for run in runs(connection)}
+        found = {run.run_id: run.verdict for run in read_runs(connection)}
         assert found.pop("r1") == "FIT"
         assert len(found) == 1
-        assert [one.phase for one in phase_counts(connection)] == ["a", "zero1_4node"]
+        assert [one.phase for one in count_phase_runs(connection)] == ["a", "zero1_4node"]
         orphans = "SELECT count(*) FROM metrics WHERE phase NOT IN (SELECT id FROM phases)"
         assert connection.execute(orphans).fetchone()[0] == 0
 
 
-def test_the_lock_of_a_holder_that_lives_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lock held elsewhere ends in one line that names the file, and the database is as it was."""
+def test_lock_of_a_live_holder_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock held elsewhere ends in one line that names it; the database is unchanged."""
     nights(tmp_path, 1)
     monkeypatch.setattr(database, "PATIENCE_S", 0.2)
     lock = tmp_path / f"{database.NAME}.lock"
@@ -128,8 +126,8 @@ def test_the_lock_of_a_holder_that_lives_is_waited_for(
     with pytest.raises(HistoryUnusable) as raised:
         nights(tmp_path, 1, first=1)
     assert str(raised.value) == (
-        f"this run is not in the history: {lock} was held for 0.2 s by process 1 of another-host; "
-        "delete the file if that process is gone"
+        f"this run was not added to the history: {lock} was held for 0.2 s by process 1 on "
+        "another-host; delete the lock file if that process is gone"
     )
     lock.unlink()
     nights(tmp_path, 1, first=2)
@@ -140,24 +138,24 @@ def test_the_lock_of_a_holder_that_lives_is_waited_for(
     ("changes", "held_s"),
     [({}, "0.3"), ({"interrupted": True}, "0.1"), ({"partial": "the run was interrupted"}, "0.1")],
 )
-def test_after_an_interrupt_the_lock_is_waited_for_less(
+def test_interrupted_run_waits_less_for_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], held_s: str
 ) -> None:
-    """The record of a run that did not come to its end waits the shorter time."""
+    """The record of an unfinished run uses the shorter limit."""
     assert (database.PATIENCE_S, database.HURRIED_S) == (20.0, 5.0)
     monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     monkeypatch.setattr(database, "HURRIED_S", 0.1)
     (tmp_path / f"{database.NAME}.lock").write_text("\x1b[2Jnonsense")
     with pytest.raises(HistoryUnusable) as raised:
-        add(of_night(0, **changes), tmp_path)
-    assert f"was held for {held_s} s by a process it does not name; delete" in str(raised.value)
+        store_run(of_night(0, **changes), tmp_path)
+    assert f"was held for {held_s} s by an unknown process; delete" in str(raised.value)
 
 
 def test_the_lock_of_a_process_that_died_here_is_removed(tmp_path: Path) -> None:
-    """A writer of this host that was killed with the lock file holds nobody up."""
+    """The lock file of a writer that was killed on this host blocks nobody."""
 
     def killed() -> None:
-        with database.writing(tmp_path):
+        with database.open_for_writing(tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_process(killed) == -signal.SIGKILL
@@ -167,10 +165,10 @@ def test_the_lock_of_a_process_that_died_here_is_removed(tmp_path: Path) -> None
     assert not tmp_path.joinpath(f"{database.NAME}.lock").exists()
 
 
-def test_a_database_that_stays_locked_is_told(
+def test_database_that_stays_locked_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where somebody else holds the database for good, the writer gives up in words."""
+    """If another process keeps the database locked, the writer gives up with a message."""
     nights(tmp_path, 1)
     monkeypatch.setattr(database, "PATIENCE_S", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as other:

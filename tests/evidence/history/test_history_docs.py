@@ -1,4 +1,4 @@
-"""docs/reference/history.md says what is so."""
+"""docs/reference/history.md matches the code."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     SCALE,
     WARN_SPREADS,
     WINDOW,
-    widening,
+    widening_factor,
 )
 from tests.evidence.history.made import night, nights
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "history.md").read_text()
 
 
-def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
-    """Every table and column stands in the document, and no other."""
+def test_document_lists_all_tables(tmp_path: Path) -> None:
+    """The document has every table and column, and no other."""
     nights(tmp_path, 1)
-    said = {
+    documented = {
         table: set(re.findall(r"`(\w+)`", columns)) - {"nan", "inf"}
         for table, columns in re.findall(r"^\| `(\w+)` \| (.*) \|$", TEXT, re.MULTILINE)
         if table in ("runs", "phases", "setups", "metrics")
@@ -40,14 +40,14 @@ def test_the_tables_are_those_of_the_database(tmp_path: Path) -> None:
         tables = connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table'"
         ).fetchall()
-        held = {
+        stored = {
             name: {row[1] for row in connection.execute(f"PRAGMA table_info({name})")} - {"id"}
             for (name,) in tables
         }
-    assert said == held
+    assert documented == stored
 
 
-def test_the_numbers_are_those_of_the_code() -> None:
+def test_document_has_the_numbers_of_the_code() -> None:
     """Application id, schema version and thresholds."""
     words = " ".join(TEXT.split()).replace(" %", "%")
     assert f"`PRAGMA application_id` is {history_schema.APPLICATION_ID}," in words
@@ -61,13 +61,13 @@ def test_the_numbers_are_those_of_the_code() -> None:
     assert f"at least {LEAST_SPREAD:.1%} of the median" in words
     assert f"times {SCALE}" in words
     assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
-    assert f"times {widening(8):.2f} at 8 runs, {widening(60):.2f} at 60" in words
+    assert f"times {widening_factor(8):.2f} at 8 runs, {widening_factor(60):.2f} at 60" in words
     waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s where"
     assert waits in words
 
 
-def test_old_runs_can_be_taken_out_of_what_is_compared(tmp_path: Path) -> None:
-    """The statement that the document gives leaves the runs from its day on."""
+def test_documented_statement_excludes_old_runs(tmp_path: Path) -> None:
+    """The statement in the document keeps the runs from its date on."""
     (statement,) = re.findall(r'sqlite3 reports/history.db "(.*)"$', TEXT, re.MULTILINE)
     nights(tmp_path, 12)  # from 2026-11-18 on, one a day
     with contextlib.closing(sqlite3.connect(tmp_path / database.NAME)) as connection, connection:

@@ -1,4 +1,4 @@
-"""Histories of other versions, and files that are none."""
+"""Histories of other versions, and files that are not histories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pytest_clustersmoke.evidence.history import history_database as database
 from pytest_clustersmoke.evidence.history import history_schema
 from pytest_clustersmoke.evidence.history.history_database import HistoryUnusable
-from pytest_clustersmoke.evidence.history.history_query import phase_counts, runs
+from pytest_clustersmoke.evidence.history.history_query import count_phase_runs, read_runs
 from tests.evidence.history.made import FORK, nights, pragma, stored
 
 
@@ -31,7 +31,7 @@ def of_version_1(path: Path) -> None:
 
 
 def test_an_older_version_is_migrated_by_the_next_run(tmp_path: Path) -> None:
-    """A database of version 1 is brought to today's with its runs, when a run is stored."""
+    """A database of version 1 is migrated with its runs when a run is stored."""
     path = tmp_path / database.NAME
     of_version_1(path)
     nights(tmp_path, 1)
@@ -43,7 +43,7 @@ def test_an_older_version_is_migrated_by_the_next_run(tmp_path: Path) -> None:
 
 
 def test_reading_an_older_version_changes_nothing(tmp_path: Path) -> None:
-    """A reader sees an old database as today's, and leaves the file as it was, to the byte."""
+    """A reader can use an old database and leaves the file unchanged, to the byte."""
     path = tmp_path / database.NAME
     of_version_1(path)
     before = path.read_bytes()
@@ -52,7 +52,7 @@ def test_reading_an_older_version_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_migration_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a step fails half way, the database keeps its version and its runs."""
+    """If a step fails half-way, the database keeps its version and its runs."""
     path = tmp_path / database.NAME
     of_version_1(path)
     steps = (*history_schema.MIGRATIONS, ("CREATE TABLE half (x)", "CREATE TABLE half (x)"))
@@ -66,7 +66,7 @@ def test_a_migration_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    """A database of a newer clustersmoke is neither read nor written, and the words say why."""
+    """A database of a newer clustersmoke is neither read nor written, and the message says why."""
     nights(tmp_path, 1)
     path = tmp_path / database.NAME
     with contextlib.closing(sqlite3.connect(path)) as connection:
@@ -76,8 +76,8 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         with pytest.raises(HistoryUnusable) as raised:
             use()
         assert str(raised.value) == (
-            f"{path} is of version 99, and this clustersmoke knows up to {history_schema.VERSION}; "
-            "it was left as it is; update pytest-clustersmoke, or choose another report directory"
+            f"{path} has schema version 99; expected {history_schema.VERSION} or older; it was "
+            "left unchanged; update pytest-clustersmoke, or choose another report directory"
         )
     assert path.read_bytes() == before
 
@@ -88,7 +88,7 @@ def foreign(path: Path) -> None:
 
 
 def no_database(path: Path) -> None:
-    path.write_text("these are notes of somebody's, which are no database" * 100)
+    path.write_text("these are notes, not a database" * 100)
 
 
 def torn(path: Path) -> None:
@@ -106,16 +106,19 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (foreign, "is a database, but no history of clustersmoke; it was left as it is"),
-        (no_database, "is damaged, or no database (file is not a database); it was left as it is"),
-        (torn, "is damaged, or no database (database disk image is malformed); it was left as"),
-        (cut, "is damaged, or no database (database disk image is malformed); it was left as"),
+        (foreign, "is a database, but not a clustersmoke history; it was left unchanged"),
+        (
+            no_database,
+            "is damaged, or not a database (file is not a database); it was left unchanged",
+        ),
+        (torn, "is damaged, or not a database (database disk image is malformed); it was left un"),
+        (cut, "is damaged, or not a database (database disk image is malformed); it was left un"),
     ],
 )
 def test_damaged_and_foreign_files_are_left_alone(
     tmp_path: Path, make: Callable[[Path], None], words: str
 ) -> None:
-    """What is no sound history is refused in one line, and not a byte of it changes."""
+    """A file that is not a sound history is refused in one line and does not change."""
     path = tmp_path / database.NAME
     make(path)
     before = path.read_bytes()
@@ -124,15 +127,15 @@ def test_damaged_and_foreign_files_are_left_alone(
     assert str(raised.value).startswith(f"{path} {words}")
     assert "\n" not in str(raised.value)
     assert path.read_bytes() == before
-    with pytest.raises(HistoryUnusable), database.reading(tmp_path) as connection:
+    with pytest.raises(HistoryUnusable), database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        runs(connection)
-        phase_counts(connection)
+        read_runs(connection)
+        count_phase_runs(connection)
 
 
-def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
-    """Whoever looks while another process makes it sees nothing or all of it: one answer of three
-    was wrong where the version was read by itself."""
+def test_database_being_created_is_not_foreign(tmp_path: Path) -> None:
+    """A reader sees nothing or all of a database that another process is creating. One answer in
+    three was wrong when the version was read in a statement of its own."""
     for number in range(20):
         path = tmp_path / f"{number}.db"
         maker = sqlite3.connect(path, isolation_level=None)
@@ -141,7 +144,7 @@ def test_a_database_in_the_making_is_nobody_elses(tmp_path: Path) -> None:
 
         def look(path: Path = path, looks: Any = looks) -> None:
             connection = sqlite3.connect(path, isolation_level=None)
-            while (found := history_schema.version_of(connection)) != history_schema.VERSION:
+            while (found := history_schema.read_version(connection)) != history_schema.VERSION:
                 assert found == 0
                 looks.set()
 

@@ -1,4 +1,4 @@
-"""Years of runs: 100,000 phase runs, of eight phases with eight metrics each, and of one phase."""
+"""Years of history: 100,000 runs of eight phases, or of one, with eight metrics each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import pytest
 
 from pytest_clustersmoke.criteria.past_annotation import annotate, past_of
 from pytest_clustersmoke.evidence.history import history_database as database
-from pytest_clustersmoke.evidence.history.history_store import Setup, add, setup_id
+from pytest_clustersmoke.evidence.history.history_store import (
+    Setup,
+    find_or_insert_setup,
+    store_run,
+)
 from tests.evidence.history.made import DAY_S, of_night
 from tests.support.records import BEGUN, VERSIONS, phase
 
@@ -31,12 +35,12 @@ pytestmark = pytest.mark.slow
 def build(directory: Path, phases: int) -> None:
     """100,000 phase runs; every 500 runs a version changes, every tenth run fails."""
     held = phase()
-    add(of_night(-1, held), directory)  # makes the tables
+    store_run(of_night(-1, held), directory)  # makes the tables
 
-    with database.writing(directory) as connection:
+    with database.open_for_writing(directory) as connection:
         count = PHASE_RUNS // phases
         setups = [
-            setup_id(
+            find_or_insert_setup(
                 connection,
                 Setup.of(held["hardware"], held["shape"], {**VERSIONS, "nccl": f"2.{number}"}),
             )
@@ -123,7 +127,7 @@ def test_commands_answer_in_under_a_second(years: tuple[Path, int], words: tuple
 
 @pytest.mark.parametrize("nccl", ["2.10", "2.2", "9.9"], ids=["newest", "old", "new"])
 def test_past_of_answers_in_under_a_second(years: tuple[Path, int], nccl: str) -> None:
-    """On versions of now, of years ago, and that never were."""
+    """On current versions, on those of years ago, and on new ones."""
     directory, _ = years
     held = phase()
     found: list[dict[str, object]] = []
@@ -142,11 +146,12 @@ def test_past_of_answers_in_under_a_second(years: tuple[Path, int], nccl: str) -
     assert found[0].get("other_versions", False) == (nccl == "9.9")
 
 
-def test_a_run_is_put_beside_years_in_under_a_second(years: tuple[Path, int]) -> None:
+def test_annotate_and_store_in_under_a_second(years: tuple[Path, int]) -> None:
     """annotate and add of a whole run."""
     directory, phases = years
     record = of_night(200_000, *(phase(f"phase_{number}") for number in range(phases)))
-    annotated, added = (seconds(lambda do=do: do(record, directory)) for do in (annotate, add))  # type: ignore[misc]
+    annotated = seconds(lambda: annotate(record, directory))
+    added = seconds(lambda: store_run(record, directory))
     print(f"annotate {annotated:.3f} s, add {added:.3f} s, {phases} phases")
     assert annotated < LIMIT_S
     assert added < LIMIT_S

@@ -1,4 +1,4 @@
-"""How often noise alone fails or warns, how surely a loss of 30 % fails, and a slow loss.
+"""How often noise alone fails or warns, how reliably a loss of 30 % fails, and a slow loss.
 
 For drawn histories the chance that the next night lies beyond a bound is the normal distribution's
 tail there, so that a few thousand histories give small chances well. With DRAWN_HISTORIES=100000
@@ -18,7 +18,7 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     FAIL_SPREADS,
     WARN_SPREADS,
     OutlierJudge,
-    level,
+    measure_level,
 )
 from tests.support.records import metric, phase, run
 
@@ -28,12 +28,12 @@ HISTORIES = DRAWN // 100
 
 
 def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
-    """The chance that a night whose values are normal, noise a share of their mean, lies beyond a
-    bound that so many runs of mean 1 give, in the bad direction."""
+    """The chance that a night with normal values, noise relative to their mean, lies beyond the
+    bound from `runs` runs of mean 1, in the bad direction."""
     drawn = random.Random(runs)
     chances = []
     for _ in range(DRAWN):
-        here = level(drawn.gauss(1.0, noise) for _ in range(runs))
+        here = measure_level(drawn.gauss(1.0, noise) for _ in range(runs))
         assert here is not None
         chances.append(NIGHT.cdf((here.median - here.off(spreads) - mean) / (noise * mean)))
     return fmean(chances)
@@ -41,7 +41,7 @@ def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
 
 @pytest.mark.parametrize("runs", [8, 12, 20, 60])
 @pytest.mark.parametrize("noise", [0.02, 0.03, 0.05, 0.1])
-def test_noise_alone_hardly_ever_fails(runs: int, noise: float) -> None:
+def test_noise_alone_rarely_fails(runs: int, noise: float) -> None:
     """A metric fails in about one of 10,000 nights at most, and warns in about one of 500."""
     fails, warns = (beyond(runs, noise, spreads) for spreads in (FAIL_SPREADS, WARN_SPREADS))
     print(f"{runs} runs, noise {noise:.0%}: fails {fails:.1e}, warns {warns:.1e}")
@@ -51,14 +51,14 @@ def test_noise_alone_hardly_ever_fails(runs: int, noise: float) -> None:
 
 @pytest.mark.parametrize("runs", [8, 10, 12, 20, 60])
 def test_a_loss_of_a_third_fails(runs: int) -> None:
-    """With noise of 2 % a loss of 30 % fails, but beside eight runs that happen to scatter much."""
+    """With noise of 2 % a loss of 30 % fails, except after eight very scattered runs."""
     missed = 1 - beyond(runs, 0.02, FAIL_SPREADS, mean=0.7)
     print(f"{runs} runs, noise 2%: a loss of 30 % is missed {missed:.1e}")
     assert missed < (6e-3 if runs == 8 else 5e-4)
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_night_that_lost_30_per_cent_fails(seed: int) -> None:
+def test_loss_of_30_per_cent_fails(seed: int) -> None:
     """The judgement itself, at ten runs with 2 % noise: each of 200 such nights fails."""
     drawn = random.Random(seed)
     past = [drawn.gauss(9.5, 0.19) for _ in range(10)]
@@ -67,9 +67,9 @@ def test_a_night_that_lost_30_per_cent_fails(seed: int) -> None:
 
 
 def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = False) -> list[str]:
-    """What each night is, with 2 % of noise: so many healthy ones, and then so many of which each
-    has lost 0.5 % more. Only those that are good by the history's own rule are the past of later
-    ones; or all that do not fail, if those that are warned of shall count."""
+    """The status of each night, with 2 % of noise: healthy ones, then ones that each lose another
+    0.5 %. The past of later nights are those that are good by the history's own rule, or, with
+    `warned_count`, all that do not fail."""
     drawn, held = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
     (one,) = held["phases"]
     past: list[float] = []
@@ -84,9 +84,9 @@ def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = Fals
     return found[healthy:] if losing else found
 
 
-def test_a_slow_loss_fails_more_often_where_warned_nights_are_no_past() -> None:
-    """Of histories that lose 0.5 % a night for 120 nights, 45 % in all, a good half fail; hardly
-    any would if nights that are warned of counted."""
+def test_slow_loss_fails_more_often_when_warned_nights_are_excluded() -> None:
+    """Of histories that lose 0.5 % a night for 120 nights, 45 % in total, more than half fail; few
+    would if warned nights counted."""
     never, before = (
         sum("fail" not in statuses(seed, 60, 120, counted) for seed in range(HISTORIES))
         for counted in (False, True)
@@ -96,8 +96,8 @@ def test_a_slow_loss_fails_more_often_where_warned_nights_are_no_past() -> None:
     assert before >= 0.65 * HISTORIES
 
 
-def test_leaving_warned_nights_out_of_the_past_costs_nothing() -> None:
-    """With noise alone nights fail as rarely, though those that are warned of are no past."""
+def test_excluding_warned_nights_adds_no_failures() -> None:
+    """With noise alone nights fail just as rarely if warned nights are excluded from the past."""
     found = [one for seed in range(HISTORIES) for one in statuses(seed, 160)]
     fails, warns = found.count("fail"), found.count("warn")
     print(f"noise alone: of {len(found):,} nights {fails} fail, {warns} warn")

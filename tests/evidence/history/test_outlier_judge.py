@@ -13,8 +13,8 @@ from pytest_clustersmoke.evidence.history.outlier_judge import (
     WARN_SPREADS,
     WINDOW,
     OutlierJudge,
-    level,
-    widening,
+    measure_level,
+    widening_factor,
 )
 
 QUIET = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.1, 9.9, 10.0]  # median 10, spread 0.15: 1.5 %
@@ -24,7 +24,7 @@ LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, spread 
 def test_the_spread_estimates_the_standard_deviation_of_normal_noise() -> None:
     """Over normal noise spread and scaled MAD are its standard deviation within sampling error."""
     drawn = random.Random(1)
-    found = level(drawn.gauss(100, 3) for _ in range(WINDOW))
+    found = measure_level(drawn.gauss(100, 3) for _ in range(WINDOW))
     assert found is not None
     assert found.mad == pytest.approx(3, rel=0.35)
     assert found.spread == pytest.approx(3, rel=0.25)
@@ -33,7 +33,7 @@ def test_the_spread_estimates_the_standard_deviation_of_normal_noise() -> None:
 
 def test_a_few_bad_runs_do_not_move_the_level() -> None:
     """Two runs at a tenth of the speed leave the median and bounds where they were."""
-    found, clean = level([1.0, 1.0, *QUIET]), level(QUIET)
+    found, clean = measure_level([1.0, 1.0, *QUIET]), measure_level(QUIET)
     assert found and clean
     assert found.median == pytest.approx(clean.median, abs=0.1)
     assert found.mad <= 2 * clean.mad
@@ -41,8 +41,8 @@ def test_a_few_bad_runs_do_not_move_the_level() -> None:
 
 
 def test_only_the_newest_runs_count() -> None:
-    """Values older than the window say nothing."""
-    found = level([10.0] * WINDOW + [1.0] * 500)
+    """Values older than the window are ignored."""
+    found = measure_level([10.0] * WINDOW + [1.0] * 500)
     assert found is not None
     assert (found.runs, found.median, found.mad, found.spread) == (WINDOW, 10.0, 0.0, 0.15)
 
@@ -78,8 +78,8 @@ def test_only_the_newest_runs_count() -> None:
     ],
 )
 def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
-    """Beyond 3 spreads, widened for few runs, is a warning, beyond 4 a failure: of the bad
-    direction, and 5 % away."""
+    """3 spreads, widened for few runs, are a warning and 4 a failure, in the bad direction and at
+    least 5 % away."""
     record = OutlierJudge().judge("m is said", value, higher, past, [])
     assert record["status"] == status
     assert record["text"].startswith("m is said")
@@ -98,29 +98,32 @@ def test_the_bounds_are_where_the_status_changes() -> None:
                 assert OutlierJudge().judge("", inside, higher, past, [])["status"] != status
 
 
-def test_the_bounds_follow_from_what_the_record_says() -> None:
+def test_bounds_follow_from_the_record() -> None:
     """Median, spread and number of runs of the record give its bounds."""
     for past in (QUIET, LOUD):
         record = OutlierJudge().judge("", 10.0, True, past, [])
         middle, spread, warn = record["median"], record["spread"], record["warn"]
         assert middle is not None and spread is not None and warn is not None
-        assert middle - warn == pytest.approx(WARN_SPREADS * widening(record["runs"]) * spread)
+        assert middle - warn == pytest.approx(
+            WARN_SPREADS * widening_factor(record["runs"]) * spread
+        )
 
 
 @pytest.mark.parametrize("count", range(MIN_RUNS))
-def test_too_few_runs_are_no_pass(count: int) -> None:
+def test_too_few_runs_do_not_pass(count: int) -> None:
     """With fewer than eight good runs nothing is judged, however near the value is."""
     record = OutlierJudge().judge("m is 10", 10.0, True, [10.0] * count, [])
     assert record["status"] == "not enough history"
     assert (record["runs"], record["median"], record["fail"]) == (count, None, None)
     runs = f"{count} good run{'s' * (count != 1)}"
     assert record["text"] == (
-        f"m is 10: not enough history: {runs} on this hardware and these versions, 8 are needed"
+        f"m is 10: not enough history: {runs} on this hardware and these versions, at least 8 "
+        "needed"
     )
 
 
-def test_values_that_are_not_finite_are_no_past() -> None:
-    """A NaN of the past neither counts as a run nor moves the median."""
+def test_non_finite_values_are_ignored() -> None:
+    """A past NaN neither counts as a run nor moves the median."""
     record = OutlierJudge().judge("m", 10.0, True, [math.nan, *[10.0] * 7], [])
     assert (record["status"], record["runs"]) == ("not enough history", 7)
 
@@ -130,8 +133,8 @@ def test_a_regression_names_what_changed() -> None:
     changed = ["nccl 2.19.3 -> 2.21.5 (last good run r1)"]
     text = OutlierJudge(changed, "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text == (
-        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; it warns from 9.136 "
-        "and fails from 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
+        "m is 7: 30.0 % below the median 10.00 of 9 good runs (spread 0.1500; warns at 9.136 and "
+        "fails at 8.848); changed: nccl 2.19.3 -> 2.21.5 (last good run r1)"
     )
     text = OutlierJudge([], "r1").judge("m is 7", 7.0, True, QUIET, [])["text"]
     assert text.endswith("; no version changed since the last good run r1")
@@ -144,12 +147,14 @@ def test_new_versions_are_compared_in_words() -> None:
     )
     assert record["status"] == "not enough history"
     assert (record["runs"], record["median"], record["warn"]) == (1, None, None)
-    assert "1 good run on this hardware and these versions, 8 are needed" in record["text"]
-    assert "on other versions it is 2.0 % below the median 10.00 of 9 good runs" in record["text"]
+    assert "1 good run on this hardware and these versions, at least 8 needed" in record["text"]
+    assert (
+        "against other versions it is 2.0 % below the median 10.00 of 9 good runs" in record["text"]
+    )
     assert record["text"].endswith("changed: torch 2.4 -> 2.5 (last good run r1)")
 
 
-def test_what_new_versions_cost_is_a_warning() -> None:
+def test_loss_on_new_versions_warns() -> None:
     """Beyond the bound of runs on other versions it warns, however far, and names what changed."""
     judge = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
     record = judge.judge("m is 7", 7.0, True, [7.0], QUIET)
@@ -162,31 +167,31 @@ def test_what_new_versions_cost_is_a_warning() -> None:
         "warn": pytest.approx(9.136),
         "fail": None,
         "text": "m is 7: 30.0 % below the median 10.00 of 9 good runs on other versions (spread "
-        "0.1500; it warns from 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
-        "history: 1 good run on this hardware and these versions, 8 are needed",
+        "0.1500; warns at 9.136); changed: torch 2.4 -> 2.5 (last good run r1); not enough "
+        "history: 1 good run on this hardware and these versions, at least 8 needed",
         "other_versions": True,
     }
     assert judge.judge("m is 7", 7.0, False, [7.0], QUIET)["status"] == "not enough history"
     assert "other_versions" not in judge.judge("m is 7", 7.0, True, [7.0] * 8, QUIET)
 
 
-def test_what_may_not_fail_warns_at_most() -> None:
-    """However far off, such a metric warns, and no bound is told from which it fails; what is no
-    number fails all the same."""
+def test_metric_that_cannot_fail_warns() -> None:
+    """However far off, such a metric only warns and has no failure bound; a non-finite value still
+    fails."""
     record = OutlierJudge().judge("m is 1", 1.0, True, QUIET, [], fails=False)
     assert (record["status"], record["fail"]) == ("warn", None)
-    assert "(spread 0.1500; it warns from 9.136)" in record["text"]
+    assert "(spread 0.1500; warns at 9.136)" in record["text"]
     assert OutlierJudge().judge("m", math.nan, True, QUIET, [], fails=False)["status"] == "fail"
 
 
 def test_throughput_bandwidth_and_memory_fail() -> None:
-    """By their units: rates, bandwidths and memory, and no time or loss."""
+    """Metrics can fail by their units: rates, bandwidths and memory, but not times or losses."""
     warning = {name for name, kind in METRICS.items() if kind.unit not in FAILING_UNITS}
     assert warning == {"final_loss", "step_time_p50_s", "step_time_p95_s", "latency_us"}
     assert {kind.unit for kind in METRICS.values()} >= FAILING_UNITS
 
 
-def test_the_scale_is_that_of_the_normal_distribution() -> None:
+def test_scale_matches_the_normal_distribution() -> None:
     """1.4826 is one over the normal distribution's quantile at 0.75."""
     from statistics import NormalDist
 

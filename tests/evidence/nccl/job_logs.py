@@ -1,4 +1,4 @@
-"""Logs as NCCL 2.20 to 2.30 writes them, of a job of any size: rings and trees over its nodes."""
+"""Logs like those of NCCL 2.20 to 2.30 for a job of any size: rings and trees over its nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobLogs:
     channels: int = 16
     version: str = "2.21.5"
     overrides: dict[Pair, str] = field(default_factory=dict)
-    noise: int = 0  # lines that say nothing of transports, for each rank
+    noise: int = 0  # lines per rank that say nothing about transports
 
     @property
     def ranks(self) -> int:
@@ -30,7 +30,7 @@ class JobLogs:
         return f"k{node + 1:03d}"
 
     def write(self, folder: Path) -> list[Path]:
-        """A file for each process, as NCCL_DEBUG_FILE=%h.%p.log makes them."""
+        """A file for each process, as with NCCL_DEBUG_FILE=%h.%p.log."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for node in range(self.nodes):
@@ -41,7 +41,7 @@ class JobLogs:
         return paths
 
     def lines(self, node: int, gpu: int) -> Iterator[str]:
-        """What the process of one rank logs."""
+        """The log lines of one rank's process."""
         rank = node * self.gpus + gpu
         head = f"{self.host(node)}:{4000 + gpu}:{5000 + gpu} [{gpu}] NCCL INFO "
         bus = f"{0x18 + 0x10 * gpu:x}000"
@@ -114,7 +114,7 @@ class JobLogs:
                 yield rank, other, channel
 
     def _logs(self, rank: int, source: int, destination: int) -> bool:
-        """Whether the receiver logs an edge: only those of the network."""
+        """Whether the receiver logs an edge, as for NET edges."""
         inside = source // self.gpus == destination // self.gpus
-        told = self.overrides.get((source, destination), "P2P" if inside else "NET")
-        return told.startswith("NET")
+        transport = self.overrides.get((source, destination), "P2P" if inside else "NET")
+        return transport.startswith("NET")

@@ -1,6 +1,6 @@
-"""Jobs that make communicators and connect them in many ways, and the log that NCCL would write.
+"""Jobs that create and connect communicators in many ways, and the logs that NCCL would write.
 
-Each communicator connects on a channel of its own, so that every edge tells whose it truly is.
+Each communicator connects on a channel of its own, so every edge shows which one it belongs to.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class SimulatedJob:
 
     def __post_init__(self) -> None:
         choose = self.random.choice
-        # 2.3 tells no devices: one process with several GPUs is one there.
+        # 2.3 logs no devices: a process with several GPUs looks like one rank.
         self.nccl = Nccl(choose([one for one in VERSIONS if one != "2.3.5"]))
         self.per_node, nodes = choose([1, 2, 4]), choose([1, 2, 4])
         self.gpus = [gpu(rank, self.per_node) for rank in range(self.per_node * nodes)]
         if self.one_process_a_node:
             self.gpus = [one._replace(pid=one.pid - one.device) for one in self.gpus]
-        # From 2.22 on within init only where cuMem is off.
+        # From 2.22 on connections are made within init only if cuMem is off.
         self.eager = not self.nccl.lazy or self.random.random() < 0.3
         self.groups = self._groups(nodes)
         self.splits = self.groups[0] == list(range(len(self.gpus))) and self.random.random() < 0.6
@@ -56,7 +56,7 @@ class SimulatedJob:
                     self.logs[member] += self._destroyed(made, rank, self.gpus[member])
 
     def merged(self, random: Random) -> list[str]:
-        """The lines of all, each one's own in their order."""
+        """All lines; those of one log keep their order."""
         left = [list(reversed(log)) for log in self.logs if log]
         lines = []
         while left:
@@ -66,7 +66,7 @@ class SimulatedJob:
         return lines
 
     def may_be(self, communicator: Communicator, index: int) -> bool:
-        """Whether nothing that the reader says of a communicator is wrong of that group."""
+        """Whether everything the reader says about a communicator is true of that group."""
         group = self.groups[index]
         if communicator.ranks not in (None, len(group)):
             return False
@@ -87,7 +87,7 @@ class SimulatedJob:
                 return False
         return True
 
-    # -- What is made ------------------------------------------------------------------------------
+    # -- Communicators -----------------------------------------------------------------------------
 
     def _groups(self, nodes: int) -> list[Group]:
         world, per = len(self.gpus), self.per_node
@@ -113,27 +113,27 @@ class SimulatedJob:
         inside = self._edges(index, rank, one.tid, connection=0) if self.eager else []
         if self.splits and index > 0 and self.nccl.number >= (2, 18, 0):
             parent = self._pointer(0, member)
-            # Each a call of all ranks. Before 2.22 calls of one colour give one id.
+            # Each is a call of all ranks. Before 2.22 calls with the same colour share an id.
             comm_id = "0x57" if self.one_colour else f"0x5{index:x}"
             start, end = self.nccl.split(one, ranks, parent, comm, index, 7, comm_id)
             return [start, *inside, end]
-        told = one, ranks, comm, f"0x{index + 1:x}ff"
-        return [*self.nccl.start(*told), *inside, self.nccl.complete(*told)]
+        arguments = one, ranks, comm, f"0x{index + 1:x}ff"
+        return [*self.nccl.start(*arguments), *inside, self.nccl.complete(*arguments)]
 
     def _destroyed(self, index: int, rank: int, member: Gpu) -> list[str]:
-        """The end of a communicator, which 2.12.7 and later tell."""
+        """The end of a communicator, which 2.12.7 and later log."""
         if self.nccl.number < (2, 12, 7):
             return []
-        told = f"comm {self._pointer(index, member)} rank {rank} nranks {len(self.groups[index])}"
+        comm = f"comm {self._pointer(index, member)} rank {rank} nranks {len(self.groups[index])}"
         devices = f"cudaDev {member.device} busId {member.bus}"
-        return [f"{member.head}{told} {devices} - Destroy COMPLETE"]
+        return [f"{member.head}{comm} {devices} - Destroy COMPLETE"]
 
     @staticmethod
     def _pointer(index: int, member: Gpu) -> str:
         return f"0x{index + 1:x}a{member.tid:x}"
 
     def _later(self, index: int, rank: int, member: Gpu) -> list[str]:
-        """What a collective, where init did not connect it, and send/recv connect."""
+        """Connections of send/recv, and of a collective that init did not connect."""
         lines = []
         if not self.eager and self.random.random() < 0.4:
             lines += self._edges(index, rank, self._thread(member, 2000 + index), connection=0)

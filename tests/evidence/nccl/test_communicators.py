@@ -1,4 +1,4 @@
-"""Whose an edge is: the right communicator, or all that it may be; never surely a wrong one."""
+"""An edge lists the right communicator, or all possible ones; never a wrong one alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_rank(one: Gpu, rank: int) -> Gpu:
 
 
 def pair(one: Gpu, other: Gpu) -> tuple[Gpu, Gpu]:
-    """Two processes as the ranks 0 and 1 of a communicator of theirs."""
+    """Two processes as ranks 0 and 1 of a communicator."""
     return as_rank(one, 0), as_rank(other, 1)
 
 
@@ -43,12 +43,12 @@ def pointer(one: Gpu, comm: str) -> str:
 
 def init(nccl: Nccl, one: Gpu, ranks: int, comm: str, inside: Iterable[str] = ()) -> list[str]:
     """One rank's init, with what it logs within."""
-    told = one, ranks, pointer(one, comm), comm
-    return [*nccl.start(*told), *inside, nccl.complete(*told)]
+    arguments = one, ranks, pointer(one, comm), comm
+    return [*nccl.start(*arguments), *inside, nccl.complete(*arguments)]
 
 
 def owners(log: Log) -> dict[tuple[str, int, int], list[tuple[int, ...]]]:
-    """Who logged, source, destination -> whose those edges may be."""
+    """Logger, source, destination -> the communicators that those edges may belong to."""
     found: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     for edge in log.edges:
         assert edge.logger is not None
@@ -91,7 +91,7 @@ def world_and_tensor(nccl: Nccl, eager: bool) -> list[str]:
 
 
 @pytest.mark.parametrize("nccl", [one for one in NAMED if not one.lazy], ids=version)
-def test_an_edge_within_init_is_of_that_init(nccl: Nccl) -> None:
+def test_edge_within_init_belongs_to_it(nccl: Nccl) -> None:
     """Up to 2.21 rings are connected within init: 0 -> 1 of the world is not 0 -> 1 of a group."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     assert ids(log) == [WORLD, f"{TENSOR}0", f"{TENSOR}1"]
@@ -108,7 +108,7 @@ def test_an_edge_within_init_is_of_that_init(nccl: Nccl) -> None:
 
 
 @pytest.mark.parametrize("nccl", LAZY, ids=version)
-def test_a_later_edge_is_of_one_whose_init_is_over(nccl: Nccl) -> None:
+def test_later_edge_belongs_to_a_completed_init(nccl: Nccl) -> None:
     """From 2.22 on an edge before a group's init is the world's; one after it may be either's."""
     log = read(text_of(world_and_tensor(nccl, eager=False)))
     mine = owners(log)
@@ -120,7 +120,7 @@ def test_a_later_edge_is_of_one_whose_init_is_over(nccl: Nccl) -> None:
 
 
 @pytest.mark.parametrize("nccl", LAZY, ids=version)
-def test_without_cumem_the_newest_connect_within_init_as_well(nccl: Nccl) -> None:
+def test_without_cumem_new_versions_connect_within_init(nccl: Nccl) -> None:
     """NCCL_CUMEM_ENABLE=0 or NCCL_RUNTIME_CONNECT=0: what is logged within an init is its own."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
@@ -128,7 +128,7 @@ def test_without_cumem_the_newest_connect_within_init_as_well(nccl: Nccl) -> Non
     assert by_wording == {"NET/IB/0": (0,), "P2P/IPC": (1,)}
 
 
-def test_where_no_version_is_told_the_lines_of_init_decide() -> None:
+def test_init_lines_decide_without_a_version() -> None:
     """Without a version the world's edge, logged before the next init began, is not that init's."""
     one, nccl = GPUS[0], Nccl("2.22.3")
     lines = [
@@ -156,8 +156,8 @@ def test_send_and_receive_connect_after_init() -> None:
 
 
 @pytest.mark.parametrize("nccl", [Nccl("2.8.4"), Nccl("2.12.12")], ids=version)
-def test_before_starts_were_logged_an_edge_may_be_the_last_one_s_send(nccl: Nccl) -> None:
-    """2.7 to 2.13 do not tell send/recv from an init's own edges: both are named."""
+def test_edge_may_be_a_send_before_starts_were_logged(nccl: Nccl) -> None:
+    """2.7 to 2.13 do not distinguish send/recv from an init's own edges: both are listed."""
     one, other = GPUS[0], GPUS[1]
     lines = [
         nccl.banner(one),
@@ -171,8 +171,8 @@ def test_before_starts_were_logged_an_edge_may_be_the_last_one_s_send(nccl: Nccl
     }
 
 
-def test_the_oldest_have_no_send_and_receive() -> None:
-    """Before 2.7 every edge is that of the init which ends next on its thread."""
+def test_oldest_versions_have_no_send_and_receive() -> None:
+    """Before 2.7 every edge belongs to the init that ends next on its thread."""
     nccl, one, other = Nccl("2.4.8"), GPUS[0], GPUS[1]
     lines = [
         nccl.banner(one),
@@ -186,7 +186,7 @@ def test_the_oldest_have_no_send_and_receive() -> None:
     }
 
 
-def test_a_cached_line_is_looked_at_anew_after_an_init() -> None:
+def test_cached_line_is_read_again_after_an_init() -> None:
     """The same words before and after an init are two edges, on each thread of the process."""
     nccl = Nccl("2.22.3")
     one, worker = GPUS[0], GPUS[0]._replace(tid=9999)
@@ -208,7 +208,7 @@ def test_a_cached_line_is_looked_at_anew_after_an_init() -> None:
 
 
 @pytest.mark.parametrize("nccl", [one for one in NAMED if one.number >= (2, 18, 0)], ids=version)
-def test_a_split_is_a_communicator_of_its_own(nccl: Nccl) -> None:
+def test_split_is_a_separate_communicator(nccl: Nccl) -> None:
     """torch makes its groups by ncclCommSplit: no commId from 2.22 on, but parent and colour."""
     lines = [nccl.banner(GPUS[0])]
     for one in GPUS:
@@ -230,7 +230,7 @@ def test_a_split_is_a_communicator_of_its_own(nccl: Nccl) -> None:
     }
 
 
-def test_what_was_split_twice_is_two() -> None:
+def test_two_splits_are_two_communicators() -> None:
     """Splits of one parent and colour differ in their count; a split of a split in its parent."""
     nccl, one = Nccl("2.27.7"), GPUS[0]
     lines = init(nccl, one, 4, WORLD)
@@ -290,7 +290,7 @@ def test_a_grown_communicator_is_one() -> None:
 
 @pytest.mark.parametrize("nccl", [one for one in EAGER if one not in NAMED], ids=version)
 def test_before_commids_a_rank_is_one_process(nccl: Nccl) -> None:
-    """The world of four is told from two groups of two, and the groups by their processes."""
+    """The world of four differs from two groups of two, and the groups by their processes."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     assert members(log)[0] == WHOLE
     assert [comm.ranks for comm in log.communicators] == [4, 2, 2]
@@ -300,8 +300,8 @@ def test_before_commids_a_rank_is_one_process(nccl: Nccl) -> None:
     assert all(2 not in found for found in mine["4000", 0, 1])
 
 
-def test_nothing_joins_ranks_of_a_part_of_the_nodes() -> None:
-    """Groups of two over four nodes, two of which gave logs: their ranks do not meet."""
+def test_ranks_of_some_nodes_are_not_joined() -> None:
+    """Groups of two over four nodes, two of which have logs: their ranks are not connected."""
     nccl = Nccl("2.8.4")
     nodes = [gpu(rank, per_node=1) for rank in range(4)]
     lines = [nccl.banner(nodes[0])]
@@ -314,7 +314,7 @@ def test_nothing_joins_ranks_of_a_part_of_the_nodes() -> None:
     assert members(log) == [{0: "4000", 3: "4300"}, {0: "4000"}, {1: "4300"}]
 
 
-def test_inits_that_are_not_all_there_are_not_counted_off() -> None:
+def test_incomplete_inits_are_not_paired_by_count() -> None:
     """Two groups of the same two processes: where a line is lost, the next is not its partner."""
     nccl, (one, other) = Nccl("2.8.4"), pair(*GPUS[:2])
     lines = [
@@ -327,8 +327,8 @@ def test_inits_that_are_not_all_there_are_not_counted_off() -> None:
     assert owners(log)["4001", 1, 0] == [(0, 1)]
 
 
-def test_without_lines_of_init_a_rank_of_two_processes_shows_two() -> None:
-    """The log may be quoted in part: who is the same rank is in another communicator."""
+def test_rank_of_two_processes_shows_two_communicators() -> None:
+    """Without init lines, a second process of the same rank is in another communicator."""
     nccl = Nccl("2.17.1")
     (one, other), (third, fourth) = pair(*GPUS[:2]), pair(*GPUS[2:])
     lines = [nccl.shm(one, other), nccl.shm(third, fourth), nccl.shm(other, one)]
@@ -341,7 +341,7 @@ def test_without_lines_of_init_a_rank_of_two_processes_shows_two() -> None:
     }
 
 
-def test_without_lines_of_init_a_process_of_two_ranks_shows_that_groups_overlap() -> None:
+def test_process_of_two_ranks_shows_overlapping_groups() -> None:
     """A GPU's process is one rank of a communicator: one that is two is in two, as all may be."""
     nccl = Nccl("2.17.1")
     world = [nccl.net(GPUS[2], GPUS[3]), nccl.net(GPUS[0], GPUS[1])]
@@ -367,8 +367,8 @@ def test_one_process_with_all_gpus_is_many_ranks() -> None:
 # -- What was lost ---------------------------------------------------------------------------------
 
 
-def test_a_process_whose_init_was_lost_is_the_rank_that_is_missing() -> None:
-    """With one communicator, a rank without init is the one process that shows itself as it."""
+def test_process_without_init_is_the_missing_rank() -> None:
+    """With one communicator, a rank without init is the only process that logs as that rank."""
     nccl = Nccl("2.20.5")
     lines = [line for one in GPUS[:3] for line in init(nccl, one, 4, WORLD)]
     log = read(text_of([*lines, nccl.net(GPUS[3], GPUS[0]), nccl.net(GPUS[2], GPUS[3])]))
@@ -376,8 +376,8 @@ def test_a_process_whose_init_was_lost_is_the_rank_that_is_missing() -> None:
     assert owners(log)["4101", 3, 0] == [(0,)]
 
 
-def test_a_rank_that_two_processes_may_be_is_nobody_s() -> None:
-    """Two processes whose inits were lost show themselves as one rank: neither surely is."""
+def test_rank_claimed_by_two_processes_stays_open() -> None:
+    """Two processes whose inits were lost log as the same rank: neither is certain."""
     nccl = Nccl("2.20.5")
     lines = init(nccl, GPUS[1], 4, WORLD) + init(nccl, GPUS[3], 4, WORLD)
     strangers = GPUS[0], as_rank(GPUS[2], 0)
@@ -386,7 +386,7 @@ def test_a_rank_that_two_processes_may_be_is_nobody_s() -> None:
     assert owners(log) == {("4000", 0, 1): [()], ("4100", 0, 1): [()]}
 
 
-def test_an_edge_of_another_communicator_is_not_the_only_one_s() -> None:
+def test_edge_of_an_unlogged_communicator_is_not_attributed() -> None:
     """The log of node 1 has the world's inits, and of a group the edges alone. The group's rank 0
     is not the world's, which did not log: its process is the world's rank 2."""
     nccl = Nccl("2.20.5")
@@ -399,8 +399,8 @@ def test_an_edge_of_another_communicator_is_not_the_only_one_s() -> None:
     assert {edge.communicators for edge in log.edges} == {()}
 
 
-def test_a_rank_beyond_the_communicator_is_not_its() -> None:
-    """An edge to rank 5 is not of a communicator of four."""
+def test_rank_beyond_the_communicator_is_excluded() -> None:
+    """An edge to rank 5 does not belong to a communicator of four."""
     nccl = Nccl("2.20.5")
     log = read(text_of([*init(nccl, GPUS[0], 4, WORLD), nccl.net(GPUS[0], gpu(5), connection=1)]))
     assert log.edges[0].communicators == ()
@@ -408,7 +408,7 @@ def test_a_rank_beyond_the_communicator_is_not_its() -> None:
 
 @pytest.mark.parametrize("nccl", [Nccl("2.17.1"), Nccl("2.20.5")], ids=version)
 def test_another_device_is_another_rank(nccl: Nccl) -> None:
-    """An edge tells the devices of both ends, by version bus id or nvmlDev."""
+    """An edge names the devices of both ends, by bus id or nvmlDev depending on the version."""
     nine = GPUS[1]._replace(device=9, bus="99000")
     lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
     log = read(
@@ -428,8 +428,8 @@ def test_bus_ids_cut_to_32_bits_are_the_same_device() -> None:
     assert log.edges[0].communicators == (0,)
 
 
-def test_an_oldest_line_without_role_is_of_one_of_its_ends() -> None:
-    """2.3 does not say which end logged: rank 2 logged no edge 0 -> 1."""
+def test_line_without_role_belongs_to_one_of_its_ends() -> None:
+    """2.3 does not say which end logged, but rank 2 cannot have logged the edge 0 -> 1."""
     nccl = Nccl("2.4.8")
     lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
     strange = "k001:4100:4140 [0] NCCL INFO Ring 00 : 0 -> 1 via NET/Socket/0"
@@ -438,9 +438,9 @@ def test_an_oldest_line_without_role_is_of_one_of_its_ends() -> None:
     assert {edge.source: edge.communicators for edge in log.edges} == {0: (), 2: (0,)}
 
 
-def test_an_init_that_never_ended_owns_nothing_surely() -> None:
-    """Init START of a group and no end: it failed, or its end was lost. A later edge may be its, or
-    that of the world, whose init is over."""
+def test_unfinished_init_owns_nothing_for_certain() -> None:
+    """Init START of a group without an end: it failed, or its end was lost. A later edge may belong
+    to it, or to the world, whose init is complete."""
     nccl, one = Nccl("2.22.3"), GPUS[0]
     lines = [*init(nccl, one, 4, WORLD), *nccl.start(one, 2, "0xb", TENSOR), HEAD + EDGE]
     assert read(text_of(lines)).edges[0].communicators == (0, 1)
@@ -449,14 +449,14 @@ def test_an_init_that_never_ended_owns_nothing_surely() -> None:
     assert log.edges[0].communicators == (0, 1)
 
 
-def test_a_communicator_that_was_destroyed_owns_nothing_later() -> None:
-    """Groups that are made and destroyed one after the other are not taken for one another."""
+def test_destroyed_communicator_owns_no_later_edges() -> None:
+    """Groups that are created and destroyed one after the other are not confused."""
     nccl, one, lines = Nccl("2.22.3"), GPUS[0], []
     for turn in range(3):
         comm = f"{TENSOR}{turn}"
         lines += [*init(nccl, one, 2, comm), nccl.p2p(one, GPUS[1], channel=turn)]
-        told = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
-        lines.append(f"{HEAD}{told} - Destroy COMPLETE")
+        comm_text = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
+        lines.append(f"{HEAD}{comm_text} - Destroy COMPLETE")
     log = read(text_of(lines))
     assert {edge.channels: edge.communicators for edge in log.edges} == {
         (0,): (0,),
@@ -465,9 +465,9 @@ def test_a_communicator_that_was_destroyed_owns_nothing_later() -> None:
     }
 
 
-def test_of_very_many_communicators_none_is_named() -> None:
-    """A process that is rank 0 of a hundred: whose an edge is cannot be told, and naming all for
-    each edge would take for ever."""
+def test_too_many_communicators_are_not_listed() -> None:
+    """A process is rank 0 of a hundred communicators: its edges cannot be attributed, and listing
+    all of them for each edge would take forever."""
     nccl, one = Nccl("2.22.3"), GPUS[0]
     lines = [line for turn in range(100) for line in init(nccl, one, 2, f"{TENSOR}{turn}")]
     log = read(text_of([*lines, nccl.p2p(one, GPUS[1])]))
@@ -475,9 +475,8 @@ def test_of_very_many_communicators_none_is_named() -> None:
     assert log.edges[0].communicators == ()
 
 
-def test_edges_before_a_failure_are_of_the_init_that_failed() -> None:
-    """The only communicator never came up: what it had connected is told, and that it is not
-    complete."""
+def test_edges_before_a_failure_belong_to_the_failed_init() -> None:
+    """The only communicator never came up: its connections are listed, and it is not complete."""
     nccl = Nccl("2.20.5")
     lines = [nccl.banner(GPUS[0])]
     for one in GPUS[:2]:
@@ -489,8 +488,8 @@ def test_edges_before_a_failure_are_of_the_init_that_failed() -> None:
     assert log.warnings[0].process == NcclProcess("", "k000", "4001")
 
 
-def test_a_lost_start_is_made_up_for_by_the_end() -> None:
-    """Where the line of Init START was torn, its edges may be those of the init that ends next."""
+def test_end_replaces_a_lost_start() -> None:
+    """If the Init START line was torn, its edges may belong to the init that ends next."""
     nccl, one = Nccl("2.20.5"), GPUS[0]
     start, *rest = init(nccl, one, 2, TENSOR, [nccl.p2p(one, GPUS[1], connection=0)])
     assert start.endswith("Init START")
@@ -498,8 +497,8 @@ def test_a_lost_start_is_made_up_for_by_the_end() -> None:
     assert log.edges[0].communicators == (0, 1)
 
 
-def test_processes_whose_numbers_are_hidden_are_told_apart_by_rank() -> None:
-    """Quoted logs write X for every pid: time says nothing, ranks and devices do."""
+def test_processes_with_hidden_pids_differ_by_rank() -> None:
+    """Quoted logs write X for every pid: ranks and devices distinguish processes, not time."""
     nccl, lines = Nccl("2.20.5"), []
     for one in GPUS:
         lines += init(nccl, one, 4, WORLD, [nccl.p2p(one, GPUS[one.rank ^ 1])])
@@ -512,8 +511,8 @@ def test_processes_whose_numbers_are_hidden_are_told_apart_by_rank() -> None:
 # -- Who logged ------------------------------------------------------------------------------------
 
 
-def test_two_nodes_of_one_name_are_two_where_the_reader_is_told() -> None:
-    """`scope` tells apart nodes whose host name and pids are the same."""
+def test_scope_distinguishes_nodes_of_one_name() -> None:
+    """`scope` distinguishes nodes with equal host names and pids."""
     nccl, reader = Nccl("2.20.5"), Reader()
     for node in (0, 1):
         one = gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43)
@@ -526,8 +525,8 @@ def test_two_nodes_of_one_name_are_two_where_the_reader_is_told() -> None:
     assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
 
 
-def test_without_being_told_one_name_and_pid_is_one_process_of_two_ranks() -> None:
-    """Nothing in the text tells them apart; the ranks do, and no edge is surely another's."""
+def test_without_scope_equal_name_and_pid_is_one_process() -> None:
+    """Only their ranks differ, and no edge is attributed to the wrong one with certainty."""
     nccl = Nccl("2.20.5")
     both = [gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43) for node in (0, 1)]
     lines = [line for one in both for line in init(nccl, one, 2, WORLD)]
@@ -536,8 +535,8 @@ def test_without_being_told_one_name_and_pid_is_one_process_of_two_ranks() -> No
     assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
 
 
-def test_a_log_that_is_given_twice_is_one() -> None:
-    """srun's output and the file of NCCL_DEBUG_FILE hold the same lines."""
+def test_log_given_twice_counts_once() -> None:
+    """srun's output and the file of NCCL_DEBUG_FILE have the same lines."""
     text = text_of(world_and_tensor(Nccl("2.20.5"), eager=True))
     once, twice = read(text), read(text + text)
     assert ids(once) == ids(twice)
@@ -548,7 +547,7 @@ def test_a_log_that_is_given_twice_is_one() -> None:
 
 
 def test_nvls_of_a_process_in_two_communicators() -> None:
-    """`NVLS comm 0x…` names its communicator; `Connected NVLS tree` may be either's."""
+    """`NVLS comm 0x…` names its communicator; `Connected NVLS tree` may belong to either."""
     nccl, one = Nccl("2.20.5"), GPUS[0]
     of_tensor = f"{HEAD}NVLS comm {pointer(one, TENSOR)} headRank 0 nHeads 2"
     inits = [*init(nccl, one, 4, WORLD), *init(nccl, one, 2, TENSOR, [of_tensor])]

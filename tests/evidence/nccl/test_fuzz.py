@@ -1,4 +1,4 @@
-"""Whatever becomes of a log, reading it ends, and makes up neither an edge nor its owner."""
+"""However a log is damaged, reading it ends, and invents neither an edge nor its communicator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.evidence.nccl.wording import edges, read, text_of
 
 
 def bounded(examples: int) -> settings:
-    """So many examples, the same in every run: no run fails where another passed."""
+    """This many examples, the same in every run."""
     return settings(
         max_examples=examples,
         derandomize=True,
@@ -100,7 +100,7 @@ def mutated(text: bytes, mutations: list[Mutation]) -> bytes:
 def test_a_mutated_log_is_read_or_refused(
     origin: str | int, mutations: list[Mutation], chunk: int
 ) -> None:
-    """Nothing but Unreadable is raised, and what is told hangs together."""
+    """Nothing but Unreadable is raised, and the log is consistent."""
     text = mutated(LOGS[origin] if isinstance(origin, str) else job_text(origin), mutations)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_reader, "CHUNK_BYTES", chunk)
@@ -114,7 +114,7 @@ def test_a_mutated_log_is_read_or_refused(
 @bounded(200)
 @given(st.lists(st.one_of(st.sampled_from(WORDS), st.binary(max_size=6)), max_size=60))
 def test_words_in_any_order_are_read_or_refused(words: list[bytes]) -> None:
-    """A soup of NCCL's words."""
+    """NCCL's words in random order."""
     text = b"NCCL" + b"".join(words)
     check(read(text), text)
 
@@ -136,11 +136,11 @@ CUTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)),
 
 
 def witnesses(text: bytes) -> bytes:
-    """A whole line with each transport of the log, between ranks that it has not.
+    """A complete line with each transport of the log, between ranks that the log does not have.
 
-    They are needed: of a line that lost its end, nothing but a whole line with more words tells
-    that it had more. A log in which one line alone has a transport, and that line is cut where a
-    shorter transport ends that other lines have, cannot be told from a log with the shorter one.
+    They are needed, since only a complete line with a longer wording shows that a line was cut. A
+    log in which a single line has a transport, cut where a shorter transport of other lines ends,
+    looks like a log with the shorter one.
     """
     lines = []
     for number, wording in enumerate(sorted({e.wording for e in read(text).edges})):
@@ -152,13 +152,13 @@ def witnesses(text: bytes) -> bytes:
 
 
 def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int]]) -> bytes:
-    """Writes that ended early, and lost their newline with it (a full disk, a process that was
-    killed), and writes in the middle of others.
+    """Writes that ended early and lost their newline (a full disk, a killed process), and writes
+    in the middle of others.
 
-    Of one write no more than one befalls. Where a piece of one meets the rest of another
-    (`2[3` and `4000] -> 2[35000] via …`), they read as a line that neither was; nothing tells that.
-    Nor does a piece of a label (`| 2024-12-`) tell that it is no remark behind a whole line: what
-    is left of a write keeps its `NCCL INFO`.
+    Each write is damaged at most once. If a piece of one met the rest of another (`2[3` and
+    `4000] -> 2[35000] via …`), they would read as a line that neither was. A piece of a label
+    (`| 2024-12-`) would look like a remark behind a complete line, so the rest of a write keeps
+    its `NCCL INFO`.
     """
     lines = [(line, False) for line in text.splitlines(keepends=True)]
     for place, other in inside:
@@ -178,7 +178,7 @@ def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int
 
 @bounded(250)
 @given(st.one_of(st.sampled_from(SAMPLES), SEEDS), CUTS, CUTS, st.integers(0, 200))
-def test_cut_and_glued_and_interleaved_writes_make_up_no_edge(
+def test_damaged_writes_do_not_invent_edges(
     origin: str | int, cuts: list[tuple[int, int]], inside: list[tuple[int, int]], front: int
 ) -> None:
     """Lines that lost their ends, a file that lost its beginning, lines within lines: each edge
@@ -194,23 +194,23 @@ def test_cut_and_glued_and_interleaved_writes_make_up_no_edge(
 
 
 def facts(log: Log) -> set[object]:
-    """What a log says, by names that do not depend on the order of its lines."""
+    """The content of a log, by names that do not depend on the order of its lines."""
     who = {
         comm.index: frozenset((rank, one.process) for rank, one in comm.members.items())
         for comm in log.communicators
     }
-    told: set[object] = {
+    content: set[object] = {
         (e.source, e.destination, e.wording, e.channels, e.role, e.logger,
          frozenset(who[index] for index in e.communicators))
         for e in log.edges
     }  # fmt: skip
-    return told | {(comm.id, comm.ranks, who[comm.index]) for comm in log.communicators}
+    return content | {(comm.id, comm.ranks, who[comm.index]) for comm in log.communicators}
 
 
 @bounded(150)
 @given(SEEDS, SEEDS)
-def test_the_order_between_processes_says_nothing(seed: int, shuffle: int) -> None:
-    """Each process's own lines in their order, those of different processes in any."""
+def test_order_between_processes_does_not_matter(seed: int, shuffle: int) -> None:
+    """Each process's own lines are in order, those of different processes in any order."""
     job = SimulatedJob(Random(seed))
     one, other = (text_of(job.merged(Random(number))) for number in (seed, shuffle))
     assert facts(read(one)) == facts(read(other))
@@ -221,10 +221,10 @@ def test_the_order_between_processes_says_nothing(seed: int, shuffle: int) -> No
 
 @bounded(250)
 @given(SEEDS, st.booleans())
-def test_the_true_communicator_is_among_those_named(seed: int, one_process: bool) -> None:
-    """Of every edge of a whole log. A process's inits are known; where they were lost (torn lines),
-    an edge of that communicator may be taken for that of another in which it has this rank, for
-    nothing in NCCL's line tells them apart."""
+def test_true_communicator_is_listed(seed: int, one_process: bool) -> None:
+    """For every edge of a complete log. If a process's inits were lost (torn lines), an edge may be
+    attributed to another communicator in which the process has the same rank, since NCCL's line
+    does not distinguish them."""
     random = Random(seed)
     job = SimulatedJob(random, one_process)
     log = read(text_of(job.merged(random)))
@@ -236,10 +236,10 @@ def test_the_true_communicator_is_among_those_named(seed: int, one_process: bool
 
 @bounded(150)
 @given(SEEDS, st.integers(0, 3))
-def test_the_log_of_one_node_names_no_wrong_communicator(seed: int, node: int) -> None:
-    """Where the other nodes' logs are missing, an edge's owners are true, or none is named. Left
-    out are jobs without a communicator of all ranks, and groups whose ranks run against the nodes:
-    there the halves of two communicators on this node may look like one."""
+def test_log_of_one_node_lists_no_wrong_communicator(seed: int, node: int) -> None:
+    """Without the logs of the other nodes an edge's communicators are correct, or none is listed.
+    Jobs without a communicator of all ranks are excluded, as are groups whose ranks are not in
+    node order: there the halves of two communicators on this node may look like one."""
     random = Random(seed)
     job = SimulatedJob(random, in_order=True)
     if len(job.groups[0]) != len(job.gpus):

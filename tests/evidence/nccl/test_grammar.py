@@ -1,10 +1,10 @@
-"""Every version's words are read for what they say, and words that NCCL does not use are not."""
+"""The wording of every version is read, and wordings that NCCL does not use are not."""
 
 from __future__ import annotations
 
 import pytest
 
-from pytest_clustersmoke.evidence.nccl.nccl_log import Edge, NcclProcess, Where, transport
+from pytest_clustersmoke.evidence.nccl.nccl_log import Edge, NcclProcess, Where, parse_transport
 from tests.evidence.nccl.wording import VERSIONS, Nccl, edges, gpu, read, text_of
 
 ZERO, ONE, THREE = gpu(0), gpu(1), gpu(3)  # of 2 nodes of 2
@@ -39,14 +39,14 @@ class TestEdgesOfAVersion:
         assert edge.where == Where("log", 1)
 
     def test_shm(self, nccl: Nccl) -> None:
-        """A shared memory edge is of the kind SHM in each of its wordings."""
+        """Every wording of a shared memory edge has the kind SHM."""
         edge = one_edge(nccl.shm(ONE, ZERO, channel=11))
         assert (edge.wording, edge.kind, edge.channels) == (nccl.shm_wording, "SHM", (11,))
         assert (edge.role, edge.connection) == ("send", None)
 
     @pytest.mark.parametrize("role", ["send", "receive"])
     def test_net(self, nccl: Nccl, role: str) -> None:
-        """A NET edge is read from either end, and says whose it is."""
+        """A NET edge is read from either end, with its role."""
         edge = one_edge(nccl.net(ONE, THREE, "Socket/2", role, channel=1))
         assert (edge.source, edge.destination, edge.kind) == (1, 3, "NET/Socket")
         assert (edge.role, edge.own_rank) == (role, 1 if role == "send" else 3)
@@ -95,25 +95,25 @@ class TestEdgesOfAVersion:
         ("NET/AWS Libfabric/1(2)/GDRDMA/Shared", "NET/AWS Libfabric/GDRDMA"),
     ],
 )
-def test_every_wording_is_kept_whole_and_has_its_kind(wording: str, kind: str) -> None:
-    """The transport is NCCL's wording whole; the kind is what criteria name."""
+def test_wordings_and_kinds(wording: str, kind: str) -> None:
+    """The transport is NCCL's complete wording; the kind is the name that criteria use."""
     role = " [send]" if wording.startswith("NET") else ""
     edge = one_edge(f"{HEAD}Channel 02/0 : 0[0] -> 1[1]{role} via {wording}")
     assert (edge.wording, edge.kind) == (wording, kind)
     assert (edge.channels, edge.connection) == ((2,), 0)
 
 
-def test_a_transport_is_taken_apart() -> None:
-    """NIC, GPUDirect RDMA, the rank of the PXN proxy and sharing are facts of their own."""
-    told = transport("NET/AWS Libfabric/1(2)/GDRDMA(PCI)/Shared")
-    assert (told.net, told.device, told.pxn_proxy) == ("AWS Libfabric", 1, 2)
-    assert told.gdrdma
-    assert told.shared
-    plain = transport("NET/IB/12")
+def test_transport_is_parsed() -> None:
+    """NIC, GPUDirect RDMA, the rank of the PXN proxy and sharing are separate values."""
+    transport = parse_transport("NET/AWS Libfabric/1(2)/GDRDMA(PCI)/Shared")
+    assert (transport.net, transport.device, transport.pxn_proxy) == ("AWS Libfabric", 1, 2)
+    assert transport.gdrdma
+    assert transport.shared
+    plain = parse_transport("NET/IB/12")
     assert (plain.net, plain.device, plain.pxn_proxy) == ("IB", 12, None)
     assert not plain.gdrdma
     assert not plain.shared
-    assert transport("P2P/IPC/read").net is None
+    assert parse_transport("P2P/IPC/read").net is None
 
 
 def test_the_oldest_lines_without_ids_and_roles_are_read() -> None:
@@ -124,8 +124,8 @@ def test_the_oldest_lines_without_ids_and_roles_are_read() -> None:
     assert (edge.source, edge.destination, edge.role, edge.own_rank) == (3, 0, None, None)
 
 
-def test_channels_of_an_edge_are_gathered() -> None:
-    """An edge has all channels of its lines, those of three digits, too."""
+def test_channels_of_an_edge_are_collected() -> None:
+    """An edge has all channels of its lines, including those with three digits."""
     lines = [f"{HEAD}Channel {c:02d}/0 : 0[0] -> 1[1] via P2P/CUMEM" for c in (0, 7, 99, 100, 127)]
     edge = read(text_of(lines * 2)).edges[0]
     assert edge.channels == (0, 7, 99, 100, 127)
@@ -143,7 +143,7 @@ def test_channels_of_an_edge_are_gathered() -> None:
         "NCCL_P2P_LEVEL set by environment to LOC",
     ],
 )
-def test_lines_that_are_no_edges(line: str) -> None:
+def test_lines_that_are_not_edges(line: str) -> None:
     """Rings, trees and prose are neither edges nor torn."""
     log = read(
         f"{HEAD}{line}\nGPU-to-GPU communication via NVLink, via srun and via P2P\n".encode()
@@ -173,8 +173,8 @@ def test_lines_that_are_no_edges(line: str) -> None:
         "NET/AWS Libfa",
     ],
 )
-def test_words_that_were_cut_are_torn(wording: str) -> None:
-    """What NCCL never prints is no transport: the place is told, and no edge is made of it."""
+def test_cut_wordings_are_torn(wording: str) -> None:
+    """A wording that NCCL never prints is recorded as torn, without an edge."""
     log = read(f"{HEAD}Channel 00/0 : 0[0] -> 1[1] [send] via {wording}\n".encode())
     assert log.edges == ()
     assert log.torn == (Where("log", 1),)
@@ -184,7 +184,7 @@ def test_words_that_were_cut_are_torn(wording: str) -> None:
 @pytest.mark.parametrize("word", ["Coll", "CollNet"])
 @pytest.mark.parametrize("number", ["00", "00/0"])
 def test_collnet_names_a_rank_and_no_peer(word: str, number: str) -> None:
-    """Connections into the network's own collectives are no edges; old and new words are read."""
+    """Connections into the network's own collectives, old wording and new, are not edges."""
     lines = [
         f"{HEAD}{word} {number} : 0 [send] via COLLNET/SHARP/0/GDRDMA",
         f"{HEAD}{word} {number} : 0 [receive] via COLLNET/SHARP/1",
@@ -202,7 +202,7 @@ def test_collnet_names_a_rank_and_no_peer(word: str, number: str) -> None:
 
 @pytest.mark.parametrize("nccl", since("2.3.5"), ids=lambda nccl: nccl.version)
 def test_lines_of_init(nccl: Nccl) -> None:
-    """Rank, ranks, devices, nodes and how far init came are read in each version's words."""
+    """Rank, ranks, devices, nodes and init progress are read from each version's wording."""
     lines = [nccl.banner(ZERO), *nccl.start(ZERO, 4, "0xa")]
     lines += [*nccl.nodes(ZERO, 4, 2, "0xa"), nccl.complete(ZERO, 4, "0xa")]
     log = read(text_of(lines))
@@ -234,8 +234,8 @@ def test_an_init_that_did_not_end(nccl: Nccl) -> None:
 
 
 @pytest.mark.parametrize("state", ["Abort COMPLETE", "Destroy COMPLETE"])
-def test_the_end_of_a_communicator_is_no_new_one(state: str) -> None:
-    """Abort and Destroy end one that is known; alone they make none."""
+def test_end_of_a_communicator_adds_none(state: str) -> None:
+    """Abort and Destroy end a known communicator; alone they do not create one."""
     end = f"{HEAD}comm 0xa rank 0 nranks 2 cudaDev 0 busId 18000 - {state}"
     assert read(text_of([end])).communicators == ()
     log = read(text_of([Nccl("2.20.5").complete(ZERO, 2, "0xa"), end]))
@@ -245,11 +245,13 @@ def test_the_end_of_a_communicator_is_no_new_one(state: str) -> None:
 @pytest.mark.parametrize(
     "api", ["ncclCommInitRankConfig", "ncclCommInitAll", "ncclCommInitRankScalable", "ncclCommGrow"]
 )
-def test_any_name_of_an_api_may_stand_in_front(api: str) -> None:
-    """The header is found past the name of the API, from 2.29 on past the rank, too."""
+def test_api_name_before_an_init_line(api: str) -> None:
+    """The header is found before the API's name, and from 2.29 on before the rank."""
     for rank in ("", "[Rank 0] "):
-        told = "comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init START"
-        [comm] = read(f"{HEAD}{rank}{api} {told}\n".encode()).communicators
+        comm_text = (
+            "comm 0xa rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x1 - Init START"
+        )
+        [comm] = read(f"{HEAD}{rank}{api} {comm_text}\n".encode()).communicators
         assert comm.members[0].process == NcclProcess("", "k000", "4000")
 
 
@@ -271,7 +273,7 @@ def test_any_name_of_an_api_may_stand_in_front(api: str) -> None:
     ],
 )  # fmt: skip
 def test_an_edge_names_its_nic(line: str, net: str, names: list[str]) -> None:
-    """The NIC of an edge is that of this index in the logger's own list."""
+    """The NIC of an edge has its index in the logger's own list."""
     for index, name in enumerate(names):
         edge = f"{HEAD}Channel 00/0 : 0[0] -> 2[0] [send] via NET/{net}/{index}"
         assert read(text_of([HEAD + line, edge])).edges[0].nic == name
@@ -288,15 +290,15 @@ def test_a_virtual_device_is_a_nic() -> None:
     assert read(text_of(HEAD + line for line in lines)).edges[0].nic == "mlx5_0+mlx5_1"
 
 
-def test_another_process_s_list_names_no_nic() -> None:
-    """Nodes number their NICs for themselves, so the list of one is no other's."""
+def test_list_of_another_process_is_not_used() -> None:
+    """Each node numbers its own NICs, so its list is valid for no other node."""
     other = "k001:4100:4140 [0] NCCL INFO NET/IB : Using [0]mlx5_4:1/IB"
     edge = f"{HEAD}Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0"
     assert read(text_of([other, edge])).edges[0].nic is None
 
 
-def test_lists_without_owner_that_differ_name_no_nic() -> None:
-    """Where headers are stripped a list may be any node's: what two lists disagree on is open."""
+def test_conflicting_lists_without_process_are_not_used() -> None:
+    """Without headers a list may belong to any node: entries that differ are unknown."""
     lists = ["NET/IB : Using [0]ibp161s0:1/RoCE [1]mlx5_1:1/IB", "NET/IB : Using [0]ibp65s0:1/RoCE"]
     sent = [f"Channel 00 : 0[0] -> 2[0] via NET/IB/{index}" for index in (0, 1)]
     log = read(text_of(f"NCCL INFO {line}" for line in (*lists, *sent)))
@@ -304,8 +306,8 @@ def test_lists_without_owner_that_differ_name_no_nic() -> None:
 
 
 @pytest.mark.parametrize("name", ["IB", "Socket", "AWS Libfabric", "IBext_v8", "FastSocket"])
-def test_the_network_that_was_chosen(name: str) -> None:
-    """`Using network` is told by process; it is no edge."""
+def test_chosen_network(name: str) -> None:
+    """`Using network` is recorded by process; it is not an edge."""
     log = read(f"{HEAD}Using network {name}\n".encode())
     assert log.networks == {NcclProcess("", "k000", "4000"): (name,)}
     assert log.edges == ()
@@ -325,7 +327,7 @@ def test_a_process_that_found_no_infiniband() -> None:
     ],
 )
 def test_nvls_was_connected(line: str) -> None:
-    """NVLS says no `via`; its own lines tell of it."""
+    """NVLS has no `via` lines, only its own."""
     nccl = Nccl("2.27.7")
     inits = [*nccl.start(ZERO, 2, "0xa"), HEAD + line, nccl.complete(ZERO, 2, "0xa")]
     log = read(text_of(inits))
@@ -337,8 +339,8 @@ def test_nvls_was_connected(line: str) -> None:
     "line",
     ["NVLS multicast support is available on dev 0", "24 coll channels, 16 nvls channels"],
 )
-def test_nvls_that_could_be_is_not_nvls_that_was(line: str) -> None:
-    """That the GPU could, or that channels are counted, connects nothing."""
+def test_nvls_support_is_not_nvls_use(line: str) -> None:
+    """A GPU that supports NVLS, or counted channels, are not a connection."""
     log = read(text_of([*Nccl("2.27.7").start(ZERO, 2, "0xa"), HEAD + line]))
     assert log.nvls == frozenset()
     assert [comm.nvls for comm in log.communicators] == [False]
@@ -357,11 +359,11 @@ def test_nvls_that_could_be_is_not_nvls_that_was(line: str) -> None:
     ],
 )
 def test_the_version(line: str, version: str | None) -> None:
-    """NCCL's own line tells its version, bare up to 2.21 and behind a header from 2.22 on."""
+    """NCCL's own line has its version, without a header up to 2.21 and with one from 2.22 on."""
     assert read(f"{line}\n".encode()).version == version
 
 
-def test_versions_that_differ_are_all_told() -> None:
+def test_different_versions_are_all_listed() -> None:
     log = read(b"NCCL version 2.20.5+cuda12.4\nNCCL version 2.18.3+cuda12.1\n")
     assert log.versions == ("2.18.3", "2.20.5")
     assert log.version == "2.18.3, 2.20.5"
@@ -379,8 +381,8 @@ def test_warnings(nccl: Nccl) -> None:
     assert warning.where == Where("log", 2)
 
 
-def test_a_warning_without_place_or_header_is_told() -> None:
-    """The text of a warning counts, whatever a logger took away before it."""
+def test_warning_without_place_or_header_is_kept() -> None:
+    """The text of a warning counts even if a logger stripped what precedes it."""
     log = read(b"NCCL WARN Error: no space\nx.cc:1 NCCL WARN other\n")
     assert [(one.text, one.source, one.process) for one in log.warnings] == [
         ("Error: no space", None, None),
@@ -399,8 +401,8 @@ def test_a_warning_without_place_or_header_is_told() -> None:
         "1756728000.123456 ",
     ],
 )
-def test_a_time_may_stand_before_any_line(time: str) -> None:
-    """NCCL_DEBUG_TIMESTAMP_FORMAT is anybody's choice (2.26 and later)."""
+def test_time_before_any_line(time: str) -> None:
+    """Users choose NCCL_DEBUG_TIMESTAMP_FORMAT freely (2.26 and later)."""
     nccl = Nccl("2.26.2")
     lines = [*nccl.start(ZERO, 4), nccl.net(ZERO, THREE), nccl.complete(ZERO, 4)]
     log = read(text_of(time + line for line in lines))

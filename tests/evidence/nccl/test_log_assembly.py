@@ -1,4 +1,4 @@
-"""What was seen is put together without lending one process what another said."""
+"""Observations are put together without mixing processes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def edges(*lines: str) -> tuple[Edge, ...]:
         ("NCCL INFO ", "NCCL INFO ", "mlx5_1"),
     ],
 )
-def test_a_nic_has_the_name_that_its_own_process_gave(using: str, edge: str, nic: str) -> None:
-    """A list of NICs is its process's alone; one that lost its header is that of such lines."""
+def test_nic_name_comes_from_its_own_process(using: str, edge: str, nic: str) -> None:
+    """A list of NICs belongs to its process; one without a header to edges without one."""
     devices = f"{using}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:10.0.0.1<0>"
     (found,) = edges(devices, f"{edge}{EDGE} NET/IB/1/GDRDMA")
     assert found.nic == nic
@@ -57,7 +57,7 @@ def test_an_infiniband_plugin_lists_its_nics_as_ib() -> None:
     ],
 )
 def test_a_label_without_a_space_is_not_the_host(label: str) -> None:
-    """What log stores and launchers put right before a header is none of it."""
+    """Text that log stores and launchers put right before a header is not part of it."""
     (found,) = edges(f"{label}nA:100:101 [0] NCCL INFO {EDGE} NET/IB/0\n")
     assert found.logger is not None and found.logger.host == "nA"
 
@@ -69,8 +69,8 @@ def test_a_label_without_a_space_is_not_the_host(label: str) -> None:
         "Channel 00/0 : 5[5] -> 5[5] via P2P/IPC",
     ],
 )
-def test_what_only_a_tear_can_say_is_no_edge(torn: str) -> None:
-    """A device whose digits run into other words, or a rank that connects to itself, is torn."""
+def test_impossible_edge_is_torn(torn: str) -> None:
+    """A device whose digits run into other text, or a rank that connects to itself, is torn."""
     whole = f"h:1:2 [0] NCCL INFO {EDGE} NET/IB/12"
     found = edges(f"h:1:2 [0] NCCL INFO {torn}", whole, "")
     assert [(edge.source, edge.destination) for edge in found] == [(0, 1)]

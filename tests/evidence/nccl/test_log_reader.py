@@ -1,4 +1,4 @@
-"""Logs as they come: samples, every launcher's prefix, torn, glued, cut, huge, no text."""
+"""Real logs: samples, every launcher's prefix, torn, glued, cut and huge lines, non-text."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ IB = "Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/3/GDRDMA"
 IPC = "Channel 00/0 : 0[0] -> 1[1] via P2P/IPC"
 
 
-def said(log: Log, kinds: bool = False) -> list[str]:
+def edges_of(log: Log, kinds: bool = False) -> list[str]:
     """`0 -> 2 NET/IB/3/GDRDMA` of each edge, in order of ranks."""
-    told = {(e.source, e.destination, e.kind if kinds else e.wording) for e in log.edges}
-    return [f"{source} -> {destination} {text}" for source, destination, text in sorted(told)]
+    edges = {(e.source, e.destination, e.kind if kinds else e.wording) for e in log.edges}
+    return [f"{source} -> {destination} {text}" for source, destination, text in sorted(edges)]
 
 
 def asymmetric(log: Log) -> list[str]:
-    """The edges whose ends told different kinds."""
+    """The edges whose ends logged different kinds."""
     ends: dict[tuple[int, int], dict[str | None, str]] = {}
     for edge in log.edges:
         ends.setdefault((edge.source, edge.destination), {})[edge.role] = edge.kind
-    return [f"{s} -> {d}" for (s, d), told in ends.items() if len(set(told.values())) > 1]
+    return [f"{s} -> {d}" for (s, d), kinds in ends.items() if len(set(kinds.values())) > 1]
 
 
 # -- Samples ---------------------------------------------------------------------------------------
@@ -61,15 +61,15 @@ def test_there_are_all_samples() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 class TestSamples:
     def test_edges(self, name: str) -> None:
-        """Each edge with NCCL's own wording, and its kind; none is missing, none is made up."""
+        """Each edge with NCCL's own wording and its kind; none is missing, none invented."""
         log, wanted = sample(name), expected(name)
-        assert said(log) == wanted["edges"]
-        assert said(log, kinds=True) == wanted["kinds"]
+        assert edges_of(log) == wanted["edges"]
+        assert edges_of(log, kinds=True) == wanted["kinds"]
         assert asymmetric(log) == wanted.get("asymmetric", [])
         assert log.torn == ()
 
-    def test_what_else_is_told(self, name: str) -> None:
-        """Version, networks, communicators and warnings, where the sample tells them."""
+    def test_everything_else(self, name: str) -> None:
+        """Version, networks, communicators and warnings, where the sample has them."""
         log, wanted = sample(name), expected(name)
         assert log.version == wanted["version"]
         chosen = sorted({net for nets in log.networks.values() for net in nets})
@@ -78,8 +78,8 @@ class TestSamples:
         if wanted.get("failed"):
             assert log.warnings
             assert not any(comm.complete for comm in log.communicators)
-        told = wanted.get("communicators", log.communicators)
-        assert len(log.communicators) == len(told)
+        listed = wanted.get("communicators", log.communicators)
+        assert len(log.communicators) == len(listed)
         for comm, facts in zip(log.communicators, wanted.get("communicators", ()), strict=False):
             assert comm.ranks == facts["ranks"]
             assert comm.id == facts.get("id")
@@ -89,8 +89,8 @@ class TestSamples:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_without_its_last_newline(name: str) -> None:
-    """A copied log often has none. Its last line counts where whole lines have its wording's form;
-    the only one of its form may have lost words, and is torn."""
+    """Copied logs often have none. The last line counts if complete lines have its wording's
+    form; otherwise it may have been cut, and is torn."""
     text = (DATA / f"{name}.log").read_bytes()
     log, whole = read(text[:-1]), edges(read(text))
     alone = {(9, 2, "NET/IB/1")} if name.startswith("36") else set()
@@ -121,7 +121,7 @@ def test_correct_output_quoted_without_headers() -> None:
     NCCL INFO comm 0x... rank 1 nranks 2 - Init COMPLETE
     """
     log = read(text.encode())
-    assert said(log) == ["0 -> 1 SHM/direct/direct"]
+    assert edges_of(log) == ["0 -> 1 SHM/direct/direct"]
     assert log.edges[0].channels == (0, 1)
     [comm] = log.communicators
     assert (comm.ranks, comm.complete, sorted(comm.members)) == (2, True, [0, 1])
@@ -131,13 +131,13 @@ def test_correct_output_quoted_without_headers() -> None:
 def test_incorrect_output_quoted_without_headers() -> None:
     """`Using network IB` beside a P2P edge: the network that was chosen carried nothing here."""
     log = read(b"NCCL INFO Using network IB\nNCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")
-    assert said(log, kinds=True) == ["0 -> 1 P2P/CUMEM"]
+    assert edges_of(log, kinds=True) == ["0 -> 1 P2P/CUMEM"]
     assert log.networks == {None: ("IB",)}
 
 
 def test_four_nodes_quoted_without_headers() -> None:
-    """The transports stand as they are said, an impossible P2P between nodes, too; four lists of
-    NICs that differ name none."""
+    """Transports are kept as logged, even an impossible P2P between nodes; four different lists
+    of NICs name none."""
     text = b"""gilbreth-i004: NCCL INFO NET/IB : Using [0]ibp161s0:1/RoCE/DETH
 gilbreth-k023: NCCL INFO NET/IB : Using [0]ibp65s0:1/RoCE/DETH
 gilbreth-k024: NCCL INFO NET/IB : Using [0]ibp65s0:1/RoCE/DETH
@@ -146,13 +146,13 @@ NCCL INFO Channel 00 : 0[0] -> 4[0] via P2P/CUMEM
 NCCL INFO Channel 00 : 0[0] -> 2[0] via NET/IB/0
 """
     log = read(text)
-    assert said(log) == ["0 -> 2 NET/IB/0", "0 -> 4 P2P/CUMEM"]
+    assert edges_of(log) == ["0 -> 2 NET/IB/0", "0 -> 4 P2P/CUMEM"]
     assert [edge.nic for edge in log.edges] == [None, None]
     assert [edge.logger for edge in log.edges] == [None, None]
 
 
-def test_numbers_of_processes_hidden_behind_x() -> None:
-    """`host:XXXXX:XXXXX [0]` is a header; `Using interface` and prose are no list of devices."""
+def test_pids_hidden_behind_x() -> None:
+    """`host:XXXXX:XXXXX [0]` is a header; `Using interface` and prose are not lists of devices."""
     text = b"""innmi1srh2-p040:XXXXX:XXXXX [0] NCCL INFO Bootstrap : Using enp26s0np0:10.11.7.50<0>
 innmi1srh2-p040:XXXXX:XXXXX [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so)
 innmi1srh2-p040:XXXXX:XXXXX [0] NCCL INFO NET/IB : Using interface enp26s0np0
@@ -168,8 +168,8 @@ NCCL WARN ... connect to 10.11.7.50<12345> failed: No route to host
     ]
 
 
-def test_prose_about_transports_is_no_edge() -> None:
-    """A guide that speaks of NCCL, `via NVLink/P2P`, `ncclCommInitRank ... nranks 8`."""
+def test_prose_about_transports_is_not_an_edge() -> None:
+    """A guide that mentions NCCL, `via NVLink/P2P`, `ncclCommInitRank ... nranks 8`."""
     text = b"""* `ncclCommInitRank ... nranks 8 ... Init COMPLETE`
 - Intra-node GPU-to-GPU communication via NVLink/P2P
 - GPUDirect RDMA via NET/IB/3 would show as `NET/IB/3/GDRDMA`
@@ -221,10 +221,10 @@ BLUE, END = "\x1b[36m", "\x1b[0m"
         "Step #3: {}",
     ],
 )
-def test_whatever_stands_before_a_line(line: str) -> None:
+def test_any_prefix_before_a_line(line: str) -> None:
     """The edge, its process and the communicator are read behind any launcher's prefix."""
     nccl, (one, other) = Nccl("2.20.5"), (gpu(0), gpu(1))
-    told = [
+    parts = [
         *nccl.start(one, 2),
         *nccl.start(other, 2, "0x5b0"),
         *[nccl.p2p(one, other, "CUMEM", channel) for channel in range(3)],
@@ -232,9 +232,9 @@ def test_whatever_stands_before_a_line(line: str) -> None:
         nccl.complete(other, 2, "0x5b0"),
     ]
     log = read(
-        text_of(line.replace("{}", part).replace("{{", "{").replace("}}", "}") for part in told)
+        text_of(line.replace("{}", part).replace("{{", "{").replace("}}", "}") for part in parts)
     )
-    assert said(log) == ["0 -> 1 P2P/CUMEM"]
+    assert edges_of(log) == ["0 -> 1 P2P/CUMEM"]
     assert log.edges[0].channels == (0, 1, 2)
     assert log.edges[0].logger == NcclProcess("", "k000", "4000")
     assert log.edges[0].communicators == (0,)
@@ -245,14 +245,14 @@ def test_json_that_escapes_angle_brackets() -> None:
     """Docker's json-file driver writes `->` as `-\\u003e`."""
     line = '{"log":"' + HEAD + IPC.replace(">", "\\u003e") + '\\n","stream":"stdout"}'
     log = read(f"{line}\n".encode())
-    assert said(log) == ["0 -> 1 P2P/IPC"]
+    assert edges_of(log) == ["0 -> 1 P2P/IPC"]
     assert log.edges[0].logger == NcclProcess("", "k023", "4100")
 
 
 def test_lines_that_end_in_cr_lf() -> None:
-    """Also where CR alone ends the last line."""
+    """Also if CR alone ends the last line."""
     text = (HEAD + IB + "\r\n" + HEAD + IPC + "\r").encode()
-    assert said(read(text)) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
+    assert edges_of(read(text)) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
 
 
 def test_places_are_numbered_from_one() -> None:
@@ -296,7 +296,7 @@ def test_two_lines_glued_together(host: str, wording: str) -> None:
     first = f"{head}Channel 00/0 : 0[0] -> 2[0]{role} via {wording}"
     second = f"{head}Channel 01/0 : 4[0] -> 6[0]{role} via {wording}"
     log = read(f"{head}Using network IB\n{first}{second}\n".encode())
-    assert said(log) == [f"0 -> 2 {wording}", f"4 -> 6 {wording}"]
+    assert edges_of(log) == [f"0 -> 2 {wording}", f"4 -> 6 {wording}"]
     assert {edge.logger for edge in log.edges} == {NcclProcess("", host, "4100")}
     assert log.torn == ()
 
@@ -308,70 +308,70 @@ def test_a_number_glued_to_a_host_of_digits(host: str, device: int) -> None:
     sent = "Channel 00/0 : {}[0] -> {}[0] [send] via NET/IB/{}"
     glued = sent.format(0, 2, device) + f"{host}:4100:4140 [0] NCCL INFO " + sent.format(4, 6, 5)
     known = read(f"{host}:4100:4140 [0] NCCL INFO {glued}\n".encode())
-    assert said(known) == [f"0 -> 2 NET/IB/{device}", "4 -> 6 NET/IB/5"]
+    assert edges_of(known) == [f"0 -> 2 NET/IB/{device}", "4 -> 6 NET/IB/5"]
     assert {edge.logger for edge in known.edges} == {NcclProcess("", host, "4100")}
     unknown = read(f"{HEAD}{glued}\n".encode())
-    assert said(unknown) == ["4 -> 6 NET/IB/5"]
+    assert edges_of(unknown) == ["4 -> 6 NET/IB/5"]
     assert unknown.torn_count == 1
 
 
 def test_a_number_glued_to_a_host_of_letters() -> None:
-    """`NET/IB/3k023:…` ends in 3, where no other line says more of it."""
+    """`NET/IB/3k023:…` ends in 3 if no other line has a longer wording."""
     head = "k023:4100:4140 [0] NCCL INFO "
     first = f"{head}Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/3"
     second = f"{head}Channel 01/0 : 4[0] -> 6[0] [send] via NET/IB/5"
-    assert said(read(f"{first}{second}\n".encode())) == ["0 -> 2 NET/IB/3", "4 -> 6 NET/IB/5"]
+    assert edges_of(read(f"{first}{second}\n".encode())) == ["0 -> 2 NET/IB/3", "4 -> 6 NET/IB/5"]
 
 
 @pytest.mark.parametrize("rest", ["", "k023:4100:4140 [0] NCCL INFO Connected all rings"])
 @pytest.mark.parametrize("wording", ["NET/IB/31/GDRDMA", "P2P/IPC/read", "SHM/direct/direct"])
 def test_a_line_cut_at_every_byte(wording: str, rest: str) -> None:
-    """The last line of a log, or one that lost its end to another: whole it is an edge, cut it is
-    none, where the log's whole lines show that NCCL says more here."""
+    """The last line of a log, or one that lost its end to another, is an edge if complete. If cut
+    it is none, if the log's complete lines show that NCCL writes more here."""
     role = " [send]" if wording.startswith("NET") else ""
     whole = f"{HEAD}Channel 00/0 : 8[0] -> 9[1]{role} via {wording}\n".encode()
     last = f"{HEAD}Channel 01/0 : 18[0] -> 19[1]{role} via {wording}".encode()
     for cut in range(len(last)):
         text = last[:cut] + rest.encode()
-        assert said(read(whole + text)) == [f"8 -> 9 {wording}"], text
+        assert edges_of(read(whole + text)) == [f"8 -> 9 {wording}"], text
         # Nothing else to compare with: what ends the file between two words is taken for whole.
         alone = [f"18 -> 19 {wording[: cut - len(last)]}"] if not rest else []
-        assert said(read(text)) in ([], alone), text
-    assert said(read(whole + last + rest.encode())) == [
+        assert edges_of(read(text)) in ([], alone), text
+    assert edges_of(read(whole + last + rest.encode())) == [
         f"8 -> 9 {wording}",
         f"18 -> 19 {wording}",
     ]
 
 
 def test_a_cut_line_that_another_confirms() -> None:
-    """The same edge's other channel, or its other end, says it whole."""
+    """The same edge is complete on another channel or at its other end."""
     cut = f"{HEAD}Channel 07/0 : 0[0] -> 2[0] [send] via NET/IB/3"
     short = f"{HEAD}Channel 00/0 : 0[0] -> 2[0] [receive] via NET/IB/3\n{HEAD}{IB}\n"
     log = read((short + cut).encode())
-    assert said(log) == ["0 -> 2 NET/IB/3", "0 -> 2 NET/IB/3/GDRDMA"]
+    assert edges_of(log) == ["0 -> 2 NET/IB/3", "0 -> 2 NET/IB/3/GDRDMA"]
     log = read(f"{HEAD}{IB}\n{cut}".encode())
-    assert said(log) == ["0 -> 2 NET/IB/3/GDRDMA"]
+    assert edges_of(log) == ["0 -> 2 NET/IB/3/GDRDMA"]
     assert log.torn == (Where("log", 2),)
 
 
 def test_an_edge_quoted_without_its_channel() -> None:
-    """People quote `9[1a000] -> 2[6b000] [send] via …`; believed where no whole line stands there,
-    for it may be what is left of one."""
+    """People quote `9[1a000] -> 2[6b000] [send] via …`; used only without complete lines, since it
+    may be the rest of one."""
     quoted = "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA\n"
-    assert said(read(quoted.encode())) == ["9 -> 2 NET/IB/0/GDRDMA"]
+    assert edges_of(read(quoted.encode())) == ["9 -> 2 NET/IB/0/GDRDMA"]
     log = read(f"{quoted}{HEAD}{IPC}\n".encode())
-    assert said(log) == ["0 -> 1 P2P/IPC"]
+    assert edges_of(log) == ["0 -> 1 P2P/IPC"]
     assert log.torn_count == 1
 
 
-def test_another_s_line_in_the_middle_of_one() -> None:
-    """The line within is read; the one around it is torn, and makes no edge of what is left."""
+def test_line_inside_another_line() -> None:
+    """The inner line is read; the outer one is torn, and its rest is not an edge."""
     inner = "k024:5:6 [1] NCCL INFO Channel 03/0 : 7[1] -> 8[0] via P2P/IPC\n"
     outer = f"{HEAD}Channel 00/0 : 112[0] -> 213[1] via P2P/IPC\n"
     for place in range(1, len(outer) - 1):
         log = read((outer[:place] + inner + outer[place:]).encode())
-        found = set(said(log)) - {"112 -> 213 P2P/IPC"}
-        assert found == {"7 -> 8 P2P/IPC"}, (place, said(log))
+        found = set(edges_of(log)) - {"112 -> 213 P2P/IPC"}
+        assert found == {"7 -> 8 P2P/IPC"}, (place, edges_of(log))
 
 
 # -- Pieces ----------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_another_s_line_in_the_middle_of_one() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> bytes:
-    """A log with something of everything, and lines longer than a small window."""
+    """A log with every kind of line, and lines longer than a small window."""
     nccl, one, other = Nccl("2.26.2"), gpu(0), gpu(2)
     return text_of(
         [
@@ -397,10 +397,10 @@ def small() -> bytes:
     )
 
 
-def test_pieces_of_any_size_say_the_same(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A border of what is read at once may fall on any byte."""
+def test_chunk_size_does_not_matter(small: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk may end at any byte."""
     whole = read(small)
-    assert said(whole) == ["0 -> 1 P2P/CUMEM", "0 -> 2 NET/IB/1/GDRDMA"]
+    assert edges_of(whole) == ["0 -> 1 P2P/CUMEM", "0 -> 2 NET/IB/1/GDRDMA"]
     for size in range(1, len(small) + 1):
         monkeypatch.setattr(log_reader, "CHUNK_BYTES", size)
         assert read(small) == whole, size
@@ -408,19 +408,19 @@ def test_pieces_of_any_size_say_the_same(small: bytes, monkeypatch: pytest.Monke
 
 def test_a_line_longer_than_any_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line of megabytes (a progress bar, a JSON dump) is read in pieces: an edge in it is found
-    wherever it stands, and nothing is counted twice."""
+    at any offset, and nothing is counted twice."""
     monkeypatch.setattr(log_reader, "CHUNK_BYTES", 10_000)
     for before in range(0, 25_000, 613):
         text = b"." * before + f' "{HEAD}Channel 02/0 : 12[0] -> 34[1] via P2P/IPC" '.encode()
         text += b"misc.cc:7 NCCL WARN late" + b"." * 30_000
         log = read(text)
-        assert said(log) == ["12 -> 34 P2P/IPC"], before
+        assert edges_of(log) == ["12 -> 34 P2P/IPC"], before
         assert [one.count for one in log.warnings] == [1], before
         assert log.torn == (), before
 
 
 def test_short_reads_of_a_pipe(small: bytes) -> None:
-    """A pipe gives what it has."""
+    """A pipe may return fewer bytes than requested."""
 
     class Pipe(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -433,10 +433,10 @@ def test_short_reads_of_a_pipe(small: bytes) -> None:
 
 @pytest.mark.parametrize("stamped", [False, True])
 @pytest.mark.parametrize("share", [0.05, 1.0])
-def test_sparse_and_dense_reading_say_the_same(
+def test_sparse_and_dense_reading_agree(
     share: float, stamped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Line by line or by a search for words: which it is depends on how much a log says."""
+    """Line by line or by search: the choice depends on the density of matches."""
     monkeypatch.setattr(large, "BLOCK_BYTES", 2**19)
     text = large.mixed(share, seed=1, stamped=stamped)
     monkeypatch.setattr(log_reader, "CHUNK_BYTES", 10_007)
@@ -451,7 +451,7 @@ def test_a_job_of_512_ranks() -> None:
     """64 nodes of 8 in 16 rings: every edge from all its ends, all of the one communicator."""
     log = read(text_of(large.rings(64, 8)))
     assert len({(edge.source, edge.destination) for edge in log.edges}) == 512
-    assert len(log.edges) == 512 + 64  # an edge between nodes is told by both ends
+    assert len(log.edges) == 512 + 64  # both ends log an edge between nodes
     assert {edge.communicators for edge in log.edges} == {(0,)}
     assert {edge.channels for edge in log.edges} == {tuple(range(16))}
     assert [(comm.ranks, len(comm.members)) for comm in log.communicators] == [(512, 512)]
@@ -467,21 +467,21 @@ def test_all_pairs_of_a_job() -> None:
 
 
 def test_memory_does_not_grow_with_bytes() -> None:
-    """Ten times the lines of the same edges take no more memory."""
+    """Ten times as many lines of the same edges need no more memory."""
     edge = "Channel {:02d}/0 : {}[0] -> {}[1] [send] via NET/IB/0/GDRDMA"
-    told = [
+    lines = [
         f"2025-09-01T12:00:{n % 60:02d}Z {HEAD}" + edge.format(n % 32, n % 8, 8 + n % 7)
         if n % 9 == 0
         else f"step {n} loss {n / 7:.6f} " + "z" * 99
         for n in range(20_000)
     ]
-    lines = text_of(told)
+    text = text_of(lines)
 
     class Repeated(io.RawIOBase):
-        """The lines so many times, made while they are read."""
+        """The lines, repeated while they are read."""
 
         def __init__(self, times: int) -> None:
-            self._parts: Iterator[bytes] = iter([lines] * times)
+            self._parts: Iterator[bytes] = iter([text] * times)
             self._left = b""
 
         def read(self, size: int = -1) -> bytes:
@@ -502,7 +502,7 @@ def test_memory_does_not_grow_with_bytes() -> None:
     assert peak(20) < peak(2) + 200_000
 
 
-# -- What is no log --------------------------------------------------------------------------------
+# -- Not a log -------------------------------------------------------------------------------------
 
 
 def refusal(path: Path) -> str:
@@ -511,16 +511,16 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A directory, a FIFO (which would be waited on for ever) and nothing: each is said."""
+def test_non_file_is_refused(tmp_path: Path) -> None:
+    """A directory, a FIFO (which would block forever) and a missing file are each reported."""
     os.mkfifo(tmp_path / "fifo")
     assert refusal(tmp_path) == f"{tmp_path} is a directory"
-    assert refusal(tmp_path / "fifo") == f"{tmp_path / 'fifo'} is no file"
+    assert refusal(tmp_path / "fifo") == f"{tmp_path / 'fifo'} is not a regular file"
     assert refusal(tmp_path / "none") == f"{tmp_path / 'none'} does not exist"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+def test_file_without_read_permission(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.touch(mode=0)
     assert refusal(path) == f"{path} cannot be read: Permission denied"
@@ -532,12 +532,12 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         (gzip.compress(b"NCCL INFO", mtime=0), "is compressed; expected text (zcat FILE | … -)"),
         (b"\x28\xb5\x2f\xfd....", "is compressed; expected text (zstdcat FILE | … -)"),
         (HEAD.encode("utf-16"), "is UTF-16 text; expected UTF-8 (iconv -f UTF-16 -t UTF-8)"),
-        (HEAD.encode("utf-16-le"), "is binary; expected the text of a log"),
-        (b"\x7fELF\0\0\0\1", "is binary; expected the text of a log"),
+        (HEAD.encode("utf-16-le"), "is binary; expected a text log"),
+        (b"\x7fELF\0\0\0\1", "is binary; expected a text log"),
     ],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    """It would be read as a log without edges, which is a finding of its own."""
+def test_non_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    """Otherwise it would look like a log without edges, which is a finding."""
     path = tmp_path / "nccl.log"
     path.write_bytes(content)
     assert refusal(path) == f"{path} {reason}"
@@ -556,12 +556,12 @@ def test_text_with_nul_bytes_is_read() -> None:
     """A file that was cut while it was written (copytruncate) begins with NULs."""
     text = b"\0" * 100 + f"{HEAD}{IPC}\n".encode() + b"\0\xff\xfe\n" + f"{HEAD}{IB}\n".encode()
     log = read(text)
-    assert said(log) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
+    assert edges_of(log) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
     assert {edge.logger for edge in log.edges} == {NcclProcess("", "k023", "4100")}
 
 
 def test_a_stream_that_fails_keeps_what_was_read() -> None:
-    """A disk that fails in the middle: said, and what stood before is told."""
+    """A disk that fails half-way is reported, and everything before is kept."""
 
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -572,7 +572,7 @@ def test_a_stream_that_fails_keeps_what_was_read() -> None:
     found = Reader()
     with pytest.raises(Unreadable, match="log cannot be read: Input/output error"):
         found.stream(Failing(f"{HEAD}{IPC}\n".encode()), "log")
-    assert said(found.log()) == ["0 -> 1 P2P/IPC"]
+    assert edges_of(found.log()) == ["0 -> 1 P2P/IPC"]
 
 
 def test_several_files_are_one_log(tmp_path: Path) -> None:
@@ -589,10 +589,10 @@ def test_several_files_are_one_log(tmp_path: Path) -> None:
     assert [comm.complete for comm in log.communicators] == [True]
 
 
-def test_the_log_so_far_may_be_asked_for_at_any_time() -> None:
-    """A run in progress: the log grows, and what was said before is said again."""
+def test_log_is_available_at_any_time() -> None:
+    """In a run in progress the log grows and keeps its earlier edges."""
     found = Reader()
     found.stream(io.BytesIO(f"{HEAD}{IPC}\n".encode()), "a")
     first = found.log()
     found.stream(io.BytesIO(f"{HEAD}{IB}\n".encode()), "b")
-    assert set(said(first)) < set(said(found.log()))
+    assert set(edges_of(first)) < set(edges_of(found.log()))

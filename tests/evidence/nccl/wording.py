@@ -10,16 +10,16 @@ from typing import NamedTuple
 from pytest_clustersmoke.evidence.nccl.log_reader import Reader
 from pytest_clustersmoke.evidence.nccl.nccl_log import Log
 
-# Where a wording of ours changes; each is the first with what stands beside it.
+# Versions that change a wording; each is the first one with the feature in its comment.
 VERSIONS = (
     "2.3.5",
-    "2.4.8",  # cudaDev and nvmlDev in lines of init
+    "2.4.8",  # cudaDev and nvmlDev in init lines
     "2.5.6",  # bus ids
     "2.7.8",  # Channel, /read
     "2.8.4",  # P2P/indirect, /Shared
-    "2.12.12",  # NET edges tell their connection; PXN
+    "2.12.12",  # NET edges have their connection; PXN
     "2.13.4",  # SHM/x/y
-    "2.14.3",  # P2P edges tell their connection
+    "2.14.3",  # P2P edges have their connection
     "2.17.1",  # commId, Init START
     "2.18.1",  # CUMEM
     "2.18.5",  # nvmlDev again
@@ -35,7 +35,7 @@ VERSIONS = (
 
 
 class Gpu(NamedTuple):
-    """What NCCL says of one rank's process and GPU."""
+    """The process and GPU of a rank, as NCCL logs them."""
 
     rank: int
     host: str
@@ -50,7 +50,7 @@ class Gpu(NamedTuple):
 
 
 def gpu(rank: int, per_node: int = 2, host: str = "k{:03d}", tid: int = 0) -> Gpu:
-    """Rank of a job whose ranks lie by blocks, a process each; `{}` in `host` is the node."""
+    """A rank of a job with block placement, one process per rank; `{}` in `host` is the node."""
     node, device = divmod(rank, per_node)
     pid = 4000 + 100 * node + device
     return Gpu(rank, host.format(node), pid, tid or pid + 40, device, f"{device + 1:x}8000")
@@ -58,7 +58,7 @@ def gpu(rank: int, per_node: int = 2, host: str = "k{:03d}", tid: int = 0) -> Gp
 
 @dataclass(frozen=True)
 class Nccl:
-    """The words of one version."""
+    """The wording of one version."""
 
     version: str
     number: tuple[int, int, int] = field(init=False)
@@ -122,14 +122,14 @@ class Nccl:
         if self.number < (2, 17, 0):
             return []
         rank = f"[Rank {one.rank}] " if self.number >= (2, 29, 0) else ""
-        told = f"{self._comm(one, ranks, comm)} commId {comm_id} - Init START"
-        return [f"{one.head}{rank}{self._api('ncclCommInitRank')}{told}"]
+        comm_text = f"{self._comm(one, ranks, comm)} commId {comm_id} - Init START"
+        return [f"{one.head}{rank}{self._api('ncclCommInitRank')}{comm_text}"]
 
     def complete(self, one: Gpu, ranks: int, comm: str = "0x5a0", comm_id: str = "0xf021d9") -> str:
         named = f" commId {comm_id}" if self.number >= (2, 17, 0) else ""
         state = "Init COMPLETE" if self.number >= (2, 4, 0) else "COMPLETE"
-        told = f"{self._comm(one, ranks, comm)}{named} - {state}"
-        return f"{one.head}{self._api('ncclCommInitRank')}{told}"
+        comm_text = f"{self._comm(one, ranks, comm)}{named} - {state}"
+        return f"{one.head}{self._api('ncclCommInitRank')}{comm_text}"
 
     def split(
         self,
@@ -142,14 +142,14 @@ class Nccl:
         comm_id: str = "0x51",
         api: str = "ncclCommSplit",
     ) -> tuple[str, str]:
-        """Start and end of a communicator made of another; `comm_id` is told up to 2.21."""
+        """Start and end of a communicator split from another; `comm_id` is logged up to 2.21."""
         if self.number >= (2, 22, 0):
             counted = "childCount" if self.number >= (2, 27, 0) else "splitCount"
-            told = f" parent {parent} {counted} {count} color {color} key {one.rank}"
-            ends = f"{told}- Init START", f"{told} - Init COMPLETE"
+            text = f" parent {parent} {counted} {count} color {color} key {one.rank}"
+            ends = f"{text}- Init START", f"{text} - Init COMPLETE"
         elif self.number >= (2, 20, 0):
-            told = f" parent {parent} color {color} key {one.rank} commId {comm_id}"
-            ends = f"{told} - Init START", f"{told} - Init COMPLETE"
+            text = f" parent {parent} color {color} key {one.rank} commId {comm_id}"
+            ends = f"{text} - Init START", f"{text} - Init COMPLETE"
         else:
             ends = f" commId {comm_id} - Init START", f" commId {comm_id} - Init COMPLETE"
         head = f"{one.head}{self._api(api)}{self._comm(one, ranks, comm)}"
@@ -166,19 +166,19 @@ class Nccl:
         return f"{name} " if self.number >= (2, 21, 5) else ""
 
     def _comm(self, one: Gpu, ranks: int, comm: str) -> str:
-        told = f"comm {comm} rank {one.rank} nranks {ranks}"
+        text = f"comm {comm} rank {one.rank} nranks {ranks}"
         if self.number >= (2, 4, 0):
-            told += f" cudaDev {one.device}"
+            text += f" cudaDev {one.device}"
         if (2, 4, 0) <= self.number < (2, 5, 0) or self.number >= (2, 18, 3):
-            told += f" nvmlDev {one.device}"
-        return told + (f" busId {one.bus}" if self.number >= (2, 5, 0) else "")
+            text += f" nvmlDev {one.device}"
+        return text + (f" busId {one.bus}" if self.number >= (2, 5, 0) else "")
 
     # -- The rest ----------------------------------------------------------------------------------
 
     def banner(self, one: Gpu) -> str:
-        """The version, which rank 0 alone tells."""
-        told = f"NCCL version {self.version}+cuda12.4"
-        return one.head + told if self.number >= (2, 22, 0) else told
+        """The version, which only rank 0 logs."""
+        text = f"NCCL version {self.version}+cuda12.4"
+        return one.head + text if self.number >= (2, 22, 0) else text
 
     def warn(
         self, one: Gpu, text: str, source: str = "misc/socket.cc:88", function: str = "f"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from pytest_clustersmoke.evidence.process_start import start_s
-from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_of, read_json
+from pytest_clustersmoke.evidence.run_directory import PhaseDir, job_name, read_json
 from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 MARK_EVERY_S = 0.2
@@ -46,7 +46,7 @@ def begin() -> EventWriter:
     events.write(
         "start",
         schema=SCHEMA,
-        job=job_of(read_json(place.spec) or {}),
+        job=job_name(read_json(place.spec) or {}),
         **who,
         pid=os.getpid(),
         pid_started=start_s(os.getpid()),

@@ -86,7 +86,7 @@ def test_missing_interface_of_gloo_fails(value: str) -> None:
     (check,) = raw(at(0), at(1, pinned), device="cpu")
     assert check.nodes == (1,) and check.fact == "interfaces"
     assert check.what.startswith(f"{GLOO}={value} (set on the node) names ")
-    assert check.what.endswith("which is not there with an address; it has lo, eth0")
+    assert check.what.endswith("which does not exist or has no address; it has lo, eth0")
     assert check.detail == {"variable": GLOO, "value": value} and GLOO in check.fix
     (check,) = raw(at(0, pinned), device="cpu", env_set=pinned)
     assert f"{GLOO}={value} (the profile) names" in check.what
