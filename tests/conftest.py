@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.support.harness", "tests.support.leftovers")
+pytest.register_assert_rewrite(
+    "tests.support.harness", "tests.support.outcome", "tests.support.leftovers"
+)
 
 from tests.support.harness import Suite  # noqa: E402  (after its asserts are known to pytest)
 from tests.support.leftovers import none_left  # noqa: E402
@@ -50,9 +52,7 @@ def suite(
     leftovers: tuple[str, Callable[[], list[str]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Suite:
-    """An empty suite with the cluster `one`, which runs the phase `small`; no process is left."""
+    """An empty suite with the cluster `one`; no process of it may be left when the test ends."""
     for name in [name for name in os.environ if name.startswith(OUTER)]:
         monkeypatch.delenv(name)
-    made = Suite(pytester, leftovers[0])
-    made.cluster()
-    return made
+    return Suite(pytester.path, leftovers[0], pytester=pytester)

@@ -71,6 +71,7 @@ def test_a_phase_that_is_not_on_the_cluster_is_deselected_with_the_reason(suite:
     suite.phase()
     suite.phase("huge", gpus_per_node=8)
     suite.phase("other")
+    suite.cluster(phases={"small": None})
     result = suite.run("--collect-only")
     assert lines_with(result, "huge is not on one: needs 8 GPUs a node, it has 2")
     assert lines_with(result, "other is not on one: not listed under its phases")

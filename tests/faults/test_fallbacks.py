@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Suite, lines_with
+from tests.support.harness import Outcome, Suite, lines_with
 
 INSIDE, BETWEEN = (
     "test_transports_inside_nodes_are_those_expected",
@@ -33,7 +33,7 @@ def talking(suite: Suite) -> Suite:
     return suite
 
 
-def run(suite: Suite, fault: str) -> pytest.RunResult:
+def run(suite: Suite, fault: str) -> Outcome:
     suite.phase(
         base="TalkedInsideNodes, TalkedBetweenNodes",
         nodes=2,

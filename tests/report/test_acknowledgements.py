@@ -27,7 +27,7 @@ from pytest_clustersmoke.report.verdict import (
 )
 from pytest_clustersmoke.session.tally import MARKS, count_report
 from tests.support.evidence import Evidence, make_profile
-from tests.support.harness import Suite, properties
+from tests.support.harness import Outcome, Suite, properties
 
 TODAY = date.today()
 SOON, PAST = (TODAY + timedelta(days=9)).isoformat(), (TODAY - timedelta(days=1)).isoformat()
@@ -438,7 +438,7 @@ def test_done(self, phase):
 """
 
 
-def run_known(suite: Suite, *words: str, apart: bool = False) -> pytest.RunResult:
+def run_known(suite: Suite, *words: str, apart: bool = False) -> Outcome:
     suite.phase(body=TWO)
     return suite.run_apart(*words) if apart else suite.run(*words)
 

@@ -69,7 +69,7 @@ def test_other_tests_success_is_no_verdict(suite: Suite, workers: tuple[str, ...
 
 def test_a_cluster_of_the_ini_file_leaves_other_tests_alone(suite: Suite) -> None:
     """There nobody asked for a verdict."""
-    suite.pytester.makeini("[pytest]\ncluster = one\n")
+    (suite.path / "pytest.ini").write_text("[pytest]\ncluster = one\n")
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text("def test_plain(): pass\n")
     assert suite.run_apart("-k", "plain", cluster="").ret == 0

@@ -18,53 +18,38 @@ from typing import Any
 import pytest
 
 from tests.conftest import OUTER
-from tests.support.harness import BARE, FAKE_TORCHRUN, TRAIN
+from tests.support.harness import BARE, ROOT, Suite
 from tests.support.leftovers import none_left
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
 
-CLUSTER = {
-    "backend": "local",
-    "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
-    "limits": {"poll_s": 0.2},
-    "phases": {"small": None},
-    "references": {
-        "small": {
-            "steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}
-        }
-    },
+REFERENCES = {
+    "small": {"steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}}
 }
 # One criterion is judged, one is not measured, one is known to fail, and one records what a
-# criterion sees of its phase. The marker uses every key.
-SUITE = """
-import json
-from pathlib import Path
-import pytest
-from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
-from tests.support.surface import members
+# criterion sees of its phase.
+CRITERIA = """
+def test_known(self, phase):
+    assert False
 
-@pytest.mark.phase(
-    "small", script={script!r}, nodes=1, gpus_per_node=2, args={{"steps": 3}}, timeout_s=60
-)
-class TestSmall(Trained, TalkedInsideNodes):
-    def test_known(self, phase):
-        assert False
+def test_members(self, phase):
+    import json
+    from pathlib import Path
+    from pytest_clustersmoke.evidence.phase_result import PhaseResult
+    from tests.support.surface import members
 
-    def test_members(self, phase):
-        assert isinstance(phase, PhaseResult)
-        seen = {{
-            "phase.": phase,
-            "phase.metric().": phase.metric("steps_per_s"),
-            "phase.nodes[].": phase.nodes[0],
-            "phase.ranks[].": phase.ranks[0],
-            "phase.transports.": phase.transports,
-            "phase.transports.inter_node.": phase.transports.inter_node,
-            "phase.transports.intra_node.": phase.transports.intra_node,
-        }}
-        found = [name + member for name, one in seen.items() for member in members(one)]
-        Path("members.json").write_text(json.dumps(found))
+    assert isinstance(phase, PhaseResult)
+    seen = {
+        "phase.": phase,
+        "phase.metric().": phase.metric("steps_per_s"),
+        "phase.nodes[].": phase.nodes[0],
+        "phase.ranks[].": phase.ranks[0],
+        "phase.transports.": phase.transports,
+        "phase.transports.inter_node.": phase.transports.inter_node,
+        "phase.transports.intra_node.": phase.transports.intra_node,
+    }
+    names = [name + member for name, value in seen.items() for member in members(value)]
+    Path("members.json").write_text(json.dumps(names))
 """
 # Prints each collected item with its phase, the marker's arguments, and the other marks.
 COLLECT = """
@@ -119,15 +104,20 @@ def run_suite(folder: Path) -> None:
     that a criterion sees."""
     until = date.today() + timedelta(days=30)
     known = {"phase": "small", "criterion": "test_known", "reason": "a test", "until": str(until)}
-    folder.joinpath("test_small.py").write_text(SUITE.format(script=str(TRAIN)))
     with none_left() as (marker, _):
-        common = {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), marker: "1"}}
-        own = {"shared_dir": str(folder / "shared"), "env": {"common": common}, "known": [known]}
-        text = json.dumps({"clusters": {"one": {**CLUSTER, **own}}})  # which is YAML
-        folder.joinpath("cluster.yaml").write_text(text)
-        words = ("-m", "pytest", *BARE, "--rootdir", str(folder), "--cluster", "one")
-        output = run_python(*words, folder=folder, PYTHONPATH=str(ROOT))
-    assert folder.joinpath("members.json").exists(), output
+        suite = Suite(folder, marker)
+        suite.cluster(references=REFERENCES, known=[known])
+        # The marker uses every key.
+        size: dict[str, Any] = {
+            "nodes": 1,
+            "gpus_per_node": 2,
+            "args": {"steps": 3},
+            "timeout_s": 60,
+        }
+        suite.phase(base="Trained, TalkedInsideNodes", body=CRITERIA, **size)
+        with suite.started(PYTHONPATH=str(ROOT)) as running:
+            outcome = running.wait()
+    assert folder.joinpath("members.json").exists(), outcome.output
 
 
 def collected(suite: str) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:
