@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,14 +11,11 @@ pytest.register_assert_rewrite(
     "tests.support.harness", "tests.support.outcome", "tests.support.leftovers"
 )
 
-from tests.support.harness import Suite  # noqa: E402  (after its asserts are known to pytest)
+from tests.support.harness import Suite, outer_variables  # noqa: E402  (after its asserts are known to pytest)
 from tests.support.leftovers import none_left  # noqa: E402
 
 # `measures` prints the table of staged faults, also where workers ran them.
 pytest_plugins = ["pytester", "tests.faults.measures"]
-
-# What an outer pytest, job or user may have set, and inner runs must not see.
-OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +49,6 @@ def suite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Suite:
     """An empty suite with the cluster `one`; no process of it may be left when the test ends."""
-    for name in [name for name in os.environ if name.startswith(OUTER)]:
+    for name in outer_variables():
         monkeypatch.delenv(name)
     return Suite(pytester.path, leftovers[0], pytester=pytester)

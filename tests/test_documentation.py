@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.harness import BARE, Suite
+from tests.support.harness import ROOT, Suite
 from tests.support.leftovers import none_left
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 REFERENCE = "\n".join(path.read_text() for path in sorted((DOCS / "reference").glob("*.md")))
@@ -82,22 +78,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     for name, text in EXAMPLES.items():
         folder.joinpath(name).parent.mkdir(exist_ok=True)
         folder.joinpath(name).write_text(text)
-    folder.joinpath("cluster.yaml").write_text(json.dumps(profile(), indent=1))
-    folder.joinpath("pytest.ini").write_text("[pytest]\n")
-    with none_left() as (mark, _):
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        command = [sys.executable, "-m", "pytest", *BARE, "smoke_tests", "--cluster", "mine"]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**env, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", mark: "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found: dict[str, Any] = json.loads((folder / "reports/latest/report.json").read_text())
-        yield found
+    with none_left() as (marker, _):
+        suite = Suite(folder, marker)
+        suite.cluster(json.dumps(profile(), indent=1))
+        variables = {"HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+        with suite.started("smoke_tests", cluster="mine", **variables) as running:
+            outcome = running.wait(300)
+        assert outcome.ret == 0, outcome.output
+        yield outcome.record()
 
 
 def test_examples_are_fit_as_a_suite(report: dict[str, Any]) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import read_events
-from tests.faults.harness import DONE, SMALL, Outcome, Suite
+from tests.faults.table.model import SMALL
+from tests.faults.table.programs import STEP_LIMIT_S
+from tests.faults.watched_phase import LONG, WatchedPhase
+from tests.support.harness import IDLE, PROGRAMS, Outcome, Suite
 
 OVER_WITHIN_S = 10.0
-LONG = {"seconds": 600}
-STEP_LIMIT_S = 4
 
 
 def node_ends(phase: PhaseDir) -> dict[int, dict[str, Any]]:
@@ -44,26 +45,33 @@ def kill_on_node(suite: Suite, pid_of: str, node: int) -> tuple[Outcome, PhaseDi
 
     Returns the outcome, the phase and the time of the death.
     """
-    suite.phase("idle", "idle.py", DONE, nodes=2, gpus_per_node=1, args=LONG)
-    with suite.started() as process:
-        phase = suite.run_dir().phase("idle")
-        for rank in range(2):
-            suite.wait_event(phase.rank_events(rank), "step")
-        pid = int(suite.wait_event(phase.node_events(node), pid_of)["pid"])
-        killed = suite.now()
-        os.kill(pid, signal.SIGKILL)
-        process.wait(60)
-    return suite.ended(process), phase, killed
+    phase = WatchedPhase.idle(suite, "idle", nodes=2)
+    with suite.started() as running:
+        phase.wait()
+        pid = phase.pid(pid_of, node)
+        phase.strike(lambda: os.kill(pid, signal.SIGKILL))
+        outcome = running.wait(60)
+    return outcome, suite.run_dir().phase("idle"), phase.struck
 
 
 @pytest.mark.parametrize("how", ["exits-3", "killed"])
-def test_rank_that_dies_in_training_is_named_and_its_victim_is_not(how: str, broken: Suite) -> None:
+def test_rank_that_dies_in_training_is_named_and_its_victim_is_not(
+    how: str, torch_suite: Suite
+) -> None:
     """Both nodes end within 10 s of the death; the finding and the reason name the dead rank."""
     args = {**SMALL, "how": how, "at_rank": 1}
-    broken.phase("dies", "ends.py", nodes=2, gpus_per_node=1, args=args)
-    outcome = broken.run()
-    assert outcome.status == 1, outcome.output
-    phase = broken.run_dir().phase("dies")
+    torch_suite.phase(
+        "dies",
+        base="Trained",
+        body="pass",
+        script=PROGRAMS / "ends.py",
+        nodes=2,
+        gpus_per_node=1,
+        args=args,
+    )
+    outcome = torch_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phase = torch_suite.run_dir().phase("dies")
     assert len(node_ends(phase)) == 2
     assert seconds_to_the_end(phase, last_word(phase, 1)) < OVER_WITHIN_S
     finding = outcome.finding("dies")
@@ -71,14 +79,14 @@ def test_rank_that_dies_in_training_is_named_and_its_victim_is_not(how: str, bro
     assert outcome.phase("dies")["reason"].startswith("rank 1 (local1) ended in stage train")
 
 
-def test_ranks_that_survive_a_death_are_dumped_before_they_are_ended(broken: Suite) -> None:
+def test_ranks_that_survive_a_death_are_dumped_before_they_are_ended(torch_suite: Suite) -> None:
     """One of four ranks is killed: the other three leave their stacks, on both nodes, and all is
     over within 10 s."""
     args = {**LONG, "die_rank": 3}
-    broken.phase("dies", "idle.py", DONE, nodes=2, gpus_per_node=2, args=args)
-    outcome = broken.run()
-    assert outcome.status == 1, outcome.output
-    phase = broken.run_dir().phase("dies")
+    torch_suite.phase("dies", script=IDLE, nodes=2, gpus_per_node=2, args=args)
+    outcome = torch_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phase = torch_suite.run_dir().phase("dies")
     assert dumped(phase) == {0, 1, 2}
     assert "idle.py" in phase.rank_stack(0).read_text()
     assert seconds_to_the_end(phase, last_word(phase, 3)) < OVER_WITHIN_S
@@ -87,19 +95,19 @@ def test_ranks_that_survive_a_death_are_dumped_before_they_are_ended(broken: Sui
     assert reasons == {0: "aborted", 1: "rank_died"}
 
 
-def test_torchrun_that_is_killed_takes_its_phase_with_it(broken: Suite) -> None:
+def test_torchrun_that_is_killed_takes_its_phase_with_it(torch_suite: Suite) -> None:
     """Its ranks, which live in sessions of their own, are ended too; the node is named."""
-    outcome, phase, killed = kill_on_node(broken, "torchrun_start", node=1)
-    assert outcome.status == 1, outcome.output
+    outcome, phase, killed = kill_on_node(torch_suite, "torchrun_start", node=1)
+    assert outcome.ret == 1, outcome.output
     assert seconds_to_the_end(phase, killed) < OVER_WITHIN_S
     finding = outcome.finding("idle")
     assert (finding["id"], finding["hosts"]) == ("torchrun-failed", ["local1"])
 
 
-def test_launcher_that_is_killed_takes_its_phase_with_it(broken: Suite) -> None:
+def test_launcher_that_is_killed_takes_its_phase_with_it(torch_suite: Suite) -> None:
     """The other node learns of it and dumps its ranks; what the dead launcher started ends."""
-    outcome, phase, killed = kill_on_node(broken, "claim", node=1)
-    assert outcome.status == 1, outcome.output
+    outcome, phase, killed = kill_on_node(torch_suite, "claim", node=1)
+    assert outcome.ret == 1, outcome.output
     assert sorted(node_ends(phase)) == [0]
     assert seconds_to_the_end(phase, killed) < OVER_WITHIN_S
     assert 0 in dumped(phase)
@@ -107,13 +115,13 @@ def test_launcher_that_is_killed_takes_its_phase_with_it(broken: Suite) -> None:
     assert (finding["id"], finding["hosts"]) == ("launcher-failed", ["local1"])
 
 
-def test_node_that_waits_for_another_ends_when_that_one_cannot_start(broken: Suite) -> None:
+def test_node_that_waits_for_another_ends_when_that_one_cannot_start(torch_suite: Suite) -> None:
     """Only one virtual node's setup fails: the other, which waits for its facts, ends at once."""
-    broken.profile["setup"] = ['test "$SUBMITIT_LOCAL_JOB_ID" != idle.1']
-    broken.phase("idle", "idle.py", DONE, nodes=2, gpus_per_node=1, args=LONG)
-    outcome = broken.run()
-    assert outcome.status == 1, outcome.output
-    phase = broken.run_dir().phase("idle")
+    torch_suite.profile["setup"] = ['test "$SUBMITIT_LOCAL_JOB_ID" != idle.1']
+    torch_suite.phase("idle", script=IDLE, nodes=2, gpus_per_node=1, args=LONG)
+    outcome = torch_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phase = torch_suite.run_dir().phase("idle")
     claimed = read_events(phase.node_events(0)).last("claim")
     assert claimed is not None
     assert seconds_to_the_end(phase, claimed["time"]) < OVER_WITHIN_S
@@ -122,15 +130,23 @@ def test_node_that_waits_for_another_ends_when_that_one_cannot_start(broken: Sui
     assert "idle.1" in finding["cause"]
 
 
-def test_rank_that_hangs_is_found_at_its_stage_limit_with_dumps_of_all(broken: Suite) -> None:
+def test_rank_that_hangs_is_found_at_its_stage_limit_with_dumps_of_all(torch_suite: Suite) -> None:
     """All ranks of both nodes leave stacks and a readable flight recorder; the one that the others
     wait for is named."""
-    broken.profile["stage_limits_s"] = {"train_step": STEP_LIMIT_S}
+    torch_suite.profile["stage_limits_s"] = {"train_step": STEP_LIMIT_S}
     args = {**SMALL, "how": "hangs", "at_rank": 2}
-    broken.phase("hangs", "ends.py", nodes=2, gpus_per_node=2, args=args)
-    outcome = broken.run()
-    assert outcome.status == 1, outcome.output
-    phase = broken.run_dir().phase("hangs")
+    torch_suite.phase(
+        "hangs",
+        base="Trained",
+        body="pass",
+        script=PROGRAMS / "ends.py",
+        nodes=2,
+        gpus_per_node=2,
+        args=args,
+    )
+    outcome = torch_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
+    phase = torch_suite.run_dir().phase("hangs")
     stood_still = min(last_word(phase, rank) for rank in range(4))
     assert STEP_LIMIT_S <= seconds_to_the_end(phase, stood_still) < STEP_LIMIT_S + OVER_WITHIN_S
     assert dumped(phase) == {0, 1, 2, 3}

@@ -3,7 +3,6 @@ and something is wrong with one of each pair."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,11 +16,11 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state
 from tests.faults import staged
-from tests.faults.harness import Outcome, Suite
 from tests.faults.table import Fault
 from tests.faults.table.lab import ISOLATED
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.labs import running_lab
 from tests.support.leftovers import none_left
-from tests.support.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 
@@ -62,11 +61,10 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def isolated(folder: Path) -> Iterator[lab.Lab]:
-    need_lab(isolated=True)
-    name = f"apart-{os.getpid()}"
-    settings = lab.LabSettings(name=name, nodes=NODES, isolated=True, directory=folder / "lab")
-    yield lab.up(settings)
-    lab.down(name)
+    directory = folder / "lab"
+    settings = lab.LabSettings(name="apart", nodes=NODES, isolated=True, directory=directory)
+    with running_lab(settings) as running:
+        yield running
 
 
 def spoil(hosts: Hosts, folder: Path) -> None:
@@ -99,8 +97,8 @@ def spoil(hosts: Hosts, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def outcome(isolated: lab.Lab, folder: Path) -> Iterator[Outcome]:
     """One run of all of them."""
-    with none_left() as (mark, _):
-        suite = Suite(folder, mark)
+    with none_left() as (marker, _):
+        suite = Suite(folder, marker, real_torchrun=True)
         suite.use_slurm(isolated.slurm_conf)
         spoil(Hosts(isolated.name), folder)
         for fault in ISOLATED:
@@ -108,10 +106,8 @@ def outcome(isolated: lab.Lab, folder: Path) -> Iterator[Outcome]:
         suite.profile["stage_limits_s"] = {"train_step": 10}
         slurm = {"nodelist": FULL_NODE, "exclusive": True}
         suite.profile["phases"][FULL] = {"slurm": slurm}
-        suite.phase(FULL, "idle.py", "def test_done(self, phase): pass", nodes=1)
-        with suite.started() as process:
-            process.wait(300)
-        yield suite.ended(process)
+        suite.phase(FULL, script=IDLE, nodes=1)
+        yield suite.run_apart(patience_s=300)
 
 
 @pytest.mark.parametrize("fault", ISOLATED, ids=lambda fault: fault.name)

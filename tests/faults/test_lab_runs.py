@@ -9,16 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
-from tests.faults.harness import DONE, Outcome, Suite, wait_for
-from tests.faults.running import Running
-from tests.support.needs import need_lab
+from tests.faults.watched_phase import WatchedPhase
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.labs import running_lab
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -31,13 +31,13 @@ STILL_S = 8.0  # above what the watch takes for a job that is suspended
 SLURM_LEARNS_S = 1.5
 
 
-def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -> None:
+def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
     """sbatch's own words are shown; nothing failed, but not all was measured: exit status 6."""
     for name in ("refused", "good"):
-        on_lab.phase(name, "idle.py", DONE)
-    outcome = on_lab.run("--cluster-set", "refused.slurm.partition=nope")
-    assert outcome.status == 6, outcome.output
-    assert outcome.report["verdict"] == "INCONCLUSIVE"
+        lab_suite.phase(name, script=IDLE)
+    outcome = lab_suite.run_apart("--cluster-set", "refused.slurm.partition=nope")
+    assert outcome.ret == 6, outcome.output
+    assert outcome.record()["verdict"] == "INCONCLUSIVE"
     assert outcome.phase("refused")["outcome"] == "never_ran"
     finding = outcome.finding("refused")
     assert finding["id"] == "partition-unknown"
@@ -47,20 +47,20 @@ def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -
     assert outcome.phase("good")["outcome"] == "passed"
     results = {one["result"] for one in outcome.phase("good")["criteria"].values()}
     assert results == {"passed"}
-    assert [one["phase"] for one in outcome.journal("submitted")] == ["good"]
+    assert [one["phase"] for one in outcome.events("submitted")] == ["good"]
 
 
-def test_setup_line_that_fails_is_named(on_lab: Suite) -> None:
+def test_setup_line_that_fails_is_named(lab_suite: Suite) -> None:
     """The line and its status are the finding; nothing of ours ran."""
-    on_lab.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
-    on_lab.phase("small", "idle.py", DONE)
-    outcome = on_lab.run()
-    assert outcome.status == 1, outcome.output
+    lab_suite.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
+    lab_suite.phase("small", script=IDLE)
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
     assert finding["id"] == "setup-line-failed"
     assert "`ls /nowhere-at-all`" in finding["cause"] and "status 2" in finding["cause"]
     assert "/nowhere-at-all" in finding["evidence"][-1]["text"]
-    assert not outcome.result("small").directory.claim(0).exists()
+    assert not outcome.evidence("small").directory.claim(0).exists()
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_setup_line_that_fails_is_named(on_lab: Suite) -> None:
     ],
 )
 def test_interpreter_without_the_package_is_named(
-    python: str, identity: str, words: str, on_lab: Suite
+    python: str, identity: str, words: str, lab_suite: Suite
 ) -> None:
     """The finding says what the node's interpreter lacks, or that there is none."""
-    on_lab.profile["python"] = python
-    on_lab.phase("small", "idle.py", DONE)
-    outcome = on_lab.run()
-    assert outcome.status == 1, outcome.output
+    lab_suite.profile["python"] = python
+    lab_suite.phase("small", script=IDLE)
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
     assert finding["id"] == identity, finding
     assert words in finding["cause"]
@@ -96,18 +96,21 @@ def ended_state(suite: Suite, job: str) -> str:
 @pytest.fixture(scope="module")
 def struck(
     tmp_path_factory: pytest.TempPathFactory, faults_lab: Lab
-) -> Iterator[tuple[Outcome, dict[str, Running]]]:
+) -> Iterator[tuple[Outcome, dict[str, WatchedPhase]]]:
     """One run of phases that all train at once, each of which something is then done to."""
-    suite = Suite(tmp_path_factory.mktemp("struck"), f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}")
+    marker = f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}"
+    suite = Suite(tmp_path_factory.mktemp("struck"), marker, real_torchrun=True)
     suite.use_slurm(faults_lab.slurm_conf)
     suite.profile["limits"] |= {"queue_wait_s": QUEUE_WAIT_S}
     suite.profile["phases"]["waits"] = {"slurm": {"begin": "now+1hour"}}
     suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}  # takes no other with it
-    suite.phase("waits", "idle.py", DONE)
-    one = {name: Running.idle(suite, name) for name in ("scancelled", "requeued")}
-    two = {name: Running.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")}
+    suite.phase("waits", script=IDLE)
+    one = {name: WatchedPhase.idle(suite, name) for name in ("scancelled", "requeued")}
+    two = {
+        name: WatchedPhase.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")
+    }
     phases = one | two
-    with suite.started() as process:
+    with suite.started() as running:
         for phase in phases.values():
             phase.wait()
         by_slurm(suite, phases)
@@ -115,9 +118,9 @@ def struck(
         down = lost.node_name(1)
         state = ("state=down", "reason=staged")
         lost.strike(lambda: suite.slurm("scontrol", "update", f"nodename={down}", *state))
-        process.wait(180)
+        outcome = running.wait(180)
         bring_back(suite, down)
-    yield suite.ended(process), phases
+    yield outcome, phases
 
 
 def bring_back(suite: Suite, node: str) -> None:
@@ -133,7 +136,7 @@ def bring_back(suite: Suite, node: str) -> None:
     wait_for(f"{node} to be idle", idle)
 
 
-def by_slurm(suite: Suite, phases: dict[str, Running]) -> None:
+def by_slurm(suite: Suite, phases: dict[str, WatchedPhase]) -> None:
     """Cancel one job by hand, kill one's launcher on a node, requeue one."""
     job = phases["scancelled"].job
     phases["scancelled"].strike(lambda: suite.slurm("scancel", job))
@@ -144,7 +147,7 @@ def by_slurm(suite: Suite, phases: dict[str, Running]) -> None:
     again.strike(lambda: suite.slurm("scontrol", "requeue", again.job))
 
 
-Struck = tuple[Outcome, dict[str, Running]]
+Struck = tuple[Outcome, dict[str, WatchedPhase]]
 
 
 def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -> None:
@@ -153,7 +156,7 @@ def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -
     phase = outcome.phase("scancelled")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cancelled", "CANCELLED")
     assert outcome.finding("scancelled")["id"] == "cancelled-by-other"
-    assert phases["scancelled"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["scancelled"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
 def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
@@ -164,7 +167,7 @@ def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
     finding = outcome.finding("node_lost")
     assert finding["id"] == "node-down"
     assert finding["hosts"] == [phases["node_lost"].node_name(1)]
-    assert phases["node_lost"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["node_lost"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
 def test_job_whose_launcher_is_killed_fails_naming_the_node(struck: Struck) -> None:
@@ -174,7 +177,7 @@ def test_job_whose_launcher_is_killed_fails_naming_the_node(struck: Struck) -> N
     phase = outcome.phase("launcher_killed")
     assert (phase["outcome"], phase["scheduler_state"]) == ("failed", "FAILED")
     assert phases["launcher_killed"].node_name(1) in phase["reason"], phase["reason"]
-    assert running.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert running.seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
 def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) -> None:
@@ -183,41 +186,42 @@ def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) ->
     phase = outcome.phase("requeued")
     assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
     assert outcome.finding("requeued")["id"] == "requeued"
-    assert ended_state(outcome.suite, phases["requeued"].job) == "CANCELLED"
+    assert ended_state(phases["requeued"].suite, phases["requeued"].job) == "CANCELLED"
 
 
-def test_job_that_was_suspended_has_not_hung_and_was_not_measured(on_lab: Suite) -> None:
+def test_job_that_was_suspended_has_not_hung_and_was_not_measured(lab_suite: Suite) -> None:
     """Its ranks stood still for longer than they may, and go on; their times count for nothing."""
-    on_lab.phase("small", "idle.py", DONE, args={"seconds": 4})
-    with on_lab.started("--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}") as run:
-        phase = Running(on_lab, "small")
+    lab_suite.phase("small", script=IDLE, args={"seconds": 4})
+    with lab_suite.started(
+        "--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}"
+    ) as run:
+        phase = WatchedPhase(lab_suite, "small")
         phase.wait()
-        on_lab.slurm("scontrol", "suspend", phase.job)
+        lab_suite.slurm("scontrol", "suspend", phase.job)
         time.sleep(STILL_S)
-        assert on_lab.slurm("squeue", "-h", "-j", phase.job, "-o", "%T").strip() == "SUSPENDED"
-        on_lab.slurm("scontrol", "resume", phase.job)
-        run.wait(180)
-    outcome = on_lab.ended(run)
-    assert outcome.status == 6, outcome.output
+        assert lab_suite.slurm("squeue", "-h", "-j", phase.job, "-o", "%T").strip() == "SUSPENDED"
+        lab_suite.slurm("scontrol", "resume", phase.job)
+        outcome = run.wait(180)
+    assert outcome.ret == 6, outcome.output
     assert outcome.phase("small")["outcome"] == "preempted"
     finding = outcome.finding("small")
     assert finding["id"] == "job-suspended"
     (still,) = re.findall(r"stood still for (\d+) s", finding["cause"])
     assert STILL_S - 1 <= int(still) < STILL_S + 30
-    assert finding["hosts"] == [outcome.result("small").nodes[0].name]
+    assert finding["hosts"] == [outcome.evidence("small").nodes[0].name]
     assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]
 
 
-def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite) -> None:
+def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(lab_suite: Suite) -> None:
     """pytest has been killed, and Slurm starts the job a second time: it fails at once, and the
     ranks do not train again."""
-    phase = Running.idle(on_lab, "small")
-    with on_lab.started() as process:
+    phase = WatchedPhase.idle(lab_suite, "small")
+    with lab_suite.started() as running:
         phase.wait()
-        process.kill()
-    directory = on_lab.run_dir().phase("small")
-    on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
-    on_lab.slurm("scontrol", "requeue", phase.job)
+        running.process.kill()
+    directory = lab_suite.run_dir().phase("small")
+    lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
+    lab_suite.slurm("scontrol", "requeue", phase.job)
 
     asked = 0.0
 
@@ -227,11 +231,11 @@ def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite)
         if time.monotonic() > asked + ASK_AGAIN_S:
             asked = time.monotonic()
             with contextlib.suppress(AssertionError):
-                on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
+                lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
         return directory.started_again.exists()
 
     wait_for("the second start", started_again)
-    assert ended_state(on_lab, phase.job) == "FAILED"
+    assert ended_state(lab_suite, phase.job) == "FAILED"
     assert phase.job in directory.started_again.read_text()
     assert len(list(read_events(directory.rank_events(0)).named("start"))) == 1
 
@@ -240,11 +244,11 @@ def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
     struck: Struck,
 ) -> None:
     """Beyond `queue_wait_s` it is cancelled, with the limit named."""
-    outcome, _ = struck
+    outcome, phases = struck
     phase = outcome.phase("waits")
     assert phase["outcome"] == "never_ran"
     assert f"did not start within {QUEUE_WAIT_S} s" in phase["reason"]
-    assert outcome.suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
+    assert phases["node_lost"].suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
 
 
 def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -> None:
@@ -264,16 +268,16 @@ def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -
 
 def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: Struck) -> None:
     """UNFIT beats INCONCLUSIVE, and no process of the run is left on any node."""
-    outcome, _ = struck
-    assert outcome.status == 1, outcome.output
-    assert outcome.report["verdict"] == "UNFIT"
-    mark = outcome.suite.mark.encode()
+    outcome, phases = struck
+    assert outcome.ret == 1, outcome.output
+    assert outcome.record()["verdict"] == "UNFIT"
+    marker = phases["node_lost"].suite.marker.encode()
 
     def left() -> list[str]:
         found = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if mark in entry.read_bytes():
+                if marker in entry.read_bytes():
                     found.append(entry.parent.name)
             except OSError:
                 continue
@@ -287,22 +291,17 @@ def test_with_accounting_a_dead_job_is_seen_within_five_seconds_too(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
     """A launcher is killed on a lab with slurmdbd, whose sacct lags behind."""
-    need_lab(accounting=True)
-    name = f"faults-acct-{os.getpid()}"
-    running_lab = lab.up(lab.LabSettings(name=name, nodes=2, accounting=True))
-    try:
-        suite = Suite(tmp_path, leftovers[0])
-        suite.use_slurm(running_lab.slurm_conf)
-        phase = Running.idle(suite, "launcher_killed", nodes=2)
-        with suite.started() as process:
+    settings = lab.LabSettings(name="faults-acct", nodes=2, accounting=True)
+    with running_lab(settings) as running_slurm:
+        suite = Suite(tmp_path, leftovers[0], real_torchrun=True)
+        suite.use_slurm(running_slurm.slurm_conf)
+        phase = WatchedPhase.idle(suite, "launcher_killed", nodes=2)
+        with suite.started() as running:
             phase.wait()
             pid = phase.pid("claim", node=1)
             phase.strike(lambda: os.kill(pid, signal.SIGKILL))
-            process.wait(60)
-        outcome = suite.ended(process)
-        assert outcome.status == 1, outcome.output
-        found: dict[str, Any] = outcome.phase("launcher_killed")
-        assert (found["outcome"], found["scheduler_state"]) == ("failed", "FAILED")
-        assert phase.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
-    finally:
-        lab.down(name)
+            outcome = running.wait(60)
+        assert outcome.ret == 1, outcome.output
+        record = outcome.phase("launcher_killed")
+        assert (record["outcome"], record["scheduler_state"]) == ("failed", "FAILED")
+        assert phase.seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults import staged
-from tests.faults.harness import Outcome
 from tests.faults.table import REPLAYED, Fault
+from tests.support.harness import Outcome
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ from tests.support.waiting import PATIENCE_S, Found, wait_for
 
 # Plugins of the tests' own environment that cost an inner run seconds and add nothing to it.
 BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")
+# What an outer pytest, job or user may have set, and inner runs must not see.
+OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE_TESTS = ROOT / "smoke_tests"
 FAKES = ROOT / "tests" / "fakes"
@@ -121,6 +123,7 @@ class Suite(RunFiles):
         self._real_torchrun = real_torchrun
         self._slurm_variables: dict[str, str] = {}
         self._processes = 0
+        self._outer = outer_variables()  # what a test sets later is its own
         # So that no directory above is taken for the root directory.
         (path / "pytest.ini").write_text("[pytest]\n")
         self.cluster()
@@ -129,19 +132,19 @@ class Suite(RunFiles):
 
     def cluster(self, text: str = "", name: str = "one", **keys: Any) -> None:
         """Write cluster.yaml anew: this text, or one local profile with `keys` beside the usual."""
-        variables: dict[str, Any] = {"PYTHONPATH": str(FAKE_TORCHRUN)}
-        limits: dict[str, Any] = {"limits": {"poll_s": 0.2}}
-        if self._real_torchrun:
-            variables = {"PYTHONPATH": str(SMOKE_TESTS), "OMP_NUM_THREADS": 1}
-            limits = {}
+        variables: dict[str, Any] = {"PYTHONPATH": str(SMOKE_TESTS), "OMP_NUM_THREADS": 1}
+        own: dict[str, Any] = {"phases": {}}
+        if not self._real_torchrun:
+            variables = {"PYTHONPATH": str(FAKE_TORCHRUN)}
+            # At least one phase must be listed, also where a test adds none.
+            own = {"limits": {"poll_s": 0.2}, "phases": {"small": None}}
         self._name = name
         self.profile = {
             "backend": "local",
             "shared_dir": str(self.shared),
             "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
             "env": {"common": {"set": {**variables, self.marker: "1"}}},
-            **limits,
-            "phases": {"small": None},
+            **own,
             **keys,
         }
         self._write_profile()
@@ -213,14 +216,14 @@ class Suite(RunFiles):
     ) -> Iterator[RunningPytest]:
         """Start pytest in a process of its own, with more variables; it is ended at the end."""
         self._follow_profile()
-        outside = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
+        environ = {name: v for name, v in os.environ.items() if name not in self._outer}
         self._processes += 1
         out, err = (self.path / f"pytest{self._processes}.{kind}" for kind in ("out", "err"))
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 pytest_command(*words, cluster=cluster),
                 cwd=self.path,
-                env={**outside, **self._slurm_variables, self.marker: "1", **variables},
+                env={**environ, **self._slurm_variables, self.marker: "1", **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -262,6 +265,10 @@ class Suite(RunFiles):
 def pytest_command(*words: str | Path, cluster: str = "one") -> list[str]:
     """The command that runs pytest on a cluster, in a process of its own."""
     return [sys.executable, "-m", "pytest", *_options(words, cluster)]
+
+
+def outer_variables() -> list[str]:
+    return [name for name in os.environ if name.startswith(OUTER)]
 
 
 def _lines(path: Path) -> list[str]:

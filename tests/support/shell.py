@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import OUTER
-from tests.support.harness import BARE, ROOT, Suite
+from tests.support.harness import BARE, ROOT, Suite, outer_variables
 from tests.support.leftovers import none_left
 
 WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
@@ -67,11 +66,12 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[Printer()]))
 
 def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
     """Run Python in a folder, without the variables of an outer pytest; returns what it prints."""
-    outside = {name: text for name, text in os.environ.items() if not name.startswith(OUTER)}
+    outer = outer_variables()
+    environ = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**outside, **variables},
+        env={**environ, **variables},
         capture_output=True,
         text=True,
         timeout=300,

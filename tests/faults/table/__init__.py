@@ -1,7 +1,7 @@
 """One table of staged faults: the fault, the criteria that fail, the finding.
 
 model.py      what a fault is
-hangs.py      ranks that the others wait for, or that are out of step
+hangs.py      ranks that the others wait for, or that are out of step with them
 lab.py        nodes and the scheduler, on a real Slurm
 programs.py   rank programs that are broken on purpose
 replayed.py   hardware faults, from recorded text

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.harness import SMALL
-from tests.faults.table.model import Fault
+from tests.faults.table.model import HANG_WITHIN_S, SMALL, STEP_LIMIT_S, Fault
 
-# A hang is told within its stage's limit, which is STEP_LIMIT_S of staged.py, and 15 s.
-WITHIN_S = 4 + 15
-# Long enough for the other rank to have imported torch, on a loaded machine, too.
+# Long enough for the other rank to import torch, even on a loaded machine.
 INIT_LIMIT_S = 45
 
 
 def _out_of_step(how: str, words: tuple[str, ...], **more: Any) -> Fault:
-    """Rank 2 of four, on two nodes: three agree, so that it is known who is wrong."""
+    """Rank 2 of four, on two nodes: three agree, so it is known which rank is wrong."""
     return Fault(
         f"collective_{how}",
         "out_of_step.py",
@@ -23,7 +20,7 @@ def _out_of_step(how: str, words: tuple[str, ...], **more: Any) -> Fault:
         rank=2,
         words=("rank 2 (local1) is out of step in group 0", *words),
         args={"how": how, "at_rank": 2},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         nodes=2,
         **more,
     )
@@ -38,7 +35,7 @@ def _loader(where: str, workers: int, words: tuple[str, ...], **more: Any) -> Fa
         rank=1,
         words=("never came to all_reduce", "in which rank 0 waits", "loader_hangs.py:", *words),
         args={"at_rank": 1, "workers": workers},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         **more,
     )
 
@@ -55,11 +52,11 @@ HANGS = (
         rank=2,
         words=("rank 2 (local1) never came to", "ends.py:", "in hangs", "ranks 0-1, 3 wait"),
         args={**SMALL, "how": "hangs", "at_rank": 2},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
         nodes=2,
     ),
-    # Before its Rank a rank answers no signal of ours; the other waits for it as the group opens.
+    # Until it makes its Rank, a rank answers no signal; the other waits for it as the group opens.
     Fault(
         "hangs_in_import",
         "import_hangs.py",
@@ -68,11 +65,11 @@ HANGS = (
         rank=1,
         words=("import_hangs.py:", "in load_settings", "rank 0 waits in a collective"),
         args={"at_rank": 1},
-        profile={"stage_limits_s": {"init": INIT_LIMIT_S, "train_step": 4}},
+        profile={"stage_limits_s": {"init": INIT_LIMIT_S, "train_step": STEP_LIMIT_S}},
         within_s=INIT_LIMIT_S + 15,
         slow=True,
     ),
-    # The library's own time limit comes first: the victims raise, and are none the less victims.
+    # The library's own time limit comes first: the victims raise, but are victims all the same.
     Fault(
         "hangs_past_the_groups_limit",
         "out_of_step.py",
@@ -82,7 +79,7 @@ HANGS = (
         words=("rank 1 (local0) never came to all_reduce", "in out_of_step", "a time limit of"),
         args={"how": "late", "at_rank": 1, "timeout_s": 3},
         profile={"stage_limits_s": {"train_step": 60}},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
     _out_of_step("skips", ("in share_scale", "one was skipped, or two"), slow=True),
@@ -90,7 +87,7 @@ HANGS = (
     _out_of_step("type", ("Double", "another type"), slow=True),
     _out_of_step("order", ("broadcast of [6] Float", "one was skipped, or two"), slow=True),
     _out_of_step("other", ("all_gather", "another collective"), slow=True),
-    # Of two ranks that disagree none has the majority.
+    # Where two ranks disagree, neither has the majority.
     Fault(
         "collective_shape_of_two",
         "out_of_step.py",
@@ -99,7 +96,7 @@ HANGS = (
         words=("ranks 0-1 (local0) are out of step with each other", "cannot be told"),
         host="local0",
         args={"how": "shape", "at_rank": 1},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
 )

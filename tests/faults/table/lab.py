@@ -1,6 +1,6 @@
 """Faults of nodes and of the scheduler, staged on a real Slurm.
 
-What is done to each, while it trains, stands in test_lab_faults.py under the fault's name.
+test_lab_faults.py says, under the fault's name, what is done to each while it trains.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.table.model import Fault
 
 IDLE: dict[str, Any] = {"seconds": 600}
-# Slurm knows of it at once, or after its own grace: KillWait is 2 s in the lab.
+# Slurm knows of it at once, or after its grace period: KillWait is 2 s in the lab.
 KNOWN_S = 10.0
 OUR_LIMIT_S = 6.0  # of a phase, from torchrun's start
 SEEN_LIMIT_S = 20.0  # of a node to see the others' files
@@ -20,7 +20,7 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 
 
 def _on(*nodes: int, **slurm: Any) -> dict[str, Any]:
-    """The phase has these nodes, and no other phase has."""
+    """Give the phase these nodes, exclusively."""
     names = ",".join(f"node{number}" for number in nodes)
     return {"slurm": {"nodelist": names, "exclusive": True, **slurm}}
 
@@ -124,7 +124,7 @@ def _refused(name: str, finding: str, words: str, **slurm: str) -> Fault:
     )
 
 
-# Not submitted at all: the one node that it may run on has been drained before.
+# Not submitted: the only node on which it may run has been drained before.
 NO_NODE_LEFT = _fault(
     "node_drained",
     "nodes-unavailable",
@@ -170,7 +170,7 @@ def _isolated(name: str, finding: str, *nodes: int, **more: Any) -> Fault:
     return _fault(name, finding, *nodes, family="node", **values)
 
 
-# On a lab whose nodes are hosts of their own; what is done to them stands in test_isolated.py.
+# On a lab whose nodes are hosts of their own; test_isolated.py says what is done to them.
 ISOLATED = (
     _isolated("other_versions", "versions-differ", 0, 1, 2, words=("transformers 0.0.1",)),
     _isolated(

@@ -1,4 +1,4 @@
-"""What a staged fault is, and the criteria of the phase it is staged in."""
+"""What a staged fault is, and the criteria of the phase that it is staged in."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.harness import SMALL
+# Sizes that train in no time; the loss still falls by more than the criterion asks for.
+SMALL: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "batch_size": 8,
+    "steps": 8,
+    "learning_rate": 0.01,
+}
+# A rank that stands still this long has hung; a step of these sizes takes milliseconds.
+STEP_LIMIT_S = 4
+HANG_WITHIN_S = STEP_LIMIT_S + 15.0
 
-# What the base class `Trained` judges; a small cluster has metrics without a reference and without
-# a past: these skip.
+# Criteria of the base class `Trained` that skip here: the metrics have no reference and no past.
 UNMEASURED = frozenset(
     {
         "test_throughput_meets_the_reference",
@@ -45,14 +53,14 @@ CRITERIA = UNMEASURED | {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is staged for real, and what must come of it: one of three.
+    """A fault that is staged for real, and what it must lead to: one of three.
 
-    - `failed`: the criteria that must fail while the job passes; every other one stays green, or
-      skipped where it is of UNMEASURED. With a `rank`, they name it and its node.
-    - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
-      the node that it must name (any, where neither is given), `signature` the known cause behind
-      it, `words` what its text has to say. Every criterion points to the job.
-    - `usage`: pytest ends with a usage error that says this, and nothing is submitted.
+    - `failed`: the criteria that must fail while the job passes; every other criterion passes, or
+      skips if it is one of UNMEASURED. With a `rank`, they name it and its node.
+    - `finding`: the job does not pass. This is the id of its primary finding, `rank` the rank and
+      `host` the node that it must name (any, where neither is given), `signature` the known cause,
+      `words` what its text must contain. Every criterion points to the job.
+    - `usage`: pytest ends with a usage error that contains this, and nothing is submitted.
     """
 
     name: str
@@ -61,7 +69,7 @@ class Fault:
     failed: frozenset[str] = frozenset()
     finding: str = ""
     signature: str = ""
-    maybe: str = ""  # a signature that is found, or not, by which of two processes is quicker
+    maybe: str = ""  # a signature that is found or not, depending on which process is quicker
     words: tuple[str, ...] = ()
     usage: tuple[str, ...] = ()
     rank: int | None = None
@@ -75,15 +83,15 @@ class Fault:
     within_s: float = 10.0  # from the fault to the finding
     since: str = "staged"  # the event just before the fault, of a rank or of a node
     since_s: float = 0.0  # how long after that event the fault comes
-    timed: bool = True  # a finding's seconds are known; not so where nothing ran
-    unknown: bool = False  # nobody can know its cause, and the finding says so
+    timed: bool = True  # the seconds to the finding are known; they are not where nothing ran
+    unknown: bool = False  # no signature can know its cause, and the finding says so
     replayed: bool = False  # recorded text, where the fault itself cannot be staged here
     of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
-    slow: bool = False  # only in `make test-all`; of each family one or two are not
+    slow: bool = False  # only in `make test-all`; one or two of each family are not slow
 
     @property
     def of(self) -> str:
-        """What is at fault, and named: a rank with its host, a node, or nobody."""
+        """What is at fault and must be named: a rank with its host, a node, or nobody."""
         if self.of_nobody:
             return "nobody"
         return "rank" if self.rank is not None or not self.host else "node"

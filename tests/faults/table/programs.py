@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import SMALL
-from tests.faults.table.model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
+from tests.faults.table.model import (
+    BEHIND,
+    DEVICE,
+    FALLS,
+    FINITE,
+    GRADIENTS,
+    HANG_WITHIN_S,
+    RELOAD,
+    SMALL,
+    Fault,
+)
 
-# Of a rank that stands still; a step of these sizes takes milliseconds.
-STEP_LIMIT_S = 4
 SMALL_ZERO = {
     "hidden_size": 32,
     "layers": 1,
@@ -19,8 +26,8 @@ SMALL_ZERO = {
 
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
-    """Rank 1 of two ends, or stops. torchrun, if it is quick, says by which signal."""
-    said = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
+    """Rank 1 of two ends or hangs. torchrun, if it is quick, says by which signal it ended."""
+    message = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
         "ends.py",
@@ -28,8 +35,8 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
         finding=finding,
         maybe="rank_killed" if how == "killed" else "",
         unknown=how == "raises",  # an exception of the program's own
-        words=(said,) if how == "raises" else (),
-        within_s=STEP_LIMIT_S + 15 if how == "hangs" else 10.0,
+        words=(message,) if how == "raises" else (),
+        within_s=HANG_WITHIN_S if how == "hangs" else 10.0,
         rank=1,
         args={**SMALL, "how": how, "at_rank": 1, "when": when},
         slow=slow,
@@ -50,7 +57,7 @@ def _nan(where: str, words: str, slow: bool) -> Fault:
 
 
 PROGRAMS = (
-    # Without sync the ranks' weights drift apart, and only rank 0's are saved: rank 1's differ.
+    # Without sync the weights of the ranks drift apart; only rank 0's are saved, so rank 1 differs.
     Fault(
         "ddp_without_sync",
         "ddp_without_sync.py",
@@ -77,9 +84,9 @@ PROGRAMS = (
     ),
     _nan("data", "first at step 4 on rank 1 (local0);", slow=False),
     _nan("parameter", "first at step 4 on rank 1 (local0);", slow=True),
-    # The reduction carries it to all ranks before any loss shows it.
+    # The reduction spreads it to all ranks before any loss shows it.
     _nan("gradient", "the gradient of 0.weight is not finite, first at step 4", slow=True),
-    # DeepSpeed leaves that step out without a word, and no loss ever shows it.
+    # DeepSpeed silently skips that step, and no loss ever shows it.
     Fault(
         "nan_in_gradient_of_one_rank_under_zero",
         "nan_loss.py",
@@ -112,7 +119,7 @@ PROGRAMS = (
         args={"steps": 8},
         slow=True,
     ),
-    # Of three ranks two agree, so that it is known which is wrong.
+    # Two of three ranks agree, so it is known which one is wrong.
     Fault(
         "uneven_batches",
         "uneven_batches.py",
@@ -122,7 +129,7 @@ PROGRAMS = (
         rank=1,
         nodes=3,
         ranks_per_node=1,
-        within_s=STEP_LIMIT_S + 15,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
     Fault(

@@ -1,6 +1,8 @@
-"""Faults that cannot be staged without the hardware, or a kernel that limits memory: real runs, in
-which a rank leaves what a real one left and ends as that one did (programs/recorded.yaml, with the
-sources)."""
+"""Faults that cannot be staged without the hardware, or without a kernel that limits memory.
+
+In a real run, a rank leaves what a real one left and ends as that one did (programs/recorded.yaml,
+with the sources).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,8 @@ from typing import Any
 
 import yaml
 
-from tests.faults.harness import PROGRAMS
-from tests.faults.table.model import Fault
-
-STAND_STILL_S = 4  # the limit of a step; see staged.STEP_LIMIT_S
-HANG_WITHIN_S = STAND_STILL_S + 15.0
+from tests.faults.table.model import HANG_WITHIN_S, Fault
+from tests.support.harness import PROGRAMS
 
 
 def _fault(record: dict[str, Any]) -> Fault:

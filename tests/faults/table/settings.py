@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import SMALL, SMOKE_TESTS
-from tests.faults.table.model import RELOAD, Fault
+from tests.faults.table.model import RELOAD, SMALL, Fault
 from tests.faults.table.programs import SMALL_ZERO
+from tests.support.harness import SMOKE_TESTS
 
 HEALTHY = str(SMOKE_TESTS / "train_mlp.py")
 SMALL_LORA = {
@@ -19,7 +19,7 @@ SMALL_LORA = {
 
 
 def _zero(fault: str, signature: str, slow: bool = True) -> Fault:
-    """A ZeRO phase that fails alike on all ranks: any of them is right."""
+    """A ZeRO phase that fails the same way on all ranks: the finding may name any of them."""
     return Fault(
         f"zero_{fault.replace('-', '_')}",
         "zero_config.py",
@@ -62,14 +62,14 @@ SETTINGS = (
         "rank-0-only",
         True,
         finding="hang",
-        # Rank 0 waits in the saving, rank 1 goes on to the reading: neither is behind the other.
+        # Rank 0 waits in saving, rank 1 goes on to reading: neither is behind the other.
         words=("ranks wait for each other", "rank 0 (local0) in all_reduce", "in save_badly"),
         settings={"stage_limits_s": {"checkpoint": 8, "reload": 30}},
         within_s=8 + 15,
     ),
     _shard("shard-cut", True, finding="rank-error", signature="checkpoint_damaged", rank=1),
     _shard("shard-gone", True, finding="rank-error", signature="file_missing", rank=1),
-    # torch does not pass the kernel's words on, only that fewer bytes were written than asked for.
+    # torch does not pass on the kernel's message, only that fewer bytes were written than asked.
     Fault(
         "disk_full",
         "disk_full.py",
@@ -86,7 +86,7 @@ SETTINGS = (
         finding="rank-error",
         rank=1,
         signature="host_memory_refused",
-        # Its largest weight has 64 MiB, of which malloc keeps none for later: each asks anew.
+        # The largest weight has 64 MiB; malloc keeps no block of that size, so each step asks anew.
         args={**SMALL, "hidden_size": 1024},
     ),
     Fault(
@@ -125,7 +125,7 @@ SETTINGS = (
         words=("GLOO_SOCKET_IFNAME=nosuch0 (the profile) names nosuch0, which is not there",),
         host="local0",
         settings={"env": {"set": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
-        since="claim",  # no rank starts: from the node's first word
+        since="claim",  # no rank starts: counted from the node's first event
     ),
     Fault(
         "script_in_node_local",
@@ -135,7 +135,7 @@ SETTINGS = (
         profile={"node_local": [str(SMOKE_TESTS)]},
     ),
 )
-# Staged from outside, by a test of its own: the program is a healthy one.
+# Staged from outside, by a test of its own; the program itself is healthy.
 PORT_TAKEN = Fault(
     "port_taken",
     HEALTHY,
