@@ -39,7 +39,7 @@ ELSEWHERE = {
 PROOFS = {
     0: "tests/session/test_prove_suite.py::test_a_gate_that_stops_its_fault_is_proven",
     1: "tests/session/test_prove_suite.py::test_a_gate_that_stays_green_is_named",
-    6: "tests/faults/test_gate.py::test_the_verdict_over_all_gates",
+    6: "tests/faults/test_gate.py::test_verdict_over_all_gates",
 }
 
 

@@ -1,5 +1,5 @@
-"""The faults: each can be staged by a rank, names criteria and signatures that there are, and is
-in the documents."""
+"""The faults that gates are proven with: each can be staged by a rank, names criteria and
+signatures that exist, and is documented."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pytest_clustersmoke.rank.hook import RankHook, load_hook
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def criteria() -> set[str]:
+def criteria_names() -> set[str]:
     """The names of all tests of the suite and of the base classes it inherits from."""
     bases = ROOT / "pytest_clustersmoke/criteria/phase_criteria.py"
     files = [bases, *(ROOT / "smoke_tests").glob("test_*.py")]
@@ -32,29 +32,31 @@ def criteria() -> set[str]:
     }
 
 
-def test_a_rank_knows_every_fault_and_no_other() -> None:
-    """What the registry names, the rank can stage (or mark); `nothing` is known to it, too."""
+def test_rank_can_stage_every_fault_and_no_other() -> None:
+    """A rank can stage (or mark) every fault of the registry, and `nothing`."""
     assert set(staged.STAGINGS) == {*FAULTS, NOTHING}
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_says_what_must_come_of_it(name: str) -> None:
-    """It turns the job red, with a finding, or criteria that the suite has; never both."""
+def test_fault_says_what_it_leads_to(name: str) -> None:
+    """It fails the job, with a finding, or criteria that the suite has; never both."""
     fault = FAULTS[name]
     assert fault.name == name and fault.what and fault.red
     assert fault.by in ("rank", "ranks", "job")
     if JOB in fault.red:
         assert fault.red == {JOB} and fault.findings
-        # Only of an exception of the program's own is the cause known to nobody.
+        # Only the cause of a program's own exception has no signature.
         assert fault.signatures or fault.by == "rank" or "rank-error" not in fault.findings
     else:
-        assert (fault.red | fault.follows) <= criteria() and not fault.findings
+        assert (fault.red | fault.follows) <= criteria_names() and not fault.findings
     if fault.by == "rank":
-        assert fault.ranks > 1 and fault.blames, "one of several ranks must be told from the others"
-    assert set(fault.signatures) <= {one.id for one in shipped_signatures()}
+        assert fault.ranks > 1 and fault.blames, (
+            "the one rank must be distinguishable from the others"
+        )
+    assert set(fault.signatures) <= {signature.id for signature in shipped_signatures()}
 
 
-def test_every_gate_of_the_documents_is_there() -> None:
+def test_documents_list_every_gate() -> None:
     """The page has a row for each fault, with its criterion or finding, and no other."""
     rows = [
         [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -69,26 +71,26 @@ def test_every_gate_of_the_documents_is_there() -> None:
             assert f"`{word}`" in red, (name, word)
 
 
-def test_every_staging_can_be_called_as_a_rank_calls_its_hook() -> None:
-    """A method that a staged fault overrides takes what the hook's own method takes."""
+def test_stagings_have_the_signatures_of_the_hook() -> None:
+    """A method that a staged fault overrides takes the parameters of the hook's own method."""
     hooks = {name: call for name, call in vars(RankHook).items() if inspect.isfunction(call)}
     for staging in staged.STAGINGS.values():
         for name, call in hooks.items():
-            mine = inspect.signature(getattr(staging, name)).parameters
-            assert list(mine) == list(inspect.signature(call).parameters), (staging, name)
+            parameters = inspect.signature(getattr(staging, name)).parameters
+            assert list(parameters) == list(inspect.signature(call).parameters), (staging, name)
 
 
-def test_a_rank_refuses_a_fault_that_nobody_can_stage() -> None:
-    """Neither an unknown fault nor one without a hook lets a rank go on unnoticed."""
-    rank: Any = None  # it is not looked at before the fault is known
+def test_rank_refuses_a_fault_that_it_cannot_stage() -> None:
+    """An unknown fault and a fault without a hook are errors."""
+    rank: Any = None  # not used before the fault is known
     with pytest.raises(ValueError, match="no rank can stage"):
         load_hook(rank, {"name": "unheard-of", "rank": 0, "hook": HOOK}, print)
     with pytest.raises(ValueError, match="`hook` is missing"):
         load_hook(rank, {"name": "rank-killed", "rank": 0}, print)
 
 
-def test_a_rank_of_a_normal_run_loads_nothing_of_it() -> None:
-    """What stages faults is imported only where one is staged."""
+def test_rank_of_a_normal_run_loads_no_fault() -> None:
+    """The code that stages faults is imported only where a fault is staged."""
     code = "import sys, pytest_clustersmoke.rank; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()

@@ -1,4 +1,4 @@
-"""What came of a fault, against what must: when a gate is proven, and what it lacks else."""
+"""When a gate is proven, and what is missing where it is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOUND = {"id": "rank-died", "primary": True, "cause": "it died", "ranks": [1], "
 
 
 def staged_in(folder: Path, fault: str, ranks: tuple[int, ...] = (1,), **job: Any) -> PhaseResult:
-    """Two ranks on one node, of which these staged the fault; the job as `result.json` has it."""
+    """Two ranks on one node, of which `ranks` staged the fault; `job` are keys of result.json."""
     evidence = Evidence(folder, 1, 2).started()
     spec = read_json(evidence.dir.spec) or {}
     write_json(evidence.dir.spec, {**spec, "fault": {"name": fault, "base": "small", "rank": 1}})
@@ -46,7 +46,7 @@ def staged_in(folder: Path, fault: str, ranks: tuple[int, ...] = (1,), **job: An
     return evidence.result()
 
 
-def of_criteria(
+def judge_criteria(
     folder: Path,
     seen: dict[str, Seen] = RED,
     alone: Alone = HEALTHY,
@@ -57,15 +57,14 @@ def of_criteria(
     return judge(FLIPPED, "small", result, seen, alone, RunDir(folder))
 
 
-def of_job(folder: Path, by: tuple[int, ...] = (1,), **found: Any) -> Gate:
-    findings = [{**FOUND, **found}]
-    result = staged_in(folder, "rank-killed", by, outcome="failed", findings=findings)
+def judge_job(folder: Path, staged_by: tuple[int, ...] = (1,), **changes: Any) -> Gate:
+    findings = [{**FOUND, **changes}]
+    result = staged_in(folder, "rank-killed", staged_by, outcome="failed", findings=findings)
     return judge(KILLED, "small", result, {}, None, RunDir(folder))
 
 
-def test_the_criterion_alone_turns_red_and_names_the_rank(tmp_path: Path) -> None:
-    """Then the gate is proven."""
-    gate = of_criteria(tmp_path)
+def test_gate_is_proven_if_only_its_criterion_fails_and_names_the_rank(tmp_path: Path) -> None:
+    gate = judge_criteria(tmp_path)
     assert (gate.status, gate.reasons, gate.red) == (PROVEN, [], [GRADIENTS])
 
 
@@ -82,60 +81,60 @@ def test_the_criterion_alone_turns_red_and_names_the_rank(tmp_path: Path) -> Non
         ({GRADIENTS: Seen("failed", "on rank 0 (n0), rank 1 (n0)")}, "names ranks [0, 1]"),
     ],
 )
-def test_red_elsewhere_is_no_proof(tmp_path: Path, changed: dict[str, Seen], reason: str) -> None:
-    """Another criterion's word changed, or the rank that is blamed is not that of the fault."""
-    gate = of_criteria(tmp_path, {**RED, **changed})
+def test_other_failures_prove_nothing(
+    tmp_path: Path, changed: dict[str, Seen], reason: str
+) -> None:
+    """The result of another criterion changed, or another rank is blamed."""
+    gate = judge_criteria(tmp_path, {**RED, **changed})
     assert gate.status == OTHER and reason in gate.reasons[0]
 
 
-def test_what_stayed_green_is_told(tmp_path: Path) -> None:
+def test_gate_that_stays_green_is_reported(tmp_path: Path) -> None:
     """The gate let the fault through."""
-    gate = of_criteria(tmp_path, {GRADIENTS: Seen("passed"), RELOAD: Seen("passed")})
+    gate = judge_criteria(tmp_path, {GRADIENTS: Seen("passed"), RELOAD: Seen("passed")})
     assert gate.status == GREEN and gate.reasons[0] == f"{GRADIENTS} stayed green"
 
 
-def test_red_with_nothing_staged_is_no_proof(tmp_path: Path) -> None:
-    """The fault is not the cause of what was red before."""
+def test_failure_with_nothing_staged_proves_nothing(tmp_path: Path) -> None:
+    """The fault is not the cause of a criterion that failed without it."""
     before = {**HEALTHY.seen, GRADIENTS: Seen("failed", "worn")}
-    gate = of_criteria(tmp_path, alone=replace(HEALTHY, seen=before))
+    gate = judge_criteria(tmp_path, alone=replace(HEALTHY, seen=before))
     assert gate.status == OTHER and "was failed with nothing staged: worn" in gate.reasons[0]
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("failed", OTHER), ("never_ran", NOT_STAGED)])
-def test_a_phase_that_is_not_healthy_proves_nothing(
-    tmp_path: Path, outcome: str, status: str
-) -> None:
-    """Where it fails with nothing staged, or never ran, its criteria say nothing of the fault."""
-    gate = of_criteria(tmp_path, alone=Alone(outcome, "why", {}))
+def test_unhealthy_phase_proves_nothing(tmp_path: Path, outcome: str, status: str) -> None:
+    """It fails with nothing staged, or never ran, so its criteria say nothing about the fault."""
+    gate = judge_criteria(tmp_path, alone=Alone(outcome, "why", {}))
     assert gate.status == status
     assert gate.reasons == [f"with nothing staged the phase is {outcome}: why"]
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1)])
-def test_the_fault_is_staged_on_its_rank_alone(tmp_path: Path, ranks: tuple[int, ...]) -> None:
-    """Events `staged` of other ranks, or none at all, are no staging."""
-    for gate in (of_criteria(tmp_path / "a", ranks=ranks), of_job(tmp_path / "b", ranks)):
+def test_fault_must_be_staged_on_its_rank_alone(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    """Without an event `staged` of exactly that rank, nothing is proven."""
+    for gate in (judge_criteria(tmp_path / "a", ranks=ranks), judge_job(tmp_path / "b", ranks)):
         assert gate.status == OTHER
         assert gate.reasons[0].startswith("the fault was to be staged on rank 1, and was on")
 
 
-def test_a_job_that_fails_is_no_red_criterion(tmp_path: Path) -> None:
-    """The criterion had to judge, and the job ended before it could."""
-    gate = of_criteria(tmp_path, {}, outcome="failed", reason="it fell over")
+def test_failed_job_is_not_a_failed_criterion(tmp_path: Path) -> None:
+    """The criterion should have failed, but the job ended before it could judge."""
+    gate = judge_criteria(tmp_path, {}, outcome="failed", reason="it fell over")
     assert gate.status == GREEN and "the job failed, where a criterion had to" in gate.reasons[1]
 
 
-def test_a_job_fails_with_the_right_finding(tmp_path: Path) -> None:
-    """Its id, rank and host are those of the fault, and the seconds to it are told."""
+def test_gate_is_proven_if_the_job_fails_with_the_right_finding(tmp_path: Path) -> None:
+    """Its id, rank and host are those of the fault, and the seconds to it are known."""
     journal = EventWriter(tmp_path / "journal.jsonl")
     journal.write("ended", phase="small")
-    gate = of_job(tmp_path)
+    gate = judge_job(tmp_path)
     assert (gate.status, gate.finding, gate.ranks, gate.hosts) == (PROVEN, "rank-died", [1], ["n0"])
     assert gate.seconds is not None and abs(gate.seconds) < 5
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("changes", "reason"),
     [
         ({"id": "hang"}, "the finding is hang, expected rank-died"),
         ({"primary": False}, "the finding is none, expected rank-died"),
@@ -144,14 +143,14 @@ def test_a_job_fails_with_the_right_finding(tmp_path: Path) -> None:
         ({"hosts": ["n1"]}, "hosts ['n1'], expected rank 1 (n0)"),
     ],
 )
-def test_another_finding_is_no_proof(tmp_path: Path, found: dict[str, Any], reason: str) -> None:
-    """A red job with the wrong cause, or that blames a victim."""
-    gate = of_job(tmp_path, **found)
+def test_other_finding_proves_nothing(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    """The job fails with another cause, or blames a victim."""
+    gate = judge_job(tmp_path, **changes)
     assert gate.status == OTHER and reason in gate.reasons[0]
 
 
-def test_the_cause_behind_a_finding_counts(tmp_path: Path) -> None:
-    """Where a fault has a known cause, the finding must tell it."""
+def test_signature_of_the_finding_counts(tmp_path: Path) -> None:
+    """Where a fault has a known cause, the finding must have it."""
     fault = FAULTS["checkpoint-truncated"]
     for signature, status in (("checkpoint_damaged", PROVEN), ("disk_full", OTHER), (None, OTHER)):
         found = {**FOUND, "id": "rank-error", "detail": {"signature": signature}}
@@ -161,15 +160,15 @@ def test_the_cause_behind_a_finding_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["never_ran", "lost", "preempted", "cluster_failed"])
-def test_what_the_scheduler_did_is_no_gate(tmp_path: Path, outcome: str) -> None:
-    """The fault could not be staged: neither proven nor green."""
+def test_outcome_caused_by_the_scheduler_proves_nothing(tmp_path: Path, outcome: str) -> None:
+    """The fault could not be staged: the gate is neither proven nor green."""
     result = staged_in(tmp_path, "rank-killed", (), outcome=outcome, reason="why")
     gate = judge(KILLED, "small", result, {}, None, RunDir(tmp_path))
     assert (gate.status, gate.reasons) == (NOT_STAGED, [f"{outcome}: why"])
 
 
-def test_a_refused_submission_is_what_it_must_be(tmp_path: Path) -> None:
-    """That fault is the scheduler's to stop."""
+def test_refused_submission_is_proven_by_its_finding(tmp_path: Path) -> None:
+    """The scheduler itself must stop that fault."""
     found = [{**FOUND, "id": "submission-refused", "ranks": [], "hosts": []}]
     result = staged_in(tmp_path, "submission-refused", (), outcome="never_ran", findings=found)
     gate = judge(FAULTS["submission-refused"], "small", result, {}, None, RunDir(tmp_path))
@@ -187,11 +186,11 @@ def test_a_refused_submission_is_what_it_must_be(tmp_path: Path) -> None:
         ([PROVEN, None], "INCONCLUSIVE", 6),
     ],
 )
-def test_the_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
-    """All proven is 0; one that is not is 1; else one that could not be staged, or judged, is 6."""
+def test_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
+    """0 if all are proven; 1 if one is not; otherwise 6 if one was not staged or not judged."""
     names = ["fault-0", "fault-1"]
     by_status = {
-        status: [name for name, one in zip(names, statuses, strict=True) if one == status]
+        status: [name for name, actual in zip(names, statuses, strict=True) if actual == status]
         for status in (PROVEN, GREEN, OTHER, NOT_STAGED)
     }
     proof = ProofTally(

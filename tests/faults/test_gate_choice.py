@@ -1,4 +1,4 @@
-"""Which phase a fault is staged in, why none fits, and the small phase that is made of it."""
+"""In which phase a fault is staged, why none fits, and the small phase made from it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 
 
 def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> Candidate:
-    """A phase of the profile as one that a fault could be staged in."""
+    """A phase of the profile, as a candidate for staging a fault."""
     settings = [parse_setting(text) for text in marker.pop("settings", ())]
     of_class = {key: marker.pop(key) for key in ("proof_args",) if key in marker}
     cls: Any = SimpleNamespace(obj=SimpleNamespace(**of_class))
@@ -37,17 +37,17 @@ def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> C
     return Candidate(item, cls, phase, frozenset(marks), criteria)
 
 
-def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
+def choose(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
     return best(FAULTS[fault], candidates, profile)
 
 
-def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
-    """Fewest nodes, then fewest ranks, then the first; one rank cannot hold up others."""
+def test_smallest_fitting_phase_is_chosen(tmp_path: Path) -> None:
+    """Fewest nodes, then fewest ranks, then the first; a single rank cannot block others."""
     profile = make_profile(tmp_path)
     sizes = [(2, 2), (1, 8), (1, 2), (1, 2), (1, 1)]
-    all_of_them = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
-    assert chosen("rank-killed", profile, *all_of_them) is all_of_them[2]
-    assert chosen("loss-flat", profile, *all_of_them) is all_of_them[4]
+    candidates = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
+    assert choose("rank-killed", profile, *candidates) is candidates[2]
+    assert choose("loss-flat", profile, *candidates) is candidates[4]
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,17 @@ def test_the_smallest_phase_that_fits_is_taken(tmp_path: Path) -> None:
         ("checkpoint-foreign", "needs a phase with test_reloaded_checkpoint_equals_the_saved"),
     ],
 )
-def test_why_a_fault_is_not_staged(tmp_path: Path, fault: str, reason: str) -> None:
-    """The reason is told in words."""
+def test_fault_that_fits_no_phase_has_a_reason(tmp_path: Path, fault: str, reason: str) -> None:
     profile = make_profile(tmp_path)
-    found = chosen(fault, profile, candidate(profile))
+    found = choose(fault, profile, candidate(profile))
     assert found == reason
 
 
-def test_the_phase_that_lacks_least_gives_the_reason(tmp_path: Path) -> None:
-    """Of several phases that do not fit, the one that comes closest."""
+def test_reason_is_that_of_the_closest_phase(tmp_path: Path) -> None:
+    """Of several phases that do not fit, the closest gives the reason."""
     profile = make_profile(tmp_path)
-    one, two = candidate(profile), candidate(profile, gpus_per_node=2)
-    assert chosen("no-gradient-sync", profile, one, two) == "needs a phase that is marked `ddp`"
+    candidates = candidate(profile), candidate(profile, gpus_per_node=2)
+    assert choose("no-gradient-sync", profile, *candidates) == "needs a phase that is marked `ddp`"
 
 
 EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
@@ -88,25 +87,25 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
         ("infiniband-off", {"inter_node": ["NET/Socket"]}, "what remains, NET/Socket/0, is"),
     ],
 )
-def test_a_transport_is_switched_off_where_it_would_show(
+def test_transport_is_switched_off_only_where_that_shows(
     tmp_path: Path, fault: str, expect: dict[str, Any], reason: str
 ) -> None:
-    """Only where another transport is expected than what remains."""
+    """The transport that remains must not be one that is expected."""
     profile = make_profile(tmp_path, hardware=CUDA, expect={"small": expect})
-    found = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
+    found = choose(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
     assert reason in found if isinstance(found, str) else not reason
 
 
-def test_gloo_has_no_transports_of_nccl(tmp_path: Path) -> None:
-    """On CPU the faults of NCCL's transports are not staged, and it is said why."""
+def test_nccl_faults_are_not_staged_with_gloo(tmp_path: Path) -> None:
+    """On CPU the faults of NCCL's transports are not staged, and the reason is given."""
     profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
-    found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
+    found = choose("p2p-off", profile, candidate(profile, gpus_per_node=2))
     assert found == "the ranks of one talk over gloo, which has no transports of NCCL"
 
 
-def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
-    """It has the marker's small sizes, but what the command line sets stays; limits only shrink;
-    the fault's settings are there; the spec names fault, phase and last rank."""
+def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
+    """It has the marker's small sizes, except where the command line sets others. Limits only get
+    shorter, the fault's settings are added, and the spec names fault, phase and last rank."""
     profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
     fault = Fault(
         "rank-hung",
@@ -119,14 +118,14 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
         setup=("false",),
         python_flags="-S",
     )
-    one = candidate(
+    chosen = candidate(
         profile,
         small={"hidden_size": 128, "steps": 30},
         args={"hidden_size": 4096, "steps": 100, "other": 1},
         settings=["small.args.steps=7"],
         gpus_per_node=2,
     )
-    phase = with_fault(fault, one)
+    phase = with_fault(fault, chosen)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert phase.name == spec["phase"] == "prove-rank-hung"
     assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
@@ -137,28 +136,28 @@ def test_a_staged_phase_is_small_marked_and_wrong(tmp_path: Path) -> None:
     assert batch_script.interpreter(phase, profile).endswith(" -S")
 
 
-def test_a_class_may_have_sizes_of_its_own_for_proofs(tmp_path: Path) -> None:
-    """They go over the marker's small ones, also where the profile runs those."""
+def test_class_may_have_its_own_sizes_for_proofs(tmp_path: Path) -> None:
+    """They override the marker's small sizes, also where the profile runs those."""
     profile = make_profile(tmp_path, sizes="small")
     args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
-    one = candidate(profile, args=args, small=small, proof_args={"layers": 2})
-    assert {name: value.value for name, value in one.phase.args.items()} == small
-    assert {name: value.value for name, value in alone(one).args.items()} == {
+    chosen = candidate(profile, args=args, small=small, proof_args={"layers": 2})
+    assert {name: value.value for name, value in chosen.phase.args.items()} == small
+    assert {name: value.value for name, value in alone(chosen).args.items()} == {
         "steps": 30,
         "layers": 2,
     }
 
 
-def test_the_phase_to_compare_with_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
-    """It is marked all the same, so that nobody takes it for a result of the cluster."""
+def test_phase_for_comparison_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
+    """Its spec says so, so that it is not mistaken for a result of the cluster."""
     profile = make_profile(tmp_path)
-    one = candidate(profile, small={"steps": 30}, args={"steps": 100})
-    phase = alone(one)
+    chosen = candidate(profile, small={"steps": 30}, args={"steps": 100})
+    phase = alone(chosen)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert (phase.name, spec["args"], spec["fault"]["name"]) == (
         "prove-nothing-small",
         {"steps": 30},
         "nothing",
     )
-    normal = make_spec(one.phase, profile, "run", tmp_path)
-    assert "fault" not in normal and batch_script.setup(one.phase, profile) == ()
+    normal = make_spec(chosen.phase, profile, "run", tmp_path)
+    assert "fault" not in normal and batch_script.setup(chosen.phase, profile) == ()

@@ -1,4 +1,4 @@
-"""Faults that Slurm tells more of, or at all, where it keeps accounts; a prolog that fails."""
+"""Faults that Slurm reports only, or better, where it keeps accounts; a prolog that fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Ended = tuple[Outcome, dict[str, WatchedPhase]]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory, accounting_lab: lab.Lab) -> Iterator[Ended]:
-    """One run of all of them; of which Slurm tells when it ended them."""
+    """One run of all faults, and the phases for which Slurm says when it ended them."""
     with none_left() as (marker, _):
         suite = Suite(tmp_path_factory.mktemp("accounting"), marker, real_torchrun=True)
         suite.use_slurm(accounting_lab.slurm_conf)
@@ -62,8 +62,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory, accounting_lab: lab.Lab) -> 
 def test_fault_is_named(
     fault: Fault, ended: Ended, record_property: Callable[[str, object], None]
 ) -> None:
-    """Outcome, finding, host and the words that only accounting or the node's state can tell,
-    within 10 s of Slurm knowing it."""
+    """Outcome, finding, host and the text that only accounting or the node's state gives, within
+    10 s of Slurm knowing it."""
     outcome, phases = ended
     since = phases[fault.name].ended_in_slurm() if fault.name in phases else None
     staged.check(fault, outcome, record_property, since)

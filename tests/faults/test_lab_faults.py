@@ -1,4 +1,4 @@
-"""Faults of nodes and of the scheduler, staged on a real Slurm: each is told apart and named."""
+"""Faults of nodes and of the scheduler, staged on a real Slurm: each has a finding of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Struck = tuple[Outcome, dict[str, WatchedPhase]]
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory, own_lab: lab.Lab) -> Iterator[Struck]:
-    """One run of all phases at once, each of which something is done to while it trains."""
+    """One run of all phases at once; a fault is staged in each while it trains."""
     with none_left() as (marker, _):
         suite = Suite(tmp_path_factory.mktemp("struck"), marker, real_torchrun=True)
         suite.use_slurm(own_lab.slurm_conf)
@@ -66,7 +66,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory, own_lab: lab.Lab) -> Iterat
 def strikes(
     suite: Suite, phases: dict[str, WatchedPhase], own: lab.Lab
 ) -> dict[str, Callable[[], object]]:
-    """What is done to each phase, by its name; the others' faults are their own doing."""
+    """Phase name -> what stages its fault; the other faults are staged by the phases themselves."""
 
     def update(*words: str) -> str:
         return suite.slurm("scontrol", "update", *words)
@@ -91,8 +91,8 @@ def strikes(
 
 
 def kill_daemon(own: lab.Lab, role: str) -> None:
-    (record,) = [one for one in lab_state.running() if one.name == own.name]
-    (daemon,) = [one for one in record.daemons if one.role == role]
+    (record,) = [record for record in lab_state.running() if record.name == own.name]
+    (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
     os.kill(daemon.pid, signal.SIGKILL)
 
 
@@ -104,28 +104,28 @@ def kill_daemon(own: lab.Lab, role: str) -> None:
 def test_fault_of_the_scheduler_is_named(
     fault: Fault, struck: Struck, record_property: Callable[[str, object], None]
 ) -> None:
-    """Outcome, finding, host and the scheduler's own words are the fault's, within 10 s of the
-    scheduler knowing it."""
+    """Outcome, finding, host and the scheduler's own text are those of the fault, within 10 s of
+    the scheduler knowing it."""
     outcome, phases = struck
-    running = phases[fault.name]
-    # Where nothing was done to it the rank itself has told when its fault came.
-    since = running.ended_in_slurm() if running.struck else None
+    phase = phases[fault.name]
+    # A phase that was not struck has a rank that recorded when it staged its fault.
+    since = phase.ended_in_slurm() if phase.struck else None
     staged.check(fault, outcome, record_property, since)
 
 
-def test_findings_point_to_what_the_scheduler_said(struck: Struck) -> None:
-    """Each finding's evidence is a line of a file, and stands there."""
+def test_findings_point_to_the_scheduler_record(struck: Struck) -> None:
+    """Each finding has evidence, from the file in which the scheduler's answers are recorded."""
     outcome, _ = struck
     for fault in SCHEDULER:
         evidence: list[dict[str, Any]] = outcome.finding(fault.name)["evidence"]
         assert evidence, fault.name
-        told = [one for one in evidence if one["file"].endswith("scheduler.jsonl")]
+        recorded = [item for item in evidence if item["file"].endswith("scheduler.jsonl")]
         if fault.name != "time_limit_of_ours":
-            assert told, (fault.name, evidence)
+            assert recorded, (fault.name, evidence)
 
 
-def test_job_on_a_node_that_is_drained_meanwhile_passes(struck: Struck) -> None:
-    """It goes on to its end, and nothing is found."""
+def test_job_on_a_node_drained_while_it_runs_passes(struck: Struck) -> None:
+    """It runs to its end, without a finding."""
     outcome, phases = struck
     phase = outcome.phase(DRAINED)
     assert (phase["outcome"], phase["findings"]) == ("passed", [])
@@ -137,7 +137,7 @@ def test_job_on_a_node_that_is_drained_meanwhile_passes(struck: Struck) -> None:
     assert state_now.startswith("drain")
 
 
-def test_job_for_which_no_node_is_left_names_the_drained_ones(
+def test_job_without_a_node_left_names_the_drained_node(
     own_lab: lab.Lab,
     struck: Struck,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""A real Slurm that refuses, cancels, loses nodes and requeues: each is told apart, and in time."""
+"""A real Slurm refuses, cancels, loses nodes and requeues: each is recognised in time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
 
-ASK_AGAIN_S = 3.0
+REQUEST_AGAIN_S = 3.0
 SEEN_WITHIN_S = 5.0
 QUEUE_WAIT_S = 25
 HOUR_S = 3600
-STILL_S = 8.0  # above what the watch takes for a job that is suspended
-# From a task's end with an error to Slurm's own knowledge of it, through srun.
+STILL_S = 8.0  # longer than the watch needs to recognise a suspended job
+# From the end of a task with an error until Slurm knows of it, through srun.
 SLURM_LEARNS_S = 1.5
 
 
-def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
-    """sbatch's own words are shown; nothing failed, but not all was measured: exit status 6."""
+def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
+    """sbatch's own message is shown; nothing failed, but not all was measured: exit status 6."""
     for name in ("refused", "good"):
         lab_suite.phase(name, script=IDLE)
     outcome = lab_suite.run_apart("--cluster-set", "refused.slurm.partition=nope")
@@ -45,13 +45,13 @@ def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(lab_suite: Suite
     words = "invalid partition specified: nope"
     assert words in finding["evidence"][-1]["text"] and words in outcome.output
     assert outcome.phase("good")["outcome"] == "passed"
-    results = {one["result"] for one in outcome.phase("good")["criteria"].values()}
-    assert results == {"passed"}
-    assert [one["phase"] for one in outcome.events("submitted")] == ["good"]
+    criteria = outcome.phase("good")["criteria"].values()
+    assert {criterion["result"] for criterion in criteria} == {"passed"}
+    assert [event["phase"] for event in outcome.events("submitted")] == ["good"]
 
 
-def test_setup_line_that_fails_is_named(lab_suite: Suite) -> None:
-    """The line and its status are the finding; nothing of ours ran."""
+def test_failing_setup_line_is_named(lab_suite: Suite) -> None:
+    """The finding has the line and its status; the launcher never ran."""
     lab_suite.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
     lab_suite.phase("small", script=IDLE)
     outcome = lab_suite.run_apart()
@@ -73,7 +73,7 @@ def test_setup_line_that_fails_is_named(lab_suite: Suite) -> None:
 def test_interpreter_without_the_package_is_named(
     python: str, identity: str, words: str, lab_suite: Suite
 ) -> None:
-    """The finding says what the node's interpreter lacks, or that there is none."""
+    """The finding says which package the node's interpreter lacks, or that there is none."""
     lab_suite.profile["python"] = python
     lab_suite.phase("small", script=IDLE)
     outcome = lab_suite.run_apart()
@@ -84,7 +84,7 @@ def test_interpreter_without_the_package_is_named(
 
 
 def ended_state(suite: Suite, job: str) -> str:
-    """The job's state in Slurm, once it is one that lasts."""
+    """The job's state in Slurm, once it is final."""
 
     def look() -> str | None:
         state = suite.slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
@@ -97,23 +97,24 @@ def ended_state(suite: Suite, job: str) -> str:
 def struck(
     tmp_path_factory: pytest.TempPathFactory, faults_lab: Lab
 ) -> Iterator[tuple[Outcome, dict[str, WatchedPhase]]]:
-    """One run of phases that all train at once, each of which something is then done to."""
+    """One run of phases that all train at once; then each is struck in its own way."""
     marker = f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}"
     suite = Suite(tmp_path_factory.mktemp("struck"), marker, real_torchrun=True)
     suite.use_slurm(faults_lab.slurm_conf)
     suite.profile["limits"] |= {"queue_wait_s": QUEUE_WAIT_S}
     suite.profile["phases"]["waits"] = {"slurm": {"begin": "now+1hour"}}
-    suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}  # takes no other with it
+    # Exclusive, so that no other phase is lost with the node.
+    suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}
     suite.phase("waits", script=IDLE)
-    one = {name: WatchedPhase.idle(suite, name) for name in ("scancelled", "requeued")}
-    two = {
+    single = {name: WatchedPhase.idle(suite, name) for name in ("scancelled", "requeued")}
+    double = {
         name: WatchedPhase.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")
     }
-    phases = one | two
+    phases = single | double
     with suite.started() as running:
         for phase in phases.values():
             phase.wait()
-        by_slurm(suite, phases)
+        strike_through_slurm(suite, phases)
         lost = phases["node_lost"]
         down = lost.node_name(1)
         state = ("state=down", "reason=staged")
@@ -124,7 +125,7 @@ def struck(
 
 
 def bring_back(suite: Suite, node: str) -> None:
-    """Have the node idle again; one that has registered meanwhile is, and refuses to resume."""
+    """Make the node idle again. A node that has registered meanwhile already is, and refuses."""
 
     def idle() -> bool:
         if suite.slurm("sinfo", "-h", "-n", node, "-o", "%T").split()[0] == "idle":
@@ -136,22 +137,22 @@ def bring_back(suite: Suite, node: str) -> None:
     wait_for(f"{node} to be idle", idle)
 
 
-def by_slurm(suite: Suite, phases: dict[str, WatchedPhase]) -> None:
-    """Cancel one job by hand, kill one's launcher on a node, requeue one."""
+def strike_through_slurm(suite: Suite, phases: dict[str, WatchedPhase]) -> None:
+    """Cancel one job by hand, kill the launcher of another on one node, requeue a third."""
     job = phases["scancelled"].job
     phases["scancelled"].strike(lambda: suite.slurm("scancel", job))
     pid = phases["launcher_killed"].pid("claim", node=1)
     phases["launcher_killed"].strike(lambda: os.kill(pid, signal.SIGKILL))
-    again = phases["requeued"]
-    suite.slurm("scontrol", "update", f"jobid={again.job}", "requeue=1")
-    again.strike(lambda: suite.slurm("scontrol", "requeue", again.job))
+    requeued = phases["requeued"]
+    suite.slurm("scontrol", "update", f"jobid={requeued.job}", "requeue=1")
+    requeued.strike(lambda: suite.slurm("scontrol", "requeue", requeued.job))
 
 
 Struck = tuple[Outcome, dict[str, WatchedPhase]]
 
 
-def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -> None:
-    """Its outcome is `cancelled`, seen within 5 s, whatever its ranks said as they were ended."""
+def test_job_cancelled_by_hand_is_not_a_failure(struck: Struck) -> None:
+    """Its outcome is `cancelled`, seen within 5 s, whatever its ranks wrote as they were ended."""
     outcome, phases = struck
     phase = outcome.phase("scancelled")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cancelled", "CANCELLED")
@@ -159,8 +160,8 @@ def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -
     assert phases["scancelled"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
-    """NODE_FAIL makes it `cluster_failed`, though nodes and ranks were only terminated."""
+def test_lost_node_is_a_failure_of_the_cluster(struck: Struck) -> None:
+    """NODE_FAIL makes the outcome `cluster_failed`, though the ranks were only terminated."""
     outcome, phases = struck
     phase = outcome.phase("node_lost")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cluster_failed", "NODE_FAIL")
@@ -170,18 +171,17 @@ def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
     assert phases["node_lost"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_job_whose_launcher_is_killed_fails_naming_the_node(struck: Struck) -> None:
-    """srun ends the other node; the job failed, and the node without a result is named."""
+def test_killed_launcher_fails_the_job_and_names_the_node(struck: Struck) -> None:
+    """srun ends the other node; the job fails, and the node without a result is named."""
     outcome, phases = struck
-    running = phases["launcher_killed"]
     phase = outcome.phase("launcher_killed")
     assert (phase["outcome"], phase["scheduler_state"]) == ("failed", "FAILED")
     assert phases["launcher_killed"].node_name(1) in phase["reason"], phase["reason"]
-    assert running.seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["launcher_killed"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) -> None:
-    """A phase runs at most once: it is not waited for again."""
+def test_requeued_job_is_preempted_and_removed_from_the_queue(struck: Struck) -> None:
+    """A phase runs at most once: pytest does not wait for it again."""
     outcome, phases = struck
     phase = outcome.phase("requeued")
     assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
@@ -189,8 +189,8 @@ def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) ->
     assert ended_state(phases["requeued"].suite, phases["requeued"].job) == "CANCELLED"
 
 
-def test_job_that_was_suspended_has_not_hung_and_was_not_measured(lab_suite: Suite) -> None:
-    """Its ranks stood still for longer than they may, and go on; their times count for nothing."""
+def test_suspended_job_has_not_hung_and_is_not_measured(lab_suite: Suite) -> None:
+    """Its ranks stand still for longer than their limit, then go on; their times do not count."""
     lab_suite.phase("small", script=IDLE, args={"seconds": 4})
     with lab_suite.started(
         "--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}"
@@ -209,12 +209,12 @@ def test_job_that_was_suspended_has_not_hung_and_was_not_measured(lab_suite: Sui
     (still,) = re.findall(r"stood still for (\d+) s", finding["cause"])
     assert STILL_S - 1 <= int(still) < STILL_S + 30
     assert finding["hosts"] == [outcome.evidence("small").nodes[0].name]
-    assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]
+    assert [item["text"].split()[:2] for item in finding["evidence"]] == [["paused", "for"]]
 
 
-def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(lab_suite: Suite) -> None:
-    """pytest has been killed, and Slurm starts the job a second time: it fails at once, and the
-    ranks do not train again."""
+def test_requeued_job_without_a_controller_is_refused_by_its_claim(lab_suite: Suite) -> None:
+    """After pytest was killed, Slurm starts the job a second time: it fails at once, and its ranks
+    do not train again."""
     phase = WatchedPhase.idle(lab_suite, "small")
     with lab_suite.started() as running:
         phase.wait()
@@ -223,13 +223,13 @@ def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(lab_suite: Sui
     lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
     lab_suite.slurm("scontrol", "requeue", phase.job)
 
-    asked = 0.0
+    requested = 0.0
 
     def started_again() -> bool:
-        nonlocal asked
-        # Not while the first start is completing; and not so often that each puts it off again.
-        if time.monotonic() > asked + ASK_AGAIN_S:
-            asked = time.monotonic()
+        nonlocal requested
+        # The job cannot start while its first start completes, and each request delays it again.
+        if time.monotonic() > requested + REQUEST_AGAIN_S:
+            requested = time.monotonic()
             with contextlib.suppress(AssertionError):
                 lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
         return directory.started_again.exists()
@@ -240,10 +240,10 @@ def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(lab_suite: Sui
     assert len(list(read_events(directory.rank_events(0)).named("start"))) == 1
 
 
-def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
+def test_job_that_waits_too_long_is_removed_from_the_queue(
     struck: Struck,
 ) -> None:
-    """Beyond `queue_wait_s` it is cancelled, with the limit named."""
+    """After `queue_wait_s` it is cancelled, and the reason names the limit."""
     outcome, phases = struck
     phase = outcome.phase("waits")
     assert phase["outcome"] == "never_ran"
@@ -251,8 +251,8 @@ def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
     assert phases["node_lost"].suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
 
 
-def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -> None:
-    """The log says what the job waits for, once, and the record when it might start."""
+def test_reason_and_estimated_start_are_reported_while_a_job_waits(struck: Struck) -> None:
+    """The log says once what the job waits for, and the record when it might start."""
     outcome, _ = struck
     lines = [line.strip() for line in outcome.output.splitlines()]
     assert [line for line in lines if line.startswith("waits: pending")] == [
@@ -266,7 +266,7 @@ def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -
     )
 
 
-def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: Struck) -> None:
+def test_failure_beside_unmeasured_phases_makes_the_cluster_unfit(struck: Struck) -> None:
     """UNFIT beats INCONCLUSIVE, and no process of the run is left on any node."""
     outcome, phases = struck
     assert outcome.ret == 1, outcome.output
@@ -274,23 +274,23 @@ def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: 
     marker = phases["node_lost"].suite.marker.encode()
 
     def left() -> list[str]:
-        found = []
+        pids = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
                 if marker in entry.read_bytes():
-                    found.append(entry.parent.name)
+                    pids.append(entry.parent.name)
             except OSError:
                 continue
-        return found
+        return pids
 
     wait_for("the end of every process of the run", lambda: not left(), 10)
 
 
 @pytest.mark.slow_lab
-def test_with_accounting_a_dead_job_is_seen_within_five_seconds_too(
+def test_dead_job_is_seen_within_five_seconds_with_accounting(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
-    """A launcher is killed on a lab with slurmdbd, whose sacct lags behind."""
+    """A launcher is killed on a lab with slurmdbd; sacct lags behind."""
     settings = lab.LabSettings(name="faults-acct", nodes=2, accounting=True)
     with running_lab(settings) as running_slurm:
         suite = Suite(tmp_path, leftovers[0], real_torchrun=True)

@@ -1,4 +1,4 @@
-"""Runs pytest and `clustersmoke` the way users do, and returns what they see."""
+"""Runs pytest and `clustersmoke` as users do, and returns what they see."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[Printer()]))
 
 
 def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
-    """Run Python in a folder, without the variables of an outer pytest; returns what it prints."""
+    """Run Python in a folder, without the variables of an outer pytest; return what it prints."""
     outer = outer_variables()
     environ = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
@@ -80,7 +80,7 @@ def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
 
 
 def run_command(*words: str) -> str:
-    """Run `clustersmoke` in this process; returns what it prints on standard output."""
+    """Run `clustersmoke` in this process; return what it prints on standard output."""
     (entry,) = entry_points(group="console_scripts", name="clustersmoke")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         for name, value in WIDE.items():
@@ -91,7 +91,7 @@ def run_command(*words: str) -> str:
 
 
 def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
-    """Run pytest with an option that prints help; returns what only the plugin adds to it."""
+    """Run pytest with an option that prints help; return what only the plugin adds to it."""
     words = ("-m", "pytest", *BARE, word)
     with_it = run_python(*words, folder=folder, **WIDE)
     without = run_python(*words, "-p", "no:clustersmoke", folder=folder, **WIDE)
