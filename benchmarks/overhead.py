@@ -47,7 +47,7 @@ def measure(cluster: str) -> tuple[float, float]:
 @contextmanager
 def ready(cluster: str) -> Iterator[str]:
     """Have the cluster there; gives the reason where it cannot be had, else nothing."""
-    reason = lab.can_run() if cluster == "lab" else None
+    reason = lab.find_obstacle() if cluster == "lab" else None
     if cluster != "lab" or reason:
         yield reason or ""
         return

@@ -1,39 +1,41 @@
 """Is this GPU cluster fit to train on today, and if not: which node, link or setting is at fault?
 
-The data flows one way, and imports go down in its order:
+How data flows through a run:
 
     options + cluster.yaml -> Phase -> preflight -> job -> [node -> [rank]] -> evidence
                                                                                   |
       junit.xml, report.json, index.html, history <- report <- verdict <- criteria, findings
 
-From the top down; entries in one line do not import each other:
+Every entry imports only entries of the groups below its own, and none of its own group:
 
     plugin.py    pytest's hooks, options, markers and the `phase` fixture; it parses and delegates
     cli/         the `clustersmoke` command: a module for each subcommand
 
-    session/     one pytest session: items, phases chosen, the watching thread, xdist, progress
+    session/     one pytest session: items, selected phases, the watch thread, xdist, live view
 
-    report/      the record of a run, its verdict, and every view of it
+    report/      the record of a run, its verdict, and all views of it
     faults/      faults that can be staged on purpose, and the gate that must find each
 
     criteria/    what must hold: base classes, references, transports, slow ranks, the past
-    diagnose/    evidence of a failure becomes findings; the failure signatures and their search
+    diagnose/    turns evidence of a failure into findings; failure signatures and their search
 
-    preflight/   what can be known to fail before anything is submitted
+    preflight/   problems that can be found before anything is submitted
     lab/         a real Slurm on this machine
 
     jobs/        submit, watch and cancel: local and Slurm backends, the one Slurm client
 
-    rank/        in the rank: process group, device, timing, gradient and checkpoint proofs; with
-                 faults/staged the only code that touches torch, and only inside functions
-    node/        on the node: facts, checks, rendezvous, the launcher, supervision of the ranks
+    rank/        in the rank: process group, device, timing, gradient and checkpoint proofs. Only
+                 rank/ and faults/staged/ import torch, and only inside functions
+    node/        on the node: facts, checks before the ranks start, rendezvous, the launcher,
+                 supervision of the ranks
 
     evidence/    the run directory: file names, events, facts, NCCL's logs, findings, history
     config/      cluster.yaml, the marker and the command line become a frozen Phase
     text.py      what messages are made of: problems, near matches, sanitized text, lists
 
-A test holds the entries, their order and the direction of imports. Rank programs import
-`pytest_clustersmoke.rank`, test files `pytest_clustersmoke.criteria`; everything else is internal.
+tests/test_layout.py checks the entries, their order and the direction of imports. Rank programs
+import `pytest_clustersmoke.rank`, test files `pytest_clustersmoke.criteria`; everything else is
+internal.
 """
 
 __version__ = "0.1.0"

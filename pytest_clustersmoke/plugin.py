@@ -1,6 +1,6 @@
 """The pytest plugin: options, markers, collection, the `phase` fixture. It parses and delegates.
 
-Nothing is imported here that costs a plain pytest time: what a run needs is loaded when one starts.
+A plain pytest must not get slower: modules that only a run needs are imported when it starts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("clustersmoke", "acceptance tests for GPU clusters")
-    group.addoption("--cluster", metavar="NAME", help="run phases on this cluster of cluster.yaml")
+    group.addoption(
+        "--cluster", metavar="NAME", help="run phases on this cluster, by its name in cluster.yaml"
+    )
     group.addoption(
         "--cluster-config",
         metavar="PATH",
-        help="the clusters' file (default: ROOTDIR/cluster.yaml)",
+        help="path of the cluster file (default: ROOTDIR/cluster.yaml)",
     )
-    group.addoption("--cluster-list", action="store_true", help="list the clusters and exit")
+    group.addoption(
+        "--cluster-list", action="store_true", help="list the clusters and their phases, then exit"
+    )
     group.addoption(
         "--cluster-dry-run",
         action="store_true",
@@ -50,27 +54,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cluster-prove",
         action="store_true",
-        help="prove the gates: stage every fault that this cluster can have, in small phases; each "
+        help="prove the gates: stage every fault that this cluster supports, in small phases; each "
         "must turn its criterion red with the right finding",
     )
     group.addoption(
         "--cluster-max-jobs",
-        type=_positive,
+        type=_parse_count,
         metavar="N",
-        help="jobs at once (default: the cluster's)",
+        help="most jobs at once (default: `limits.max_jobs` of the cluster)",
     )
     group.addoption(
         "--cluster-exclusive",
         action="store_true",
-        help="one such run of the cluster at a time: where another has begun, end with status 4",
+        help="allow one such run of the cluster at a time; exit with status 4 if another is active",
     )
     group.addoption(
-        "--cluster-report-dir", metavar="DIR", help="where reports go (default: ROOTDIR/reports)"
+        "--cluster-report-dir",
+        metavar="DIR",
+        help="directory for the reports (default: ROOTDIR/reports)",
     )
-    parser.addini("cluster", "the cluster to run phases on, where --cluster is not given")
+    parser.addini("cluster", "the cluster to run phases on if --cluster is not given")
 
 
-def _positive(text: str) -> int:
+def _parse_count(text: str) -> int:
     import argparse
 
     if not text.isdigit() or int(text) < 1:
@@ -83,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     name = config.getoption("--cluster") or config.getini("cluster")
-    needs = [
+    without_cluster = [
         option
         for option in (
             "--cluster-dry-run",
@@ -94,12 +100,12 @@ def pytest_configure(config: pytest.Config) -> None:
         )
         if config.getoption(option) and not name
     ]
-    if needs:
-        raise pytest.UsageError(f"{needs[0]} needs --cluster NAME")
+    if without_cluster:
+        raise pytest.UsageError(f"{without_cluster[0]} needs --cluster NAME")
     if name and not config.getoption("--cluster-list"):
-        from .session.registration import register
+        from .session.registration import register_suite
 
-        register(config, name)
+        register_suite(config, name)
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
@@ -126,33 +132,33 @@ def pytest_pycollect_makeitem(
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, None, None]:
-    """Derive the size marks before `-m` chooses; keep the job of every phase that is chosen."""
-    read, problems = read_phases(items)
+    """Add the size marks before `-m` selects; keep the job of every selected phase."""
+    markers, problems = read_phases(items)
     suite = suite_of(config)
     if suite is not None:
-        suite.read(read, problems, items)
+        suite.resolve_phases(markers, problems, items)
     elif problems:
         raise pytest.UsageError("\n".join(map(str, problems)))
     else:
-        for cls, marked in read.items():
+        for cls, marked in markers.items():
             cls.add_marker(marked.size_mark)
             cls.add_marker(pytest.mark.skip(reason=HOW_TO_CHOOSE))
     jobs = {phase_class(item): item for item in items if isinstance(item, JobItem)}
     yield
-    _keep_jobs(config, items, jobs)
+    _restore_jobs(config, items, jobs)
     if suite is not None:
         suite.select(items)
 
 
-def _keep_jobs(
+def _restore_jobs(
     config: pytest.Config, items: list[pytest.Item], jobs: dict[PhaseClass | None, JobItem]
 ) -> None:
-    """A criterion that fails with its job points to the job's item, so that item must run too."""
+    """A criterion of a failed job points to the job's item, so that item must run, too."""
     present = {phase_class(item) for item in items if isinstance(item, JobItem)}
-    kept = [job for cls, job in jobs.items() if cls not in present]
-    for job in kept:
+    deselected = [job for cls, job in jobs.items() if cls not in present]
+    for job in deselected:
         cls = phase_class(job)
-        first = next((i for i, item in enumerate(items) if phase_class(item) is cls), None)
+        first = next((index for index, item in enumerate(items) if phase_class(item) is cls), None)
         if first is not None:
             items.insert(first, job)
             reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -166,8 +172,8 @@ def phase(request: pytest.FixtureRequest) -> PhaseView:
     suite, cls = suite_of(request.config), phase_class(request.node)
     if cls is None:
         raise pytest.UsageError(
-            f"{request.node.nodeid}: the `phase` fixture belongs to the tests of a class marked "
-            "@pytest.mark.phase(...)"
+            f"{request.node.nodeid}: the `phase` fixture is used outside a phase; use it only in "
+            "tests of a class marked @pytest.mark.phase(...)"
         )
     view: PhaseView = suite.result_of(request.node)
     return view

@@ -1,7 +1,8 @@
-"""Hostile text made harmless: what a job wrote, before it reaches a terminal, XML or a report.
+"""Text helpers: sanitise untrusted text, report usage problems, and format counts and lists.
 
-Control characters, terminal escapes, marks that turn the direction of writing, and lone halves of
-UTF-16 pairs become U+FFFD; all that people read stays.
+Text that a job wrote is sanitised before it reaches a terminal, XML or a report: control
+characters, terminal escapes, marks that change the direction of writing, and lone halves of UTF-16
+pairs become U+FFFD. Everything that people can read stays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ REPLACEMENT = "\ufffd"
 
 
 def sanitize_line(text: str) -> str:
-    """The text on one line: nothing in it begins a line of its own or moves a cursor."""
+    """The text on one line: nothing in it starts a new line or moves the cursor."""
     if text.isprintable():
         return text
     joined = " ".join(part for part in text.replace("\t", " ").splitlines() if part.strip())
@@ -22,20 +23,18 @@ def sanitize_line(text: str) -> str:
 
 
 def sanitize_lines(text: str) -> str:
-    """The text with its lines and tabs."""
+    """The text sanitised; its lines and tabs stay."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else REPLACEMENT for char in text)
 
 
-# What a user can get wrong, told in one shape: what, where, what was expected, what to do.
-
-
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with what the user wrote.
+    """One mistake in the user's options or files.
 
-    `where` is `file:line` or the option's name; it comes first, so that editors can jump to it.
+    The message says where, what is wrong, what was expected and what to do. `where` is `file:line`
+    or the option's name; it comes first, so that editors can jump to it.
     """
 
     what: str
@@ -53,7 +52,7 @@ class Problem:
 
 
 class UsageProblems(Exception):
-    """Everything that is wrong with the options and files, found at once."""
+    """Every mistake in the options and files, reported together."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: Sequence[Problem] = tuple(problems)
@@ -61,21 +60,27 @@ class UsageProblems(Exception):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The words "did you mean `x`?" where one of `known` is close to `word`, else nothing."""
+    """The hint "did you mean `x`?" if one of `known` is close to `word`; otherwise empty."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 
 
-# What messages are made of: numbers of things, and lists that stay short.
-
-
 def plural(count: int, one: str, several: str = "") -> str:
-    """`1 pair`, `2 pairs`."""
+    """`1 pair`, `2 pairs`; `several` is the plural if it does not end in `s`."""
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def shorten(words: Sequence[str], most: int, separator: str = ", ") -> str:
+    """`a, b and 3 more`: at most the first `most` words, then how many are left out."""
+    text = separator.join(words[:most])
+    if len(words) <= most:
+        return text
+    joint = " and" if separator == ", " else f"{separator}and"
+    return f"{text}{joint} {len(words) - most} more"
+
+
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-7, 9` of sorted numbers."""
+    """Sorted numbers as `0-7, 9`."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
@@ -86,5 +91,5 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def span_list(spans: Iterable[Iterable[int]]) -> str:
-    """The same of the first and last number of each span."""
+    """The same from the first and last number of each span."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

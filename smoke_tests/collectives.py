@@ -1,8 +1,8 @@
 """The collectives of train_allreduce.py: sizes and bandwidths by the definitions of nccl-tests
 (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), the calls, their data and the expected results.
 
-Data are whole numbers that float32 holds exactly, sums included, so that each result is known
-without a collective and one wrong bit anywhere is a wrong element.
+The data are whole numbers that float32 represents exactly, sums included. So each result is known
+without a collective, and a single wrong bit makes a wrong element.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pytest_clustersmoke.rank import Rank
 
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 ELEMENT_BYTES = 4  # float32
-ALIGN = 4  # elements: a rank's share is a whole number of 16 bytes
-EXACT = 2**24  # float32 holds every whole number up to here
-PERIOD = 127  # data repeat after a prime number of elements, so that misplaced chunks show
+ALIGN = 4  # elements: a rank's share is a multiple of 16 bytes
+EXACT = 2**24  # float32 represents every whole number up to this one
+PERIOD = 127  # the data repeat after a prime number of elements, so misplaced chunks are detected
 PRIME = 16_777_213  # the largest below 2**24
-CHUNK = 2**22  # elements checked at once: 32 MiB of indices, beside the buffers
+CHUNK = 2**22  # elements checked at once: 32 MiB of indices, in addition to the buffers
 
 # torch deprecated the old names after 2.2.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -30,15 +30,15 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 def elements(name: str, asked_bytes: int, ranks: int) -> int:
-    """How many float32 a collective of `asked_bytes` has: the buffer of all-reduce, the output of
-    all-gather, the input of reduce-scatter, what all-to-all sends. In the last three each rank has
-    the same share, rounded down; at the smallest sizes nothing is left."""
+    """The number of float32 elements in a collective of `asked_bytes`: in the buffer of all-reduce,
+    the output of all-gather, the input of reduce-scatter and of all-to-all. In the last three each
+    rank has an equal share, rounded down, which is 0 at the smallest sizes."""
     count = asked_bytes // ELEMENT_BYTES
     return count if name == "all_reduce" else count // (ranks * ALIGN) * ranks * ALIGN
 
 
 def bandwidths(name: str, size_bytes: int, seconds: float, ranks: int) -> tuple[float, float]:
-    """algbw and busbw in GB/s: S/t, and that times 2(n-1)/n for all-reduce, else (n-1)/n."""
+    """algbw and busbw in GB/s: S/t, and S/t times 2(n-1)/n for all-reduce, otherwise (n-1)/n."""
     algbw = size_bytes / seconds / 1e9
     return algbw, algbw * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
 
@@ -48,7 +48,7 @@ def weight(rank: int) -> int:
 
 
 class Collectives:
-    """The collectives over all ranks, on two buffers as large as the largest size.
+    """The collectives over all ranks, on two buffers of the largest size.
 
     all-reduce works in place, on `received`.
     """
@@ -61,7 +61,7 @@ class Collectives:
         self.weights = sum(map(weight, range(self.ranks)))
 
     def call(self, name: str, count: int) -> Callable[[], object]:
-        """The collective on `count` elements, ready to be called again and again."""
+        """The collective on `count` elements, as a function that can be called repeatedly."""
         share, sent, received = count // self.ranks, self.sent[:count], self.received[:count]
         if name == "all_reduce":
             return partial(dist.all_reduce, received)
@@ -72,18 +72,18 @@ class Collectives:
         return partial(dist.all_to_all_single, received, sent)
 
     def exchange(self, peer: int, count: int) -> None:
-        """Send and receive `count` elements at once, to and from one peer."""
-        # On the default group, so that NCCL uses the communicator of all ranks.
+        """Send and receive `count` elements at the same time, to and from one peer."""
+        # In the default group, so that NCCL uses the communicator of all ranks.
         sent, received = self.sent[:count], self.received[:count]
         ops = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
 
     def why_absent(self, name: str) -> str | None:
-        """Try the collective once; torch's message where this gloo does not support it."""
+        """Try the collective once; returns torch's message if this gloo does not support it."""
         try:
             self.call(name, ALIGN * self.ranks)()
-        except RuntimeError as error:  # NotImplementedError is one
+        except RuntimeError as error:  # includes NotImplementedError
             # "no support for _allgather_base in Gloo process group", "gloo does not support ..."
             if dist.get_backend() != "gloo" or "support" not in str(error):
                 raise
@@ -91,12 +91,12 @@ class Collectives:
         return None
 
     def clear(self, count: int) -> None:
-        """Zeros, for the timing: the sums of all-reduce in place would grow until they overflow."""
+        """Fill with zeros for the timing: in-place sums of all-reduce would grow and overflow."""
         self.sent[:count] = 0
         self.received[:count] = 0
 
     def fill(self, name: str, count: int) -> None:
-        """Write this rank's data, and -1, which no result is, where results will be."""
+        """Write this rank's data, and -1, which is never a result, where results will be."""
         self.received[:count] = -1
         own = count // self.ranks if name == "all_gather" else count
         for part, index in self._parts(own):
@@ -108,12 +108,13 @@ class Collectives:
                 self.sent[part] = self.marked(self.rank, index)
 
     def check(self, name: str, count: int, peer: int = 0) -> dict[str, Any]:
-        """Compare every element of the result: their number, how many are wrong, the first."""
+        """Compare every element of the result; returns the number of elements, the number of wrong
+        ones, and the first wrong one."""
         checked = count // self.ranks if name == "reduce_scatter" else count
         wrong, first = 0, None
         for part, index in self._parts(checked):
             found, expected = self.received[part], self._expected(name, count, index, peer)
-            differs = found != expected  # a NaN differs from all
+            differs = found != expected  # NaN differs from everything
             if first is None and differs.any():
                 at = int(differs.nonzero()[0])
                 values = {"found": float(found[at]), "expected": float(expected[at])}
@@ -134,16 +135,16 @@ class Collectives:
         return self.marked(peer, index)
 
     def summand(self, weights: int, index: torch.Tensor) -> torch.Tensor:
-        """What a rank adds, given its weight; the sum over all ranks, given the sum of weights."""
+        """A rank's addend for its weight, or the sum over all ranks for the sum of weights."""
         period = min(PERIOD, EXACT // self.weights)
         return (weights * (index % period + 1)).float()
 
     def marked(self, rank: torch.Tensor | int, index: torch.Tensor) -> torch.Tensor:
-        """An element that shows which rank sent it and where it stood."""
+        """An element that encodes which rank sent it, and its index there."""
         return ((rank * 1_000_003 + index) % PRIME).float()
 
     def _parts(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """`count` elements in pieces: the slice of each, and the indices of its elements."""
+        """Split `count` elements into chunks: the slice of each and the indices of its elements."""
         for begin in range(0, count, CHUNK):
             end = min(begin + CHUNK, count)
             yield slice(begin, end), torch.arange(begin, end, device=self.device)

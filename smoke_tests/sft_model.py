@@ -16,7 +16,7 @@ PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 
 
 def build_base(args: argparse.Namespace, vocabulary: int) -> Any:
-    """The model under the adapters, equal on all ranks: loaded, or small and from the seed."""
+    """The model under the adapters, equal on all ranks: loaded, or a small one from the seed."""
     transformers.set_seed(args.seed)
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     if args.model != "tiny":
@@ -59,24 +59,24 @@ def evaluate(model: Any, batch: Batch, precision: str) -> float:
 
 
 def checksums(model: Any, device: torch.device) -> dict[str, int]:
-    """A 64-bit sum over the bits of each parameter. Each element has an odd factor of its own, so
-    that a change of any one of them shows. Hashing 14 GB on the CPU would outlast the training."""
+    """A 64-bit sum over the bits of each parameter. Each element has its own odd factor, so that
+    changing any element changes the sum. Hashing 14 GB on the CPU would outlast the training."""
     integers, sums = {2: torch.int16, 4: torch.int32}, {}
     for name, parameter in model.named_parameters():
         bits = parameter.detach().flatten().view(integers[parameter.element_size()]).to(device)
         factors = torch.arange(len(bits), device=device) * 0x2545F4914F6CDD1D | 1
-        sums[name] = int((bits * factors).sum())  # overflows, and wraps round
+        sums[name] = int((bits * factors).sum())  # overflows and wraps around
     return sums
 
 
 def state_of(model: Any, device: torch.device) -> dict[str, Any]:
-    """What a new model must hold once it has loaded the checkpoint: adapters, and their base."""
+    """The state that a new model must have after loading the checkpoint: adapters and base."""
     adapters = get_peft_model_state_dict(model, save_embedding_layers=False)
     return {"adapters": dict(adapters), "parameters": checksums(model, device)}
 
 
 def save(model: Any, path: Path) -> None:
-    # Embeddings are not trained; asked to decide, PEFT would look the model up on the hub.
+    # Embeddings are not trained; without this argument PEFT would look the model up on the hub.
     model.save_pretrained(str(path), save_embedding_layers=False)
 
 

@@ -1,8 +1,8 @@
-"""How long one call of a collective takes, timed as nccl-tests does: in batches of calls, with the
-device synchronised before and after each batch.
+"""Times one call of a collective as nccl-tests does: in batches of calls, with the device
+synchronised before and after each batch.
 
-nccl-tests reports the mean over ranks by default; here the time is that of the slowest rank, and
-the median of several batches, so that one hiccup is neither a result nor a dip.
+By default nccl-tests reports the mean over ranks. Here the time is that of the slowest rank, as the
+median of several batches, so that a single hiccup does not become the result.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ import torch.distributed as dist
 
 from pytest_clustersmoke.rank import Rank
 
-# A batch that would take longer than this gets fewer iterations than asked for: on a slow network a
-# size would otherwise take minutes, and prove nothing more.
+# A batch that would take longer gets fewer iterations: otherwise one size could take minutes on a
+# slow network, without proving more.
 BATCH_S = 0.5
 
 
 class Timing(NamedTuple):
     """Seconds of one call."""
 
-    seconds: float  # the slowest rank's, the median over batches
-    own_seconds: float  # this rank's own, likewise
+    seconds: float  # of the slowest rank, the median over batches
+    own_seconds: float  # of this rank, the median over batches
     iterations: int
 
 
 class Stopwatch:
-    """All ranks time together: they call `time` and `slowest` in the same order."""
+    """Times calls on all ranks together: all must call `time` and `slowest` in the same order."""
 
     def __init__(self, rank: Rank, iterations: int, warmup: int, repeats: int) -> None:
         self.rank = rank
         self.iterations, self.warmup, self.repeats = iterations, warmup, repeats
-        self.done, self.steps = 0, 0  # measurements, for the marks of progress
+        self.done, self.steps = 0, 0  # measurements, for marking progress
 
     def time(self, call: Callable[[], object] | None) -> Timing:
-        """Time a call that was made once before, so that its connections are open. A rank without a
-        call only takes part in the barriers."""
+        """Time a call that was made once before, so that its connections are open. A rank whose
+        call is None only takes part in the barriers."""
         first_s = self.slowest([self.batch(call, 1)])[0]
         iterations = max(1, min(self.iterations, int(BATCH_S / max(first_s, 1e-9))))
         self.rank.mark(self.done, self.steps)
         self.batch(call, min(self.warmup, iterations))
         own = []
         for _ in range(self.repeats):
-            self.rank.barrier()  # or the time of early ranks would include their wait for the last
+            self.rank.barrier()  # otherwise the time of early ranks includes waiting for late ones
             own.append(self.batch(call, iterations))
             self.rank.mark(self.done, self.steps)
         timing = Timing(median(self.slowest(own)), median(own), iterations)
@@ -67,12 +67,12 @@ class Stopwatch:
         return (time.perf_counter() - began) / count
 
     def synchronize(self) -> None:
-        if self.rank.device.type == "cuda":  # gloo's calls return when they are done
+        if self.rank.device.type == "cuda":  # gloo's calls return once they have finished
             torch.cuda.synchronize(self.rank.device)
 
     def slowest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""
         tensor = torch.tensor(values, dtype=torch.float64, device=self.rank.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        found: list[float] = tensor.tolist()
-        return found
+        largest: list[float] = tensor.tolist()
+        return largest

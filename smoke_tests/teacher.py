@@ -1,8 +1,8 @@
 """Data that can be learnt: a fixed pool of inputs, with targets from a linear teacher of low rank.
 
-The loss of a model that trains must fall on it; on random targets it stays where it was, and would
-prove nothing. Every rank draws a pool of its own, so that local gradients differ and a missing
-reduction shows; the teacher is the same on all.
+On these data the loss of a model that trains must fall; on random targets it would stay where it
+was and prove nothing. Every rank draws its own pool, so that local gradients differ and a missing
+reduction is detected; the teacher is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POOL_BATCHES = 4
 
 
 class Teacher:
-    """`batch(step)` gives (inputs, targets), both of shape (batch_size, width), on the device."""
+    """`batch(step)` returns (inputs, targets), each of shape (batch_size, width), on the device."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Teacher:
         widen = torch.randn(TEACHER_RANK, width, generator=shared) / TEACHER_RANK**0.5
         own = torch.Generator().manual_seed(TEACHER_SEED + 1 + rank)
         inputs = torch.randn(POOL_BATCHES, batch_size, width, generator=own)
-        targets = inputs @ narrow @ widen  # variance about 1, as the inputs
+        targets = inputs @ narrow @ widen  # variance about 1, like the inputs
         self._inputs = inputs.to(device=device, dtype=dtype)
         self._targets = targets.to(device=device, dtype=dtype)
 

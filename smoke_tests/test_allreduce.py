@@ -17,10 +17,10 @@ SMALL = {"max_bytes": 2**21, "factor": 8, "iterations": 3, "warmup": 1, "repeats
 
 
 class Swept(Started, TalkedInsideNodes):
-    """All-reduce, all-gather, reduce-scatter and all-to-all: right, and as fast as they should be.
+    """All-reduce, all-gather, reduce-scatter and all-to-all: correct, and as fast as expected.
 
-    The bars are the best of all sizes and named sizes. nccl-tests' average over all sizes is none:
-    the small ones pull it to where nothing can be told of a link.
+    References apply to the best of all sizes and to named sizes. They do not apply to nccl-tests'
+    average over all sizes: small sizes dominate it, so it says little about a link.
     """
 
     def test_every_collective_is_correct(self, phase: PhaseView) -> None:
@@ -64,7 +64,7 @@ class TestAllReduceOnOneNode(Swept):
     small=SMALL,
 )
 class TestAllReduceOverNodes(Swept, TalkedBetweenNodes):
-    """Between nodes, all together and two by two."""
+    """Between nodes: all together, and each pair."""
 
     def test_every_pair_of_nodes_is_measured(self, phase: PhaseView) -> None:
         node_pairs.check_all_measured(phase)

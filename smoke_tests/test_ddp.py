@@ -20,7 +20,7 @@ class TestDdpOnTwoGpus(Trained, TalkedInsideNodes):
         assert phase.fact("engine") == "DistributedDataParallel"
 
     def test_checkpoint_is_written_once_and_whole(self, phase: PhaseView) -> None:
-        """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
+        """One file: fp32 weights and Adam's two moments, 12 bytes per parameter."""
         files = phase.checkpoint_files()
         assert list(files) == ["ddp.pt"]
         assert files["ddp.pt"] >= 12 * phase.fact("parameters")

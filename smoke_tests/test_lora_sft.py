@@ -13,7 +13,7 @@ SIZES = {
     "max_steps": 10,
     "micro_batch": 1,
 }
-# A model of random weights, and data that ship.
+# A model with random weights, and the data shipped with the suite.
 SMALL = {
     "model": "tiny",
     "dataset": "shipped",
@@ -24,7 +24,7 @@ SMALL = {
 
 
 class FineTuned(Trained, TalkedInsideNodes):
-    """What holds of a LoRA phase beyond what holds of any training."""
+    """The criteria of a LoRA phase, in addition to those of any training."""
 
     throughput = ("tokens_per_s_per_rank", "steps_per_s")
 
@@ -32,7 +32,7 @@ class FineTuned(Trained, TalkedInsideNodes):
         assert phase.fact("wrapper") == "DistributedDataParallel"
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
-        """The loss of one fixed batch is lower after training: few steps see different examples."""
+        """A fixed batch has a lower loss after training: the few steps all see other examples."""
         before, after = phase.facts("fixed_loss_before"), phase.facts("fixed_loss_after")
         assert None not in {**before, **after}.values()
         assert all(after[rank] < before[rank] for rank in before), (before, after)

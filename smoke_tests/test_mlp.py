@@ -15,7 +15,7 @@ class TestMlpOnOneGpu(Trained):
     """25,175,040 parameters."""
 
     def test_checkpoint_holds_model_and_optimizer(self, phase: PhaseView) -> None:
-        """One file: fp32 weights and Adam's two moments, 12 bytes a parameter."""
+        """One file: fp32 weights and Adam's two moments, 12 bytes per parameter."""
         files = phase.checkpoint_files()
         assert list(files) == ["mlp.pt"]
         assert files["mlp.pt"] >= 12 * phase.fact("parameters")

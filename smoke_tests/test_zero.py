@@ -18,15 +18,15 @@ SMALL = {
     "micro_batch": 8,
     "steps": 30,
     "learning_rate": 0.001,
-    # DeepSpeed 0.14 goes over a whole bucket at each step, full or not: 5e8 take a rank 3 s.
+    # DeepSpeed 0.14 processes the whole bucket in each step, full or not: 5e8 elements take 3 s.
     "bucket_size": 1_000_000,
 }
-# Beside the bytes that the parameters demand a file holds names, shapes and padding.
+# Besides the parameters' bytes a file has names, shapes and padding.
 SLACK = 1.25
 
 
 class TrainedWithZero(Trained, TalkedInsideNodes):
-    """What holds of a ZeRO phase beyond what holds of any training."""
+    """The criteria of a ZeRO phase, in addition to those of any training."""
 
     def test_engine_has_the_zero_stage_asked_for(self, phase: PhaseView) -> None:
         assert phase.fact("engine") == "DeepSpeedEngine"
@@ -38,15 +38,15 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
 
     def test_engine_clips_and_buckets_as_asked(self, phase: PhaseView) -> None:
         assert phase.fact("gradient_clipping") == 1.0
-        asked = phase.args["bucket_size"]
-        assert phase.fact("reduce_bucket_size") == phase.fact("allgather_bucket_size") == asked
+        size = phase.args["bucket_size"]
+        assert phase.fact("reduce_bucket_size") == phase.fact("allgather_bucket_size") == size
 
     def test_global_batch_is_micro_batch_times_ranks(self, phase: PhaseView) -> None:
         assert phase.fact("train_batch_size") == phase.args["micro_batch"] * phase.world_size
 
     def test_fused_adam_is_compiled_on_cuda(self, phase: PhaseView) -> None:
         if phase.ranks[0].start.get("device") == "cpu":
-            pytest.skip("FusedAdam is a CUDA kernel; the ranks train on CPU")
+            pytest.skip("FusedAdam needs CUDA; the ranks train on CPU")
         assert phase.fact("optimizer") == "FusedAdam"
 
     def test_checkpoint_has_one_optimizer_file_a_rank(self, phase: PhaseView) -> None:
@@ -58,7 +58,8 @@ class TrainedWithZero(Trained, TalkedInsideNodes):
         assert {"mp_rank_00_model_states.pt", "zero_to_fp32.py", "latest"} <= names
 
     def test_checkpoint_has_the_size_its_parameters_demand(self, phase: PhaseView) -> None:
-        """bf16 weights are 2 bytes a parameter; fp32 weights and two moments 12, over all ranks."""
+        """bf16 weights take 2 bytes per parameter; fp32 weights and two moments take 12, split over
+        the ranks."""
         files, parameters = phase.checkpoint_files(), phase.fact("parameters")
         optimizer = [size for name, size in files.items() if name.endswith("_optim_states.pt")]
         model = [size for name, size in files.items() if name.endswith("_model_states.pt")]

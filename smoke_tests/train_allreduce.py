@@ -1,5 +1,5 @@
-"""All-reduce, all-gather, reduce-scatter and all-to-all: is every result right, and how fast are
-they? With several nodes, how fast is each pair of them?
+"""Check and time all-reduce, all-gather, reduce-scatter and all-to-all, and with several nodes the
+exchange between each pair of nodes.
 
     torchrun --standalone --nproc_per_node=2 smoke_tests/train_allreduce.py \\
         --max-bytes 2097152 --factor 8 --iterations 3 --warmup 1 --repeats 3
@@ -22,7 +22,7 @@ from pytest_clustersmoke.rank import Rank
 from stopwatch import Stopwatch
 
 SMALLEST_BYTES = 8
-# Metrics: the best bus bandwidth of each collective over all sizes, and all-reduce's at some.
+# Metrics: the best bus bandwidth of each collective over all sizes, and of all-reduce at some.
 PEAKS = {
     "all_reduce": "busbw_gb_per_s",
     "all_gather": "all_gather_busbw_gb_per_s",
@@ -35,23 +35,23 @@ AT_SIZE = {
     2**30: "busbw_1gib_gb_per_s",
 }
 PAIR_BYTES = 2**26  # sent each way between two nodes
-# Two buffers of the largest size, and as much again for the checks and NCCL's own buffers.
+# Two buffers of the largest size, and the same again for the checks and NCCL's own buffers.
 MEMORY_FOR_A_SIZE = 4
-debug: Any = dist  # torch's annotations leave its debug level out
+debug: Any = dist  # torch's annotations lack the debug level
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=" ".join(__doc__.split("\n\n")[0].split()))
     parser.add_argument("--max-bytes", type=int, required=True, help="the largest size")
-    parser.add_argument("--factor", type=int, required=True, help="from each size to the next")
-    parser.add_argument("--iterations", type=int, required=True, help="calls in a batch, at most")
+    parser.add_argument("--factor", type=int, required=True, help="ratio of successive sizes")
+    parser.add_argument("--iterations", type=int, required=True, help="most calls in a batch")
     parser.add_argument("--warmup", type=int, required=True, help="calls before the first batch")
-    parser.add_argument("--repeats", type=int, required=True, help="batches; their median counts")
+    parser.add_argument("--repeats", type=int, required=True, help="batches (median is reported)")
     return parser.parse_args()
 
 
-def fitting_bytes(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
-    """`max_bytes`, or what the rank with the least free memory has room for."""
+def fit_to_memory(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
+    """`max_bytes`, or less if the rank with the least free memory has no room for it."""
     free_bytes = psutil.virtual_memory().available // rank.local_world_size
     if rank.device.type == "cuda":
         free_bytes = torch.cuda.mem_get_info(rank.device)[0]
@@ -61,18 +61,21 @@ def fitting_bytes(max_bytes: int, rank: Rank, watch: Stopwatch) -> int:
     return fitting
 
 
-def ladder(max_bytes: int, factor: int) -> list[int]:
+def list_sizes(max_bytes: int, factor: int) -> list[int]:
     """The sizes to measure, in bytes: 8, each `factor` times the one before, up to `max_bytes`."""
     if factor < 2 or max_bytes < SMALLEST_BYTES:
-        raise ValueError(f"no sizes from {SMALLEST_BYTES} to {max_bytes} B by a factor of {factor}")
+        raise ValueError(
+            f"no sizes from {SMALLEST_BYTES} to {max_bytes} B with a factor of {factor}; expected "
+            f"at least {SMALLEST_BYTES} B and a factor of 2 or more"
+        )
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * factor <= max_bytes:
         sizes.append(sizes[-1] * factor)
     return sizes
 
 
-def present(rank: Rank, collectives: Collectives) -> list[str]:
-    """The collectives that work here; gloo of older versions of torch lacks some."""
+def probe_collectives(rank: Rank, collectives: Collectives) -> list[str]:
+    """The collectives that work here; gloo in older versions of torch lacks some."""
     absent = {name: collectives.why_absent(name) for name in NAMES}
     rank.fact(left_out={name: why for name, why in absent.items() if why is not None})
     return [name for name, why in absent.items() if why is None]
@@ -81,11 +84,11 @@ def present(rank: Rank, collectives: Collectives) -> list[str]:
 def measure(
     name: str, asked_bytes: int, rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> dict[str, float]:
-    """Check and time one collective at one size; returns the metrics that follow."""
+    """Check and time one collective at one size; returns the resulting metrics."""
     count = elements(name, asked_bytes, rank.world_size)
     call = collectives.call(name, count)
     collectives.fill(name, count)
-    call()  # also opens the connections: NCCL from 2.22 on does so at the first use
+    call()  # also opens the connections: NCCL 2.22 and later open them on first use
     checked = collectives.check(name, count)
     collectives.clear(count)
     timing = watch.time(call)
@@ -114,13 +117,13 @@ def measure(
 
 
 def rounds(nodes: int) -> range:
-    """The rounds in which each pair of nodes meets once, by `distance`; none for one node."""
+    """The rounds in which each pair of nodes exchanges once, by `distance`; none for one node."""
     return range(1, 1 << (nodes - 1).bit_length())
 
 
 def peer_of(rank: Rank, distance: int) -> int | None:
-    """The rank with this local rank on the node whose number differs in the bits of `distance`, so
-    that a node is in one pair at most; None where there is no such node."""
+    """The rank with the same local rank on the node whose number differs in the bits of `distance`,
+    so that a node is in at most one pair; None if that node does not exist."""
     node = rank.rank // rank.local_world_size
     peer = (node ^ distance) * rank.local_world_size + rank.local_rank
     return peer if peer < rank.world_size else None
@@ -129,9 +132,9 @@ def peer_of(rank: Rank, distance: int) -> int | None:
 def measure_pairs(
     distance: int, count: int, rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> float:
-    """Check and time the pairs of one round, all at once; returns the GB/s of the slowest.
+    """Check and time all pairs of one round at the same time; returns the GB/s of the slowest.
 
-    As in nccl-tests' sendrecv.cu, that is the bytes sent each way over their time.
+    As in nccl-tests' sendrecv.cu, this is the bytes sent each way divided by the time.
     """
     size_bytes = count * ELEMENT_BYTES
     peer = peer_of(rank, distance)
@@ -153,18 +156,19 @@ def measure_pairs(
             **checked,
         )
     slowest = size_bytes / watch.slowest([timing.own_seconds])[0] / 1e9
-    rank.say(f"pairs of nodes, round {distance}: the slowest {slowest:.3f} GB/s each way")
+    rank.say(f"pairs of nodes, round {distance}: slowest {slowest:.3f} GB/s each way")
     return slowest
 
 
 def measure_all(
     sizes: list[int], names: list[str], rank: Rank, collectives: Collectives, watch: Stopwatch
 ) -> dict[str, float]:
-    """Every collective at every size, then every pair of nodes; returns the best of each metric."""
+    """Measure every collective at every size, then every pair of nodes; returns the best value of
+    each metric."""
     ranks, nodes = rank.world_size, rank.world_size // rank.local_world_size
     plan = [(name, size) for size in sizes for name in names if elements(name, size, ranks)]
     watch.steps = len(plan) + len(rounds(nodes))
-    rank.say(f"{ranks} ranks on {nodes} nodes talk over {dist.get_backend()}")
+    rank.say(f"{ranks} ranks on {nodes} nodes communicate over {dist.get_backend()}")
     metrics: dict[str, float] = {}
     for name, size in plan:
         for metric, value in measure(name, size, rank, collectives, watch).items():
@@ -181,14 +185,14 @@ def measure_all(
 def main() -> None:
     args = parse_args()
     if debug.get_debug_level() == debug.DebugLevel.DETAIL:
-        # It runs a collective of its own over gloo before each of ours, which would be timed, too,
-        # and splits batches of sends and receives. The process group reads the level as it opens.
+        # DETAIL runs a gloo collective before each of ours, which would be timed, too, and splits
+        # batches of sends and receives. The process group reads the level when it is opened.
         debug.set_debug_level(debug.DebugLevel.INFO)
     with Rank.start(init="torch") as rank:
         watch = Stopwatch(rank, args.iterations, args.warmup, args.repeats)
-        sizes = ladder(fitting_bytes(args.max_bytes, rank, watch), args.factor)
+        sizes = list_sizes(fit_to_memory(args.max_bytes, rank, watch), args.factor)
         collectives = rank.stage("data", lambda: Collectives(rank, sizes[-1]))
-        names = rank.stage("probe", lambda: present(rank, collectives))
+        names = rank.stage("probe", lambda: probe_collectives(rank, collectives))
         rank.fact(debug_level=debug.get_debug_level().name)
         common = (rank, collectives, watch)
         rank.metrics(**rank.stage("train", lambda: measure_all(sizes, names, *common)))

@@ -23,17 +23,17 @@ from pytest_clustersmoke.rank import Rank, StepLog
 from sft_data import Batch, batch_of, digest, share_examples
 from sft_model import add_adapters, build_base, checksums, evaluate, load, loss_of, save, state_of
 
-FIXED_BATCH = 8  # examples whose loss is taken before and after training
+FIXED_BATCH = 8  # examples whose loss is measured before and after training
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, help="name on the hub, path, or tiny")
     parser.add_argument("--dataset", required=True, help="name on the hub, directory, or shipped")
-    parser.add_argument("--subset-size", type=int, required=True, help="examples, from the first")
-    parser.add_argument("--seq-len", type=int, required=True, help="tokens of an example, padded")
+    parser.add_argument("--subset-size", type=int, required=True, help="number of examples used")
+    parser.add_argument("--seq-len", type=int, required=True, help="tokens per padded example")
     parser.add_argument("--max-steps", type=int, required=True)
-    parser.add_argument("--micro-batch", type=int, required=True, help="examples a rank and step")
+    parser.add_argument("--micro-batch", type=int, required=True, help="examples per rank and step")
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
     parser.add_argument("--seed", type=int, default=1)
@@ -41,9 +41,9 @@ def parse_args() -> argparse.Namespace:
 
 
 def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArguments:
-    """The settings of Trainer. Creating them opens the process group."""
+    """Create the settings of Trainer, which opens the process group."""
     settings = transformers.TrainingArguments(
-        output_dir="",  # agreed between the ranks once the group is open
+        output_dir="",  # set below, once the ranks have agreed on it
         max_steps=args.max_steps,
         per_device_train_batch_size=args.micro_batch,
         learning_rate=args.learning_rate,
@@ -52,8 +52,8 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
         use_cpu=rank.device.type == "cpu",
         ddp_timeout=int(rank.timeout_s),
         ddp_find_unused_parameters=False,  # every adapter takes part in every step
-        # They are constants, and broadcasting them would be a collective in each forward pass, in
-        # which a slow rank would make the others as slow.
+        # Buffers are constants. Broadcasting them would be a collective in each forward pass, and
+        # the other ranks would wait in it for a slow one.
         ddp_broadcast_buffers=False,
         remove_unused_columns=False,  # SftTrainer records `row`
         dataloader_pin_memory=rank.device.type != "cpu",
@@ -63,19 +63,19 @@ def open_group(args: argparse.Namespace, rank: Rank) -> transformers.TrainingArg
         disable_tqdm=True,
     )
     if rank.world_size == 1 and not dist.is_initialized():
-        dist.init_process_group("gloo")  # Trainer opens none for one rank, and the checks need one
+        dist.init_process_group("gloo")  # Trainer opens no group for one rank; the checks need one
     rank.group_opened()
     settings.output_dir = str(rank.output_dir)
     return settings
 
 
 class SftTrainer(transformers.Trainer):
-    """Trainer that records each step: its loss, its rows, and when this rank's own part ended."""
+    """Trainer that records each step: its loss, its rows, and the end of this rank's own work."""
 
-    def __init__(self, log: StepLog, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, log: StepLog, **options: Any) -> None:
+        super().__init__(**options)
         self.add_callback(StepEnd(self, log))
-        self.model_accepts_loss_kwargs = False  # or newer versions scale our loss, which is a mean
+        self.model_accepts_loss_kwargs = False  # newer versions would scale our loss, a mean
         self.step_log = log
         self.rows: list[torch.Tensor] = []
 
@@ -83,7 +83,7 @@ class SftTrainer(transformers.Trainer):
         self.rows.append(inputs.pop("row"))
         loss = model(**inputs).loss
         self.step_log.local_done()  # the backward pass waits for the other ranks
-        self.last_loss = loss.detach()  # stays on its device: nothing waits for it
+        self.last_loss = loss.detach()  # stays on its device, so nothing waits for it
         return loss
 
 
@@ -98,7 +98,7 @@ class StepEnd(transformers.TrainerCallback):
 def train(
     args: argparse.Namespace, rank: Rank, settings: Any, model: Any, examples: Batch
 ) -> SftTrainer:
-    tokens = args.micro_batch * args.seq_len  # a rank and step, padding included
+    tokens = args.micro_batch * args.seq_len  # per rank and step, padding included
     log = rank.step_log(
         args.max_steps,
         samples_per_rank=args.micro_batch,
@@ -126,8 +126,8 @@ def train(
 
 
 def probe(args: argparse.Namespace, rank: Rank, trainer: Any, examples: Batch) -> None:
-    """Are the gradients that DDP computes the mean over all ranks?"""
-    first = rank.rank * args.micro_batch  # each rank has its own rows, or sync would prove nothing
+    """Verify that the gradients that DDP computes are the mean over all ranks."""
+    first = rank.rank * args.micro_batch  # own rows on each rank: equal ones would prove nothing
     batch = batch_of(examples, range(first, first + args.micro_batch), rank.device)
     bare, wrapped = trainer.model, trainer.model_wrapped
     wrapped.train()
@@ -162,7 +162,7 @@ def main() -> None:
             precision=args.precision,
         )
 
-        # Loop. All adapters must change, and nothing else.
+        # Loop. It must change all adapters, and nothing else.
         loss_before, before = evaluate(model, fixed, args.precision), checksums(model, rank.device)
         trainer = train(args, rank, settings, model, examples)
         loss_after, after = evaluate(model, fixed, args.precision), checksums(model, rank.device)

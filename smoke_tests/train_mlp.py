@@ -68,7 +68,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 def main() -> None:
     args = parse_args()
     with Rank.start(init="torch") as rank:
-        # Data. Every rank draws its own share.
+        # Data. Each rank draws its own share.
         data = rank.stage(
             "data", lambda: Teacher(args.hidden_size, args.batch_size, rank.rank, rank.device)
         )
@@ -101,7 +101,7 @@ def main() -> None:
             optimizer.step()
             step.record(loss=loss)
 
-        # Checkpoint. Rank 0 saves what all ranks hold; each rank loads it into a new model.
+        # Checkpoint. Rank 0 saves the state that all ranks share; each loads it into a new model.
         path = rank.output_dir / ("ddp.pt" if rank.world_size > 1 else "mlp.pt")
         trained = state_of(model, optimizer)
         rank.save_checkpoint(lambda: torch.save(trained, path) if rank.is_main else None)

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO trains a deep MLP in bf16, of 805,429,248 parameters with six layers of 4096.
+"""Train a deep MLP in bf16 with DeepSpeed ZeRO: 805,429,248 parameters with six layers of 4096.
 
     torchrun --standalone --nproc_per_node=2 smoke_tests/train_zero.py --hidden-size 128 \\
         --layers 2 --micro-batch 8 --steps 30 --stage 1 --bucket-size 1000000 --learning-rate 1e-3
@@ -30,10 +30,10 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hidden-size", type=int, required=True)
     parser.add_argument("--layers", type=int, required=True)
     parser.add_argument("--micro-batch", type=int, required=True, help="per rank")
-    parser.add_argument("--accumulation", type=int, default=1, help="micro batches in a step")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro batches per step")
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--stage", type=int, required=True, choices=(1, 2), help="of ZeRO")
-    parser.add_argument("--bucket-size", type=int, required=True, help="elements in a reduction")
+    parser.add_argument("--stage", type=int, required=True, choices=(1, 2), help="ZeRO stage")
+    parser.add_argument("--bucket-size", type=int, required=True, help="elements per reduction")
     parser.add_argument("--clip", type=float, default=1.0)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
@@ -45,8 +45,8 @@ def build_model(hidden_size: int, layers: int) -> nn.Module:
     modules: list[nn.Module] = []
     for _ in range(layers):
         up, down = nn.Linear(hidden_size, hidden_size * 4), nn.Linear(hidden_size * 4, hidden_size)
-        # torch's default shrinks the signal to a sixth in each layer: after six of them bf16 no
-        # longer carries it, and the loss cannot fall. These keep its variance (GELU's is 0.425).
+        # torch's default shrinks the signal to a sixth in each layer: after six layers it is lost
+        # in bf16, and the loss cannot fall. These values keep the variance (0.425 after GELU).
         nn.init.normal_(up.weight, std=up.in_features**-0.5)
         nn.init.normal_(down.weight, std=(0.425 * down.in_features) ** -0.5)
         nn.init.zeros_(up.bias)
@@ -59,7 +59,7 @@ def deepspeed_config(args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
     adam: dict[str, Any] = {"lr": args.learning_rate, "betas": [0.9, 0.999], "eps": 1e-8}
     adam["weight_decay"] = 0.01
     if rank.device.type == "cpu":
-        adam["torch_adam"] = True  # DeepSpeed's own would be compiled: a minute of C++
+        adam["torch_adam"] = True  # DeepSpeed would compile its own: a minute of C++
     return {
         "train_batch_size": args.micro_batch * rank.world_size * args.accumulation,
         "train_micro_batch_size_per_gpu": args.micro_batch,
@@ -80,7 +80,7 @@ def deepspeed_config(args: argparse.Namespace, rank: Rank) -> dict[str, Any]:
 
 
 def read_back(engine: Any) -> dict[str, Any]:
-    """What the engine says it does, not what it was asked for."""
+    """The settings in effect, as the engine reports them."""
     optimizer = type(engine.optimizer.optimizer).__name__
     parameters = list(engine.module.parameters())
     return {
@@ -109,12 +109,12 @@ def build(args: argparse.Namespace, config: dict[str, Any], seed: int) -> Any:
     return initialize(
         model=model,
         model_parameters=model.parameters(),
-        config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
+        config=copy.deepcopy(config),  # DeepSpeed 0.14 removes torch_adam from it
     )[0]
 
 
 def loss_of(model: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    inputs, targets = batch  # both (micro_batch, hidden_size), in bf16 as the model
+    inputs, targets = batch  # both (micro_batch, hidden_size), in bf16 like the model
     return nn.functional.mse_loss(model(inputs).float(), targets.float())
 
 
@@ -124,10 +124,10 @@ def backward(
     micro_batches: int,
     local_done: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Everything of an update except the optimizer's step."""
+    """Run an update without the optimizer's step."""
     for micro in range(micro_batches):
         if micro:
-            engine.step()  # between micro batches it only counts
+            engine.step()  # between micro batches this only counts them
         loss = loss_of(engine, batch)
         local_done()  # the backward pass waits for the other ranks
         engine.backward(loss)
@@ -135,21 +135,21 @@ def backward(
 
 
 def state_of(engine: Any) -> dict[str, Any]:
-    """Everything a checkpoint must bring back on this rank: its own share of the optimizer too."""
+    """The state that a checkpoint must restore on this rank, with its share of the optimizer."""
     return {"module": engine.module.state_dict(), "optimizer": engine.optimizer.state_dict()}
 
 
 def load(directory: Path, engine: Any) -> dict[str, Any]:
     path, _ = engine.load_checkpoint(str(directory), tag=TAG)
-    # DeepSpeed raises nothing where there is no checkpoint: then nothing is equal.
+    # DeepSpeed does not raise if there is no checkpoint; an empty state then equals nothing.
     return {} if path is None else state_of(engine)
 
 
 def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
-    """Train and save; returns a digest of that. The engine is freed, since two might not fit."""
+    """Train and save; returns a digest of the state. Frees the engine: two might not fit."""
     from deepspeed.utils import safe_get_full_grad
 
-    # Data. Every rank draws its own share.
+    # Data. Each rank draws its own share.
     sizes = (args.hidden_size, args.micro_batch)
     data = rank.stage("data", lambda: Teacher(*sizes, rank.rank, rank.device, torch.bfloat16))
 
@@ -161,10 +161,10 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         engine.module.named_parameters(),
         local_loss=lambda: loss_of(engine.module, data.batch(0)),  # no hook of the engine runs
         backward=lambda: backward(engine, data.batch(0), args.accumulation),
-        applied=safe_get_full_grad,  # what engine.step() is about to clip and apply
+        applied=safe_get_full_grad,  # the gradient that engine.step() will clip and apply
         precision=facts["precision"],
     )
-    engine.step()  # DeepSpeed offers no other way to drop the gradients
+    engine.step()  # DeepSpeed has no other way to drop the gradients
 
     # Loop.
     for step in rank.steps(
@@ -176,7 +176,7 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
         engine.step()
         step.record(loss=loss)
 
-    # Checkpoint. All ranks save: each writes its own share of the optimizer.
+    # Checkpoint. All ranks save, each its own share of the optimizer.
     rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir), tag=TAG))
     trained = rank.digest(state_of(engine))
     engine.destroy()
@@ -186,18 +186,18 @@ def train(args: argparse.Namespace, config: dict[str, Any], rank: Rank) -> Any:
 def main() -> None:
     args = parse_args()
     with Rank.start(init="deepspeed") as rank:
-        from deepspeed.accelerator import get_accelerator  # after start, which tells it the device
+        from deepspeed.accelerator import get_accelerator  # after start, which sets its device
 
         config = deepspeed_config(args, rank)
         if rank.is_main:
             (rank.output_dir / "ds_config.json").write_text(json.dumps(config, indent=1) + "\n")
-        if rank.device.type == "cuda":  # FusedAdam is compiled on its first use: timed apart
+        if rank.device.type == "cuda":  # compile FusedAdam here, to time it apart from the model
             builder = get_accelerator().create_op_builder("FusedAdamBuilder")
             rank.stage("compile", builder.load)
         trained = train(args, config, rank)
         gc.collect()
-        anew = args.seed + 1
-        rank.verify_reload(trained, lambda: load(rank.output_dir, build(args, config, anew)))
+        seed = args.seed + 1
+        rank.verify_reload(trained, lambda: load(rank.output_dir, build(args, config, seed)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What users rely on does not change unseen: everything public is compared with contract.yaml.
+"""What users rely on does not change unnoticed: everything public is compared with contract.yaml.
 
-The lists there are kept by hand. What exists today is collected from outside wherever that is
-possible: from help texts, from a run of a small suite and the files that it leaves, from the
-schemas that ship, from the documents. Only the imports below reach into the package.
+The lists there are kept by hand. The current state is collected from outside where possible: from
+help texts, from the files of a run of a small suite, from the shipped schemas, from the documents.
+Only the imports below reach into the package.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PACKAGE = Path(pytest_clustersmoke.__file__).parent
 REFERENCE = ROOT / "docs" / "reference"
 EXIT_STATUSES, STAGED_FAULTS = REFERENCE / "exit-statuses.md", REFERENCE / "staged-faults.md"
 BROKEN_LOG = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory.\n"
-NCCL_LOG = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
+NCCL_LOG = ROOT / "tests" / "evidence" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
 
 # Keys of JSON that name a criterion, a metric or a version.
 NAMES = re.compile(r"(?<=\.)((?:criteria|metrics|versions)\.)\w+")
@@ -78,7 +78,7 @@ CONTRACT = promised()
 
 
 def compare(kind: str, listed: set[str], found: set[str]) -> str:
-    """What is missing and what is new, and what to do about it; empty where they are the same."""
+    """What is missing, what is new, and what to do; empty if there is no difference."""
     if listed == found:
         return ""
     missing, new = sorted(listed - found), sorted(found - listed)
@@ -123,7 +123,7 @@ class Found:
             yield from (" ".join(("clustersmoke", *words, one)) for one in arguments(text))
 
     def exit_statuses(self) -> Iterator[str]:
-        """As documented; test_exit_statuses.py provokes each of them."""
+        """As documented; test_exit_statuses.py provokes each one."""
         for title, head, rows in tables(EXIT_STATUSES.read_text()):
             for first, *cells in rows:
                 if head[0] == "subcommand":
@@ -152,7 +152,7 @@ class Found:
     # -- Python ------------------------------------------------------------------------------------
 
     def imports(self) -> Iterator[str]:
-        """What the documents import, and whatever else on the list can be imported."""
+        """Imports in the documents, and listed imports that work."""
         for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
             for module, names in IMPORT.findall(page.read_text()):
                 yield from (f"from {module} import {name.strip()}" for name in names.split(","))

@@ -1,4 +1,4 @@
-"""Every exit status that docs/reference/exit-statuses.md lists is one that really comes."""
+"""Every exit status listed in docs/reference/exit-statuses.md is provoked."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FAILS = "def test_fails(self, phase):\n    assert False"
 # Statuses of `clustersmoke` that other tests provoke, by subcommand and status.
 ELSEWHERE = {
     ("history", 0): "tests/cli/test_history_command.py",
-    ("compare", 0): "tests/cli/test_compare_command.py::test_two_like_runs_do_not_differ",
-    ("compare", 1): "tests/cli/test_compare_command.py::test_what_differs_is_named",
+    ("compare", 0): "tests/cli/test_compare_command.py::test_similar_runs_do_not_differ",
+    ("compare", 1): "tests/cli/test_compare_command.py::test_differences_are_named",
     ("references", 0): (
-        "tests/cli/test_propose_command.py::test_what_is_printed_is_accepted_where_it_is_pasted"
+        "tests/cli/test_propose_command.py::test_output_can_be_pasted_into_cluster_yaml"
     ),
     ("lab up", 0): "tests/lab/test_lab_real.py::test_down_leaves_nothing",
     ("lab up", 1): "tests/lab/test_lab_failures.py",
@@ -35,16 +35,16 @@ ELSEWHERE = {
     ("lab install", 0): "tests/lab/test_lab_config.py",
     ("lab install", 2): "tests/lab/test_lab_config.py",
 }
-# Of --cluster-prove.
+# Tests that provoke the statuses of --cluster-prove.
 PROOFS = {
-    0: "tests/session/test_prove_suite.py::test_a_gate_that_stops_its_fault_is_proven",
-    1: "tests/session/test_prove_suite.py::test_a_gate_that_stays_green_is_named",
+    0: "tests/session/test_prove_suite.py::test_gate_that_detects_its_fault_is_proven",
+    1: "tests/session/test_prove_suite.py::test_gate_that_stays_green_is_named",
     6: "tests/faults/test_gate.py::test_verdict_over_all_gates",
 }
 
 
 def table(title: str) -> list[list[str]]:
-    """The rows of the table below a heading, without its head."""
+    """The rows of the table under a heading, without the head."""
     section = DOC.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
@@ -55,7 +55,7 @@ def passes(suite: Suite) -> int:
     return int(suite.run().ret)
 
 
-def a_criterion_fails(suite: Suite) -> int:
+def criterion_fails(suite: Suite) -> int:
     suite.phase(body=FAILS)
     return int(suite.run().ret)
 
@@ -69,8 +69,8 @@ def interrupted(suite: Suite) -> int:
         return int(running.wait(60).ret)
 
 
-def a_plugin_breaks(suite: Suite) -> int:
-    """Another plugin's error ends pytest; what is known is reported all the same."""
+def plugin_breaks(suite: Suite) -> int:
+    """Another plugin's error ends pytest; a partial report is written all the same."""
     suite.phase()
     suite.path.joinpath("conftest.py").write_text("def pytest_runtest_logreport(): 1 / 0\n")
     status = int(suite.run_apart().ret)
@@ -80,17 +80,17 @@ def a_plugin_breaks(suite: Suite) -> int:
     return status
 
 
-def a_cluster_is_misspelt(suite: Suite) -> int:
+def cluster_is_misspelt(suite: Suite) -> int:
     suite.phase()
     return int(suite.run(cluster="on").ret)
 
 
-def nothing_is_left(suite: Suite) -> int:
+def selection_is_empty(suite: Suite) -> int:
     suite.phase()
     return int(suite.run("-k", "nothing").ret)
 
 
-def what_is_required_is_not_measured(suite: Suite) -> int:
+def required_kind_is_not_measured(suite: Suite) -> int:
     suite.cluster(require=["transports"], expect={"small": {"intra_node": ["P2P/*"]}})
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
     return int(suite.run().ret)
@@ -98,29 +98,29 @@ def what_is_required_is_not_measured(suite: Suite) -> int:
 
 PROVOKED: dict[int, Callable[[Suite], int]] = {
     0: passes,
-    1: a_criterion_fails,
+    1: criterion_fails,
     2: interrupted,
-    3: a_plugin_breaks,
-    4: a_cluster_is_misspelt,
-    5: nothing_is_left,
-    6: what_is_required_is_not_measured,
+    3: plugin_breaks,
+    4: cluster_is_misspelt,
+    5: selection_is_empty,
+    6: required_kind_is_not_measured,
 }
 
 
 @pytest.mark.parametrize("status", PROVOKED)
-def test_pytest_ends_with_it(suite: Suite, status: int) -> None:
-    """What the table says of a status makes pytest end with it."""
+def test_pytest_ends_with_each_listed_status(suite: Suite, status: int) -> None:
+    """The case described in the table gives the status."""
     assert PROVOKED[status](suite) == status
 
 
-def test_the_table_of_pytest_is_complete() -> None:
-    """It has each of these statuses, and no other."""
+def test_table_of_pytest_is_complete() -> None:
+    """It lists exactly these statuses."""
     rows = table("`pytest --cluster NAME`")
     assert [int(row[0]) for row in rows] == list(PROVOKED)
 
 
-def test_readme_says_the_same() -> None:
-    """The statuses that the README lists have the same verdicts."""
+def test_readme_lists_the_same_verdicts() -> None:
+    """Each status in the README has the verdict of the table."""
     readme = dict(re.findall(r"^\| (\d) \| (FIT|UNFIT|INCONCLUSIVE)\b", README, re.MULTILINE))
     assert {"0", "1", "6"} <= readme.keys()
     listed = {row[0]: row[1] for row in table("`pytest --cluster NAME`")}
@@ -130,21 +130,21 @@ def test_readme_says_the_same() -> None:
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_table_of_a_proof(suite: Suite) -> None:
-    """Its statuses are those that the tests of proofs provoke, and 5 where there is no gate."""
+def test_table_of_a_proof_is_complete(suite: Suite) -> None:
+    """It lists the statuses that the tests of proofs provoke, and 5 for no gate."""
     rows = {int(row[0]): row[1] for row in table("`pytest --cluster NAME --cluster-prove`")}
     assert rows == {0: "PROVEN", 1: "NOT PROVEN", 5: "none", 6: "INCONCLUSIVE"}
     assert rows.keys() == PROOFS.keys() | {5}
     for place in PROOFS.values():
         assert exists(place), place
     suite.phase()
-    result = suite.run("--cluster-prove", "-k", "nothing_of_the_kind")
+    result = suite.run("--cluster-prove", "-k", "matches_nothing")
     assert result.ret == 5, result.stdout.str()
     assert "0 gates to prove" in result.stdout.str()
 
 
 def exists(place: str) -> bool:
-    """Whether a test that is pointed to is there."""
+    """Whether a referenced test exists."""
     path, _, name = place.partition("::")
     if not (ROOT / path).is_file():
         return False
@@ -177,11 +177,13 @@ BAD = "node0: [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allo
 
 
 @pytest.mark.parametrize(("call", "status"), [(CALLS[key], key[1]) for key in CALLS])
-def test_clustersmoke_ends_with_it(tmp_path: Path, call: tuple[str, ...], status: int) -> None:
-    """What the table says of a subcommand makes it end so, without a traceback."""
+def test_clustersmoke_ends_with_each_listed_status(
+    tmp_path: Path, call: tuple[str, ...], status: int
+) -> None:
+    """The case described in the table gives the status, without a traceback."""
     tmp_path.joinpath("quiet.log").write_text("all is well\n")
     tmp_path.joinpath("bad.log").write_text(BAD)
-    log = ROOT / "tests" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
+    log = ROOT / "tests" / "evidence" / "nccl" / "data" / "46_v2307_shm_direct_single.log"
     tmp_path.joinpath("nccl.log").write_text(log.read_text())
     own = {"XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
     env = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
@@ -192,23 +194,25 @@ def test_clustersmoke_ends_with_it(tmp_path: Path, call: tuple[str, ...], status
 
 
 @pytest.mark.parametrize(("before", "status"), [(signal.SIG_DFL, 129), (signal.SIG_IGN, 0)])
-def test_a_terminal_that_is_gone_ends_it_but_under_nohup(
+def test_lost_terminal_ends_clustersmoke_except_under_nohup(
     before: signal.Handlers, status: int
 ) -> None:
-    """SIGHUP while it reads ends it with 129; where it was to be ignored, it goes on."""
-    ours = signal.signal(signal.SIGHUP, before)  # which a child inherits
+    """SIGHUP during reading ends it with 129; under nohup it continues."""
+    ours = signal.signal(signal.SIGHUP, before)  # inherited by the child
     command = [sys.executable, "-m", "pytest_clustersmoke.cli", "diagnose", "-"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     signal.signal(signal.SIGHUP, ours)
     assert process.stdin is not None
-    process.stdin.write(b"all is well\n" * 100_000)  # far more than a pipe holds: it reads
+    process.stdin.write(
+        b"all is well\n" * 100_000
+    )  # far more than a pipe holds, so it is still reading
     process.send_signal(signal.SIGHUP)
     process.communicate()
     assert process.returncode == status
 
 
 def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
-    """The subcommands of a parser; those of `lab` one by one."""
+    """The subcommands of a parser, and each of `lab`."""
     found: set[str] = set()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -218,12 +222,14 @@ def subcommands(parser: argparse.ArgumentParser, before: str = "") -> set[str]:
     return found
 
 
-def test_the_table_of_clustersmoke_is_complete() -> None:
-    """It has every subcommand; each status that it says anything of is provoked, here or there."""
+def test_table_of_clustersmoke_is_complete() -> None:
+    """It lists every subcommand; each status is provoked here or in the test named."""
     rows = {row[0].strip("`"): row[1:] for row in table("`clustersmoke`")}
     assert set(rows) == subcommands(parser())
-    said = {(name, status) for name, row in rows.items() for status in range(3) if row[status]}
-    assert said == set(CALLS) | set(ELSEWHERE)
+    documented = {
+        (name, status) for name, row in rows.items() for status in range(3) if row[status]
+    }
+    assert documented == set(CALLS) | set(ELSEWHERE)
     assert not set(CALLS) & set(ELSEWHERE)
     for place in ELSEWHERE.values():
         assert exists(place), place

@@ -1,4 +1,4 @@
-"""Nothing heavy is imported on the controller, and nothing slow by a plain pytest."""
+"""The controller imports nothing heavy, and a plain pytest nothing slow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def imported(name: str) -> set[str]:
-    """The modules that `name` imports when it is imported, ours and others'."""
+    """All modules that `name` imports when it is loaded."""
     path, found = MODULES[name], set()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     for node in at_import(ast.parse(path.read_text())):
@@ -51,14 +51,14 @@ def ours(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
-def test_nothing_heavy_is_imported_with_a_module(name: str) -> None:
-    """No module of the package, those of the ranks included, imports torch and its like early."""
+def test_module_imports_nothing_heavy(name: str) -> None:
+    """No module of the package, not even of the ranks, imports torch and the like at load."""
     assert not {one.split(".")[0] for one in imported(name)} & HEAVY
 
 
 @pytest.mark.parametrize("name", ["plugin", "session.items", "text", "report.verdict"])
-def test_what_every_pytest_loads_is_light(name: str) -> None:
-    """What is loaded without --cluster pulls in no third-party package but pytest."""
+def test_modules_of_every_pytest_are_light(name: str) -> None:
+    """Modules loaded without --cluster import no third-party package except pytest."""
     early, todo = set(), [f"pytest_clustersmoke.{name}"]
     while todo:
         module = todo.pop()
@@ -71,7 +71,7 @@ def test_what_every_pytest_loads_is_light(name: str) -> None:
 
 
 def loaded(*words: str) -> set[str]:
-    """The top-level modules that pytest has loaded after collecting with these words."""
+    """The top-level modules that pytest has loaded after collecting with these arguments."""
     code = (
         "import sys, pytest; status = pytest.main(sys.argv[1:]); "
         "print('LOADED', int(status), *sorted({n.split('.')[0] for n in sys.modules}))"
@@ -90,7 +90,7 @@ def loaded(*words: str) -> set[str]:
 
 
 def test_collection_on_a_cluster_loads_nothing_heavy() -> None:
-    """`pytest --collect-only --cluster local smoke_tests` has no torch, no numpy, no submitit."""
+    """`pytest --collect-only --cluster local smoke_tests` loads no torch, numpy or submitit."""
     names = loaded("--cluster", "local", "smoke_tests")
     assert "pytest_clustersmoke" in names
     assert not names & (HEAVY | {"submitit", "psutil", "cloudpickle"})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = REPOSITORY / "pytest_clustersmoke"
-# From the bottom up, as the map in `pytest_clustersmoke/__init__.py` says. An entry imports those
-# of the layers below its own, and none beside it.
+# From the bottom up, as in the map of `pytest_clustersmoke/__init__.py`. An entry imports only from
+# layers below its own.
 LAYERS = [
     {"text"},
     {"config"},
@@ -41,7 +41,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def imports_of(name: str) -> set[str]:
-    """The package's modules that a module imports, inside functions and for types, too."""
+    """The package's modules that a module imports, also inside functions and for types."""
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
     for node in ast.walk(TREES[name]):
@@ -59,7 +59,7 @@ def imports_of(name: str) -> set[str]:
 
 
 def entry_of(name: str) -> str:
-    """The entry at the package's top that a module belongs to; empty for the package itself."""
+    """The top-level entry of a module; empty for the package itself."""
     return name.partition(".")[2].partition(".")[0]
 
 
@@ -103,11 +103,11 @@ def violations() -> set[str]:
 
 
 def test_layout_has_no_violation() -> None:
-    """Imports go down, entries are those of the map, file stems and class names are unique."""
+    """Imports go down, every entry is on the map, file stems and class names are unique."""
     assert sorted(violations()) == []
 
 
-def test_map_of_the_package_lists_every_entry() -> None:
+def test_package_map_lists_every_entry() -> None:
     """The docstring of `pytest_clustersmoke/__init__.py` has a line for each entry."""
     text = ast.get_docstring(TREES["pytest_clustersmoke"]) or ""
     words = {line.split()[0] for line in text.splitlines() if line.startswith("    ")}
@@ -117,7 +117,7 @@ def test_map_of_the_package_lists_every_entry() -> None:
 
 
 def test_tests_mirror_the_entries() -> None:
-    """Below tests/, a folder is an entry of the package or holds what several folders share."""
+    """A folder of tests/ is named after an entry, or is shared by several folders."""
     tests = REPOSITORY / "tests"
     folders = {path.parent.name for path in tests.glob("*/__init__.py")}
     assert sorted(folders - LEVEL.keys()) == ["fakes", "smoke", "support"]

@@ -1,4 +1,4 @@
-"""docs/how-to/run-every-night.md shows what the example files hold, and they work."""
+"""docs/how-to/run-every-night.md shows the example files, and the examples work."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.support.needs import need_lab
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 EXAMPLES = DOCS / "examples"
 SCRIPT, CRONTAB, WORKFLOW = (EXAMPLES / f"nightly.{kind}" for kind in ("sh", "crontab", "yml"))
-# A tool that pip put beside this Python, whether or not its environment is activated.
+# Tools that pip installed next to this Python, even if its environment is not activated.
 TOOLS = Path(sys.executable).parent
-# All that cron sets for a job of a user's crontab (man 5 crontab).
+# The environment of a job in a user's crontab (man 5 crontab).
 CRON = {"LOGNAME": "someone", "SHELL": "/bin/sh", "PATH": "/usr/bin:/bin"}
 RUNNERS_BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")  # `shell: bash` of a step
 
@@ -49,7 +49,7 @@ def steps() -> dict[str, str]:
 
 
 def crontab() -> list[tuple[str, str]]:
-    """The lines of the crontab that start something: when, and what."""
+    """The jobs of the crontab: schedule and command."""
     found = []
     for line in CRONTAB.read_text().splitlines():
         if not line or line.startswith("#") or re.match(r"[A-Za-z_]+\s*=", line):
@@ -59,8 +59,8 @@ def crontab() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_page_shows_the_files() -> None:
-    """Each example stands in a block of the page, letter for letter, and is linked from it."""
+def test_page_shows_the_example_files() -> None:
+    """Each example is a block of the page, letter for letter, and is linked from it."""
     page = (DOCS / "how-to" / "run-every-night.md").read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     for path in (SCRIPT, CRONTAB, WORKFLOW):
@@ -69,8 +69,8 @@ def test_the_page_shows_the_files() -> None:
     assert sorted(EXAMPLES.iterdir()) == sorted([SCRIPT, CRONTAB, WORKFLOW])
 
 
-def test_the_page_shows_the_line_of_a_second_run(tmp_path: Path) -> None:
-    """What the page says of a cluster in use has the words of the real refusal."""
+def test_page_shows_the_refusal_of_a_second_run(tmp_path: Path) -> None:
+    """The page quotes the real error of a cluster in use."""
     page = (DOCS / "how-to" / "run-every-night.md").read_text()
     (line,) = re.findall(r"^ERROR: (--cluster-exclusive: .*)$", page, re.MULTILINE)
     path = locks.cluster_lock_path(tmp_path, "gilbreth")
@@ -87,8 +87,8 @@ def checked(*words: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_scripts_are_sound_bash(tmp_path: Path) -> None:
-    """bash reads them and shellcheck has nothing to say of them; the steps of the workflow, too."""
+def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
+    """bash parses them, and shellcheck reports nothing; also for the steps of the workflow."""
     scripts = [SCRIPT]
     for number, text in enumerate(steps().values()):
         scripts.append(tmp_path / f"step{number}.sh")
@@ -99,8 +99,8 @@ def test_the_scripts_are_sound_bash(tmp_path: Path) -> None:
         checked(TOOLS / "shellcheck", "--shell=bash", "--severity=style", path)
 
 
-def test_the_workflow_is_one_of_github(tmp_path: Path) -> None:
-    """GitHub's schema of workflows accepts it, and refuses what is none."""
+def test_workflow_matches_githubs_schema(tmp_path: Path) -> None:
+    """GitHub's schema accepts it, and refuses a broken one."""
     command = (sys.executable, "-m", "check_jsonschema", "--builtin-schema")
     checked(*command, "vendor.github-workflows", WORKFLOW)
     broken = tmp_path / "broken.yml"
@@ -109,8 +109,8 @@ def test_the_workflow_is_one_of_github(tmp_path: Path) -> None:
         checked(*command, "vendor.github-workflows", broken)
 
 
-def test_the_times_are_once_a_night() -> None:
-    """Of crontab and workflow: a time that cron knows, which comes once in 24 hours."""
+def test_schedules_run_once_a_night() -> None:
+    """Crontab and workflow have a valid cron schedule that occurs once in 24 hours."""
     times = [when for when, _ in crontab()]
     times += [one["cron"] for one in workflow()["on"]["schedule"]]
     assert len(times) == 2
@@ -121,22 +121,22 @@ def test_the_times_are_once_a_night() -> None:
         assert second - first == 24 * 3600
 
 
-def test_the_crontab_starts_the_script() -> None:
-    """Its one command is the script, at the place that the page names, without cron's `%`."""
+def test_crontab_starts_the_script() -> None:
+    """Its only command is the script, at the path named on the page, without cron's `%`."""
     ((_, command),) = crontab()
     assert command == '"$HOME/clustersmoke/nightly.sh"' and "%" not in command
 
 
-def test_every_run_of_the_examples_is_exclusive() -> None:
-    """Script and workflow take the cluster's lock, and give the reports a place that stays."""
+def test_example_runs_are_exclusive() -> None:
+    """Script and workflow take the cluster's lock, and keep the reports."""
     for text in (SCRIPT.read_text(), steps()["Run the phases"]):
         assert text.count("--cluster-exclusive") == 1
         assert text.count('--cluster-report-dir="$REPORTS"') == 1
 
 
 def by_cron(home: Path) -> subprocess.CompletedProcess[str]:
-    """Run the crontab's command as cron does: by sh, in the home directory, with cron's variables
-    alone."""
+    """Run the crontab's command as cron does: by sh, in the home directory, with only cron's
+    variables."""
     ((_, command),) = crontab()
     return subprocess.run(
         ["/bin/sh", "-c", command],
@@ -150,7 +150,7 @@ def by_cron(home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def settle(home: Path, suite: Path, **settings: str) -> None:
-    """Put the script beside the suite, and what this machine needs into nightly.env."""
+    """Copy the script next to the suite, and write this machine's settings to nightly.env."""
     shutil.copy(SCRIPT, suite / "nightly.sh")
     lines = [
         f"{name}='{value}'\n" for name, value in {"PYTHON": sys.executable, **settings}.items()
@@ -162,7 +162,7 @@ def settle(home: Path, suite: Path, **settings: str) -> None:
 
 @pytest.fixture
 def night(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a suite on this machine whose one phase passes at once."""
+    """A home directory with a suite of one phase that passes quickly."""
     home = tmp_path_factory.mktemp("cron")
     (suite.path / "smoke_tests").mkdir()
     suite.phase(file="smoke_tests/test_small.py")
@@ -171,8 +171,8 @@ def night(suite: Suite, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_a_night_that_is_fit_is_silent(night: Path, suite: Suite) -> None:
-    """Nothing for cron to mail; the output is kept beside the report."""
+def test_fit_night_is_silent(night: Path, suite: Suite) -> None:
+    """cron has nothing to mail; the output is kept next to the report."""
     done = by_cron(night)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (log,) = suite.reports.glob("nightly-*.log")
@@ -180,8 +180,8 @@ def test_a_night_that_is_fit_is_silent(night: Path, suite: Suite) -> None:
     assert (suite.report / "junit.xml").is_file()
 
 
-def test_a_night_that_is_not_fit_is_mailed(night: Path, suite: Suite) -> None:
-    """All that pytest printed, its exit status, and where it is kept; old outputs are gone."""
+def test_unfit_night_is_mailed(night: Path, suite: Suite) -> None:
+    """pytest's output, its exit status and its path are mailed; old outputs are deleted."""
     suite.phase(file="smoke_tests/test_small.py", body="def test_fails(self, phase):\n    assert 0")
     suite.reports.mkdir()
     old, kept = suite.reports / "nightly-20200101-023000-1.log", suite.reports / "mine.log"
@@ -195,8 +195,8 @@ def test_a_night_that_is_not_fit_is_mailed(night: Path, suite: Suite) -> None:
     assert not old.exists() and kept.exists()
 
 
-def test_the_second_night_says_who_has_the_cluster(night: Path, suite: Suite) -> None:
-    """Status 4 and the line with the holder, while the first goes on."""
+def test_second_run_names_the_holder_of_the_cluster(night: Path, suite: Suite) -> None:
+    """Status 4 and the line with the holder, while the first run continues."""
     code = (
         "import sys; from pathlib import Path\n"
         "from pytest_clustersmoke.evidence.locks import lock_cluster\n"
@@ -215,8 +215,8 @@ def test_the_second_night_says_who_has_the_cluster(night: Path, suite: Suite) ->
     assert f"(pid {first.pid} of " in done.stdout
 
 
-def test_a_setting_that_is_missing_is_named(night: Path, suite: Suite) -> None:
-    """Without CLUSTER nothing is run."""
+def test_missing_setting_is_named(night: Path, suite: Suite) -> None:
+    """Without CLUSTER nothing runs."""
     (suite.path / "nightly.env").unlink()
     done = by_cron(night)
     assert done.returncode == 4 and "CLUSTER: set it in nightly.env" in done.stderr
@@ -228,7 +228,7 @@ def test_a_setting_that_is_missing_is_named(night: Path, suite: Suite) -> None:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """A home whose ~/clustersmoke is what `clustersmoke init` wrote for a lab of one node."""
+    """A home directory with a suite that `clustersmoke init` wrote for a lab of one node."""
     need_lab()
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     running = lab.up(lab.LabSettings(name=f"nightly-{os.getpid()}", nodes=1))
@@ -247,7 +247,7 @@ def home() -> Iterator[Path]:
 
 
 def newest(reports: Path) -> tuple[str, int]:
-    """The newest run's id, and how many cases its junit.xml has; none of them failed."""
+    """The newest run's id and the number of its JUnit cases, none of which failed."""
     run = (reports / "latest").resolve()
     suites = ElementTree.parse(run / "junit.xml").getroot().iter("testsuite")
     counted = [(int(one.get("tests", 0)), one.get("failures"), one.get("errors")) for one in suites]
@@ -257,17 +257,17 @@ def newest(reports: Path) -> tuple[str, int]:
 
 
 @pytest.mark.lab
-def test_the_crontab_runs_on_slurm(home: Path) -> None:
-    """With cron's environment a real phase is FIT, in silence."""
+def test_crontab_runs_on_slurm(home: Path) -> None:
+    """With cron's environment a real phase is FIT, and nothing is printed."""
     done = by_cron(home)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert newest(home / "clustersmoke" / "reports")[1] > 10
 
 
 @pytest.mark.lab
-def test_the_workflow_runs_on_slurm(home: Path) -> None:
-    """Its steps, as a runner runs them: a real phase is FIT, the report found is that of this run,
-    what is to be uploaded is there, and the summary is on the job's page."""
+def test_workflow_runs_on_slurm(home: Path) -> None:
+    """Run its steps as a runner does: a real phase is FIT, the step finds this run's report, the
+    files to upload exist, and the job has a summary."""
     suite, work = home / "clustersmoke", home / "runner"
     work.mkdir()
     settings = dict(
@@ -290,7 +290,7 @@ def test_the_workflow_runs_on_slurm(home: Path) -> None:
         name = line.rpartition("/")[2]
         assert (work / "reports" / run / name).is_file(), name
     assert "FIT" in (work / "summary.md").read_text()
-    # A run that was refused leaves no report of its own to find.
+    # A refused run has no report to find.
     (work / "before").write_text(f"{run}\n")
     (work / "output").unlink()
     command = [*RUNNERS_BASH, "-c", steps()["Find the report"]]

@@ -1,4 +1,4 @@
-"""pytest's view of phases: options, marks, collection, the fixture, exit statuses."""
+"""Phases in pytest: options, marks, collection, the fixture, exit statuses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sizes(suite: Suite) -> Suite:
     return suite
 
 
-def test_phases_skip_without_a_cluster_and_say_how_to_choose(suite: Suite) -> None:
-    """Without --cluster each criterion and job is skipped with the way to choose; nothing runs."""
+def test_phases_without_a_cluster_are_skipped_with_the_way_to_choose(suite: Suite) -> None:
+    """Without --cluster every criterion and job is skipped with a hint; nothing runs."""
     suite.phase()
     result = suite.run("-rs", cluster="")
     result.assert_outcomes(skipped=2)
@@ -27,8 +27,8 @@ def test_phases_skip_without_a_cluster_and_say_how_to_choose(suite: Suite) -> No
     assert not suite.shared.exists() and not suite.reports.exists()
 
 
-def test_the_ini_option_chooses_a_cluster(suite: Suite) -> None:
-    """`cluster = one` in the ini file does what --cluster one does; the option wins over it."""
+def test_ini_option_chooses_a_cluster(suite: Suite) -> None:
+    """`cluster = one` in the ini file works like --cluster one; the option takes precedence."""
     suite.phase()
     suite.path.joinpath("pytest.ini").write_text("[pytest]\ncluster = one\n")
     assert lines_with(suite.run("--collect-only", cluster=""), "cluster: one (local;")
@@ -40,13 +40,13 @@ def test_the_ini_option_chooses_a_cluster(suite: Suite) -> None:
 )
 @pytest.mark.parametrize("cluster", ["", "one"])
 def test_size_marks_are_derived(sizes: Suite, mark: str, phase: str, cluster: str) -> None:
-    """-m chooses by the phase's resources, with a cluster and without one."""
+    """-m selects by the phase's resources, with and without a cluster."""
     result = sizes.run("--collect-only", "-q", "-m", mark, cluster=cluster)
     collected = lines_with(result, "::")
     assert collected and all(f"Test{phase.capitalize()}::" in line for line in collected)
 
 
-def test_the_size_mark_follows_the_clusters_resources(sizes: Suite) -> None:
+def test_size_mark_follows_the_profile(sizes: Suite) -> None:
     """A phase that the profile puts on two nodes is multinode there."""
     sizes.cluster(phases={**dict.fromkeys(THREE_SIZES), "alone": {"nodes": 2}})
     result = sizes.run("--collect-only", "-q", "-m", "multinode")
@@ -54,32 +54,34 @@ def test_the_size_mark_follows_the_clusters_resources(sizes: Suite) -> None:
 
 
 def test_markers_are_documented(suite: Suite) -> None:
-    """`pytest --markers` tells what each marker of ours is."""
+    """`pytest --markers` lists our markers."""
     text = suite.run("--markers", cluster="").stdout.str()
     for name in ("phase(", "singlegpu", "multigpu", "multinode", "ddp", "deepspeed", "lora"):
         assert f"@pytest.mark.{name}" in text
 
 
-def test_marks_of_ours_pass_strict_markers(suite: Suite) -> None:
-    """--strict-markers accepts every marker of ours, the derived ones included."""
+def test_our_markers_pass_strict_markers(suite: Suite) -> None:
+    """--strict-markers accepts all of them, including the derived ones."""
     suite.phase()
     assert suite.run("--strict-markers", "--collect-only").ret == 0
 
 
-def test_a_phase_that_is_not_on_the_cluster_is_deselected_with_the_reason(suite: Suite) -> None:
+def test_phase_not_on_the_cluster_is_deselected_with_the_reason(suite: Suite) -> None:
     """Its tests do not run, and one line says why; the listed phase runs."""
     suite.phase()
     suite.phase("huge", gpus_per_node=8)
     suite.phase("other")
     suite.cluster(phases={"small": None})
     result = suite.run("--collect-only")
-    assert lines_with(result, "huge is not on one: needs 8 GPUs a node, it has 2")
-    assert lines_with(result, "other is not on one: not listed under its phases")
+    assert lines_with(result, "huge does not run on one: it needs 8 GPUs per node, and one has 2")
+    assert lines_with(
+        result, "other does not run on one: its profile does not list it under `phases`"
+    )
     result.stdout.fnmatch_lines(["*2/6 tests collected (4 deselected)*"])
 
 
-def test_other_tests_run_beside_phases(suite: Suite) -> None:
-    """A test that is no phase's runs with a cluster; its failure makes the run UNFIT."""
+def test_other_tests_run_together_with_phases(suite: Suite) -> None:
+    """A test outside all phases runs with a cluster; its failure makes the run UNFIT."""
     suite.phase()
     suite.path.joinpath("test_other.py").write_text("def test_other():\n    assert False\n")
     result = suite.run()
@@ -88,8 +90,8 @@ def test_other_tests_run_beside_phases(suite: Suite) -> None:
     assert result.outlines[-1] == "UNFIT: 1 of 1 phases (tests that are no phase's)"
 
 
-def test_a_choice_by_keyword_keeps_the_job(suite: Suite) -> None:
-    """-k test_x runs the job's item too, since a failing criterion points to it."""
+def test_selection_by_keyword_keeps_the_job(suite: Suite) -> None:
+    """-k test_x also runs the job's item, since a failed criterion points to it."""
     suite.phase(body="def test_x(self, phase): pass\ndef test_y(self, phase): pass")
     result = suite.run("-k", "test_x", "-v")
     result.assert_outcomes(passed=2, deselected=1)
@@ -97,8 +99,8 @@ def test_a_choice_by_keyword_keeps_the_job(suite: Suite) -> None:
     assert "FIT for test_x: 1 of 1 phases" in result.outlines[-1]
 
 
-def test_a_failing_job_is_told_once(suite: Suite) -> None:
-    """The job's item carries the findings; each criterion ends in one line that points there."""
+def test_failed_job_is_reported_once(suite: Suite) -> None:
+    """The job's item has the findings; each criterion is one line that points to it."""
     suite.phase(
         args={"fail": True},
         body=(
@@ -118,8 +120,8 @@ def test_a_failing_job_is_told_once(suite: Suite) -> None:
     assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: failed)"
 
 
-def test_a_failing_criterion_leaves_the_job_green(suite: Suite) -> None:
-    """A job that passed stays passed beside a criterion that failed; the verdict names it."""
+def test_failed_criterion_leaves_the_job_green(suite: Suite) -> None:
+    """The job passed, the criterion failed; the verdict names the criterion."""
     suite.phase(args={"loss": "rises", "steps": 3}, base="Trained", body="pass")
     result = suite.run("-v")
     assert lines_with(result, "TestSmall::job PASSED")
@@ -129,8 +131,8 @@ def test_a_failing_criterion_leaves_the_job_green(suite: Suite) -> None:
     assert result.outlines[-1] == "UNFIT: 1 of 1 phases (small: test_loss_over_all_ranks_falls)"
 
 
-def test_a_program_that_leaves_early_with_status_0_fails(suite: Suite) -> None:
-    """A rank that ends with status 0 and never said it was done fails its phase."""
+def test_program_that_exits_early_with_status_0_fails(suite: Suite) -> None:
+    """A rank that exits with status 0 before it is done fails its phase."""
     suite.phase(args={"leave": True})
     result = suite.run()
     assert result.ret == 1
@@ -138,15 +140,15 @@ def test_a_program_that_leaves_early_with_status_0_fails(suite: Suite) -> None:
     assert lines_with(result, "rank 0 (local0)") or lines_with(result, "rank 0 ")
 
 
-def test_the_fixture_belongs_to_phases(suite: Suite) -> None:
-    """`phase` in a test of no phase is a usage error of that test, in words."""
+def test_phase_fixture_outside_a_phase_is_an_error(suite: Suite) -> None:
+    """The error of the test says where the fixture may be used."""
     suite.path.joinpath("test_other.py").write_text("def test_other(phase):\n    pass\n")
     result = suite.run()
     result.assert_outcomes(errors=1)
-    assert "belongs to the tests of a class marked @pytest.mark.phase(...)" in result.stdout.str()
+    assert "tests of a class marked @pytest.mark.phase(...)" in result.stdout.str()
 
 
-def test_a_run_of_two_nodes_and_its_report(suite: Suite) -> None:
+def test_run_on_two_nodes_and_its_report(suite: Suite) -> None:
     """Two virtual nodes of one rank: every rank is placed, and JUnit carries the properties."""
     suite.phase(
         nodes=2,
@@ -169,16 +171,16 @@ def test_a_run_of_two_nodes_and_its_report(suite: Suite) -> None:
         assert found["steps_per_s"] == "10.0" and found["transport"] == "gloo"
 
 
-def test_junitxml_goes_where_the_user_says(suite: Suite) -> None:
-    """--junitxml PATH wins over the run's own junit.xml."""
+def test_junitxml_option_chooses_the_path(suite: Suite) -> None:
+    """--junitxml PATH replaces the junit.xml of the report directory."""
     suite.phase()
     suite.run("--junitxml=mine.xml")
     assert suite.path.joinpath("mine.xml").is_file()
     assert not (suite.report / "junit.xml").exists()
 
 
-def test_what_is_required_and_not_measured_is_inconclusive(suite: Suite) -> None:
-    """Under gloo no NCCL transport can be judged: exit status 6 where the profile requires it."""
+def test_required_kind_that_is_not_measured_is_inconclusive(suite: Suite) -> None:
+    """Under gloo no NCCL transport can be judged: exit status 6 if the profile requires it."""
     suite.cluster(require=["transports"], expect={"small": {"intra_node": ["P2P/*"]}})
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
     result = suite.run("-rs")
@@ -188,19 +190,19 @@ def test_what_is_required_and_not_measured_is_inconclusive(suite: Suite) -> None
     assert result.outlines[-1] == "INCONCLUSIVE: 1 of 1 phases (small: transports not measured)"
 
 
-def test_what_is_not_required_and_not_measured_is_fit(suite: Suite) -> None:
-    """The same skip is allowed where the profile does not require transports, and another
+def test_kind_that_is_not_required_need_not_be_measured(suite: Suite) -> None:
+    """The same skip is allowed if the profile does not require transports, and another
     criterion was judged."""
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes")
     result = suite.run()
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
     suite.phase(gpus_per_node=2, base="TalkedInsideNodes", body="pass")
-    told = suite.run().outlines[-1]
-    assert told == "INCONCLUSIVE: 1 of 1 phases (small: no criterion was judged)"
+    verdict = suite.run().outlines[-1]
+    assert verdict == "INCONCLUSIVE: 1 of 1 phases (small: no criterion was judged)"
 
 
-def test_the_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
-    """The last lines are the table's head, a row a phase, the report's path and the verdict."""
+def test_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
+    """The last lines are the table with a row per phase, the report's path and the verdict."""
     references = {
         "steps_per_s": {"value": 8, "lower": "-10 %", "unit": "steps/s", "source": "a test"}
     }
@@ -231,19 +233,19 @@ def test_the_terminal_ends_with_table_and_verdict(suite: Suite) -> None:
     assert verdict == "FIT: 2 of 2 phases"
 
 
-def test_the_verdict_names_its_scope(sizes: Suite) -> None:
-    """With -m the verdict names the choice, and how many of the cluster's phases were chosen."""
+def test_verdict_names_its_selection(sizes: Suite) -> None:
+    """With -m the verdict names the selection, and how many of the cluster's phases it has."""
     result = sizes.run("-m", "singlegpu")
     assert result.outlines[-1] == "FIT for singlegpu: 1 of 3 phases"
 
 
 def test_no_colour_in_pipes(suite: Suite) -> None:
-    """No escape sequence is written where the output is no terminal."""
+    """No escape sequences are written if the output is not a terminal."""
     suite.phase(args={"fail": True})
     assert "\x1b" not in suite.run().stdout.str()
 
 
-def test_quiet_says_nothing_of_progress(suite: Suite) -> None:
+def test_quiet_run_prints_no_progress(suite: Suite) -> None:
     """-q leaves out the jobs' progress and the header; table and verdict stay."""
     suite.phase()
     result = suite.run("-q")
@@ -251,31 +253,31 @@ def test_quiet_says_nothing_of_progress(suite: Suite) -> None:
     assert result.outlines[-1] == "FIT: 1 of 1 phases"
 
 
-def test_a_run_with_nothing_to_do_reports_nothing(suite: Suite) -> None:
-    """A choice that matches nothing is pytest's status 5, and leaves no run behind."""
+def test_empty_selection_leaves_no_report(suite: Suite) -> None:
+    """A selection that matches nothing ends with pytest's status 5, without a run or report."""
     suite.phase()
-    result = suite.run("-k", "nothing_is_named_so")
+    result = suite.run("-k", "matches_nothing")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert suite.runs() == [] and suite.published() == []
 
 
-def test_collecting_alone_submits_nothing(suite: Suite) -> None:
+def test_collect_only_submits_nothing(suite: Suite) -> None:
     """--collect-only with a cluster makes no run, no report and no directory."""
     suite.phase()
     assert suite.run("--collect-only").ret == 0
     assert not suite.shared.exists() and not suite.reports.exists()
 
 
-def test_a_collection_error_submits_nothing(suite: Suite) -> None:
+def test_collection_error_submits_nothing(suite: Suite) -> None:
     """A test file that cannot be imported ends the run before any job is submitted."""
     suite.phase()
-    suite.path.joinpath("test_broken.py").write_text("import a_module_that_is_not_there\n")
+    suite.path.joinpath("test_broken.py").write_text("import missing_module\n")
     result = suite.run()
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert suite.runs() == [] and suite.published() == []
 
 
-def test_max_jobs_caps_the_jobs_at_once(suite: Suite) -> None:
+def test_max_jobs_limits_the_jobs_at_once(suite: Suite) -> None:
     """--cluster-max-jobs 1 submits the second phase after the first has ended."""
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     suite.phase("one_a")
@@ -288,21 +290,21 @@ def test_max_jobs_caps_the_jobs_at_once(suite: Suite) -> None:
     ]
 
 
-def test_a_phase_twice_on_the_command_line_runs_once(suite: Suite) -> None:
+def test_phase_named_twice_runs_once(suite: Suite) -> None:
     """Naming the same node id twice submits its job once."""
     path = suite.phase()
     suite.run(f"{path}::TestSmall::test_all_done", f"{path}::TestSmall").assert_outcomes(passed=2)
     assert [one["event"] for one in suite.journal()].count("submitted") == 1
 
 
-def test_one_criterion_by_its_node_id(suite: Suite) -> None:
+def test_one_criterion_runs_by_its_node_id(suite: Suite) -> None:
     """A single criterion chosen by node id runs on the phase's job."""
     path = suite.phase()
     result = suite.run(f"{path}::TestSmall::test_all_done")
     assert result.ret == 0 and result.outlines[-1].startswith("FIT")
 
 
-def test_a_parametrised_criterion_and_unittest_style_helpers_work(suite: Suite) -> None:
+def test_criteria_may_be_parametrised_and_use_other_fixtures(suite: Suite) -> None:
     """Criteria may be parametrised and use other fixtures beside `phase`."""
     suite.phase(
         body="""

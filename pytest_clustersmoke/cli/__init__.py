@@ -1,8 +1,8 @@
-"""The `clustersmoke` command: finds the subcommand that is meant, and turns errors into words.
+"""The `clustersmoke` command: runs a subcommand, and turns errors into messages.
 
-Exit status: 0 done, 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
-`compare`: differences) or it did not work out (`lab up`), 2 words, a machine or a file that cannot
-be used, 129, 130 and 143 ended by a signal, 141 whoever read the output has gone.
+Exit status: 0 done; 1 the answer is no (`lab status`: nothing runs; `diagnose`: findings;
+`compare`: differences), or `lab up` failed; 2 unusable arguments, machine or file; 129, 130 and 143
+ended by a signal; 141 the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from . import lab_command as lab
 from . import propose_command as propose
 from . import transports_command as transports
 
-# Each adds its parser and sets `run`, a function of the parsed words that gives the exit status.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Each adds its parser, and sets `run`: a function of the parsed arguments that returns the status.
 SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
     transports.add_parser,
     diagnose.add_parser,
@@ -41,7 +41,7 @@ SUBCOMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 class Ended(KeyboardInterrupt):
-    """A signal asked us to stop; what is under way cleans up behind itself."""
+    """A signal asked us to stop; the code that is running cleans up."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Ended(KeyboardInterrupt):
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="clustersmoke",
-        description="Acceptance tests for GPU clusters: the tools beside pytest.",
+        description="Tools for acceptance tests of GPU clusters; the tests run under pytest.",
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
@@ -61,13 +61,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    _ready_stdout()
-    words = parser().parse_args(arguments)
+    _prepare_stdout()
+    parsed = parser().parse_args(arguments)
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             signal.signal(number, _end)
     try:
-        status: int = words.run(words)
+        status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status
     except UsageProblems as problems:
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clustersmoke: {error}", file=sys.stderr)
         return 1 if isinstance(error, LabStartError) else 2
     except BrokenPipeError:
-        # Whoever read our output has gone (`| head`); Python would complain again at its exit.
+        # The reader is gone (`| head`). Without this, Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -88,17 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + ended.number
 
 
-def _ready_stdout() -> None:
-    """Have one that takes all we say: a closed one as /dev/null would, and a character that its
-    encoding lacks escaped."""
+def _prepare_stdout() -> None:
+    """Make standard output accept everything: if it is closed, use /dev/null, and escape
+    characters that its encoding lacks."""
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- for good
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- never closed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """End once; a second signal must not cut the cleaning up short."""
+    """Raise Ended once; a second signal must not interrupt the cleanup."""
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise Ended(number)

@@ -1,4 +1,4 @@
-"""A survey of a cluster -> the values of its cluster.yaml, and why some of them are guesses."""
+"""Turns a survey of a cluster into the values of its cluster.yaml, with reasons for guesses."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..preflight.precision import lacks_bf16
+from ..text import plural
 from .partition_survey import ClusterSurvey, NodeKind, PartitionChoice, gpu_words
 from .suite_files import shipped_profile
 
 TEMPLATE = "cluster.yaml.j2"
 WIDTH = 100
-# Of the lab's GPUs, behind which there is no device.
+# Slurm's type of the lab's GPUs, which have no device.
 FAKE_GPU = "fake"
-# Ranks a node where nothing is a GPU, if it has the cores.
+# Ranks per node without GPUs, if there are enough cores.
 CPU_RANKS = 2
 DISK = "/tmp"
-# Where sites say that large files go; the first that is there is taken.
+# Variables of a site's scratch directories; the first usable one is taken.
 SCRATCH = ("SCRATCH", "WORK", "WORKDIR")
-# All-reduce over nodes takes what there is: six pairs to compare where there are four nodes, and
-# none on one.
+# All-reduce over nodes needs two nodes; four nodes give six pairs to compare.
 SWEEP_NODES, PAIR = 4, 2
-# A job's limit in seconds, where the partition allows it.
+# Time limits of jobs in seconds, if the partition allows them.
 ONE_NODE_S, SEVERAL_NODES_S = 1800, 3600
-# Of a node's memory the rest stays with its system.
+# The share of a node's memory for jobs; the rest is for the system.
 MEMORY_SHARE = 0.9
 _MODULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+/@-]*")
 
 
 class Needs(NamedTuple):
-    """What a phase's marker asks for, the GiB of its checkpoint, and whether it trains in bf16."""
+    """What a phase needs: resources, the GiB of its checkpoint, and whether it trains in bf16."""
 
     nodes: int
     gpus: int
@@ -47,7 +47,7 @@ class Needs(NamedTuple):
     bf16: bool = False
 
 
-# A checkpoint has 14 bytes for each of 805,429,248 and 1,073,905,664 parameters.
+# A checkpoint has 14 bytes per parameter: 805,429,248 and 1,073,905,664 parameters.
 NEEDS: Mapping[str, Needs] = {
     "mlp_1gpu": Needs(1, 1),
     "ddp_2gpu": Needs(1, 2),
@@ -62,7 +62,7 @@ NEEDS: Mapping[str, Needs] = {
 
 @dataclass(frozen=True)
 class DraftPhase:
-    """A phase as the profile lists it; with `left_out`, why it does not."""
+    """A phase of the profile; `left_out` is the reason if it is left out."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class DraftPhase:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asked for, and where the files go."""
+    """The options of the user, and the directory for the files."""
 
     directory: Path
     name: str | None = None
@@ -81,8 +81,8 @@ class Wishes:
 
 @dataclass
 class ClusterDraft:
-    """A profile to be written. `guesses` are the reasons, by the key's full name, in the order of
-    the file; `found` is what the user is shown."""
+    """A profile to write. `guesses` has the reason for each guessed key, by its full name and in
+    the order of the file; `found` is shown to the user."""
 
     name: str
     backend: str
@@ -102,7 +102,7 @@ class ClusterDraft:
     guesses: dict[str, str] = field(default_factory=dict)
 
     def guess(self, key: str, *reasons: str) -> None:
-        """Note why a value is a guess, where there is a reason."""
+        """Record why a value is a guess, if there is a reason."""
         if why := "; ".join(filter(None, reasons)):
             self.guesses[key] = why
 
@@ -122,14 +122,14 @@ class ClusterDraft:
 
 
 def draft_local(wishes: Wishes, why: str) -> ClusterDraft:
-    """A profile of this machine, where there is no Slurm."""
+    """A profile of this machine, for want of Slurm."""
     shipped = shipped_profile("local")
     shared = wishes.shared_dir
     return ClusterDraft(
         name=wishes.name or "local",
         backend=shipped["backend"],
         description=shipped["description"],
-        found=[f"no Slurm here ({why}): the profile runs on this machine"],
+        found=[f"no Slurm found ({why}): the profile runs on this machine"],
         phases=_small_phases(shipped["phases"], inf, CPU_RANKS),
         shared_dir=_plain(shared) if shared else shipped["shared_dir"],
         hardware=shipped["hardware"],
@@ -151,16 +151,16 @@ def draft_slurm(
         name=wishes.name or named or "cluster",
         backend="slurm",
         description=_plain(f"{where}: {_node_words(kind)}"),
-        found=_found(survey, choice, environ),
+        found=_describe_survey(survey, choice, environ),
         phases=_small_phases(small["phases"], choice.max_nodes, ranks)
         if small
         else _phases(choice),
         lab=lab,
-        setup=_modules(environ),
+        setup=_module_lines(environ),
         limits=small["limits"] if lab else {},
         small=small,
     )
-    _place(draft, wishes, kind, environ)
+    _set_paths(draft, wishes, kind, environ)
     _describe_hardware(draft, choice, ranks)
     if draft.setup:
         draft.guess("setup", "the modules of the shell that ran init")
@@ -172,63 +172,72 @@ def draft_slurm(
 
 
 def _node_words(kind: NodeKind) -> str:
-    return f"{kind.nodes} node{'s' * (kind.nodes != 1)} of {gpu_words(kind.gpu, kind.gpus)}"
+    return f"{plural(kind.nodes, 'node')} of {gpu_words(kind.gpu, kind.gpus)}"
 
 
-def _found(survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str, str]) -> list[str]:
+def _describe_survey(
+    survey: ClusterSurvey, choice: PartitionChoice, environ: Mapping[str, str]
+) -> list[str]:
     config, kind, partition = survey.config, choice.kind, choice.partition
     limit = partition.max_time
-    hours = f"{limit / 3600:g} h" if 0 < limit < inf else "no limit"
+    limit_text = f"{limit / 3600:g} h" if 0 < limit < inf else "none"
     conf, accounts = environ.get("SLURM_CONF"), ", ".join(survey.accounts)
     return [
         f"Slurm {config.version}, cluster {config.cluster}; partitions: "
         f"{', '.join(survey.partitions)}",
-        *([f"SLURM_CONF named it, and must for pytest, too: {conf}"] if conf else []),
+        *([f"SLURM_CONF selects it; set it for pytest, too: {conf}"] if conf else []),
         f"partition {partition.name}{' (the default)' * partition.default}: {_node_words(kind)}, "
-        f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; a job may run: {hours}",
+        f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB; time limit of a job: {limit_text}",
         *([f"accounts: {accounts}"] if accounts else []),
-        *([f"{choice.slices} slices of GPUs (MIG) are left out"] if choice.slices else []),
+        *([f"{choice.slices} GPU slices (MIG) are left out"] if choice.slices else []),
     ]
 
 
-# Where things lie.
+# Paths.
 
 
-def _place(draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]) -> None:
+def _set_paths(
+    draft: ClusterDraft, wishes: Wishes, kind: NodeKind, environ: Mapping[str, str]
+) -> None:
     """The run directory, the interpreter, and what nodes do not share."""
     this = socket.gethostname()
-    others = not kind.hosts <= {this, this.split(".")[0], "localhost"}
-    seen = "every node must see it under the same path" if others else ""
-    runs, why = _run_directory(wishes, environ)
+    remote = not kind.hosts <= {this, this.split(".")[0], "localhost"}
+    seen = "every node must see it at the same path" if remote else ""
+    runs, why = _choose_run_directory(wishes, environ)
     python = Path(sys.executable)
     draft.shared_dir, draft.python = _plain(runs), _plain(shlex.quote(str(python)))
     draft.guess("shared_dir", why, seen)
-    if others and not any(one.is_relative_to(DISK) for one in (runs, wishes.directory, python)):
+    if remote and not any(path.is_relative_to(DISK) for path in (runs, wishes.directory, python)):
         draft.node_local = [DISK]
-        draft.guess("node_local", f"nodes mostly have a {DISK} each")
-    lacks = "" if importlib.util.find_spec("torch") else "it needs pytest-clustersmoke[train]"
+        draft.guess("node_local", f"nodes usually have their own {DISK}")
+    lacks = (
+        ""
+        if importlib.util.find_spec("torch")
+        else "torch is missing: install pytest-clustersmoke[train] into it"
+    )
     draft.guess("python", seen, lacks)
 
 
-def _run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
-    """As asked, else a scratch directory that the shell names, else beside the suite, which nodes
-    must see in any case; why, where it was not asked for."""
+def _choose_run_directory(wishes: Wishes, environ: Mapping[str, str]) -> tuple[Path, str]:
+    """The run directory, and the reason unless the user chose it: a scratch directory that the
+    shell names, or else next to the suite, which nodes must see in any case."""
     if wishes.shared_dir is not None:
         return wishes.shared_dir, ""
     for name in SCRATCH:
         path = Path(environ.get(name, ""))
         if path.is_absolute() and os.access(path, os.W_OK | os.X_OK):
-            return path / "clustersmoke" / "runs", f"it is below ${name} of this shell"
-    return wishes.directory / "runs", "it lies beside the suite"
+            return path / "clustersmoke" / "runs", f"taken from ${name} of this shell"
+    return wishes.directory / "runs", "it is next to the suite"
 
 
-def _modules(environ: Mapping[str, str]) -> list[str]:
-    """Lines that load the modules of this shell; none where it has none."""
-    names = [one for one in environ.get("LOADEDMODULES", "").split(":") if _MODULE.fullmatch(one)]
+def _module_lines(environ: Mapping[str, str]) -> list[str]:
+    """Lines that load the modules of this shell, if it has any."""
+    loaded = environ.get("LOADEDMODULES", "").split(":")
+    names = [name for name in loaded if _MODULE.fullmatch(name)]
     return ["module purge", *(f"module load {name}" for name in names)] if names else []
 
 
-# What jobs ask for.
+# Resources of jobs.
 
 
 def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int) -> None:
@@ -241,21 +250,21 @@ def _describe_hardware(draft: ClusterDraft, choice: PartitionChoice, ranks: int)
     }
     if not draft.small:
         called = f"Slurm calls it {kind.gpu}" if kind.gpu else "Slurm does not name it"
-        why = f"{called}; write the driver's name (nvidia-smi -L on a node) to have it compared"
+        why = f"{called}; write the driver's name (`nvidia-smi -L` on a node) to have it checked"
         draft.guess("hardware.gpu", why)
-    ranks_why = choice.why_kind if kind.gpus else "ranks on a node's CPUs"
+    ranks_why = choice.why_kind if kind.gpus else "a number of CPU ranks"
     draft.guess("hardware.gpus_per_node", ranks_why)
 
 
 def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: PartitionChoice) -> None:
-    """sbatch's options of every phase."""
+    """Choose sbatch's options for every phase."""
     draft.slurm["partition"] = _plain(choice.partition.name)
     draft.guess("slurm.partition", choice.why)
     accounts = survey.accounts
     if len(accounts) > 1 or (accounts and "associations" in survey.config.enforced):
         draft.slurm["account"] = _plain(survey.default_account or accounts[0])
     if len(accounts) > 1:
-        draft.guess("slurm.account", f"this user's accounts are {', '.join(accounts)}")
+        draft.guess("slurm.account", f"this user has the accounts {', '.join(accounts)}")
     if draft.small:
         draft.slurm["cpus_per_task"] = min(CPU_RANKS, max(1, choice.kind.cpus))
         draft.slurm["time"] = int(min(600, choice.partition.max_time) // 60) or 1
@@ -264,7 +273,7 @@ def _choose_options(draft: ClusterDraft, survey: ClusterSurvey, choice: Partitio
 def _small_phases(
     shipped: Mapping[str, Mapping[str, Any]], nodes: float, ranks: int
 ) -> list[DraftPhase]:
-    """The phases in sizes that two cores train in seconds, for nodes of so many ranks each."""
+    """The phases in sizes that two cores train in seconds, for nodes of this many ranks."""
     phases = []
     for name, values in shipped.items():
         settings = dict(values)
@@ -298,25 +307,25 @@ def _phases(choice: PartitionChoice) -> list[DraftPhase]:
 
 
 def _note_shares(draft: ClusterDraft, kind: NodeKind) -> None:
-    """What of the documented sizes is a guess on these nodes."""
-    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, of which a tenth stays with the system"
-    why = f"CPUs and memory of a job are its GPUs' even share of a node ({node})"
+    """Record what is a guess in the documented sizes on these nodes."""
+    node = f"{kind.cpus} CPUs, {kind.memory / 1024:.0f} GiB, a tenth of which stays with the system"
+    why = f"each job gets CPUs and memory in proportion to its GPUs (a node has {node})"
     draft.guess("phases", why)
     for phase in draft.phases:
         if phase.name.startswith("lora") and not phase.left_out:
-            why = "it downloads Mistral-7B to $HF_HOME of the node"
+            why = "it downloads Mistral-7B to the node's $HF_HOME"
             draft.guess(f"phases.{phase.name}", why)
 
 
-def _too_few(nodes: int, each: int, most: float, has: int, what: str) -> str:
-    """Why a phase does not fit; empty where it does."""
+def _too_few(nodes: int, each: int, most: float, has: int, unit: str) -> str:
+    """Why a phase does not fit; empty if it does."""
     if each > has:
-        return f"needs {each} {what} a node, they have {has}"
-    return f"needs {nodes} nodes, a job gets {most:g}" if nodes > most else ""
+        return f"needs {each} {unit} per node, nodes have {has}"
+    return f"needs {nodes} nodes, a job can have {most:g}" if nodes > most else ""
 
 
 def _share(kind: NodeKind, gpus: int) -> dict[str, Any]:
-    """CPUs and memory in proportion to the GPUs that are used of a node."""
+    """CPUs and memory in proportion to the GPUs used on a node."""
     part = gpus / kind.gpus
     share: dict[str, Any] = {"cpus_per_task": max(1, int(kind.cpus * part))}
     if memory := int(kind.memory * part * MEMORY_SHARE):

@@ -15,60 +15,64 @@ from .subcommand import add, print_lines
 from .tables import moment, table
 
 DESCRIPTION = """\
-Puts two runs of the report directory's history.db side by side. A RUN is an id, the beginning of
-one, `latest`, or `previous`, the one before the latest on its cluster. Metrics differ where they
-lie at least 5 % apart; where there are 8 good runs or more of the past, as far as a value from
-their median to be warned of.
+Compares two runs from history.db of the report directory. RUN is a run id, a prefix of one,
+`latest`, or `previous` (the run before the latest on its cluster). Metrics differ if they are at
+least 5 % apart; with 8 or more good past runs, they must also be as far apart as a value from the
+median that gets a warning.
 """
 EXAMPLES = """\
 examples:
   clustersmoke compare previous latest
   clustersmoke compare 20261101-02 20261115-02 --json | jq .differences
 
-exit status: 0 nothing differs, 1 verdict, outcomes, criteria or metrics do, 2 the history or the
-words cannot be used
+exit status: 0 no differences, 1 verdict, outcomes, criteria or metrics differ, 2 unusable history
+or arguments
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    compare = add(subparsers, "compare", "what differs between two runs", DESCRIPTION, EXAMPLES)
-    compare.add_argument("first", metavar="RUN", help="what the other is measured against")
-    compare.add_argument("second", metavar="RUN", help="the other")
-    compare.add_argument("--cluster", metavar="C", help="look for runs of one cluster only")
+    compare = add(
+        subparsers, "compare", "show what differs between two runs", DESCRIPTION, EXAMPLES
+    )
+    compare.add_argument("first", metavar="RUN", help="the run to compare with")
+    compare.add_argument("second", metavar="RUN", help="the run to compare")
+    compare.add_argument("--cluster", metavar="C", help="consider only runs on this cluster")
     arguments.add_report_dir(compare)
-    compare.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
     compare.set_defaults(run=_run)
 
 
-def _run(asked: argparse.Namespace) -> int:
-    with arguments.open_history(asked.report_dir) as connection:
-        if asked.cluster is not None:
-            arguments.choose_phases(connection, asked.cluster, None)
+def _run(parsed: argparse.Namespace) -> int:
+    with arguments.open_history(parsed.report_dir) as connection:
+        if parsed.cluster is not None:
+            arguments.choose_phases(connection, parsed.cluster, None)
         first, second = (
-            arguments.find_run(connection, word, asked.cluster)
-            for word in (asked.first, asked.second)
+            arguments.find_run(connection, word, parsed.cluster)
+            for word in (parsed.first, parsed.second)
         )
-        found = compare_runs(connection, first, second)
-    if asked.json:
-        print_lines(json.dumps(found.as_dict(), indent=1, allow_nan=False).splitlines())
+        comparison = compare_runs(connection, first, second)
+    if parsed.json:
+        print_lines(json.dumps(comparison.as_dict(), indent=1, allow_nan=False).splitlines())
     else:
-        print_lines(_text_lines(found))
-    return int(bool(found.differences))
+        print_lines(_text_lines(comparison))
+    return int(bool(comparison.differences))
 
 
-def _text_lines(found: RunComparison) -> Iterator[str]:
-    rows = [["first", *_run_cells(found.first)], ["second", *_run_cells(found.second)]]
-    yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "of", "partial"), rows)
+def _text_lines(comparison: RunComparison) -> Iterator[str]:
+    rows = [["first", *_run_cells(comparison.first)], ["second", *_run_cells(comparison.second)]]
+    yield from table(("", "run", "cluster", "begun (UTC)", "verdict", "selection", "partial"), rows)
     yield ""
-    yield "differences:" if found.differences else "no differences"
-    yield from (f"  {sanitize_line(text)}" for text in found.differences)
-    if found.surroundings:
+    yield "differences:" if comparison.differences else "no differences"
+    yield from (f"  {sanitize_line(text)}" for text in comparison.differences)
+    if comparison.surroundings:
         yield "also different:"
-        yield from (f"  {sanitize_line(text)}" for text in found.surroundings)
-    metrics = [_metric_cells(pair.name, metric) for pair in found.phases for metric in pair.metrics]
+        yield from (f"  {sanitize_line(text)}" for text in comparison.surroundings)
+    metrics = [
+        _metric_cells(pair.name, metric) for pair in comparison.phases for metric in pair.metrics
+    ]
     if metrics:
         yield ""
-        titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#told from", "")
+        titles = ("phase", "metric", "#first", "#second", "unit", "#difference", "#threshold", "")
         yield from table(titles, metrics)
 
 
@@ -78,7 +82,7 @@ def _run_cells(run: PastRun) -> list[str]:
 
 
 def _metric_cells(phase: str, pair: MetricPair) -> list[str]:
-    values = ["-" if one is None else show(one) for one in (pair.first, pair.second)]
+    values = ["-" if value is None else show(value) for value in (pair.first, pair.second)]
     percent = "-" if pair.percent is None else f"{pair.percent:+.1f} %"
     share = pair.bound / abs(pair.first) * 100 if pair.first else 0.0
     bound = f"{share:.1f} %" if share else "-"

@@ -1,8 +1,8 @@
-"""The words of `clustersmoke diagnose` -> the logs to read, and whose each is where that is known.
+"""The logs to read, from the arguments of `clustersmoke diagnose`, and their writers if known.
 
-A directory stands for all files below it, but for hidden ones; what is no text there is passed
-over. Of a phase's directory of this suite's the logs are read, not what we recorded ourselves. The
-place of a log there tells its rank and node.
+A directory means all files below it, except hidden ones and those that are not text. For a phase
+directory written by this suite, its logs are read, but not our own records; there the path of a log
+gives its rank and node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 from ..evidence.run_directory import PhaseDir, read_json
 from .log_inputs import PHASES, SPEC, Inputs
 
-# In a phase's directory these are logs; all else is ours, or what the program wrote.
+# Folders of logs in a phase directory; everything else is ours, or written by the program.
 LOG_FOLDERS = ("submitit", "nodes", "nccl")
 MAX_RANKS = 2**16
 OURS = (".json", ".jsonl", ".pkl", ".sh")
@@ -24,19 +24,19 @@ OURS = (".json", ".jsonl", ".pkl", ".sh")
 
 @dataclass(frozen=True)
 class Named:
-    """One input, with its writer's host and rank where they are certain."""
+    """One input, with its writer's host and rank if they are certain."""
 
     path: Path | None
     name: str
     asked_for: bool
     host: str = ""
     rank: int | None = None
-    survived: bool = False  # its writer ended well, whatever it said before
+    survived: bool = False  # its writer finished well, whatever it logged before
 
 
 @dataclass
 class LogInputs(Inputs):
-    """What to read, each once, and what cannot be: its name, and why."""
+    """What to read, each once, and what cannot be read, with the reason."""
 
     command: ClassVar[str] = "diagnose"
     _walked: set[str] = field(default_factory=set)
@@ -50,7 +50,7 @@ class LogInputs(Inputs):
         phases = [path] if (path / SPEC).is_file() else _phases(path)
         if len(phases) > 1:
             names = ", ".join(map(str, phases[:3])) + ", ..." * (len(phases) > 3)
-            what = f"holds the logs of {len(phases)} jobs; give that of one: {names}"
+            what = f"contains the logs of {len(phases)} jobs; name the directory of one: {names}"
             self.refused.append((str(path), what))
             return
         files = list(_logs(phases[0], self._walk) if phases else self._walk(path))
@@ -58,7 +58,7 @@ class LogInputs(Inputs):
         for file in files:
             self._path(file)
         if not files and not self._failed_below(path):
-            self.refused.append((str(path), "holds no logs"))
+            self.refused.append((str(path), "contains no logs"))
 
 
 def _phases(path: Path) -> list[Path]:
@@ -75,10 +75,10 @@ def _logs(phase: Path, walk: Callable[[Path], Iterator[Path]]) -> Iterator[Path]
 
 
 def _writer(path: Path) -> tuple[str, int | None, bool]:
-    """Node and rank that wrote a log of this suite's (`nodes/N/logs/…/attempt_0/LOCAL_RANK/…`), and
-    whether that rank ended well.
+    """The node and rank that wrote a log of a run (`nodes/N/logs/…/attempt_0/LOCAL_RANK/…`), and
+    whether that rank finished well.
 
-    Ranks are laid out by node there, as torchrun's static rendezvous does.
+    Ranks are numbered by node, as torchrun's static rendezvous does.
     """
     parts = path.absolute().parts
     for at in range(len(parts) - 2, 1, -1):
@@ -101,7 +101,7 @@ def _writer(path: Path) -> tuple[str, int | None, bool]:
 
 @lru_cache(maxsize=1)
 def _survivors(phase: Path) -> frozenset[int]:
-    """The ranks of a phase that ended well; none where what was recorded of it is no such."""
+    """The ranks of a phase that finished well; none if its records are not usable."""
     from ..diagnose.failure_evidence import FailureEvidence
     from ..evidence.phase_result import collect_phase
 

@@ -1,5 +1,5 @@
-"""The words that the commands on the history take, and how they refuse them: names that are not in
-the history are answered with those that are."""
+"""Arguments of the commands on the history. An unknown name is refused with a list of the known
+ones."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def add_report_dir(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("reports"),
         metavar="DIR",
-        help=f"where {NAME} lies (default: reports)",
+        help=f"directory of {NAME} (default: reports)",
     )
 
 
 @contextmanager
 def open_history(report_dir: Path) -> Iterator[Connection]:
-    """The history there; runs that were killed and never reported are reported first, which stores
-    them. Raises UsageProblems where there is none that can be read."""
+    """Open the history, after reporting runs whose controller was killed, which stores them.
+    Raises UsageProblems if there is no readable history."""
     from ..report.recovery import recover
 
     for line in recover(report_dir, os.environ):
@@ -60,7 +60,8 @@ def refuse(what: str, where: str = "", expected: str = "", todo: str = "") -> No
 def choose_phases(
     connection: Connection, cluster: str | None, phase: str | None
 ) -> list[PhaseCount]:
-    """The phases of a cluster, or of all; or one phase, where it is given. Raises UsageProblems."""
+    """The phases of all clusters, or of the one given, or the one phase given. Raises
+    UsageProblems."""
     found = phase_counts(connection)
     for kind, name in (("cluster", cluster), ("phase", phase)):
         if name is None:
@@ -75,22 +76,22 @@ def choose_phases(
 
 
 def one_of(names: Sequence[str]) -> str:
-    """``one of `a`, `b` ``, of many the first."""
+    """``one of `a`, `b` ``; a long list is cut."""
     more = len(names) - MAX_LISTED
     listed = ", ".join(f"`{name}`" for name in names[:MAX_LISTED])
     return f"one of {listed}{f' and {more} more' if more > 0 else ''}" if names else ""
 
 
 def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
-    """The run that a word means: an id, the beginning of one, `latest`, or `previous`, which is
-    the one before it on its cluster. Raises UsageProblems."""
+    """Find a run by id, a prefix of one, `latest`, or `previous`, the run before the latest on
+    its cluster. Raises UsageProblems."""
     word = sanitize_line(word)
     if word in (LATEST, PREVIOUS):
         found = runs(connection, cluster=cluster, limit=1)
         if found and word == PREVIOUS:
             found = runs(connection, cluster=found[0].cluster, limit=2)[1:]
         if not found:
-            refuse(f"there is no {word} run in the history")
+            refuse(f"the history has no {word} run")
         return found[0]
     found = runs(connection, cluster=cluster, prefix=word, limit=MAX_LISTED) if word else []
     whole = [run for run in found if run.run_id == word]
@@ -98,11 +99,11 @@ def find_run(connection: Connection, word: str, cluster: str | None) -> PastRun:
         return (whole or found)[0]
     if found:
         listed = ", ".join(run.run_id for run in found[:5])
-        refuse(f"`{word}` is the beginning of several runs", "", "", f"such as {listed}")
+        refuse(f"`{word}` matches several runs", "", "", f"give more of the id, such as {listed}")
     newest = [run.run_id for run in runs(connection, cluster=cluster, limit=200)]
     refuse(
         f"no run `{word}` in the history",
         "",
-        f"a run id, the beginning of one, `{LATEST}` or `{PREVIOUS}`",
+        f"a run id, a prefix of one, `{LATEST}` or `{PREVIOUS}`",
         near(word, [LATEST, PREVIOUS, *newest]),
     )

@@ -1,4 +1,4 @@
-"""`clustersmoke history`: what was measured, night by night."""
+"""`clustersmoke history`: what past runs measured."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .history_views import PhaseSeries, csv_lines, json_lines, text_lines
 from .subcommand import add, print_lines
 
 DESCRIPTION = """\
-Shows past runs from the report directory's history.db: one line for each phase of each cluster, or
-night by night where it is one phase of one cluster. A run whose controller was killed, and that was
-never reported, is reported first; else nothing is changed.
+Shows past runs from history.db of the report directory: one line per phase and cluster, or one line
+per run if there is only one phase of one cluster. A run that was never reported because its
+controller was killed is reported first; nothing else is changed.
 """
 EXAMPLES = """\
 examples:
@@ -26,15 +26,15 @@ examples:
   clustersmoke history --metric peak_memory_gib --last 60
   clustersmoke history --csv > history.csv
 
-exit status: 0 done, 2 the history or the words cannot be used
+exit status: 0 done, 2 unusable history or arguments
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    history = add(subparsers, "history", "what was measured in past runs", DESCRIPTION, EXAMPLES)
-    history.add_argument("--cluster", metavar="C", help="of one cluster")
-    history.add_argument("--phase", metavar="P", help="of one phase")
-    history.add_argument("--metric", metavar="M", help="of one metric")
+    history = add(subparsers, "history", "show what past runs measured", DESCRIPTION, EXAMPLES)
+    history.add_argument("--cluster", metavar="C", help="only this cluster")
+    history.add_argument("--phase", metavar="P", help="only this phase")
+    history.add_argument("--metric", metavar="M", help="only this metric")
     history.add_argument(
         "--last",
         type=_count,
@@ -44,40 +44,42 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     arguments.add_report_dir(history)
     form = history.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    form.add_argument("--csv", action="store_true", help="one line for each metric of each run")
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument(
+        "--csv", action="store_true", help="print CSV with one line per metric of each run"
+    )
     history.set_defaults(run=_run)
 
 
 def _count(word: str) -> int:
     if not word.isdecimal() or not 0 < int(word) < 2**31:
-        raise argparse.ArgumentTypeError(
-            f"`{word}` is no count; expected a number of runs, 1 or more"
-        )
+        raise argparse.ArgumentTypeError(f"`{word}` is not a number of runs; expected 1 or more")
     return int(word)
 
 
-def _run(asked: argparse.Namespace) -> int:
-    with arguments.open_history(asked.report_dir) as connection:
-        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
-        series = [_series(connection, count, asked) for count in counts]
-    series = [one for one in series if one.runs]  # somebody may have deleted the rows they need
-    if asked.metric is not None:
-        _check_metric(asked.metric, series)
-    form = json_lines if asked.json else csv_lines if asked.csv else text_lines
+def _run(parsed: argparse.Namespace) -> int:
+    with arguments.open_history(parsed.report_dir) as connection:
+        counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
+        series = [_series(connection, count, parsed) for count in counts]
+    series = [one for one in series if one.runs]  # their rows may have been deleted meanwhile
+    if parsed.metric is not None:
+        _check_metric(parsed.metric, series)
+    form = json_lines if parsed.json else csv_lines if parsed.csv else text_lines
     print_lines(form(series))
     return 0
 
 
-def _series(connection: Connection, count: PhaseCount, asked: argparse.Namespace) -> PhaseSeries:
-    of = (connection, count.cluster, count.phase)
-    runs = phase_runs(*of, limit=asked.last)
+def _series(connection: Connection, count: PhaseCount, parsed: argparse.Namespace) -> PhaseSeries:
+    key = (connection, count.cluster, count.phase)
+    runs = phase_runs(*key, limit=parsed.last)
     same = [
         run
         for newest in runs[:1]
-        for run in phase_runs(*of, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW)
+        for run in phase_runs(
+            *key, before=newest.begun, good=True, setup=newest.setup, limit=WINDOW
+        )
     ]
-    return PhaseSeries(count, runs, same, asked.metric)
+    return PhaseSeries(count, runs, same, parsed.metric)
 
 
 def _check_metric(metric: str, series: Iterable[PhaseSeries]) -> None:

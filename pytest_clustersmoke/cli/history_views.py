@@ -1,4 +1,4 @@
-"""What `clustersmoke history` shows: as text, JSON and CSV."""
+"""The output of `clustersmoke history`: text, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from ..evidence.history.history_query import PhaseCount, PhaseRun
 from ..evidence.history.outlier_judge import PastLevel, level
 from ..evidence.history.setup_changes import setup_changes
 from ..evidence.telemetry import plain
+from ..text import plural
 from .tables import moment, sparkline, table
 
-# The metric that stands for a phase, the first that it has.
+# The metric that represents a phase: the first of these that it has.
 HEADLINES = ("busbw_gb_per_s", "steps_per_s")
 RESULTS = ("passed", "failed", "skipped", "known")
 CSV = (
@@ -28,8 +29,8 @@ METRIC_COLUMNS = ("metric", "#newest", "unit", "#median", "#off", "#MAD", "trend
 
 @dataclass(frozen=True)
 class PhaseSeries:
-    """A phase of a cluster and its newest runs, the newest first; `same` are the good runs that the
-    newest is judged against, `asked` is the one metric that was asked for."""
+    """A phase of a cluster and its newest runs, newest first. `same` are the good runs that the
+    newest is judged against; `asked` is the metric that the user chose, if any."""
 
     count: PhaseCount
     runs: Sequence[PhaseRun]
@@ -38,7 +39,7 @@ class PhaseSeries:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that are shown, that which stands for the phase first."""
+        """The metrics to show; the one that represents the phase comes first."""
         names = dict.fromkeys(name for run in self.runs for name in run.metrics)
         if self.asked is not None:
             return [self.asked] if self.asked in names else []
@@ -50,23 +51,23 @@ class PhaseSeries:
         return next(run.metrics[metric].unit for run in self.runs if metric in run.metrics)
 
     def values(self, metric: str) -> list[float | None]:
-        """Of each run, the oldest first, in the newest unit."""
+        """The value of each run, oldest first, in the newest unit."""
         unit = self.unit(metric)
         return [run.value(metric, unit) for run in reversed(self.runs)]
 
     def level(self, metric: str) -> PastLevel | None:
-        """That of the runs which the newest is judged against: the same as in its record."""
+        """The past level that the newest run is judged against, as in its record."""
         unit = self.unit(metric)
         values = [run.value(metric, unit) for run in self.same]
         return level(value for value in values if value is not None)
 
 
 def text_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
-    """One phase night by night, or a line for each of several."""
+    """One phase run by run, or one line per phase."""
     if not series:
-        yield "the history holds no phases"
+        yield "the history has no phases"
     elif len(series) == 1:
-        yield from _nights(series[0])
+        yield from _run_lines(series[0])
     else:
         columns = ("cluster", "phase", "#runs", "#good", "newest (UTC)", "outcome", *METRIC_COLUMNS)
         yield from table(columns, map(_phase_row, series))
@@ -93,9 +94,10 @@ def _metric_row(series: PhaseSeries, name: str) -> list[str]:
     return [name, newest, series.unit(name), show(here.median) if here else "", off, mad, bars]
 
 
-def _nights(series: PhaseSeries) -> Iterator[str]:
+def _run_lines(series: PhaseSeries) -> Iterator[str]:
     count = series.count
-    yield f"{count.phase} on {count.cluster}: {count.runs:,} runs, {count.good:,} of them good"
+    runs = f"{plural(count.runs, 'run')}, {count.good:,} of them good"
+    yield f"{count.phase} on {count.cluster}: {runs}"
     yield ""
     headline = series.metrics[:1]
     columns = ("begun (UTC)", "run", "outcome", "criteria", "#queue s", "#run s")
@@ -114,12 +116,12 @@ def _nights(series: PhaseSeries) -> Iterator[str]:
 
 
 def _criteria(run: PhaseRun) -> str:
-    """How many failed, the first by name; else how many passed."""
+    """The first failed criterion and how many more, or else how many passed."""
     results = Counter(run.criteria.values())
     if results["failed"]:
         first = next(name for name, result in run.criteria.items() if result == "failed")
         more = results["failed"] - 1
-        return f"{first} failed{f', {more} more' if more else ''}"
+        return f"{first} failed{f' and {more} more' if more else ''}"
     known = f", {results['known']} known" if results["known"] else ""
     return f"{results['passed']} passed{known}" if run.criteria else run.finding
 
@@ -135,7 +137,7 @@ def _seconds(value: float | None) -> str:
 
 
 def json_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
-    """One object, in lines."""
+    """One JSON object, in lines."""
     phases = [
         {
             "cluster": one.count.cluster,
@@ -168,7 +170,7 @@ def _metrics(run: PhaseRun, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def csv_lines(series: Sequence[PhaseSeries]) -> Iterator[str]:
-    """A line for each metric of each run; a run without metrics has one all the same."""
+    """One line per metric of each run; a run without metrics has one line, too."""
     import csv
     import io
 

@@ -1,4 +1,4 @@
-"""`clustersmoke init [DIRECTORY]`: the files of a new cluster, ready for a dry run."""
+"""`clustersmoke init [DIRECTORY]`: writes the files of a new cluster, ready for a dry run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from .cluster_draft import ClusterDraft, Wishes
 
 DESCRIPTION = """\
-Writes cluster.yaml, smoke_tests/ and, where pytest has no settings yet, pytest.ini for a new
-cluster, by what its Slurm says of partitions, nodes, GPUs, limits and accounts; run it on a login
-node. Where there is no Slurm, the profile runs on this machine. What was guessed is marked "check
-this" in cluster.yaml, with the reason.
+Writes cluster.yaml, smoke_tests/ and, if pytest has no settings yet, pytest.ini for a new cluster,
+from what its Slurm reports about partitions, nodes, GPUs, limits and accounts; run it on a login
+node. Without Slurm, the profile runs on this machine. Guessed values are marked "check this" in
+cluster.yaml, with the reason.
 """
 EXAMPLES = """\
 examples:
-  clustersmoke init                        here, with Slurm's name of the cluster
+  clustersmoke init                        here, named after Slurm's cluster
   clustersmoke init --cluster mine --partition gpu --shared-dir /scratch/me/runs ~/acceptance
 
-exit status: 0 written, 2 nothing written, with all that stands in the way
+exit status: 0 written, 2 nothing written, with all problems
 """
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 CONFIG = "cluster.yaml"
@@ -35,7 +35,11 @@ CONFIG = "cluster.yaml"
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     init = add(
-        subparsers, "init", "cluster.yaml and the suite for a new cluster", DESCRIPTION, EXAMPLES
+        subparsers,
+        "init",
+        "write cluster.yaml and the suite for a new cluster",
+        DESCRIPTION,
+        EXAMPLES,
     )
     init.add_argument(
         "directory",
@@ -43,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         default=Path(),
         metavar="DIRECTORY",
-        help="where the files go (default: here); on a cluster a directory that its nodes see",
+        help="directory for the files (default: here); on a cluster, one that its nodes see",
     )
     init.add_argument(
         "--cluster", metavar="NAME", help="the profile's name (default: Slurm's, or local)"
@@ -51,50 +55,50 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     init.add_argument(
         "--partition",
         metavar="P",
-        help="the partition that jobs go to (default: Slurm's default one, if it has GPUs)",
+        help="the partition for the jobs (default: Slurm's default partition, if it has GPUs)",
     )
     init.add_argument(
         "--shared-dir",
         type=_path,
         metavar="PATH",
-        help="where runs go, which every node must see (default: a scratch directory that the "
-        "shell names, else DIRECTORY/runs)",
+        help="directory for the runs, which every node must see (default: below a scratch "
+        "directory that the shell names, else DIRECTORY/runs)",
     )
-    init.add_argument("--force", action="store_true", help="replace files that are there")
+    init.add_argument("--force", action="store_true", help="replace existing files")
     init.set_defaults(run=_run)
 
 
 def _path(text: str) -> Path:
-    """The absolute path that is meant, `~` and `~user` read."""
+    """The absolute path, with `~` and `~user` expanded."""
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:
         home = Path(text).parts[0]
-        raise argparse.ArgumentTypeError(f"there is no home directory `{home}`") from None
+        raise argparse.ArgumentTypeError(f"no home directory `{home}`") from None
 
 
-def _run(words: argparse.Namespace) -> int:
+def _run(parsed: argparse.Namespace) -> int:
     from . import suite_files
     from .cluster_draft import Wishes
 
-    directory = words.directory.absolute()
-    draft = _draft(Wishes(directory, words.cluster, words.partition, words.shared_dir))
+    directory = parsed.directory.absolute()
+    draft = _make_draft(Wishes(directory, parsed.cluster, parsed.partition, parsed.shared_dir))
     text = draft.render()
-    _check(text, draft.name)
+    _check_profile(text, draft.name)
     own_ini = not suite_files.has_settings(directory)
     files = suite_files.suite_files()
     if own_ini:
         files["pytest.ini"] = suite_files.PYTEST_INI.encode()
-    files[CONFIG] = text.encode()  # the last one: with it the set is whole
-    written = suite_files.write_files(directory, files, words.force)
+    files[CONFIG] = text.encode()  # written last: its presence means that the set is complete
+    written = suite_files.write_files(directory, files, parsed.force)
     sys.stdout.write(
-        "\n".join([*_summary(draft), *_next(draft, directory, written, own_ini)]) + "\n"
+        "\n".join([*_summary_lines(draft), *_next_steps(draft, directory, written, own_ini)]) + "\n"
     )
     return 0
 
 
-def _draft(wishes: Wishes) -> ClusterDraft:
-    """What is to be written. Raises UsageProblems with all that is wrong with what was asked."""
+def _make_draft(wishes: Wishes) -> ClusterDraft:
+    """The draft to write. Raises UsageProblems with everything wrong with the options."""
     from ..evidence.run_directory import check_path
     from ..text import Problem, UsageProblems
     from .cluster_draft import draft_local, draft_slurm
@@ -111,8 +115,8 @@ def _draft(wishes: Wishes) -> ClusterDraft:
         choice = choose_partition(survey, wishes.partition)
         draft = draft_slurm(wishes, survey, choice, os.environ)
     except NoSlurm as silence:
-        # Somebody who names a Slurm means it: a profile of this machine would be no answer.
-        what, todo = f"Slurm cannot be asked: {silence}", "for a profile of this machine"
+        # A user who names a partition or a Slurm does not want a profile for this machine.
+        what, todo = f"Slurm is not available: {silence}", "to get a profile for this machine"
         if wishes.partition is not None:
             todo = f"omit it {todo}, or run this on a login node"
             problems.append(Problem(what, "--partition", todo=todo))
@@ -127,8 +131,8 @@ def _draft(wishes: Wishes) -> ClusterDraft:
     return draft
 
 
-def _check(text: str, name: str) -> None:
-    """What is to be written is what pytest will read, or nothing is written."""
+def _check_profile(text: str, name: str) -> None:
+    """Refuse to write a file that pytest would refuse."""
     from ..config.cluster_file import load
     from ..text import Problem, UsageProblems
 
@@ -139,12 +143,17 @@ def _check(text: str, name: str) -> None:
             load(path, os.environ).profile(name)
         except UsageProblems as found:
             raise UsageProblems(
-                Problem(f"what was found makes no profile: {one.what}", "", one.expected, one.todo)
+                Problem(
+                    f"the values found make no valid profile: {one.what}",
+                    "",
+                    one.expected,
+                    one.todo,
+                )
                 for one in found.problems
             ) from None
 
 
-def _summary(draft: ClusterDraft) -> list[str]:
+def _summary_lines(draft: ClusterDraft) -> list[str]:
     left = [f"  {one.name}: {one.left_out}" for one in draft.phases if one.left_out]
     guesses = [f"  {key}: {why}" for key, why in draft.guesses.items()]
     return [
@@ -155,16 +164,18 @@ def _summary(draft: ClusterDraft) -> list[str]:
     ]
 
 
-def _next(draft: ClusterDraft, directory: Path, written: list[str], own_ini: bool) -> list[str]:
+def _next_steps(
+    draft: ClusterDraft, directory: Path, written: list[str], own_ini: bool
+) -> list[str]:
     suite = sum("/" in name for name in written)
     names = [name for name in written if "/" not in name]
     names += [f"smoke_tests/ ({suite} files)"] if suite else []
     pytest = f"  pytest {'' if own_ini else 'smoke_tests '}--cluster {draft.name}"
     return [
-        f"wrote {', '.join(names) or 'nothing, all of it was there'} in {directory}",
+        f"wrote {', '.join(names) or 'nothing new'} in {directory}",
         "next:",
         *([f"  cd {shlex.quote(str(directory))}"] if directory != Path.cwd() else []),
         f"{pytest} --cluster-dry-run    # submits nothing",
         pytest,
-        "  every night: docs/how-to/run-every-night.md of pytest-clustersmoke",
+        "  to run every night: docs/how-to/run-every-night.md of pytest-clustersmoke",
     ]

@@ -1,4 +1,4 @@
-"""What is reported of the logs of one job: its log, and the links of its ranks."""
+"""The transports of one job, from its NCCL logs: the links of its ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .placement import Placement, place
 
 @dataclass(frozen=True)
 class JobTransports:
-    """Who talked to whom in a job, as its logs say.
+    """Which ranks of a job communicated, from its logs.
 
-    Ranks are those of a communicator: `links` are kept apart by it, `merged` are not. Links are in
-    the order of their source and destination; those of one pair stand together.
+    Ranks are numbered per communicator: `links` are separate by communicator, `merged()` are not.
+    Links are sorted by source and destination, so those of a pair are adjacent.
     """
 
     log: Log
@@ -37,7 +37,7 @@ class JobTransports:
         return merge_equal(self.links)
 
     def of(self, communicator: Communicator) -> Iterator[Link]:
-        """The links that are, or may be, a communicator's."""
+        """The links that belong, or may belong, to a communicator."""
         return merge_equal(self._by_communicator[communicator.index])
 
     @cached_property
@@ -50,7 +50,7 @@ class JobTransports:
 
     @cached_property
     def pairs(self) -> dict[tuple[str | None, str], int]:
-        """Pairs of ranks by placement and kind; one that has several counts with each."""
+        """Pairs of ranks by placement and kind; a pair with several kinds counts for each."""
         return count_pairs(self.links, lambda link: (link.placement, link.kind))
 
     @cached_property
@@ -60,7 +60,7 @@ class JobTransports:
 
     @cached_property
     def asymmetric(self) -> list[tuple[int, int]]:
-        """Pairs of ranks whose ends told different kinds of one channel."""
+        """Pairs of ranks whose ends logged different kinds for one channel."""
         return sorted({(link.source, link.destination) for link in self.links if link.asymmetric})
 
     @cached_property
@@ -73,7 +73,7 @@ class JobTransports:
         return dict(sorted(users.items()))
 
     def nodes(self, communicator: Communicator) -> int | None:
-        """NCCL's own count of nodes; else that of the names, where every rank has its node."""
+        """NCCL's own count of nodes, or else that of the host names if every rank has one."""
         if communicator.nodes is not None:
             return communicator.nodes
         placement = self.placements[communicator.index]
@@ -82,5 +82,5 @@ class JobTransports:
 
 
 def hosts_of(processes: Sequence[NcclProcess | None]) -> list[str]:
-    """The host names of those that are known."""
+    """The host names of the known processes."""
     return sorted({process.host for process in processes if process is not None})

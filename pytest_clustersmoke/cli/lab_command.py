@@ -13,35 +13,37 @@ from ..lab.daemons import clean_environment
 from ..lab.lab_settings import DEFAULT_NAME, LabError, LabSettings
 from ..lab.lab_state import LabRecord
 
-SINFO_PATIENCE_S = 3.0
+SINFO_TIMEOUT_S = 3.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     lab = subparsers.add_parser(
         "lab",
-        help="a real Slurm on this machine, with fake GPUs",
+        help="run a real Slurm on this machine, with fake GPUs",
         description="A real Slurm on this machine: a controller, nodes with fake GPUs, two "
-        "partitions. It listens on loopback (isolated nodes: on a network of their own) and ends "
-        "without a trace.",
+        "partitions. It listens on loopback (isolated nodes: on their own network), and leaves "
+        "nothing behind.",
     )
     actions = lab.add_subparsers(metavar="ACTION", required=True)
     _add_up(actions)
     status = actions.add_parser(
-        "status", help="each lab and its nodes; exit status 1 where none is up"
+        "status", help="list the labs and their nodes; exit status 1 if none is up"
     )
     status.set_defaults(run=_status)
     env = actions.add_parser("env", help="print the line that makes a shell use a lab")
-    env.add_argument("--name", help="which lab, where several run")
+    env.add_argument("--name", help="which lab, if several run")
     env.set_defaults(run=_env)
-    down = actions.add_parser("down", help="end a lab: all that it started, and nothing else")
+    down = actions.add_parser("down", help="end a lab: everything it started, and nothing else")
     which = down.add_mutually_exclusive_group()
-    which.add_argument("--name", help="which lab, where there are several")
+    which.add_argument("--name", help="which lab, if there are several")
     which.add_argument("--all", action="store_true", help="every lab of this user")
     down.add_argument("--keep-logs", action="store_true", help="keep the daemons' logs")
     down.set_defaults(run=_down)
-    install = actions.add_parser("install", help="install the packages a lab needs (root, Debian)")
-    install.add_argument("--accounting", action="store_true", help="those for --accounting too")
-    install.add_argument("--isolated", action="store_true", help="those for --isolated too")
+    install = actions.add_parser(
+        "install", help="install the packages that a lab needs (root, Debian)"
+    )
+    install.add_argument("--accounting", action="store_true", help="also those for --accounting")
+    install.add_argument("--isolated", action="store_true", help="also those for --isolated")
     install.set_defaults(run=_install)
 
 
@@ -53,43 +55,43 @@ def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         type=int,
         default=defaults.nodes,
         metavar="N",
-        help="nodes (default: %(default)s)",
+        help="number of nodes (default: %(default)s)",
     )
     up.add_argument(
         "--gpus-per-node",
         type=int,
         default=defaults.gpus_per_node,
         metavar="N",
-        help="fake GPUs of each node (default: %(default)s)",
+        help="fake GPUs per node (default: %(default)s)",
     )
     up.add_argument(
         "--cpus-per-node",
         type=int,
         default=defaults.cpus_per_node,
         metavar="N",
-        help="CPUs each node claims to have (default: %(default)s)",
+        help="CPUs that each node claims to have (default: %(default)s)",
     )
     up.add_argument(
         "--accounting",
         action="store_true",
-        help="with slurmdbd and a private MariaDB: sacct works, accounts and QOS are enforced",
+        help="run slurmdbd and a private MariaDB: sacct works, accounts and QOS are enforced",
     )
     up.add_argument(
         "--isolated",
         action="store_true",
-        help="each node with a host name, an address, a /tmp and a /dev/shm of its own",
+        help="give each node its own host name, address, /tmp and /dev/shm",
     )
     up.add_argument(
         "--memory",
         action="store_true",
-        help="jobs get no more memory than they ask for (--mem): the kernel ends what takes more",
+        help="limit jobs to the memory they ask for (--mem): the kernel kills what takes more",
     )
-    up.add_argument("--name", default=DEFAULT_NAME, help="its name (default: %(default)s)")
+    up.add_argument("--name", default=DEFAULT_NAME, help="name of the lab (default: %(default)s)")
     up.add_argument(
         "--dir",
         type=Path,
         metavar="DIR",
-        help="a new directory for all of its files (default: "
+        help="a new directory for its files (default: "
         "${XDG_STATE_HOME:-~/.local/state}/clustersmoke/labs/NAME)",
     )
     up.set_defaults(run=_up)
@@ -99,17 +101,17 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _up(words: argparse.Namespace) -> int:
+def _up(parsed: argparse.Namespace) -> int:
     lab = bring_up(
         LabSettings(
-            name=words.name,
-            nodes=words.nodes,
-            gpus_per_node=words.gpus_per_node,
-            cpus_per_node=words.cpus_per_node,
-            accounting=words.accounting,
-            isolated=words.isolated,
-            memory=words.memory,
-            directory=words.dir,
+            name=parsed.name,
+            nodes=parsed.nodes,
+            gpus_per_node=parsed.gpus_per_node,
+            cpus_per_node=parsed.cpus_per_node,
+            accounting=parsed.accounting,
+            isolated=parsed.isolated,
+            memory=parsed.memory,
+            directory=parsed.dir,
         ),
         _say,
     )
@@ -148,22 +150,22 @@ def _print_record(record: LabRecord) -> None:
 
 
 def _nodes(record: LabRecord) -> str:
-    """The nodes and their states, as the controller sees them now."""
+    """The current states of the nodes, from the controller."""
     conf = record.files.slurm_conf
     try:
         answer = subprocess.run(
-            [packages.program("sinfo"), "-h", "-N", "-o", "%N %T"],
+            [packages.program_path("sinfo"), "-h", "-N", "-o", "%N %T"],
             env=clean_environment(conf),
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SINFO_PATIENCE_S,
+            timeout=SINFO_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"no answer from slurmctld within {SINFO_PATIENCE_S:.0f} s"
+        return f"no answer from slurmctld within {SINFO_TIMEOUT_S:.0f} s"
     if answer.returncode:
         return answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else "no answer"
-    # A node is listed once for each of its partitions.
+    # sinfo lists a node once per partition.
     from ..jobs.slurm_records import parse_node_states  # loads pydantic
 
     states = dict(parse_node_states(answer.stdout))
@@ -173,52 +175,54 @@ def _nodes(record: LabRecord) -> str:
     )
 
 
-def _env(words: argparse.Namespace) -> int:
-    if words.name is None:
+def _env(parsed: argparse.Namespace) -> int:
+    if parsed.name is None:
         lab = lab_state.find({})
     else:
-        found = [record for record in lab_state.running() if record.name == words.name]
+        found = [record for record in lab_state.running() if record.name == parsed.name]
         if not found:
             raise LabError(
-                f"lab {words.name} is not running; `clustersmoke lab status` lists those that are"
+                f"lab {parsed.name} is not running; `clustersmoke lab status` lists all labs"
             )
         lab = found[0].lab()
     print(lab_state.export_line(lab))
     return 0
 
 
-def _down(words: argparse.Namespace) -> int:
+def _down(parsed: argparse.Namespace) -> int:
     records = lab_state.records()
-    if words.name is not None:
-        chosen = [record for record in records if record.name == words.name]
+    if parsed.name is not None:
+        chosen = [record for record in records if record.name == parsed.name]
         if not chosen:
             raise LabError(
-                f"there is no lab `{words.name}`; `clustersmoke lab status` lists those there are"
+                f"there is no lab `{parsed.name}`; `clustersmoke lab status` lists all labs"
             )
-    elif words.all:
+    elif parsed.all:
         chosen = [record for record in records if record.here]
     elif len(records) > 1:
         names = ", ".join(record.name for record in records)
-        raise LabError(f"there are {len(records)} labs ({names}); choose with --name, or --all")
+        raise LabError(
+            f"there are {len(records)} labs ({names}); choose one with --name, or all with --all"
+        )
     else:
         chosen = records
     if not chosen:
         _say("no lab to end")
     for record in chosen:
-        kept = teardown.end_lab(record, words.keep_logs)
+        kept = teardown.end_lab(record, parsed.keep_logs)
         _say(f"lab {record.name}: ended{f'; its logs are in {kept}' if kept else ''}")
     return 0
 
 
-def _install(words: argparse.Namespace) -> int:
-    missing = packages.missing_packages(words.accounting, words.isolated)
+def _install(parsed: argparse.Namespace) -> int:
+    missing = packages.missing_packages(parsed.accounting, parsed.isolated)
     if not missing:
         _say("all packages that a lab needs are installed")
         return 0
     _say(f"missing: {', '.join(missing)}")
-    packages.install(packages.wanted_packages(words.accounting, words.isolated), _say)
-    still = packages.missing_packages(words.accounting, words.isolated)
+    packages.install(packages.wanted_packages(parsed.accounting, parsed.isolated), _say)
+    still = packages.missing_packages(parsed.accounting, parsed.isolated)
     if still:
-        raise LabError(f"apt-get has installed its packages, but {', '.join(still)} not found")
+        raise LabError(f"apt-get succeeded, but {', '.join(still)} not found")
     _say("installed")
     return 0

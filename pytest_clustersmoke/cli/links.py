@@ -1,7 +1,7 @@
-"""Edges -> links: what lines of a log have in common, merged, each inside a node or between nodes.
+"""Merges edges, which are lines of a log, into links, each inside a node or between nodes.
 
-A job of thousands of ranks that all talk to all has millions of edges; so everything is one pass
-over what the reader has sorted, and equal parts of links are one object.
+A job of thousands of ranks, each connected to all others, has millions of edges. So everything is
+one pass over edges that the reader has sorted, and equal parts of links share one object.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ T = TypeVar("T")
 N = TypeVar("N", int, str)
 Names = tuple[str, ...]
 Pair = tuple[int, int, tuple[int, ...]]
-# By role, connection and channel: the kinds that this end said.
+# The kinds that one end logged, by role, connection and channel.
 Kinds = dict[tuple[str, "int | None", "int | None"], set[str]]
 
 
 class Link(NamedTuple):
-    """One wording of NCCL's between two ranks, merged from all lines that say it.
+    """One transport, in NCCL's wording, between two ranks, merged from all lines that have it.
 
-    `certain` is False where a line does not tell whose of `communicators` it is. `asymmetric` says
-    whether the two ends told different kinds of the same channel; None where one end is silent, as
-    it always is with P2P and SHM.
+    `certain` is False if a line may belong to several `communicators`. `asymmetric` says whether
+    the two ends logged different kinds for the same channel; None if only one end logged it, as
+    always with P2P and SHM.
     """
 
     source: int
@@ -42,9 +42,9 @@ class Link(NamedTuple):
     wording: str
     channels: tuple[int, ...]
     connections: tuple[int, ...]
-    sender_nics: Names  # by name, where the log tells it
+    sender_nics: Names  # by name, if logged
     receiver_nics: Names
-    nics: Names  # of both, and of lines that do not tell whose they are
+    nics: Names  # of both, and of lines without a role
     roles: Names
     communicators: tuple[int, ...]
     certain: bool
@@ -63,12 +63,12 @@ class Link(NamedTuple):
 
     @property
     def pair(self) -> Pair:
-        """The two ranks; equal numbers in other communicators are other ranks."""
+        """The two ranks; the same numbers in another communicator are other ranks."""
         return self.source, self.destination, self.communicators
 
 
 def count_pairs(links: Iterable[Link], key: Callable[[Link], K]) -> dict[K, int]:
-    """The pairs of ranks for each key of their links, which stand pair by pair."""
+    """Count the pairs of ranks for each key of their links, which are sorted by pair."""
     counts: dict[K, int] = defaultdict(int)
     last: dict[K, Pair] = {}
     for link in links:
@@ -80,7 +80,7 @@ def count_pairs(links: Iterable[Link], key: Callable[[Link], K]) -> dict[K, int]
 
 
 def links_of(log: Log, placements: Sequence[Placement]) -> Iterator[Link]:
-    """The links of edges, which the reader sorted by source and destination."""
+    """The links of edges, which are sorted by source and destination."""
     for _, same in groupby(log.edges, key=attrgetter("source", "destination")):
         groups: dict[tuple[int, ...], list[Edge]] = {}
         for edge in same:
@@ -92,7 +92,7 @@ def links_of(log: Log, placements: Sequence[Placement]) -> Iterator[Link]:
 
 
 def merge_equal(links: Iterable[Link]) -> Iterator[Link]:
-    """Links of one source, destination and wording as one, in that order."""
+    """Merge links of the same source, destination and wording; keeps the order."""
     for _, same in groupby(links, key=attrgetter("source", "destination")):
         wordings: dict[str, list[Link]] = {}
         for link in same:
@@ -102,20 +102,20 @@ def merge_equal(links: Iterable[Link]) -> Iterator[Link]:
 
 
 def _link(edge: Edge, placements: Sequence[Placement], kinds: Kinds) -> Link:
-    """What one line says."""
+    """The link of one line."""
     every = [placement.ends(edge) for placement in placements]
     same = {placement.same(*ends) for placement, ends in zip(placements, every, strict=True)}
-    nics = _one(edge.nic)
+    nics = _as_tuple(edge.nic)
     return Link(
         edge.source,
         edge.destination,
         edge.wording,
         edge.channels,
-        _one(edge.connection),
+        _as_tuple(edge.connection),
         nics if edge.role == "send" else (),
         nics if edge.role == "receive" else (),
         nics,
-        _one(edge.role),
+        _as_tuple(edge.role),
         edge.communicators,
         len(edge.communicators) == 1,
         _asymmetric(edge, kinds),
@@ -126,7 +126,7 @@ def _link(edge: Edge, placements: Sequence[Placement], kinds: Kinds) -> Link:
 
 
 def _merge(links: Sequence[Link]) -> Link:
-    """What links of one source, destination and wording have in common."""
+    """One link from several of the same source, destination and wording."""
     sides = {link.placement for link in links}
     asymmetric = {link.asymmetric for link in links} - {None}
     return links[0]._replace(
@@ -146,8 +146,8 @@ def _merge(links: Sequence[Link]) -> Link:
 
 
 def _kinds(edges: Iterable[Edge]) -> Kinds:
-    """What each end of a pair of ranks said of each channel. NICs may differ, each end having its
-    own; a network or GPUDirect RDMA may not. P2P and SHM are told by one end alone."""
+    """The kinds that each end of a pair logged for each channel. The ends may use different NICs,
+    but not different networks or GPUDirect RDMA. P2P and SHM are logged by one end only."""
     found: Kinds = defaultdict(set)
     for edge in edges:
         if edge.role is not None and edge.transport.net:
@@ -157,7 +157,7 @@ def _kinds(edges: Iterable[Edge]) -> Kinds:
 
 
 def _asymmetric(edge: Edge, kinds: Kinds) -> bool | None:
-    """Whether the other end told another kind of a channel that both told of."""
+    """Whether the other end logged another kind for a channel that both logged."""
     if not kinds or edge.role is None or not edge.transport.net:
         return None
     role = OTHER_END[edge.role]
@@ -167,28 +167,28 @@ def _asymmetric(edge: Edge, kinds: Kinds) -> bool | None:
 
 
 def _common_ends(ends: Sequence[Ends]) -> Ends:
-    """Each end's node, where all agree."""
+    """Each end's node, if all agree."""
     if ends and all(other is ends[0] for other in ends):
         return ends[0]
     sources, destinations = {source for source, _ in ends}, {other for _, other in ends}
     source = sources.pop() if len(sources) == 1 else None
-    both: Ends = _kept((source, destinations.pop() if len(destinations) == 1 else None))
+    both: Ends = _share((source, destinations.pop() if len(destinations) == 1 else None))
     return both
 
 
 @lru_cache(maxsize=2**16)
-def _kept(value: T) -> T:
-    """The same object for equal ones: many links have the same."""
+def _share(value: T) -> T:
+    """The same object for equal values, as many links have equal parts."""
     return value
 
 
 @lru_cache(maxsize=4096)
-def _one(value: N | None) -> tuple[N, ...]:
+def _as_tuple(value: N | None) -> tuple[N, ...]:
     return () if value is None else (value,)
 
 
 def _union(parts: Sequence[tuple[N, ...]]) -> tuple[N, ...]:
     if all(part == parts[0] for part in parts):
         return parts[0]
-    union: tuple[N, ...] = _kept(tuple(sorted(set().union(*parts))))
+    union: tuple[N, ...] = _share(tuple(sorted(set().union(*parts))))
     return union

@@ -1,7 +1,7 @@
-"""The words of the command line -> the files and streams to read, and what cannot be read.
+"""The files and streams to read, from the arguments of a command, and what cannot be read.
 
-A directory stands for all files below it, but for hidden ones. Of a run's directory only NCCL's own
-logs are read; there the directory of each node tells apart nodes that share a host name.
+A directory means all files below it, except hidden ones. In a run directory only NCCL's logs are
+read; the directory of each node there distinguishes nodes that share a host name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..text import near
 
 STDIN = "-"
 STDIN_NAME = "<stdin>"
-# Where a shell puts what `<(zcat LOG.gz)` writes: open already, so reading it ends.
+# The shell's paths for `<(zcat LOG.gz)`: already open, so reading them ends.
 OPEN_ALREADY = ("/dev/fd/", "/proc/self/fd/")
-# How a run names a phase's directory, and the one of NCCL's logs in it (see rundir.py).
+# Names in a run directory (see evidence/run_directory.py).
 SPEC, NCCL, PHASES = "spec.json", "nccl", "phases"
 
 
@@ -33,12 +33,12 @@ class Input:
     path: Path | None
     name: str
     scope: str = ""
-    size: int | None = None  # bytes; None of a stream
+    size: int | None = None  # bytes; None for a stream
 
 
 @dataclass
 class Inputs:
-    """What to read, each once, and what cannot be: its name, and why."""
+    """What to read, each once, and what cannot be read, with the reason."""
 
     command: ClassVar[str] = "transports"
     found: list[Input] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Inputs:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; None where a stream is among them."""
+        """Bytes of all files; None if a stream is among them."""
         sizes = [one.size for one in self.found]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
@@ -66,18 +66,18 @@ class Inputs:
         try:
             info = path.stat()
         except OSError as error:
-            self.refused.append((name, _cannot(path, error)))
+            self.refused.append((name, _explain_error(path, error)))
             return
         if stat.S_ISDIR(info.st_mode):
             self._directory(path)
         elif stat.S_ISREG(info.st_mode):
             self._add(Input(path, name, _scope(path), info.st_size), (info.st_dev, info.st_ino))
         elif not named:
-            return  # sockets and the like in a directory
+            return  # such as a socket in a directory
         elif name.startswith(OPEN_ALREADY) or name in ("/dev/stdin", os.devnull):
             self._add(Input(path, name), name)
         elif stat.S_ISFIFO(info.st_mode):
-            why = "is a FIFO, which might never end; expected a file "
+            why = "is a FIFO, which may never end; expected a file "
             self.refused.append((name, f"{why}(cat FIFO | clustersmoke {self.command} -)"))
         else:
             self.refused.append((name, "is a device or socket; expected a file, a directory or -"))
@@ -90,25 +90,28 @@ class Inputs:
         if len(filled) > 1:
             names = ", ".join(str(top.parent) for top in filled[:3]) + ", ..." * (len(filled) > 3)
             self.refused.append(
-                (str(path), f"holds the logs of {len(filled)} jobs; give that of one: {names}")
+                (
+                    str(path),
+                    f"contains the logs of {len(filled)} jobs; name the directory of one: {names}",
+                )
             )
         elif filled:
             for file in files[filled[0]]:
                 self._path(file)
         elif phases:
-            why = "holds no NCCL logs of its phases (those under gloo write none)"
+            why = "contains no NCCL logs (phases under gloo write none)"
             self.refused.append((str(path), why))
         elif not self._failed_below(path):
-            self.refused.append((str(path), "holds no files; expected NCCL's logs"))
+            self.refused.append((str(path), "contains no files; expected NCCL logs"))
 
     def _failed_below(self, path: Path) -> bool:
-        """Whether something below it could not even be listed."""
+        """Whether something below it could not be listed."""
         return any(Path(name) == path or path in Path(name).parents for name, _ in self.refused)
 
     def _walk(self, top: Path) -> Iterator[Path]:
         def refuse(error: OSError) -> None:
             path = Path(os.fsdecode(error.filename))
-            self.refused.append((str(path), _cannot(path, error)))
+            self.refused.append((str(path), _explain_error(path, error)))
 
         for folder, names, files in os.walk(top, onerror=refuse):
             names[:] = sorted(name for name in names if not name.startswith("."))
@@ -134,7 +137,7 @@ def _children(path: Path) -> list[Path]:
 
 
 def _scope(path: Path) -> str:
-    """The node's directory, where a run's launcher kept the log; empty elsewhere."""
+    """The node's directory name, for a log in a run directory; else empty."""
     folder = path.absolute().parent
     above = folder.parent
     if above.name == NCCL and folder.name.isdigit() and (above.parent / SPEC).is_file():
@@ -142,16 +145,16 @@ def _scope(path: Path) -> str:
     return ""
 
 
-def _cannot(path: Path, error: OSError) -> str:
+def _explain_error(path: Path, error: OSError) -> str:
     """Why a path cannot be read, and what to do."""
     reason = error.strerror or str(error)
     if isinstance(error, PermissionError):
-        return f"cannot be read: {reason}; read it as its owner, or have it made readable"
+        return f"cannot be read: {reason}; read it as its owner, or change its permissions"
     if not isinstance(error, FileNotFoundError):
         return f"cannot be read: {reason}"
     if not path.parent.is_dir():
         return f"does not exist, nor does {path.parent}; check the path"
     if path.is_symlink():
-        return "is a link to what does not exist; check where it points"
+        return "is a broken link; check its target"
     meant = near(path.name, [one.name for one in _children(path.parent)])
     return f"does not exist; {meant or 'check the name'}"

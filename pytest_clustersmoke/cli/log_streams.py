@@ -1,4 +1,4 @@
-"""The streams of the subcommands that read a job's logs: opened, watched, or refused."""
+"""Opens the logs of a job, shows the progress of reading, and names what cannot be read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO, TextIO, cast
 
 from ..text import sanitize_line
 
-# So many unreadable files are named; a directory may hold thousands.
+# At most this many unreadable files are named; a directory may hold thousands.
 MAX_NAMED = 20
 TICK_S = 1.0
 CLEAR = "\r\x1b[K"
@@ -19,8 +19,8 @@ GIB = 2**30
 
 
 class ReadProgress:
-    """How much was read so far, on a terminal, once a second; nothing in a pipe. `total` is the
-    size in bytes of all streams, where that is known."""
+    """Shows once a second how much was read, on a terminal only. `total` is the size of all
+    streams in bytes, if known."""
 
     def __init__(self, out: TextIO | None, total: int | None) -> None:
         self._out = out if out is not None and out.isatty() else None
@@ -65,22 +65,22 @@ class _WatchedStream:
 
 @contextmanager
 def open_stream(path: Path | None, progress: ReadProgress) -> Iterator[BinaryIO]:
-    """A file, or standard input where there is no path. Raises OSError."""
+    """Open a file, or standard input if `path` is None. Raises OSError."""
     if path is not None:
         with path.open("rb") as stream:
             yield progress.watch(stream)
         return
     if sys.stdin is None:
-        raise OSError("it is closed")
+        raise OSError("standard input is closed")
     if sys.stdin.isatty():
-        print("clustersmoke: reading from the terminal; Ctrl-D ends it", file=sys.stderr)
+        print("clustersmoke: reading from the terminal; press Ctrl-D to end", file=sys.stderr)
     yield progress.watch(cast(BinaryIO, sys.stdin.buffer))
 
 
 def name_refused(refused: Sequence[tuple[str, str]]) -> None:
-    """Name what could not be read, and why, on standard error."""
+    """Print to standard error what could not be read, and why."""
     for name, why in refused[:MAX_NAMED]:
         print(f"clustersmoke: {sanitize_line(name)} {sanitize_line(why)}", file=sys.stderr)
     if len(refused) > MAX_NAMED:
         more = len(refused) - MAX_NAMED
-        print(f"clustersmoke: ... and {more:,} more that cannot be read", file=sys.stderr)
+        print(f"clustersmoke: and {more:,} more inputs that cannot be read", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A communicator's edges rank by rank: a row for each source, a column for each destination."""
+"""A communicator's edges as a matrix: a row for each source rank, a column for each destination."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ CODES = {
     "NET/IB": "B",
     "NET/Socket": "T",
 }
-# For networks of other names, with GPUDirect RDMA and without.
+# Letters for other networks, with GPUDirect RDMA and without.
 DIRECT, PLAIN = "NFHJKLQRUVWYZAEO", "nfhjklqruvwyzaeo"
-# Beyond this many ranks a cell is one character; beyond the next there is no picture.
+# Above this many ranks a cell is one character; above MAX_RANKS nothing is drawn.
 ROOMY_RANKS = 64
 MAX_RANKS = 2048
 MAX_NAME = 20
 
 
 def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
-    """What the letters mean, and the matrix of each communicator that has edges."""
+    """The key of letters, and the matrix of each communicator with edges."""
     codes = assign_letters(sorted({kind for _, kind in job.pairs}))
     key = [f"{letter} {sanitize_line(kind)}" for kind, letter in codes.items()]
     key += [f"{SEVERAL} several kinds", f"{NONE} no edge logged"]
@@ -46,7 +46,7 @@ def matrices(job: JobTransports, out: TextOutput) -> Iterator[str]:
             yield from _matrix(job, communicator, links, codes, out)
     loose = sum(1 for link in job.links if not link.communicators)
     if loose:
-        yield f"({plural(loose, 'edge')} of no known communicator not shown)"
+        yield f"({plural(loose, 'edge')} not shown, as their communicator is unknown)"
 
 
 def assign_letters(kinds: Sequence[str]) -> dict[str, str]:
@@ -76,15 +76,18 @@ def _matrix(
             cells[link.source, link.destination] = SEVERAL
     ranks = sorted({*placement.nodes, *(rank for pair in cells for rank in pair)})
     if len(ranks) > MAX_RANKS:
-        many = f"{len(ranks):,} ranks are too many to draw (at most {MAX_RANKS:,}); --json has all"
+        many = (
+            f"{len(ranks):,} ranks are too many to draw (at most {MAX_RANKS:,}); --json "
+            "lists all edges"
+        )
         yield from out.wrap(many)
         return
     lines = list(_grid(ranks, [placement.node(rank) for rank in ranks], cells))
     if out.width is not None and max(map(len, lines)) > out.width:
-        yield from out.wrap("(wider than the terminal; `| less -S` shows its lines whole)")
+        yield from out.wrap("(wider than the terminal; `| less -S` shows whole lines)")
     yield from lines
     if communicator.ranks is not None and communicator.ranks > len(ranks):
-        yield f"({plural(communicator.ranks - len(ranks), 'rank')} without any line left out)"
+        yield f"({plural(communicator.ranks - len(ranks), 'rank')} without a log line left out)"
 
 
 def _grid(

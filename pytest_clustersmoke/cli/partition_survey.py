@@ -1,4 +1,4 @@
-"""What Slurm says of a cluster, and which partition and which of its nodes the phases are for."""
+"""What Slurm reports about a cluster, and the choice of partition and nodes for the phases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from ..jobs.slurm_client import SlurmClient, SlurmSilent, find_command, group_names, user_name
+from ..jobs.slurm_client import SlurmClient, SlurmUnavailable, find_command, group_names, user_name
 from ..jobs.slurm_records import SlurmConfig, SlurmNode, SlurmPartition
 from ..text import Problem, UsageProblems, near
 
@@ -16,8 +16,8 @@ ANSWER_S = 15.0  # for one command
 
 
 class NoSlurm(Exception):
-    """There is no Slurm here, or it gives no answer; the text says which. `silent`: its commands
-    are here."""
+    """No Slurm was found, or it does not answer; the text says which. `silent`: its commands are
+    installed."""
 
     def __init__(self, why: str, silent: bool) -> None:
         super().__init__(why)
@@ -26,7 +26,7 @@ class NoSlurm(Exception):
 
 @dataclass(frozen=True)
 class ClusterSurvey:
-    """What Slurm says of itself, and of this user's accounts."""
+    """What Slurm reports about itself and this user's accounts."""
 
     config: SlurmConfig
     partitions: Mapping[str, SlurmPartition]
@@ -40,8 +40,8 @@ class ClusterSurvey:
 
 @dataclass(frozen=True)
 class NodeKind:
-    """What the nodes that the phases are for have at least: `gpu` is Slurm's type, empty where it
-    names none; memory in MiB."""
+    """What the chosen nodes have at least. `gpu` is Slurm's type, empty if it names none; memory is
+    in MiB."""
 
     gpu: str
     gpus: int
@@ -53,8 +53,8 @@ class NodeKind:
 
 @dataclass(frozen=True)
 class PartitionChoice:
-    """A partition and the kind of its nodes, with why either was a guess (empty where it was none).
-    A job gets at most `max_nodes`; `slices` of GPUs (MIG) are left out."""
+    """A partition and the kind of its nodes, with the reason why either is a guess (empty if it is
+    not). A job gets at most `max_nodes`; `slices` of GPUs (MIG) are left out."""
 
     partition: SlurmPartition
     kind: NodeKind
@@ -73,10 +73,10 @@ def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
     default = ""
     try:
         config, partitions, nodes = client.config(), client.partitions(), client.nodes()
-    except SlurmSilent as silence:
+    except SlurmUnavailable as silence:
         raise NoSlurm(str(silence), silent=True) from None
     if config.accounting and user:
-        with suppress(SlurmSilent):  # then none are known
+        with suppress(SlurmUnavailable):  # without them the accounts are unknown
             accounts = {one.account for one in client.associations(user, config.cluster)} - {""}
             default = client.default_account(user)
     names = tuple(sorted(accounts))
@@ -84,20 +84,22 @@ def survey_cluster(environ: Mapping[str, str]) -> ClusterSurvey:
 
 
 def choose_partition(survey: ClusterSurvey, wanted: str | None) -> PartitionChoice:
-    """The partition asked for, else the default one, else that with the most GPUs. Raises
-    UsageProblems where there is none with nodes."""
-    partition, why = _named(survey, wanted) if wanted is not None else _best(survey)
+    """The wanted partition, or the default one, or the one with the most GPUs. Raises
+    UsageProblems if there is none with nodes."""
+    partition, why = (
+        _find_partition(survey, wanted) if wanted is not None else _choose_default(survey)
+    )
     nodes = survey.nodes_of(partition.name)
     if not nodes:
         what = f"partition {partition.name} has no nodes"
-        raise UsageProblems([Problem(what, "--partition", "one that has")])
+        raise UsageProblems([Problem(what, "--partition", "a partition with nodes")])
     kind, why_kind = _most_common_kind(nodes)
     most = int(min(kind.nodes, partition.max_nodes or inf))
     slices = sum(node.gpus - sum(node.whole_gpus.values()) for node in nodes)
     return PartitionChoice(partition, kind, most, slices, why, why_kind)
 
 
-def _named(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
+def _find_partition(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
     known = survey.partitions
     if wanted not in known:
         listed = ", ".join(f"`{name}`" for name in known) or "none"
@@ -107,15 +109,15 @@ def _named(survey: ClusterSurvey, wanted: str) -> tuple[SlurmPartition, str]:
     return known[wanted], ""
 
 
-def _best(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
-    """The partition that jobs without one go to, where it has GPUs (or none has)."""
+def _choose_default(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
+    """The default partition if it has GPUs (or none has), else the one with the most GPUs."""
     gpus = {
         name: sum(sum(node.whole_gpus.values()) for node in survey.nodes_of(name))
         for name, one in survey.partitions.items()
         if survey.nodes_of(name) and _is_open(one, survey)
     }
     if not gpus:
-        what = "Slurm names no partition that is up, has nodes and is open to this user"
+        what = "Slurm lists no partition that is up, has nodes and is open to this user"
         raise UsageProblems([Problem(what, todo="name one with --partition")])
     default = next((name for name in gpus if survey.partitions[name].default), None)
     if default is not None and (gpus[default] or not any(gpus.values())):
@@ -128,11 +130,13 @@ def _best(survey: ClusterSurvey) -> tuple[SlurmPartition, str]:
         if default is not None
         else "Slurm has no default partition for this user"
     )
-    return survey.partitions[best], f"{first}; of the others this one has the most ({gpus[best]})"
+    return survey.partitions[
+        best
+    ], f"{first}; of the others, this one has the most GPUs ({gpus[best]})"
 
 
 def _is_open(partition: SlurmPartition, survey: ClusterSurvey) -> bool:
-    """Whether this user's jobs may run there, as far as it shows."""
+    """Whether this user's jobs may run there, as far as Slurm shows."""
     groups, accounts = partition.rules.get("AllowGroups"), partition.rules.get("AllowAccounts")
     return (
         partition.state == "UP"
@@ -143,7 +147,7 @@ def _is_open(partition: SlurmPartition, survey: ClusterSurvey) -> bool:
 
 
 def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
-    """The GPUs that the most nodes have; nodes with more of the same type count with them."""
+    """The GPUs that most nodes have; nodes with more of the same type are included."""
     groups: dict[tuple[str, int], list[SlurmNode]] = defaultdict(list)
     for node in nodes:
         types = node.whole_gpus
@@ -167,10 +171,10 @@ def _most_common_kind(nodes: Iterable[SlurmNode]) -> tuple[NodeKind, str]:
         return kind, ""
     return kind, (
         f"the partition's nodes differ: {len(groups[chosen])} have {gpu_words(gpu, gpus)}, "
-        f"{', '.join(others)}; where jobs must keep to the first, add a `constraint` under `slurm`"
+        f"{', '.join(others)}; to keep jobs on the first kind, add a `constraint` under `slurm`"
     )
 
 
 def gpu_words(gpu: str, gpus: int) -> str:
-    """`4 x a100`; `4 GPUs` where Slurm names no type."""
+    """`4 x a100`, or `4 GPUs` if Slurm names no type."""
     return (f"{gpus} x {gpu}" if gpu else f"{gpus} GPUs") if gpus else "no GPU"

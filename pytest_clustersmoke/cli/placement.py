@@ -1,16 +1,16 @@
-"""Which node each rank of a communicator ran on, by the log alone.
+"""Which node each rank of a communicator ran on, from the log only.
 
-A rank stands on the host of its process: the one that logged its init, or an edge of its own as
-its sender or receiver. Never is a rank placed by arithmetic on its number, nor by the transport of
-an edge (MNNVL is P2P between nodes). A rank that no process logged for, or processes on several
-hosts did, has no node: None.
+A rank is on the host of its process: the one that logged its init, or logged one of its edges as
+sender or receiver. A rank is never placed by arithmetic on its number, nor by the transport of an
+edge (MNNVL is P2P between nodes). A rank without a log line, or with lines from several hosts, has
+no node: None.
 
-Ranks of one host name are on one node, unless the evidence says that nodes share the name:
-- two of them have one GPU (bus id), or one localRank: a GPU holds one rank of a communicator, and
-  a localRank is given once on a node;
+Ranks of one host name are on one node, unless the evidence shows that nodes share the name:
+- two of them have the same GPU (bus id) or localRank: a GPU holds one rank of a communicator, and
+  a localRank is unique on a node;
 - NCCL counts more nodes (nNodes) than there are names and ranks without a node.
 Ranks of different host names are on different nodes, unless NCCL counts fewer nodes than there are
-names (containers). Where so, the side of the edges in question is None: unknown, not guessed.
+names (containers). In these cases the side of the edges is None: unknown, not guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..text import plural
 
 
 class HostNode(NamedTuple):
-    """A node by its name; `scope` tells apart those of one name (see NcclProcess)."""
+    """A node by its name; `scope` distinguishes nodes of one name (see NcclProcess)."""
 
     scope: str
     host: str
@@ -35,18 +35,18 @@ Ends = tuple["HostNode | None", "HostNode | None"]
 
 
 class Placement:
-    """Where the ranks of one communicator ran. `claims` are the processes of each rank, by the
-    edges that they logged as its sender or receiver."""
+    """Where the ranks of one communicator ran. `claims` are the processes that logged edges as
+    sender or receiver for each rank."""
 
     def __init__(self, communicator: Communicator, claims: Claims | None = None) -> None:
         self.processes: dict[int, NcclProcess] = {}
-        self.disputed: dict[int, list[HostNode]] = {}  # ranks that several hosts claim to be
+        self.disputed: dict[int, list[HostNode]] = {}  # ranks that several hosts claim
         self.nodes: dict[int, HostNode] = {}
         self._place(communicator.members, claims or {})
         self.ranks_of: Mapping[HostNode, list[int]] = defaultdict(list)
         for rank, node in sorted(self.nodes.items()):
             self.ranks_of[node].append(rank)
-        # Names that more than one node may have, and names that may be those of one node: why.
+        # Why a name may belong to several nodes, and why several names may belong to one node.
         self.ambiguous: dict[HostNode, str] = {}
         self.merged = ""
         self._doubt(communicator)
@@ -59,11 +59,11 @@ class Placement:
         return self._end(edge, edge.source), self._end(edge, edge.destination)
 
     def same_node(self, edge: Edge) -> bool | None:
-        """Whether both ends of an edge are on one node; None where the log does not tell."""
+        """Whether both ends of an edge are on one node; None if the log does not show it."""
         return self.same(*self.ends(edge))
 
     def same(self, source: HostNode | None, destination: HostNode | None) -> bool | None:
-        """The same of the names of two ranks' nodes."""
+        """Whether two nodes are the same; None if the log does not show it."""
         if source is None or destination is None:
             return None
         if source == destination:
@@ -72,21 +72,21 @@ class Placement:
 
     @property
     def count(self) -> int | None:
-        """The number of nodes, where each name is one."""
+        """The number of nodes, if each name is one node."""
         return None if self.ambiguous or self.merged else len(self.ranks_of)
 
     @property
     def doubts(self) -> list[str]:
         """Why some ranks have no node that is certain."""
         disputes = {" and ".join(node.host for node in nodes) for nodes in self.disputed.values()}
-        said = [f"processes on {hosts} both logged as one rank" for hosts in sorted(disputes)]
-        return [*said, *self.ambiguous.values(), *filter(None, [self.merged])]
+        disputed = [f"processes on {hosts} logged as the same rank" for hosts in sorted(disputes)]
+        return [*disputed, *self.ambiguous.values(), *filter(None, [self.merged])]
 
-    # -- Who is where ------------------------------------------------------------------------------
+    # -- Placing ranks -----------------------------------------------------------------------------
 
     def _end(self, edge: Edge, rank: int) -> HostNode | None:
         node = self.nodes.get(rank)
-        # Whose an edge is may be open; that its logger is one of its ends is not.
+        # An edge's communicator may be unknown; its logger is always one of its ends.
         if node is None and edge.logger and rank == edge.own_rank and rank not in self.disputed:
             return HostNode(edge.logger.scope, edge.logger.host)
         return node
@@ -104,7 +104,7 @@ class Placement:
                 self.processes[rank] = processes[0]
 
     def _doubt(self, communicator: Communicator) -> None:
-        """Hold the names against bus ids, local ranks and NCCL's own count of nodes."""
+        """Check the names against bus ids, local ranks and NCCL's own count of nodes."""
         fewest: dict[HostNode, int] = {}
         for name, ranks in self.ranks_of.items():
             members = [communicator.members[rank] for rank in ranks if rank in communicator.members]
@@ -115,18 +115,18 @@ class Placement:
         nodes = f"NCCL counts {plural(counted, 'node')}"
         if counted < least:
             self.merged = (
-                f"{nodes}, fewer than the {len(fewest)} host names: one node may have several "
-                "(containers)"
+                f"{nodes}, fewer than the {len(fewest)} host names: one node may have "
+                "several names (containers)"
             )
         elsewhere = None if communicator.ranks is None else communicator.ranks - len(self.nodes)
         if elsewhere is not None and counted > least + elsewhere:
-            why = f"{nodes}, more than the host names: several nodes may be called "
+            why = f"{nodes}, more than the host names: several nodes may have the name "
             for name, ranks in self.ranks_of.items():
                 if len(ranks) > fewest[name]:
                     self.ambiguous.setdefault(name, why + name.host)
 
     def _least(self, name: HostNode, members: list[Member]) -> int:
-        """How many nodes the name must stand for; where that is several, say why."""
+        """The least number of nodes with this name; records why if there are several."""
         least = 1
         for what, values in (
             ("the GPU with bus id", [member.bus_id for member in members]),
@@ -137,8 +137,8 @@ class Placement:
                 if times > least:
                     least = times
                     self.ambiguous[name] = (
-                        f"{times} ranks of {name.host} have {what} {value}: several nodes are "
-                        f"called {name.host}, or ranks share a GPU"
+                        f"{times} ranks of {name.host} have {what} {value}: several nodes have "
+                        f"the name {name.host}, or ranks share a GPU"
                     )
         return least
 

@@ -1,4 +1,4 @@
-"""`clustersmoke references propose`: bounds from what was measured, for a person to paste."""
+"""`clustersmoke references propose`: bounds from past runs, for a person to paste."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from ..evidence.history.outlier_judge import (
     level,
 )
 from ..evidence.history.setup_changes import setup_changes
-from ..text import sanitize_line
+from ..text import plural, sanitize_line
 from . import history_arguments as arguments
 from .subcommand import add, print_lines
 from .tables import moment
 
-LEAST_PERCENT = 10  # as the bounds of the documents
+LEAST_PERCENT = 10  # as in the documented bounds
 DIGITS = 4
-IN_SOURCE = ("torch", "cuda", "nccl", "driver")  # the versions of which a reference's source tells
-INDENT = "    "  # of a profile's keys
+IN_SOURCE = ("torch", "cuda", "nccl", "driver")  # the versions named in a reference's source
+INDENT = "    "  # of the keys of a profile
 DESCRIPTION = """\
-Prints YAML for a cluster's `references`, from the good runs of the past: for each phase those with
-the hardware, arguments and versions of its newest good run; where these are too few, of the newest
-that has enough. Runs that were killed and never reported are reported first; else nothing is
-changed.
+Prints YAML for a cluster's `references`, from its good past runs: for each phase, from those with
+the hardware, arguments and versions of its newest good run, or, if these are too few, of the newest
+setup with enough runs. Runs that were never reported because their controller was killed are
+reported first; nothing else is changed.
 """
 EXAMPLES = """\
 examples:
   clustersmoke references propose --cluster gilbreth
   clustersmoke references propose --cluster gilbreth --phase zero1_4node
 
-exit status: 0 done, 2 the history or the words cannot be used
+exit status: 0 done, 2 unusable history or arguments
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    references = subparsers.add_parser("references", help="references from past runs")
+    references = subparsers.add_parser("references", help="propose references from past runs")
     commands = references.add_subparsers(metavar="COMMAND", required=True)
-    propose = add(commands, "propose", "YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
-    propose.add_argument("--cluster", metavar="C", required=True, help="the cluster")
-    propose.add_argument("--phase", metavar="P", help="of one phase")
+    propose = add(commands, "propose", "print YAML for cluster.yaml", DESCRIPTION, EXAMPLES)
+    propose.add_argument("--cluster", metavar="C", required=True, help="the cluster (required)")
+    propose.add_argument("--phase", metavar="P", help="only this phase")
     arguments.add_report_dir(propose)
     propose.set_defaults(run=_run)
 
 
-def _run(asked: argparse.Namespace) -> int:
-    with arguments.open_history(asked.report_dir) as connection:
-        counts = arguments.choose_phases(connection, asked.cluster, asked.phase)
+def _run(parsed: argparse.Namespace) -> int:
+    with arguments.open_history(parsed.report_dir) as connection:
+        counts = arguments.choose_phases(connection, parsed.cluster, parsed.phase)
         past = [_good_runs(connection, count) for count in counts]
-    print_lines(_lines(asked.cluster, past))
+    print_lines(_lines(parsed.cluster, past))
     return 0
 
 
 @dataclass(frozen=True)
 class GoodRuns:
-    """The good runs of one setup of a phase, the newest first; `later` is the phase's newest good
-    run where that is of another setup, of which there are too few."""
+    """The good runs of one setup of a phase, newest first. `later` is the phase's newest good run
+    if it has another setup, with too few runs."""
 
     count: PhaseCount
     runs: Sequence[PhaseRun]
@@ -90,22 +90,22 @@ def _good_runs(connection: Connection, count: PhaseCount) -> GoodRuns:
 
 
 def _lines(cluster: str, past: Sequence[GoodRuns]) -> Iterator[str]:
-    """The YAML, as the profile's keys are indented."""
-    far = f"{FAIL_SPREADS:.0f} spreads, widened for few runs"
+    """The YAML, indented like the keys of a profile."""
+    far = f"{FAIL_SPREADS:.0f} spreads (wider for few runs)"
     yield f"{INDENT}# For the profile {_name(cluster)}, from the good runs in its history."
-    yield f"{INDENT}# Bounds lie {far}, from the median, and at least {LEAST_PERCENT} %."
+    yield f"{INDENT}# Bounds are {far} from the median, and at least {LEAST_PERCENT} %."
     written: list[str] = []
     for one in past:
         block, why = _block(one)
         written += block
         if not block:
             yield f"{INDENT}# left out: {_name(one.count.phase)}, {why}"
-    yield f"{INDENT}references:" if written else f"{INDENT}# no phase has enough"
+    yield f"{INDENT}references:" if written else f"{INDENT}# no phase has enough good runs"
     yield from written
 
 
 def _block(past: GoodRuns) -> tuple[list[str], str]:
-    """A phase's references; none, and why, where it can have none."""
+    """A phase's references, or the reason why it can have none."""
     runs = past.runs
     if len(runs) < MIN_RUNS:
         return [], _too_few(past.count, runs)
@@ -120,28 +120,28 @@ def _block(past: GoodRuns) -> tuple[list[str], str]:
         else:
             written += _reference(name, newest, here, source)
     if not written:
-        return [], "no metric of which can have bounds"
+        return [], "none of its metrics can have bounds"
     title = f"{INDENT}  {_name(past.count.phase)}:  # on {sanitize_line(runs[0].setup.hardware)}"
     lines = [*_passed_over(past), *written, *left_out]
     return [title, *(f"{INDENT}    {line}" for line in lines)], ""
 
 
 def _too_few(count: PhaseCount, runs: Sequence[PhaseRun]) -> str:
-    good = f"{len(runs)} good run{'s' * (len(runs) != 1)}"
-    more = f" ({count.good} on any)" if count.good > len(runs) else ""
-    newest = " on the versions of the newest" if runs else ""
+    good = f"{plural(len(runs), 'good run')}"
+    more = f" ({count.good} in total)" if count.good > len(runs) else ""
+    newest = " with the newest setup" if runs else ""
     return f"{good}{newest}{more}; {MIN_RUNS} are needed"
 
 
 def _passed_over(past: GoodRuns) -> Iterator[str]:
-    """That there are newer runs on something else, and what of it differs."""
+    """A comment if there are newer runs of another setup, with the differences."""
     if past.later is not None:
         new = past.later
         what = setup_changes(past.runs[0], new.setup.hardware, new.setup.shape, new.versions)
-        why = f"; others since: {', '.join(what)}" if what else ""
+        why = f"; changed since: {', '.join(what)}" if what else ""
         day = moment(new.begun)[:10]
         yield sanitize_line(
-            f"# not of the newest good run, {day}: fewer than {MIN_RUNS} like it{why}"
+            f"# not from the newest good run ({day}): fewer than {MIN_RUNS} like it{why}"
         )
 
 
@@ -156,11 +156,11 @@ def _source(runs: Sequence[PhaseRun]) -> str:
 
 
 def _unfit(name: str, newest: StoredMetric, here: PastLevel | None) -> str:
-    """Why a metric can have no reference; empty where it can."""
+    """Why a metric can have no reference; empty if it can."""
     if name not in METRICS or METRICS[name].unit != newest.unit:
-        return f"this clustersmoke has no such metric in {newest.unit}"
+        return f"this version has no such metric in {newest.unit}"
     if newest.unit not in FAILING_UNITS:  # a healthy night would miss it by chance
-        return "times, latencies and losses scatter too far; the history warns of them"
+        return "times, latencies and losses vary too much; the history check warns of them"
     if here is None:
         return "too few of these runs have it"
     if here.median <= 0:
@@ -171,7 +171,7 @@ def _unfit(name: str, newest: StoredMetric, here: PastLevel | None) -> str:
 
 
 def _reference(name: str, newest: StoredMetric, here: PastLevel, source: str) -> Iterator[str]:
-    """A comment with what was measured, and the reference."""
+    """A comment with the measured values, and the reference."""
     yield f"# {here.runs} runs, median {here.median:g} {newest.unit}, {_spread(here)}"
     side, sign = ("lower", "-") if newest.higher_is_better else ("upper", "+")
     bound = {side: f"{sign}{_percent(newest, here)} %"}
@@ -184,7 +184,7 @@ def _value(here: PastLevel) -> float:
 
 
 def _percent(newest: StoredMetric, here: PastLevel) -> int:
-    """The bound in percent of the rounded value."""
+    """The bound as a percentage of the rounded value."""
     sign = -1 if newest.higher_is_better else 1
     edge = here.median + sign * here.off(FAIL_SPREADS)
     return max(LEAST_PERCENT, math.ceil(sign * (edge / _value(here) - 1) * 100))
@@ -199,7 +199,7 @@ def _name(name: str) -> str:
 
 
 def _yaml(value: object) -> str:
-    """On one line, with quotes where YAML needs them."""
+    """YAML on one line, quoted if needed."""
     import yaml
 
     wide = float("inf")

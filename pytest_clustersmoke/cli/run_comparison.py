@@ -20,8 +20,8 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class MetricPair:
-    """A metric in both runs; None where a run has it not. It differs where the values lie as far
-    apart as `bound`, in the metric's unit."""
+    """A metric in both runs; None if a run does not have it. It differs if the values are at least
+    `bound` apart, in the metric's unit."""
 
     metric: str
     unit: str
@@ -58,7 +58,7 @@ class MetricPair:
 
 @dataclass(frozen=True)
 class PhasePair:
-    """A phase in both runs; None where a run has it not."""
+    """A phase in both runs; None if a run does not have it."""
 
     name: str
     first: PhaseRun | None
@@ -72,7 +72,7 @@ class PhasePair:
 
     @property
     def criteria(self) -> dict[str, tuple[str, str]]:
-        """Those whose results differ."""
+        """The criteria whose results differ."""
         if self.first is None or self.second is None:
             return {}
         old, new = self.first.criteria, self.second.criteria
@@ -80,14 +80,14 @@ class PhasePair:
         return {name: (was, now) for name, (was, now) in results.items() if was != now}
 
     def differences(self) -> list[str]:
-        """What of outcome, criteria and metrics differs, in words."""
+        """The differences of outcome, criteria and metrics, as text."""
         old, new = self.outcomes
         words = [f"{old} -> {new}"] if old != new else []
         words += [f"{name} {was} -> {now}" for name, (was, now) in self.criteria.items()]
         return words + [str(pair) for pair in self.metrics if pair.differs]
 
     def surroundings(self) -> list[str]:
-        """What else differs: versions, hardware, arguments."""
+        """Other differences: versions, hardware, arguments."""
         if self.first is None or self.second is None:
             return []
         setup, versions = self.second.setup, self.second.versions
@@ -96,7 +96,7 @@ class PhasePair:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two runs, the first being what the second is measured against."""
+    """Two runs; the second is compared with the first."""
 
     first: PastRun
     second: PastRun
@@ -104,7 +104,7 @@ class RunComparison:
 
     @cached_property
     def differences(self) -> list[str]:
-        """What differs of verdict, outcomes, criteria and metrics, in words."""
+        """The differences of verdict, outcomes, criteria and metrics, as text."""
         words = []
         if self.first.verdict != self.second.verdict:
             words.append(f"verdict {self.first.verdict} -> {self.second.verdict}")
@@ -112,12 +112,12 @@ class RunComparison:
         return words + [f"{pair.name}: {text}" for pair in compared for text in pair.differences()]
 
     def _is_alone(self, pair: PhasePair) -> bool:
-        """Whether only one of the runs was asked for it."""
+        """Whether only one of the runs selected it."""
         return NONE in pair.outcomes and self.first.selection != self.second.selection
 
     @cached_property
     def surroundings(self) -> list[str]:
-        """What else differs, in words: of several phases each thing once."""
+        """Other differences as text; each once, with its phases."""
         phases: dict[str, list[str]] = defaultdict(list)
         for pair in self.phases:
             for change in pair.surroundings():
@@ -129,13 +129,13 @@ class RunComparison:
         alone = [pair for pair in self.phases if self._is_alone(pair)]
         for side, other in (("first", 1), ("second", 0)):
             names = [pair.name for pair in alone if pair.outcomes[other] == NONE]
-            words += [f"in the {side} run alone: {', '.join(names)}"] if names else []
+            words += [f"only in the {side} run: {', '.join(names)}"] if names else []
         old_nodes = {node for pair in self.phases if pair.first for node in pair.first.nodes}
         new_nodes = {node for pair in self.phases if pair.second for node in pair.second.nodes}
         return words + node_changes(old_nodes, new_nodes)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON; pairs are of the first and the second run."""
+        """For JSON; pairs are of the first and the second run."""
         runs = [{**vars(run)} for run in (self.first, self.second)]
         return {
             "runs": [{name: run[name] for name in run if name != "id"} for run in runs],
@@ -170,8 +170,8 @@ def _phase_dict(pair: PhasePair) -> dict[str, Any]:
 
 
 def compare_runs(connection: Connection, first: PastRun, second: PastRun) -> RunComparison:
-    """Put two runs side by side. From where on metrics differ follows from the good runs of the
-    first one's setup, where there are enough: as far as for a warning, and at least 5 %."""
+    """Compare two runs. The bound of a metric is at least 5 %; with enough good runs of the first
+    one's setup, it is also at least the distance that gets a warning."""
     old, new = ({one.phase: one for one in phases_of(connection, run)} for run in (first, second))
     pairs = [
         PhasePair(name, old.get(name), new.get(name), _metric_pairs(connection, old, new, name))

@@ -1,4 +1,4 @@
-"""Lines for people: as wide as the terminal, in colour where that is wanted."""
+"""What the subcommands share: output for terminals, help, arguments for logs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BOLD, YELLOW = "1", "33"
 
 @dataclass(frozen=True)
 class TextOutput:
-    """`width` is that of the terminal, in characters; None where there is none to keep to."""
+    """`width` is that of the terminal in characters; None if the output is not a terminal."""
 
     width: int | None = None
     colours: bool = False
 
     @classmethod
     def of(cls, stream: TextIO) -> TextOutput:
-        """The form of what is written to a stream; https://no-color.org is heeded."""
+        """The output for a stream; respects https://no-color.org."""
         if not stream.isatty():
             return cls()
         plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -37,8 +37,8 @@ class TextOutput:
         return self._coloured(text, YELLOW)
 
     def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
-        """Lines of a text, which begin with `first` and then with `rest`. Words, which may be
-        paths, stay whole."""
+        """Wrap a text into lines; the first starts with `first`, the others with `rest`. Words are
+        never broken, since they may be paths."""
         if self.width is None:
             return [first + text]
         return textwrap.wrap(
@@ -54,9 +54,6 @@ class TextOutput:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colours else text
 
 
-# What the subcommands of `clustersmoke` share: their help, the logs they are given, output.
-
-
 def add(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -64,7 +61,7 @@ def add(
     description: str,
     examples: str,
 ) -> argparse.ArgumentParser:
-    """Its parser; the line breaks of `description` and `examples` are kept."""
+    """Add a subcommand; the line breaks of `description` and `examples` are kept."""
     return subparsers.add_parser(
         name,
         help=help,
@@ -75,17 +72,17 @@ def add(
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    """The logs to read, as words of the command line."""
+    """Add the argument for the logs to read."""
     parser.add_argument(
         "logs",
         nargs="+",
         metavar="LOG",
-        help="a log; a directory, for all files below it; - for standard input",
+        help="a log file, a directory (all files below it), or - for standard input",
     )
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print what was found."""
+    """Print lines, and flush."""
     for line in lines:
         print(line)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The suite that ships, and its files written to a new place: nothing there is overwritten."""
+"""The shipped suite, and how its files are written to a new place without overwriting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..text import Problem, UsageProblems
 
 FOLDER = "smoke_tests"
 PACKAGE = Path(package_file).resolve().parent
-# What pytest reads its settings from (its documentation, "Configuration"), and how the table of
-# pytest begins there; the files that are its own need none.
+# Files that pytest reads its settings from (its documentation, "Configuration"), and the start of
+# pytest's table there; pytest's own files need none.
 SETTINGS = {
     "pytest.ini": r"",
     ".pytest.ini": r"",
@@ -33,18 +33,18 @@ addopts = -ra
 
 
 def shipped_suite() -> Path:
-    """The directory of the suite: in the package, or beside it where it is installed editable.
-    Raises UsageProblems where the installation has none."""
+    """The directory of the suite: in the package, or next to it in an editable installation.
+    Raises UsageProblems if the installation has none."""
     for path in (PACKAGE / f"_{FOLDER}", PACKAGE.parent / FOLDER):
         if (path / "test_mlp.py").is_file():
             return path
-    what = f"this installation of pytest-clustersmoke has no suite beside {PACKAGE}"
-    todo = "install it again (pip install --force-reinstall pytest-clustersmoke)"
+    what = f"this installation of pytest-clustersmoke has no suite next to {PACKAGE}"
+    todo = "reinstall it (pip install --force-reinstall pytest-clustersmoke)"
     raise UsageProblems([Problem(what, todo=todo)])
 
 
 def shipped_profile(name: str) -> dict[str, Any]:
-    """A profile of the cluster.yaml that ships, as it is written there."""
+    """A profile of the shipped cluster.yaml, as written there."""
     import yaml
 
     # In the repository a link to its cluster.yaml.
@@ -66,7 +66,7 @@ def suite_files() -> dict[str, bytes]:
 
 
 def has_settings(directory: Path) -> bool:
-    """Whether pytest takes this directory for a root by a file of its own that is there."""
+    """Whether a file of settings in this directory makes it pytest's root directory."""
     for name, table in SETTINGS.items():
         try:
             text = (directory / name).read_text(encoding="utf-8", errors="replace")
@@ -78,20 +78,20 @@ def has_settings(directory: Path) -> bool:
 
 
 def write_files(directory: Path, files: Mapping[str, bytes], force: bool) -> list[str]:
-    """Write files below `directory` in their order; the names of those that were not there as they
-    are. Raises UsageProblems with everything that stands in the way, and OSError."""
-    if problems := list(dict.fromkeys(refusals(directory, files, force))):
+    """Write files below `directory` in order, and return the names of those that changed. Raises
+    UsageProblems with all problems, and OSError."""
+    if problems := list(dict.fromkeys(find_problems(directory, files, force))):
         raise UsageProblems(problems)
-    new = [name for name, data in files.items() if not _is_there(directory / name, data)]
+    new = [name for name, data in files.items() if not _is_written(directory / name, data)]
     for name in new:
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a link the link itself, and not what it leads to
+        path.unlink(missing_ok=True)  # removes a link, and not its target
         path.write_bytes(files[name])
     return new
 
 
-def refusals(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterator[Problem]:
+def find_problems(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterator[Problem]:
     """Why the files cannot be written, or must not be."""
     nearest = next(one for one in (directory, *directory.parents) if os.path.lexists(one))
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -105,13 +105,13 @@ def refusals(directory: Path, files: Mapping[str, bytes], force: bool) -> Iterat
             yield Problem(f"{above} is not a directory", "DIRECTORY", todo="move it away")
         elif path.is_dir():
             yield Problem(f"{path} is a directory", "DIRECTORY", todo="move it away")
-        elif os.path.lexists(path) and not force and not _is_there(path, data):
-            todo = "name another directory, or replace it with --force"
-            yield Problem(f"{path} is there already", "DIRECTORY", todo=todo)
+        elif os.path.lexists(path) and not force and not _is_written(path, data):
+            todo = "choose another directory, or replace it with --force"
+            yield Problem(f"{path} already exists", "DIRECTORY", todo=todo)
 
 
-def _is_there(path: Path, data: bytes) -> bool:
-    """Whether the file is there as it would be written."""
+def _is_written(path: Path, data: bytes) -> bool:
+    """Whether the file already has this content."""
     try:
         return not path.is_symlink() and path.read_bytes() == data
     except OSError:

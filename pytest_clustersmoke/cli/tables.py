@@ -1,4 +1,4 @@
-"""Tables, sparklines and times, as the commands on the history print them."""
+"""Tables, sparklines and times."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 
 from ..text import sanitize_line
 
-NO_WIDTH = 4096  # of what is no terminal: nothing there is cut or wrapped
+NO_WIDTH = 4096  # without a terminal, so that nothing is cut or wrapped
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def moment(seconds: float) -> str:
-    """A time as people read it, in UTC."""
+    """A time in UTC, for people."""
     try:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, OSError, ValueError):
@@ -23,8 +23,8 @@ def moment(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float | None], middle: float | None) -> str:
-    """Bars, the oldest first, with gaps. The scale spans a tenth to each side of the middle at
-    least, so that noise looks like noise; empty where the terminal cannot show bars."""
+    """Bars, oldest first, with gaps. The scale spans at least a tenth to each side of the middle,
+    so that noise looks like noise. Empty if the terminal cannot show bars."""
     from sparklines import sparklines
 
     shown = [value if value is not None and math.isfinite(value) else None for value in values]
@@ -48,9 +48,9 @@ def _encodes(text: str) -> bool:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; as wide as the terminal, or as it needs to be where there is none.
-    Columns of numbers, to the right, have a `#` before their title; those without any content are
-    left out. https://no-color.org is heeded."""
+    """The lines of a table, as wide as the terminal, or as needed without one. A `#` before a title
+    makes a right-aligned column of numbers; empty columns are left out. Respects
+    https://no-color.org."""
     from rich.console import Console
     from rich.table import Table
 

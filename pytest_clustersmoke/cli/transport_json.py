@@ -1,8 +1,6 @@
 """The transports of a job as one JSON object, for programs.
 
-docs/reference/transports.md has every key.
-
-Numbers are numbers; what is not known is null.
+docs/reference/transports.md documents every key; an unknown value is null.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ SCHEMA = 1
 
 
 def json_lines(job: JobTransports) -> Iterator[str]:
-    """The object, in lines for those who read it themselves."""
+    """The object, in lines that people can read, too."""
     return _lines(_record(job))
 
 
 def _lines(value: Any, start: str = "") -> Iterator[str]:
-    """A value as JSON. A `map` is a list, of which each item is made when it is written: a job may
+    """A value as JSON. A `map` is a list whose items are made as they are written, since a job may
     have millions of edges."""
     if isinstance(value, map):
         yield start + "["
@@ -61,13 +59,13 @@ def _record(job: JobTransports) -> dict[str, Any]:
                 "text": warn.text,
                 "source": warn.source,
                 "function": warn.function,
-                **_who(warn.process),
-                **_where(warn.where),
+                **_process_keys(warn.process),
+                **_place_keys(warn.where),
                 "count": warn.count,
             }
             for warn in log.warnings
         ],
-        "torn": {"count": log.torn_count, "places": [_where(where) for where in log.torn]},
+        "torn": {"count": log.torn_count, "places": [_place_keys(where) for where in log.torn]},
         "unreadable": [{"file": name, "reason": reason} for name, reason in job.unreadable],
         "files": job.files,
     }
@@ -97,12 +95,12 @@ def _member(rank: int, member: Member | None, placement: Placement) -> dict[str,
     member = member or Member(None)
     return {
         "rank": rank,
-        **_who(placement.processes.get(rank)),
+        **_process_keys(placement.processes.get(rank)),
         "cuda_device": member.cuda_device,
         "nvml_device": member.nvml_device,
         "bus_id": member.bus_id,
         "local_rank": member.local_rank,
-        # None where no line of its init is there.
+        # None if no line of its init was logged.
         "complete": member.complete if member.complete or member.started else None,
     }
 
@@ -134,7 +132,7 @@ def _edge(link: Link) -> dict[str, Any]:
         "asymmetric": link.asymmetric,
         "communicators": link.communicators,
         "communicators_certain": link.certain,
-        **_where(link.where),
+        **_place_keys(link.where),
     }
 
 
@@ -147,18 +145,18 @@ def _collnet(job: JobTransports) -> list[dict[str, Any]]:
             "role": connection.role,
             "channels": connection.channels,
             "nic": connection.nic,
-            **_who(connection.logger),
-            **_where(connection.where),
+            **_process_keys(connection.logger),
+            **_place_keys(connection.where),
         }
         for connection in job.log.collnet
     ]
 
 
-def _who(process: NcclProcess | None) -> dict[str, Any]:
+def _process_keys(process: NcclProcess | None) -> dict[str, Any]:
     if process is None:
         return {"host": None, "pid": None}
     return {"host": process.host, "pid": int(process.pid) if process.pid.isdigit() else None}
 
 
-def _where(where: Where) -> dict[str, Any]:
+def _place_keys(where: Where) -> dict[str, Any]:
     return {"file": where.file, "line": where.line}

@@ -1,6 +1,6 @@
 """What is surprising in a job's transports, worst first.
 
-No expectation is known here, so nothing is judged: a remark says what stands out, and where.
+Nothing is judged, since no expectation is known: a remark says what stands out, and where.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from ..text import plural, ranges, span_list
 from .job_transports import JobTransports, hosts_of
 from .links import INTER, INTRA, Link
 
-# From NCCL 2.22 on edges are connected, and logged, when a collective first needs them.
+# Since NCCL 2.22 edges are connected, and logged, when a collective first needs them.
 LAZY_FROM = (2, 22)
 MNNVL = "P2P/MNNVL"
-# Of the pairs of a side, a kind of at most this share is rare.
+# A kind is rare if at most this share of the pairs of its side use it.
 RARE_SHARE = 0.1
 MAX_HOSTS = 8
-NOT_PLACED = "an end has no line that is surely its own, or lines may be of several communicators"
+NOT_PLACED = (
+    "an end has no line that is certainly its own, or lines may be of several communicators"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def _init(job: JobTransports) -> Remarks:
         ]
         if stuck:
             yield TransportRemark(
-                f"init of communicator {communicator.index} began and did not complete on "
+                f"communicator {communicator.index}: init started and did not complete on "
                 f"{plural(len(stuck), 'rank')}: {ranges(stuck)}",
                 [_name_rank(job, (communicator.index,), rank) for rank in stuck],
             )
@@ -56,41 +58,41 @@ def _init(job: JobTransports) -> Remarks:
 def _no_edges(job: JobTransports) -> Remarks:
     if not (job.links or job.log.collnet):
         why = list(_why_no_edges(job))
-        yield TransportRemark("no edges: the logs do not show who talked over what", why)
+        yield TransportRemark("no edges: the logs do not show which transports were used", why)
 
 
 def _why_no_edges(job: JobTransports) -> Iterator[str]:
     log = job.log
     if not (log.communicators or log.networks or log.without_ib or log.nvls):
         if log.warnings or log.versions:
-            yield "no line of NCCL INFO that counts is here; NCCL_DEBUG=INFO writes edges"
+            yield "no relevant line of NCCL INFO found; NCCL_DEBUG=INFO logs edges"
         else:
-            yield "nothing of NCCL's is here: is this the log of a rank, and NCCL_DEBUG=INFO set?"
+            yield "no NCCL output found: is this a rank's log, and was NCCL_DEBUG=INFO set?"
         return
     if not any(
         who.complete for communicator in log.communicators for who in communicator.members.values()
     ):
         yield (
-            "no init of a communicator completes here: it may have failed, or the log be cut, "
+            "no communicator completes its init: it may have failed, or the log may be cut, "
             "before anything was connected"
         )
     if log.communicators and all(communicator.ranks == 1 for communicator in log.communicators):
-        yield "communicators of one rank connect nothing"
+        yield "communicators of one rank have no edges"
         return
     versions = [tuple(map(int, version.split(".")[:2])) for version in log.versions]
     if not versions or max(versions) >= LAZY_FROM:
         yield (
-            "from NCCL 2.22 on edges are connected when a collective first needs them: did one "
-            "run? (NCCL_RUNTIME_CONNECT=0 connects them in init)"
+            "since NCCL 2.22 edges are connected when a collective first needs them: did one "
+            "run? (NCCL_RUNTIME_CONNECT=0 connects them during init)"
         )
     yield "NCCL_DEBUG_SUBSYS hides them if it leaves out INIT, P2P, SHM or NET"
     if log.nvls:
-        yield "NVLS was connected, whose connections are logged without their peers"
+        yield "NVLS was connected; its connections are logged without peers"
 
 
 def _net_inside(job: JobTransports) -> Remarks:
     found = [link for link in job.links if link.placement == INTRA and link.transport.net]
-    yield from _of_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
+    yield from _remark_on_links(job, found, "NET inside a node", job.sides.get(INTRA, 0))
 
 
 def _socket_beside(job: JobTransports) -> Remarks:
@@ -98,49 +100,55 @@ def _socket_beside(job: JobTransports) -> Remarks:
     others = sorted({link.kind for link in nets} - {"NET/Socket"})
     if others:
         found = [link for link in nets if link.kind == "NET/Socket"]
-        yield from _of_links(job, found, f"NET/Socket beside {', '.join(others)}", _pairs(nets))
+        yield from _remark_on_links(
+            job, found, f"NET/Socket alongside {', '.join(others)}", _count_pairs(nets)
+        )
 
 
 def _without_gpudirect(job: JobTransports) -> Remarks:
     by_net: dict[str, list[Link]] = defaultdict(list)
     for link in job.links:
-        # Where the ends differ that is said of itself.
+        # Edges whose ends differ have their own remark.
         if link.transport.net and link.placement != INTRA and not link.asymmetric:
             by_net[link.transport.net].append(link)
     for net, links in sorted(by_net.items()):
         without = [link for link in links if not link.transport.gdrdma]
         if len(without) < len(links):
-            text = f"NET/{net} without GPUDirect RDMA beside NET/{net}/GDRDMA"
-            yield from _of_links(job, without, text, _pairs(links))
+            text = f"NET/{net} without GPUDirect RDMA alongside NET/{net}/GDRDMA"
+            yield from _remark_on_links(job, without, text, _count_pairs(links))
 
 
 def _asymmetric(job: JobTransports) -> Remarks:
     found = [link for link in job.links if link.asymmetric]
-    yield from _of_links(job, found, "the two ends use different transports", _pairs(job.links))
+    yield from _remark_on_links(
+        job, found, "the two ends use different transports", _count_pairs(job.links)
+    )
 
 
 def _node_local_between(job: JobTransports) -> Remarks:
     between = [link for link in job.links if link.placement == INTER]
     found = [link for link in between if not link.transport.net and link.kind != MNNVL]
     text = "P2P or SHM between two host names (containers of one node? only MNNVL joins nodes)"
-    yield from _of_links(job, found, text, _pairs(between))
+    yield from _remark_on_links(job, found, text, _count_pairs(between))
 
 
 def _rare_inside(job: JobTransports) -> Remarks:
-    """A node where P2P failed falls back to SHM, which is no error and slow."""
+    """If P2P fails on a node, NCCL falls back to SHM, which is slow, but not an error."""
     pairs = {kind: count for (side, kind), count in job.pairs.items() if side == INTRA}
     total = job.sides.get(INTRA, 0)
     for kind, count in sorted(pairs.items()):
         if count <= RARE_SHARE * total and not kind.startswith("NET/"):
             links = [link for link in job.links if link.placement == INTRA and link.kind == kind]
             most = max(pairs, key=lambda other: pairs[other])
-            yield from _of_links(job, links, f"{kind} inside a node, where most are {most}", total)
+            yield from _remark_on_links(
+                job, links, f"{kind} inside a node, where most are {most}", total
+            )
 
 
 def _networks(job: JobTransports) -> Remarks:
     if len(job.networks) > 1:
         networks = [f"{name}: {_listed(hosts_of(users))}" for name, users in job.networks.items()]
-        yield TransportRemark("the networks chosen differ", networks)
+        yield TransportRemark("processes chose different networks", networks)
     without = {process.host for process in job.log.without_ib}
     hosts = {node.host for placement in job.placements for node in placement.nodes.values()}
     if without and hosts - without:
@@ -152,7 +160,7 @@ def _networks(job: JobTransports) -> Remarks:
 
 def _versions(job: JobTransports) -> Remarks:
     if len(job.log.versions) > 1:
-        yield TransportRemark(f"NCCL's version differs: {', '.join(job.log.versions)}")
+        yield TransportRemark(f"NCCL versions differ: {', '.join(job.log.versions)}")
 
 
 def _unplaced(job: JobTransports) -> Remarks:
@@ -160,8 +168,8 @@ def _unplaced(job: JobTransports) -> Remarks:
     if unknown:
         doubts = {why: None for placement in job.placements for why in placement.doubts}
         yield TransportRemark(
-            f"whether inside a node or between nodes is unknown of {_pairs(unknown):,} of "
-            f"{plural(_pairs(job.links), 'pair')}",
+            f"unknown whether inside a node or between nodes: {_count_pairs(unknown):,} of "
+            f"{plural(_count_pairs(job.links), 'pair')}",
             list(doubts) or [NOT_PLACED],
         )
 
@@ -177,21 +185,21 @@ def _silent(job: JobTransports) -> Remarks:
             by_text[f"{ranks} {span_list(spans)} ({count:,}{of})"].append(communicator.index)
     if by_text:
         yield TransportRemark(
-            "some ranks have no line here that is surely theirs; give the logs of all nodes",
-            [f"communicator {ranges(whose)}: {text}" for text, whose in by_text.items()],
+            "some ranks have no line that is certainly their own; pass the logs of all nodes",
+            [f"communicator {ranges(indexes)}: {text}" for text, indexes in by_text.items()],
         )
 
 
 def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tuple[int, int]]:
-    """The ranks of a communicator of which no line is here, as spans: there may be millions."""
+    """The ranks of a communicator without a line, as spans, since there may be millions."""
     placement = job.placements[communicator.index]
-    heard = sorted({*placement.nodes, *placement.disputed, *communicator.members})
+    placed = sorted({*placement.nodes, *placement.disputed, *communicator.members})
     if communicator.ranks is None:
         named = {rank for link in job.of(communicator) for rank in (link.source, link.destination)}
-        yield from ((rank, rank) for rank in sorted(named.difference(heard)))
+        yield from ((rank, rank) for rank in sorted(named.difference(placed)))
         return
     expected = 0
-    for rank in [*heard, communicator.ranks]:
+    for rank in [*placed, communicator.ranks]:
         if rank > expected:
             yield expected, rank - 1
         expected = max(expected, rank + 1)
@@ -200,7 +208,7 @@ def _silent_ranks(job: JobTransports, communicator: Communicator) -> Iterator[tu
 def _torn(job: JobTransports) -> Remarks:
     if count := job.log.torn_count:
         yield TransportRemark(
-            f"{plural(count, 'line')} cut or torn; the edges on them are missing here",
+            f"{plural(count, 'line')} cut or torn; their edges are missing",
             [str(where) for where in job.log.torn],
         )
 
@@ -222,8 +230,8 @@ _LOOKS: tuple[Callable[[JobTransports], Remarks], ...] = (
 )
 
 
-def _of_links(job: JobTransports, found: list[Link], text: str, of: int) -> Remarks:
-    """A remark on links, none where there are none: how many pairs, of how many, and each."""
+def _remark_on_links(job: JobTransports, found: list[Link], text: str, of: int) -> Remarks:
+    """A remark on links, if there are any: how many pairs of how many, and each link."""
     if found:
         examples = []
         for link in found:
@@ -231,11 +239,11 @@ def _of_links(job: JobTransports, found: list[Link], text: str, of: int) -> Rema
             destination = _name_rank(job, link.communicators, link.destination)
             roles = f" ({' and '.join(link.roles)})" if link.asymmetric and link.roles else ""
             examples.append(f"{source} -> {destination}: {link.wording}{roles}: {link.where}")
-        yield TransportRemark(f"{text}: {_pairs(found):,} of {plural(of, 'pair')}", examples)
+        yield TransportRemark(f"{text}: {_count_pairs(found):,} of {plural(of, 'pair')}", examples)
 
 
 def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) -> str:
-    """`3 (k023, GPU 1)`, as far as that is known."""
+    """`3 (k023, GPU 1)`, as far as known."""
     if len(communicators) != 1:
         return str(rank)
     (index,) = communicators
@@ -249,8 +257,8 @@ def _name_rank(job: JobTransports, communicators: tuple[int, ...], rank: int) ->
     return f"{rank} ({', '.join(place)})" if place else str(rank)
 
 
-def _pairs(links: Iterable[Link]) -> int:
-    """The pairs of ranks of links in the job's order."""
+def _count_pairs(links: Iterable[Link]) -> int:
+    """The number of pairs of ranks; links are sorted by pair."""
     return sum(1 for _ in groupby(links, key=attrgetter("pair")))
 
 

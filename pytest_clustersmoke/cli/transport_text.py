@@ -1,4 +1,4 @@
-"""A job's transports as text for people: what there is, what stands out, who talked over what."""
+"""A job's transports as text for people: header, remarks, summary, edges, warnings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_NODES = 8
 MAX_EXAMPLES = 4
 MAX_WARNINGS = 20
 MAX_NAMES = 8
-# So many pairs are shown one by one; of more, the rare ones.
+# Up to this many pairs are all shown; of more, only the rare ones.
 FEW_PAIRS = 64
 MAX_ROWS = 64
-# More rows than these are not aligned, which would take longer than reading their logs.
+# More rows than this are not aligned, which would take longer than reading the logs.
 MAX_TABLE = 1000
 UNKNOWN = "unknown"
 SIDES = {INTRA: "intra-node", INTER: "inter-node", None: UNKNOWN}
@@ -32,7 +32,7 @@ LOGGED_BY = {("send",): "sender", ("receive",): "receiver", ("receive", "send"):
 
 
 def text(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
-    """Lines: header, remarks, summary, edges, warnings."""
+    """All lines."""
     yield from head(job, out, everything)
     if job.links:
         yield ""
@@ -43,7 +43,7 @@ def text(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
 
 
 def head(job: JobTransports, out: TextOutput, everything: bool = False) -> Iterator[str]:
-    """What there is, and what stands out."""
+    """The header and the remarks."""
     log = job.log
     counts = [
         plural(len(log.communicators), "communicator"),
@@ -76,7 +76,7 @@ def tail(job: JobTransports, out: TextOutput, everything: bool = False) -> Itera
 def _some(
     texts: Iterable[str], most: int | None, first: str, rest: str, out: TextOutput
 ) -> Iterator[str]:
-    """Lines of the first texts, and how many more there are."""
+    """The lines of the first texts, and how many more there are."""
     more = 0
     for number, text in enumerate(texts):
         if most is None or number < most:
@@ -114,9 +114,9 @@ def _size(job: JobTransports, communicator: Communicator) -> str:
     if communicator.complete:
         init = "init complete"
     elif communicator.complete is False:
-        init = f"init not complete (it is on {done:,})"
+        init = f"init incomplete (complete on {done:,})"
     else:
-        init = f"init complete on {done:,}, unknown of the others" if done else "init unknown"
+        init = f"init complete on {done:,}, unknown on the others" if done else "init unknown"
     return f"{ranks}{where}, {init}"
 
 
@@ -142,7 +142,7 @@ def _networks(job: JobTransports) -> str:
         networks.append(f"{name} on {plural(hosts, 'host')}" if hosts else name)
     if not networks:
         return "network chosen: unknown"
-    return f"network chosen: {', '.join(networks)} (only the edges show what carried anything)"
+    return f"network chosen: {', '.join(networks)} (only the edges show what carried data)"
 
 
 def _in_network(job: JobTransports) -> str:
@@ -175,7 +175,7 @@ def _warning(warn: Warn) -> str:
 
 
 def _summary(job: JobTransports) -> list[str]:
-    """A row for each side and kind."""
+    """A table with a row for each side and kind."""
     order, rows = list(SIDES), []
     for side, kind in sorted(job.pairs, key=lambda key: (order.index(key[0]), key[1])):
         links = [link for link in job.links if link.placement == side and link.kind == kind]
@@ -189,7 +189,7 @@ def _summary(job: JobTransports) -> list[str]:
 
 
 def _nic_counts(links: Sequence[Link]) -> str:
-    """`mlx5_0 (254), mlx5_1 (254)`: the NICs, and the pairs of each."""
+    """`mlx5_0 (254), mlx5_1 (254)`: each NIC with its number of pairs."""
     pairs: Counter[str] = Counter()
     for _, same in groupby(links, key=attrgetter("pair")):
         pairs.update({nic for link in same if link.transport.net for nic in link.nics or [UNKNOWN]})
@@ -197,13 +197,13 @@ def _nic_counts(links: Sequence[Link]) -> str:
 
 
 def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[str]:
-    """All edges where they are few, else the rare ones."""
+    """All edges if they are few, else the rare ones."""
     links: Sequence[Link] = job.links
     pairs = sum(1 for _ in groupby(links, key=attrgetter("pair")))
     rare = pairs > FEW_PAIRS and not everything
     if rare:
         links = [link for link in links if _is_rare(job, link)]
-        what = "what is rare on its side" if links else "no kind is rare on its side"
+        what = "rare edges" if links else "no rare edges"
         yield from out.wrap(f"{what} (of {pairs:,} pairs; --all shows all):", rest="  ")
     shown = links[:MAX_ROWS] if rare else links
     titles = ["comm", "edge", "transport", "side", "NIC", "hosts", "channels", "logged by", "at"]
@@ -218,7 +218,7 @@ def _edges(job: JobTransports, out: TextOutput, everything: bool) -> Iterator[st
 
 
 def _is_rare(job: JobTransports, link: Link) -> bool:
-    """Of a kind that few pairs of its side have, asymmetric, or of NET inside a node."""
+    """Whether few pairs of its side use this kind, or it is asymmetric, or NET inside a node."""
     few = job.pairs[link.placement, link.kind] <= RARE_SHARE * job.sides[link.placement]
     return few or bool(link.asymmetric or (link.placement == INTRA and link.transport.net))
 

@@ -1,4 +1,4 @@
-"""`clustersmoke transports LOG...`: which transports a job used, by its NCCL logs."""
+"""`clustersmoke transports LOG...`: which transports a job used, from its NCCL logs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from .job_transports import JobTransports
 
 DESCRIPTION = """\
-Reads what NCCL logged under NCCL_DEBUG=INFO (2.3 to 2.30), and shows the transport of each
-pair of ranks, inside a node or between nodes, and what stands out. All logs given are taken
-for those of one job.
+Reads NCCL's logs (2.3 to 2.30, under NCCL_DEBUG=INFO), and shows the transport of each pair of
+ranks, inside nodes and between nodes, and what stands out. All logs must be of one job.
 """
 EXAMPLES = """\
 examples:
@@ -26,7 +25,7 @@ examples:
   clustersmoke transports --json reports/latest/phases/zero1_4node | jq .edges
   zcat job.log.gz | clustersmoke transports -
 
-exit status: 0 done, 2 something was not readable (what could be read is printed first)
+exit status: 0 done, 2 some input could not be read (the rest is printed first)
 """
 
 
@@ -34,26 +33,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     transports = add(
         subparsers,
         "transports",
-        "who talked to whom over what, from a job's NCCL logs",
+        "show which transports a job used, from its NCCL logs",
         DESCRIPTION,
         EXAMPLES,
     )
     add_logs(transports)
     form = transports.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    form.add_argument("--matrix", action="store_true", help="the edges rank by rank, as a picture")
-    form.add_argument("--all", action="store_true", help="leave nothing out, however much it is")
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--matrix", action="store_true", help="draw the edges as a matrix of ranks")
+    form.add_argument("--all", action="store_true", help="leave nothing out")
     transports.set_defaults(run=_run)
 
 
-def _run(words: argparse.Namespace) -> int:
-    # What is read is kept until the end: searching millions of objects for garbage finds none.
+def _run(parsed: argparse.Namespace) -> int:
+    # Everything read is kept until the end: searching millions of objects for garbage is useless.
     gc.disable()
     try:
-        job = _read(words.logs)
+        job = _read(parsed.logs)
         log = job.log
         if job.files or log.edges or log.communicators or log.warnings:
-            print_lines(_lines(job, words))
+            print_lines(_lines(job, parsed))
         name_refused(job.unreadable)
         return 2 if job.unreadable else 0
     finally:
@@ -61,7 +60,7 @@ def _run(words: argparse.Namespace) -> int:
 
 
 def _read(words: list[str]) -> JobTransports:
-    """Read all there is; what cannot be read is noted in the job."""
+    """Read all inputs; the job records what could not be read."""
     from ..evidence.nccl.log_reader import Reader, Unreadable
     from .job_transports import JobTransports
     from .log_inputs import Inputs
@@ -81,8 +80,8 @@ def _read(words: list[str]) -> JobTransports:
     return JobTransports(reader.log(), tuple(read), tuple(refused))
 
 
-def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
-    if words.json:
+def _lines(job: JobTransports, parsed: argparse.Namespace) -> Iterator[str]:
+    if parsed.json:
         from .transport_json import json_lines
 
         yield from json_lines(job)
@@ -91,8 +90,8 @@ def _lines(job: JobTransports, words: argparse.Namespace) -> Iterator[str]:
     from .subcommand import TextOutput
 
     out = TextOutput.of(sys.stdout)
-    if not words.matrix:
-        yield from transport_text.text(job, out, words.all)
+    if not parsed.matrix:
+        yield from transport_text.text(job, out, parsed.all)
         return
     yield from transport_text.head(job, out)
     if job.links:

@@ -1,4 +1,4 @@
-"""`cluster.yaml`, the phase marker and the command line become a frozen `Phase`.
+"""Turn `cluster.yaml`, the phase marker and the command line into a frozen `Phase`.
 
-Each value knows the place it came from. All problems are raised at once, as `UsageProblems`.
+Each value records where it was written. All problems are raised together, as `UsageProblems`.
 """

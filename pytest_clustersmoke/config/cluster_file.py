@@ -1,4 +1,4 @@
-"""The file as a whole: find it, check it, and load one profile from it."""
+"""Find cluster.yaml, check it as a whole, and load one profile from it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..text import Problem, UsageProblems, near
-from .expansion import fill_in, variable
-from .field_types import NAME, NAME_FORM, context, listed
+from .expansion import expand_profile, lookup_variable
+from .field_types import NAME, NAME_FORM, quote_names, validation_context
 from .profile import READING, Profile
-from .validation_problems import problems
+from .validation_problems import describe_errors
 from .yaml_source import Source, read
 
 CONFIG_NAME = "cluster.yaml"
@@ -32,24 +32,26 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
     if not path.exists():
         todo = "write one (`clustersmoke init`), or name one with --cluster-config"
         what, expected = f"no {CONFIG_NAME} in {rootdir}", "a file of profiles there"
-        raise UsageProblems([Problem(what, "", expected, _other_root(rootdir) or todo)])
+        raise UsageProblems([Problem(what, "", expected, _explain_root(rootdir) or todo)])
     return path
 
 
-def _other_root(rootdir: Path) -> str:
-    """What to do if the file is here and pytest's root directory is not: before pytest knows our
-    options, it takes the word after an option for a path, and an existing path for a test path."""
+def _explain_root(rootdir: Path) -> str:
+    """What to do if the file is in the working directory, but that is not pytest's root directory.
+
+    Before pytest knows our options, it takes an existing path after one of them for a test path.
+    """
     here = Path.cwd()
     if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
         return ""
     return (
-        f"there is one in {here}, but pytest took {rootdir} for its root: write an "
+        f"there is one in {here}, but pytest uses {rootdir} as its root directory: write an "
         "option and its path with `=` (--cluster-report-dir=DIR), or add --rootdir=."
     )
 
 
 class ClusterFile:
-    """A checked file; only mistakes that depend on the environment can remain."""
+    """A checked file. Only mistakes that depend on environment variables can remain."""
 
     def __init__(self, path: Path, source: Source, environ: Mapping[str, str]) -> None:
         self.path = path
@@ -69,13 +71,17 @@ class ClusterFile:
     def profile(self, name: str) -> Profile:
         """One profile with its variables filled in; raises `UsageProblems`."""
         if name not in self._clusters:
-            what, expected = f"no profile `{name}` in {self._source.file}", listed(self.names)
+            what, expected = f"no profile `{name}` in {self._source.file}", quote_names(self.names)
             hint = near(name, self.names)
             raise UsageProblems([Problem(what, "--cluster", f"one of {expected}", hint)])
         found: list[Problem] = []
-        with _collect(found, name, self._source):
-            values = fill_in(self._clusters[name], lambda key: variable(key, self._environ))
-            profile = Profile.model_validate(values, context=context(values, expanded=True))
+        with _collect_problems(found, name, self._source):
+            values = expand_profile(
+                self._clusters[name], lambda key: lookup_variable(key, self._environ)
+            )
+            profile = Profile.model_validate(
+                values, context=validation_context(values, expanded=True)
+            )
         if found:
             raise UsageProblems(found)
         profile._name = name
@@ -84,46 +90,46 @@ class ClusterFile:
 
 
 def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
-    """Read and check a file of profiles; raises `UsageProblems` with all that is wrong."""
+    """Read and check a file of profiles; raises `UsageProblems` with every mistake."""
     source = read(path, READING)
-    found = [*source.problems, *_top_level(source)]
+    found = [*source.problems, *_check_top_level(source)]
     clusters = source.values.get("clusters") if isinstance(source.values, dict) else None
     for name, values in clusters.items() if isinstance(clusters, dict) else ():
-        found += _static_problems(name, values, source)
+        found += _check_profile(name, values, source)
     if found:
-        raise UsageProblems(sorted(dict.fromkeys(found), key=_line))
+        raise UsageProblems(sorted(dict.fromkeys(found), key=_line_number))
     return ClusterFile(path, source, environ)
 
 
-def _static_problems(name: str, values: Any, source: Source) -> list[Problem]:
+def _check_profile(name: str, values: Any, source: Source) -> list[Problem]:
     """The problems of a profile that do not depend on the environment."""
     found = []
     if not re.fullmatch(NAME, name):
         where = source.where(("clusters", name))
         found.append(Problem(f"`{name}` is not a valid name for a profile", where, NAME_FORM))
-    with _collect(found, name, source):
-        fill_in(values, lambda key: "")
-    with _collect(found, name, source):
-        Profile.model_validate(values, context=context(values, expanded=False))
+    with _collect_problems(found, name, source):
+        expand_profile(values, lambda key: "")
+    with _collect_problems(found, name, source):
+        Profile.model_validate(values, context=validation_context(values, expanded=False))
     return found
 
 
 @contextmanager
-def _collect(found: list[Problem], name: str, source: Source) -> Iterator[None]:
+def _collect_problems(found: list[Problem], name: str, source: Source) -> Iterator[None]:
     """Add the errors raised inside the block to `found`."""
     try:
         yield
     except ValidationError as error:
         top = ("clusters", name)
-        found += problems(error, ".".join(top), lambda route: source.where((*top, *route)))
+        found += describe_errors(error, ".".join(top), lambda route: source.where((*top, *route)))
 
 
-def _line(problem: Problem) -> int:
+def _line_number(problem: Problem) -> int:
     line = problem.where.rpartition(":")[2]
     return int(line) if line.isdigit() else 0
 
 
-def _top_level(source: Source) -> Iterator[Problem]:
+def _check_top_level(source: Source) -> Iterator[Problem]:
     expected = "a mapping with the key `clusters`"
     values = source.values
     if not isinstance(values, dict):

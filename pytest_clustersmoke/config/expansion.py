@@ -17,13 +17,13 @@ from .yaml_source import Route
 Lookup = Callable[[str], str | None]
 
 _VARIABLE = re.compile(r"\$\$|\$(?P<brace>\{)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)")
-# The node's shell expands `setup`; the others are text for the reader.
+# The node's shell expands `setup`; the other keys are text for people.
 _NOT_EXPANDED = ("setup", "description", "references", "known")
 _PATHS = ("shared_dir", "node_local")
 
 
 class MalformedVariableError(ValueError):
-    """The text starts a variable and does not finish it."""
+    """The text starts a variable but does not finish it."""
 
 
 def expand(text: str, lookup: Lookup, unset: list[str]) -> str:
@@ -43,12 +43,14 @@ def _expand(text: str, at: int, inside: bool, lookup: Lookup, unset: list[str]) 
         elif match["name"] is None:
             filled, at = filled + "$", match.end()
         else:
-            value, at = _variable(text, match, lookup, unset)
+            value, at = _expand_variable(text, match, lookup, unset)
             filled += value
     return filled, at
 
 
-def _variable(text: str, match: re.Match[str], lookup: Lookup, unset: list[str]) -> tuple[str, int]:
+def _expand_variable(
+    text: str, match: re.Match[str], lookup: Lookup, unset: list[str]
+) -> tuple[str, int]:
     value, default, at = lookup(match["name"]), None, match.end()
     if match["brace"]:
         if text.startswith(":-", at):
@@ -62,7 +64,7 @@ def _variable(text: str, match: re.Match[str], lookup: Lookup, unset: list[str])
     return value or default or "", at
 
 
-def variable(name: str, environ: Mapping[str, str]) -> str | None:
+def lookup_variable(name: str, environ: Mapping[str, str]) -> str | None:
     """A variable's value; USER and HOME, which cron and containers may not set, also come from the
     password file."""
     value = environ.get(name)
@@ -77,32 +79,34 @@ def variable(name: str, environ: Mapping[str, str]) -> str | None:
     return str(entry.pw_name if name == "USER" else entry.pw_dir)
 
 
-def fill_in(profile: Any, lookup: Lookup) -> Any:
-    """A profile with its variables filled in; raises a ValidationError for those that cannot be."""
+def expand_profile(profile: Any, lookup: Lookup) -> Any:
+    """A profile with its variables filled in; raises a ValidationError if one has no value."""
     misfits: Misfits = []
-    filled = _filled(profile, (), lookup, misfits)
+    filled = _expand_values(profile, (), lookup, misfits)
     raise_misfits(misfits)
     return filled
 
 
-def _filled(value: Any, route: Route, lookup: Lookup, misfits: Misfits) -> Any:
+def _expand_values(value: Any, route: Route, lookup: Lookup, misfits: Misfits) -> Any:
     if isinstance(value, str):
-        text = _filled_text(value, route, lookup, misfits)
-        return _home(text, lookup) if route and route[0] in _PATHS else text
+        text = _expand_text(value, route, lookup, misfits)
+        return _expand_home(text, lookup) if route and route[0] in _PATHS else text
     if isinstance(value, tuple):
         items = enumerate(value)
-        return tuple(_filled(item, (*route, index), lookup, misfits) for index, item in items)
+        return tuple(
+            _expand_values(item, (*route, index), lookup, misfits) for index, item in items
+        )
     if isinstance(value, dict):
         return {
             key: item
             if not route and key in _NOT_EXPANDED
-            else _filled(item, (*route, key), lookup, misfits)
+            else _expand_values(item, (*route, key), lookup, misfits)
             for key, item in value.items()
         }
     return value
 
 
-def _filled_text(text: str, route: Route, lookup: Lookup, misfits: Misfits) -> str:
+def _expand_text(text: str, route: Route, lookup: Lookup, misfits: Misfits) -> str:
     unset: list[str] = []
     try:
         text = expand(text, lookup, unset)
@@ -117,7 +121,7 @@ def _filled_text(text: str, route: Route, lookup: Lookup, misfits: Misfits) -> s
     return text
 
 
-def _home(path: str, lookup: Lookup) -> str:
+def _expand_home(path: str, lookup: Lookup) -> str:
     """The path with a leading `~` replaced, if a home directory is known."""
     if path == "~" or path.startswith("~/"):
         return (lookup("HOME") or "~") + path[1:]

@@ -1,8 +1,8 @@
-"""Types of values in cluster.yaml that pydantic does not have: paths, tolerances, names.
+"""Value types of cluster.yaml that pydantic does not provide: paths, tolerances, names.
 
-A value that does not fit raises `misfit`, which says what was expected. Validators get the whole
-profile as written in their context, so a rule between two keys is checked at one of them, whatever
-else is wrong with the profile.
+A value that does not fit raises `misfit`, which says what was expected. The validators' context
+holds the whole profile as written, so a rule between two keys is checked at one of them even if
+other parts of the profile are wrong.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from ..text import near
 from .yaml_source import Route
 
-# The type of an error that carries `what`, `expected` and `todo` in its context.
+# The type of pydantic error that carries `what`, `expected` and `todo` in its context.
 MISFIT = "misfit"
-# Errors of several keys: the route from the validated value, the error, and the key's value.
+# Errors of several keys: route below the validated value, error, and the key's value.
 Misfits = list[tuple[Route, PydanticCustomError, Any]]
 
 Scalar = str | int | float | bool
 _SCALAR_SCHEMA = {"type": ["string", "number", "boolean", "null"]}
-# Of profiles and phases.
+# Names of profiles and phases.
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 NAME_FORM = "letters, digits, `_` and `-`"
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -77,12 +77,12 @@ def raise_misfits(misfits: Misfits) -> None:
         raise ValidationError.from_exception_data("cluster.yaml", details)
 
 
-def context(profile: Any, expanded: bool) -> dict[str, Any]:
-    """What validators can look at besides their own value."""
+def validation_context(profile: Any, expanded: bool) -> dict[str, Any]:
+    """The context that lets validators see the rest of the profile."""
     return {"profile": profile, "expanded": expanded}
 
 
-def elsewhere(info: ValidationInfo, *route: str) -> Any:
+def profile_value(info: ValidationInfo, *route: str) -> Any:
     """The value of another key of the profile as written; None if it is absent."""
     value = (info.context or {}).get("profile")
     for key in route:
@@ -90,30 +90,30 @@ def elsewhere(info: ValidationInfo, *route: str) -> Any:
     return value
 
 
-def is_open(text: str, info: ValidationInfo) -> bool:
-    """Whether the text still holds variables, so that its final form is not known."""
+def has_variables(text: str, info: ValidationInfo) -> bool:
+    """Whether the text still holds variables, so that its final form is unknown."""
     return "$" in text and not (info.context or {}).get("expanded")
 
 
-def listed(words: Iterable[str]) -> str:
+def quote_names(words: Iterable[str]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
 
-def key_of(kind: str, known: Iterable[str]) -> AfterValidator:
-    """A name out of a fixed set; `kind` says what the names are."""
+def one_of(kind: str, known: Iterable[str]) -> AfterValidator:
+    """A validator for a name from a fixed set; `kind` says what the names are."""
     words = tuple(known)
 
     def check(word: str) -> str:
         if word not in words:
             what = f"unknown {kind} `{word}` in {{at}}"
-            raise misfit(f"one of {listed(words)}", near(word, words), what)
+            raise misfit(f"one of {quote_names(words)}", near(word, words), what)
         return word
 
     return AfterValidator(check)
 
 
-def name_of(thing: str, pattern: str, form: str) -> AfterValidator:
-    """A name that users choose."""
+def valid_name(thing: str, pattern: str, form: str) -> AfterValidator:
+    """A validator for a name that users choose."""
 
     def check(name: str) -> str:
         if not re.fullmatch(pattern, name):
@@ -123,15 +123,15 @@ def name_of(thing: str, pattern: str, form: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _listed_phase(name: str, info: ValidationInfo) -> str:
-    phases = elsewhere(info, "phases")
+def _check_listed_phase(name: str, info: ValidationInfo) -> str:
+    phases = profile_value(info, "phases")
     if isinstance(phases, dict) and phases and name not in phases:
         what = f"`{name}` in {{at}} is not listed under `phases`"
-        raise misfit(f"one of {listed(phases)}", near(name, phases), what)
+        raise misfit(f"one of {quote_names(phases)}", near(name, phases), what)
     return name
 
 
-def _not_the_launchers(name: str) -> str:
+def _check_not_reserved(name: str) -> str:
     if name in _LAUNCHER_VARIABLES:
         what = f"`{name}` in {{at}} is reserved: the tool sets it for each process"
         raise misfit("", "remove it", what)
@@ -141,7 +141,7 @@ def _not_the_launchers(name: str) -> str:
 def _path(value: Any, info: ValidationInfo) -> Path:
     if not isinstance(value, str):
         raise misfit("an absolute path")
-    if not is_open(value, info):
+    if not has_variables(value, info):
         _check_path(value)
     return Path(value)
 
@@ -154,8 +154,8 @@ def _check_path(value: str) -> None:
     if not value.startswith(("/", "~/")) and value != "~":
         raise misfit("an absolute path")
     if "%" in value or not value.isprintable():
-        # sbatch fills in %j and the like in the paths of a job's files.
-        raise misfit("a path without `%` and control characters, which sbatch would misread")
+        # sbatch expands %j and similar in the paths of a job's files.
+        raise misfit("a path without `%` or control characters, which sbatch would misread")
 
 
 def _text(value: str) -> str:
@@ -171,7 +171,7 @@ def _line(value: str) -> str:
 
 
 def _variable_value(value: Any) -> str:
-    # Numbers arrive as the text that was written: see `schema.is_text`.
+    # Numbers arrive as the text that was written: see `profile.is_text`.
     if not isinstance(value, str):
         raise misfit("text", 'write "" for an empty value' if value is None else "")
     if "\n" in value or "\0" in value:
@@ -219,7 +219,7 @@ def _day(value: Any) -> date:
     raise misfit("a calendar date such as `2026-12-31`")
 
 
-def _nothing_is_empty(value: Any) -> Any:
+def _none_to_empty(value: Any) -> Any:
     """`mlp_1gpu:` without a value lists the phase and sets nothing."""
     return {} if value is None else value
 
@@ -231,20 +231,20 @@ AbsolutePath = Annotated[Path, PlainValidator(_path), _TEXT_SCHEMA]
 PathText = Annotated[str, PlainValidator(_path_text), _TEXT_SCHEMA]
 Text = Annotated[str, AfterValidator(_text)]
 Line = Annotated[str, AfterValidator(_line)]
-PhaseName = Annotated[str, name_of("a phase", NAME, NAME_FORM)]
-ListedPhase = Annotated[str, AfterValidator(_listed_phase)]
+PhaseName = Annotated[str, valid_name("a phase", NAME, NAME_FORM)]
+ListedPhase = Annotated[str, AfterValidator(_check_listed_phase)]
 _VARIABLE_FORM = "letters, digits and `_`, not starting with a digit"
 VariableName = Annotated[
     str,
-    name_of("a variable", r"[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_FORM),
-    AfterValidator(_not_the_launchers),
+    valid_name("a variable", r"[A-Za-z_][A-Za-z0-9_]*", _VARIABLE_FORM),
+    AfterValidator(_check_not_reserved),
 ]
 VariableValue = Annotated[
     str, PlainValidator(_variable_value), WithJsonSchema({"type": ["string", "number", "boolean"]})
 ]
 Version = Annotated[Line, WithJsonSchema({"type": ["string", "number"]})]
 _ARGUMENT_FORM = "letters, digits and `_`, starting with a letter"
-ArgumentName = Annotated[str, name_of("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
+ArgumentName = Annotated[str, valid_name("an argument", r"[A-Za-z][A-Za-z0-9_]*", _ARGUMENT_FORM)]
 Argument = Annotated[Scalar | None, PlainValidator(_argument), WithJsonSchema(_SCALAR_SCHEMA)]
 Lower = Annotated[float, PlainValidator(_lower), _PERCENT_SCHEMA]
 Upper = Annotated[float, PlainValidator(_upper), _PERCENT_SCHEMA]
@@ -255,4 +255,4 @@ Day = Annotated[
 ]
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NothingIsEmpty = BeforeValidator(_nothing_is_empty)
+NoneToEmpty = BeforeValidator(_none_to_empty)

@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes."""
+"""Expand Slurm's host lists."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-# More than any cluster has; a list that a job wrote may name more than there is memory for.
-MOST = 100_000
+# More than any cluster has. A list in a job's output could name more than memory can hold.
+MAX_HOSTS = 100_000
 # Slurm's own limit (HIGHEST_DIMENSIONS in its slurm.h).
-MOST_RANGES = 5
-# What stands before a range, the range, and what follows, in which there may be more ranges; or a
-# plain name.
+MAX_RANGES = 5
+# Text before a range, the range, and the rest, which may hold more ranges; or a plain name.
 _PART = re.compile(r"([^,\[]*)\[([^\[\]]*)\]((?:[^,\[]|\[[^\[\]]*\])*)|([^,\[]+)")
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 
 
 def expand_hostlist(hosts: str) -> list[str]:
     """The names in a node list such as `rack[0-1]n[00-03,7],login`."""
-    return list(islice(_names(hosts), MOST))
+    return list(islice(_names(hosts), MAX_HOSTS))
 
 
 def _names(hosts: str) -> Iterator[str]:
@@ -26,7 +25,7 @@ def _names(hosts: str) -> Iterator[str]:
         if plain:
             yield plain
             continue
-        if after.count("[") >= MOST_RANGES:
+        if after.count("[") >= MAX_RANGES:
             continue
         tails = expand_hostlist(after) if after else [""]
         for number in _numbers(ranges) if tails else ():
@@ -34,9 +33,9 @@ def _names(hosts: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str) -> Iterator[str]:
-    """The numbers of `08-10,7`, as wide as they are written."""
+    """The numbers of `08-10,7`, padded as written."""
     for part in ranges.split(","):
-        if found := _RANGE.fullmatch(part):
-            first, last = found[1], found[2] or found[1]
+        if match := _RANGE.fullmatch(part):
+            first, last = match[1], match[2] or match[1]
             for number in range(int(first), int(last) + 1):
                 yield f"{number:0{len(first)}d}"

@@ -1,4 +1,4 @@
-"""What `@pytest.mark.phase(...)` says, checked for itself, without any cluster."""
+"""Read `@pytest.mark.phase(...)` and check it on its own, without a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True)
 class Marked:
-    """One phase marker that was found right."""
+    """A valid phase marker."""
 
     name: str
     script: Path
@@ -40,15 +40,15 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
     return "multigpu" if gpus_per_node > 1 else "singlegpu"
 
 
-def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Problem]:
-    """Arguments go to the nodes as JSON and to the program as words."""
+def _check_arguments(key: str, args: Any, phase: str, where: str) -> list[Problem]:
+    """Arguments must survive as JSON on the way to the nodes and as words of a command line."""
     if not isinstance(args, Mapping):
         return [Problem(f"{key} of {phase} is not a mapping", where, "a dict of options")]
     return [
         Problem(
-            f"{key}[{name!r}]={value!r} of {phase}",
+            f"{key}[{name!r}]={value!r} of {phase} cannot be passed to the program",
             where,
-            "a name, and text, a finite number, true, false, None, or a list of such",
+            "a name with text, a finite number, True, False, None, or a list of these",
         )
         for name, value in args.items()
         if not isinstance(name, str) or not _is_plain(value)
@@ -57,7 +57,7 @@ def _argument_problems(key: str, args: Any, phase: str, where: str) -> list[Prob
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return all(_is_plain(one) and not isinstance(one, list | tuple) for one in value)
+        return all(_is_plain(item) and not isinstance(item, list | tuple) for item in value)
     if isinstance(value, float):
         return math.isfinite(value)
     return value is None or isinstance(value, bool | int | str)
@@ -81,7 +81,7 @@ def read_marker(
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problems.append(
             Problem(
-                f"the phase marker has no usable name: {', '.join(map(repr, args)) or 'nothing'}",
+                f"the phase marker has no valid name: {', '.join(map(repr, args)) or 'nothing'}",
                 where,
                 "one name of letters, digits, `_` and `-` first: "
                 '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")',
@@ -101,16 +101,18 @@ def read_marker(
         kinds = (int, float) if key == "timeout_s" else (int,)
         if type(value) not in kinds or not math.isfinite(value) or value <= 0:
             expected = "seconds above 0" if key == "timeout_s" else "a whole number above 0"
-            problems.append(Problem(f"{key}={value!r} of phase {name!r}", where, expected))
+            problems.append(
+                Problem(f"{key}={value!r} of phase {name!r} is not valid", where, expected)
+            )
     for key in ("args", "small"):
-        problems += _argument_problems(key, kwargs.get(key, {}), f"phase {name!r}", where)
+        problems += _check_arguments(key, kwargs.get(key, {}), f"phase {name!r}", where)
     if problems:
         return None, problems
     assert isinstance(name, str) and isinstance(script, str)
     path = (file.parent / script).resolve()
     if not path.is_file():
         problems.append(
-            Problem(f"the script of phase `{name}` is not there: {path}", where, "a file")
+            Problem(f"the script of phase `{name}` does not exist: {path}", where, "a file")
         )
     marked = Marked(
         name,

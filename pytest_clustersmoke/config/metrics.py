@@ -1,6 +1,6 @@
-"""The metrics of a phase: their names, units and meanings, and a value beside its reference.
+"""Metrics of a phase: names, units, meanings, and the comparison of a value with its reference.
 
-A value without a reference is "no reference": neither a pass nor a failure of the comparison.
+A value without a reference is reported as "no reference": it neither passes nor fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
 
 @dataclass(frozen=True)
 class MetricKind:
-    """How a metric is written: its unit, and whether more of it is better."""
+    """A metric's unit, meaning, and whether a higher value is better."""
 
     unit: str
     higher_is_better: bool
@@ -34,7 +34,7 @@ METRICS: dict[str, MetricKind] = {
     "final_loss": MetricKind("1", False, "mean loss over all ranks at the last step"),
     "step_time_p50_s": MetricKind("s", False, "median step time, slowest rank"),
     "step_time_p95_s": MetricKind("s", False, "95th percentile of step time, slowest rank"),
-    # Bandwidths by nccl-tests' definitions, in 1e9 bytes a second, times those of the slowest rank.
+    # Bandwidths as nccl-tests defines them, in 1e9 bytes per second; times are of the slowest rank.
     "busbw_gb_per_s": MetricKind(
         "GB/s", True, "bus bandwidth of all-reduce, the best of all sizes"
     ),
@@ -59,7 +59,7 @@ METRICS: dict[str, MetricKind] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A value beside its reference. `met` is None where there is none."""
+    """The result of comparing a value with its reference; `met` is None without a reference."""
 
     met: bool | None
     text: str
@@ -68,11 +68,11 @@ class Comparison:
 def compare(name: str, value: float, reference: Reference | None) -> Comparison:
     """Compare a metric's value with the cluster's reference; a value that is not finite fails."""
     unit = METRICS[name].unit if name in METRICS else ""
-    said = f"{name} is {show(value)} {unit}".rstrip()
+    measured = f"{name} is {show(value)} {unit}".rstrip()
     if not math.isfinite(value):
-        return Comparison(False, f"{said}, which is no number")
+        return Comparison(False, f"{measured}, which is not a finite number")
     if reference is None:
-        return Comparison(None, f"{said}; no reference")
+        return Comparison(None, f"{measured}; no reference")
     low, high = reference.low, reference.high
     off = f"{(value / reference.value - 1) * 100:+.1f} %" if reference.value else "not comparable"
     against = f"{off} against the reference {show(reference.value)} {unit}".rstrip()
@@ -84,12 +84,14 @@ def compare(name: str, value: float, reference: Reference | None) -> Comparison:
         bounds = f"at most {show(high)}" if high is not None else "any value"
     met = (low is None or value >= low) and (high is None or value <= high)
     tail = f" (allowed: {bounds}; source: {reference.source or 'not given'})"
-    return Comparison(met, f"{said}: {against}{tail}")
+    return Comparison(met, f"{measured}: {against}{tail}")
 
 
 def show(value: float | str) -> str:
-    """A number as people read it: four significant digits, no exponent in the usual range. One that
-    is not finite may come by its name, as in the record."""
+    """A number for people: four significant digits, no exponent in the usual range.
+
+    Records hold values that are not finite as text (`nan`), so text is accepted too.
+    """
     value = float(value)
     if not math.isfinite(value):
         return str(value)

@@ -1,8 +1,7 @@
-"""A phase: what the marker asks for, what the cluster's profile and the command line make of it.
+"""Combine a phase's marker, the cluster's profile and the command line into a `Phase`.
 
-Precedence, lowest first: marker (its `args`, over them its `small` where the profile has
-`sizes: small`), cluster, cluster.phases.<name>, --cluster-set. Each value keeps the place it came
-from, for the dry run and for errors.
+Precedence, lowest first: marker (`args`, then `small` if the profile has `sizes: small`), cluster,
+cluster.phases.<name>, --cluster-set. Each value keeps its source, for the dry run and for errors.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from .profile import EnvBlock, Profile
 SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X", "stage_limits_s.X")
 
 
-# What a job needs to take dumps, end its ranks and write its results, with a margin.
-LAST_WORDS_S = 60.0
+# Time for a job to take dumps, end its ranks and write its results, with a margin.
+WIND_UP_S = 60.0
 # Phase, key, the name inside the key (empty where it has none), value.
 Setting = tuple[str, str, str, Any]
 
@@ -36,8 +35,11 @@ class Sourced:
 
 @dataclass(frozen=True)
 class Staged:
-    """The fault that is staged in a phase. `base` is the phase it was made from, `rank` the rank
-    that a fault of one rank is staged on, `hook` the `module:function` that stages it in a rank."""
+    """The fault that is staged in a phase.
+
+    `base` is the phase it was made from, `rank` the rank on which a fault of one rank is staged,
+    `hook` the `module:function` that stages it there.
+    """
 
     fault: str
     base: str
@@ -47,7 +49,7 @@ class Staged:
     python_flags: str = ""
 
     def as_spec(self) -> dict[str, Any]:
-        """As the phase's spec carries it to its ranks."""
+        """The fault as written in the phase's spec, for its ranks."""
         return {"name": self.fault, "base": self.base, "rank": self.rank, "hook": self.hook}
 
 
@@ -67,7 +69,7 @@ class Phase:
     env_unset: Mapping[str, Sourced] = field(default_factory=dict)
     stage_limits_s: Mapping[str, Sourced] = field(default_factory=dict)
     small: Mapping[str, Sourced] = field(default_factory=dict)  # arguments that train in seconds
-    staged: Staged | None = None  # a fault, which --cluster-prove alone puts here
+    staged: Staged | None = None  # set only by --cluster-prove
 
     @property
     def world_size(self) -> int:
@@ -78,8 +80,11 @@ class Phase:
         return size_mark(self.nodes.value, self.gpus_per_node.value)
 
     def argv(self) -> list[str]:
-        """The rank program's arguments: `steps: 5` is `--steps 5`; true is the bare flag, false
-        and null leave it out; a list repeats its values after one flag."""
+        """The rank program's arguments.
+
+        `steps: 5` becomes `--steps 5`; true is the bare flag; false and null omit it; the values of
+        a list follow one flag.
+        """
         words: list[str] = []
         for name, sourced in self.args.items():
             flag, value = "--" + name.replace("_", "-"), sourced.value
@@ -88,7 +93,7 @@ class Phase:
             words.append(flag)
             if value is not True:
                 values = value if isinstance(value, list | tuple) else [value]
-                words += [str(one) for one in values]
+                words += [str(item) for item in values]
         return words
 
 
@@ -104,11 +109,9 @@ def parse_setting(text: str) -> Setting:
     if not match:
         raise ValueError(f"cannot read {text!r}; expected {form}")
     phase, key, inner, raw = match.groups()
-    accepted = {one.split(".")[0]: one.endswith(".X") for one in SET_KEYS}
+    accepted = {name.split(".")[0]: name.endswith(".X") for name in SET_KEYS}
     if key not in accepted:
-        hint = (
-            near(key, accepted) or f"an option of its program is written {phase}.args.{key}={raw}"
-        )
+        hint = near(key, accepted) or f"write an option of its program as {phase}.args.{key}={raw}"
         raise ValueError(f"unknown key `{key}` in {text!r}; expected {form}; {hint}")
     if accepted[key] != (inner is not None):
         raise ValueError(f"cannot read {text!r}; expected {form}")
@@ -119,22 +122,22 @@ def parse_setting(text: str) -> Setting:
     if key == "env":
         value = raw
     if key in ("args", "slurm"):
-        inner = inner.replace("-", "_")  # as in the file: one form for `hidden-size`
+        inner = inner.replace("-", "_")  # `hidden-size` and `hidden_size` are one argument
     return phase, key, inner or "", value
 
 
-def _setting_problems(setting: Setting, profile: Profile) -> list[Problem]:
-    """What the file's own validators say of a setting, as if it stood in the file."""
+def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
+    """Check a setting with the validators of cluster.yaml, as if it were written there."""
     from pydantic import ValidationError
 
-    from .field_types import context
+    from .field_types import validation_context
     from .profile import PhaseSettings
-    from .validation_problems import problems
+    from .validation_problems import describe_errors
 
     target, key, inner, value = setting
-    # A list of arguments, which only the command line and the marker can give.
+    # Only the command line and the marker can pass a list as an argument.
     values = value if key == "args" and isinstance(value, tuple) else (value,)
-    where = context({"backend": profile.backend}, expanded=True)
+    where = validation_context({"backend": profile.backend}, expanded=True)
     found: list[Problem] = []
     for value in values:
         section = {inner: value} if inner else value
@@ -143,12 +146,12 @@ def _setting_problems(setting: Setting, profile: Profile) -> list[Problem]:
                 {key: {"set": section} if key == "env" else section}, context=where
             )
         except ValidationError as error:
-            found += problems(error, target, lambda route: "--cluster-set")
+            found += describe_errors(error, target, lambda route: "--cluster-set")
     return found
 
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
-    """The phase as `profile` and the `--cluster-set` settings make it."""
+    """The phase with the profile and the `--cluster-set` settings applied."""
     name, chosen = marked.name, profile.phases[marked.name]
     here = ("phases", name)
     args = {key: Sourced(value, marked.where) for key, value in marked.args.items()}
@@ -162,16 +165,16 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
         timeout_s=Sourced(marked.timeout_s, marked.where),
         args={**args, **small} if profile.sizes == "small" else args,
         small=small,
-        slurm=_sourced(profile, ("slurm",), profile.slurm),
-        stage_limits_s=_sourced(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
+        slurm=_with_sources(profile, ("slurm",), profile.slurm),
+        stage_limits_s=_with_sources(profile, ("stage_limits_s",), dict(profile.stage_limits_s)),
     )
     for key in ("nodes", "gpus_per_node", "timeout_s"):
         value = getattr(chosen, key)
         if value is not None:
-            phase = _changed(phase, key, Sourced(value, profile.where(*here, key)))
+            phase = _replace_value(phase, key, Sourced(value, profile.where(*here, key)))
     for key in ("args", "slurm", "stage_limits_s"):
-        written = _sourced(profile, (*here, key), dict(getattr(chosen, key) or {}))
-        phase = _changed(phase, key, {**getattr(phase, key), **written})
+        written = _with_sources(profile, (*here, key), dict(getattr(chosen, key) or {}))
+        phase = _replace_value(phase, key, {**getattr(phase, key), **written})
     settings = list(settings)
     for target, key, inner, value in settings:
         if target == name and key != "env":
@@ -186,32 +189,32 @@ def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Ph
     for target, key, inner, value in settings:
         if target == name and key == "env":
             phase = _override(phase, "env_set", inner, value)
-            kept = {name: one for name, one in phase.env_unset.items() if name != inner}
+            kept = {key: value for key, value in phase.env_unset.items() if key != inner}
             phase = replace(phase, env_unset=kept)
-    return _within_job(phase)
+    return _end_before_job(phase)
 
 
-def _within_job(phase: Phase) -> Phase:
-    """Our own limit comes before the scheduler's, which would kill the evidence with the job."""
-    from .sbatch_options import seconds
+def _end_before_job(phase: Phase) -> Phase:
+    """End the phase before Slurm ends the job, so that its evidence can still be written."""
+    from .sbatch_options import parse_time_limit
 
     time = phase.slurm.get("time")
-    if time is None or time.value is None or time.value is False:  # as an option is dropped
+    if time is None or time.value is None or time.value is False:  # the option is dropped
         return phase
-    limit_s = seconds(time.value) - LAST_WORDS_S
-    if limit_s <= LAST_WORDS_S or phase.timeout_s.value <= limit_s:
+    limit_s = parse_time_limit(time.value) - WIND_UP_S
+    if limit_s <= WIND_UP_S or phase.timeout_s.value <= limit_s:
         return phase
-    source = f"{LAST_WORDS_S:g} s less than slurm.time ({time.source})"
+    source = f"{WIND_UP_S:g} s less than slurm.time ({time.source})"
     return replace(phase, timeout_s=Sourced(limit_s, source))
 
 
-def _sourced(
+def _with_sources(
     profile: Profile, path: tuple[str, ...], values: Mapping[str, Any]
 ) -> dict[str, Sourced]:
-    """Values of one mapping of the profile; what its file does not hold is the tool's default."""
+    """The values of a mapping of the profile; those not in the file are the tool's defaults."""
 
     def source(key: str) -> str:
-        default = path == ("stage_limits_s",) and not profile.wrote(*path, key)
+        default = path == ("stage_limits_s",) and not profile.has_key(*path, key)
         return "default" if default else profile.where(*path, key)
 
     return {key: Sourced(value, source(key)) for key, value in values.items()}
@@ -220,10 +223,10 @@ def _sourced(
 def _override(phase: Phase, key: str, inner: str, value: Any) -> Phase:
     sourced = Sourced(value, "--cluster-set")
     value = {**getattr(phase, key), inner: sourced} if inner else sourced
-    return _changed(phase, key, value)
+    return _replace_value(phase, key, value)
 
 
-def _changed(phase: Phase, key: str, value: Any) -> Phase:
+def _replace_value(phase: Phase, key: str, value: Any) -> Phase:
     changes: dict[str, Any] = {key: value}
     return replace(phase, **changes)
 
@@ -231,51 +234,51 @@ def _changed(phase: Phase, key: str, value: Any) -> Phase:
 def _with_env(
     phase: Phase, profile: Profile, path: tuple[str, ...], block: EnvBlock | None
 ) -> Phase:
-    """A later block wins: what it sets is no longer unset, what it unsets no longer set."""
+    """Apply an `env` block over earlier ones: of `set` and `unset` the later one wins."""
     if block is None:
         return phase
-    written = _sourced(profile, (*path, "set"), dict(block.set))
+    written = _with_sources(profile, (*path, "set"), dict(block.set))
     unset = {name: Sourced(None, profile.where(*path, "unset")) for name in block.unset}
     kept_set = {key: value for key, value in phase.env_set.items() if key not in unset}
     kept_unset = {key: value for key, value in phase.env_unset.items() if key not in written}
     return replace(phase, env_set={**kept_set, **written}, env_unset={**kept_unset, **unset})
 
 
-def absence(marked: Marked, profile: Profile) -> str:
-    """Why a phase that the profile does not list is not on this cluster, in one sentence."""
+def explain_absence(marked: Marked, profile: Profile) -> str:
+    """Say in one sentence why a phase that the profile does not list does not run there."""
     has = profile.hardware.gpus_per_node
     if marked.gpus_per_node > has:
-        why = f"needs {marked.gpus_per_node} GPUs a node, it has {has}"
+        why = f"it needs {marked.gpus_per_node} GPUs per node, and {profile.name} has {has}"
     elif profile.hardware.nodes is not None and marked.nodes > profile.hardware.nodes:
-        why = f"needs {marked.nodes} nodes, it has {profile.hardware.nodes}"
+        why = f"it needs {marked.nodes} nodes, and {profile.name} has {profile.hardware.nodes}"
     else:
-        why = "not listed under its phases"
-    return f"{marked.name} is not on {profile.name}: {why}"
+        why = "its profile does not list it under `phases`"
+    return f"{marked.name} does not run on {profile.name}: {why}"
 
 
-def undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
-    """Of the phases that the profile lists those that no test defines, each in one sentence."""
-    names = {one.name for one in marked}
+def find_undefined(marked: Iterable[Marked], profile: Profile) -> list[str]:
+    """Phases that the profile lists but no test defines, each in one sentence."""
+    names = {marker.name for marker in marked}
     return [
-        f"{name} is listed for {profile.name}, and no test that was collected defines it"
+        f"{profile.name} lists the phase {name}, but no collected test defines it"
         + (f"; {hint}" if (hint := near(name, names - profile.phases.keys())) else "")
         for name in profile.phases
         if name not in names
     ]
 
 
-def misfits(phase: Phase, profile: Profile) -> list[Problem]:
-    """Sizes that the cluster's hardware does not have."""
+def check_sizes(phase: Phase, profile: Profile) -> list[Problem]:
+    """Find sizes that exceed the cluster's hardware."""
     problems = []
     has, wants = profile.hardware.gpus_per_node, phase.gpus_per_node
     if wants.value > has:
         problems.append(
             Problem(
-                f"phase `{phase.name}` asks for {wants.value} GPUs a node",
+                f"phase `{phase.name}` asks for {wants.value} GPUs per node",
                 wants.source,
-                f"at most {has}, as {profile.name} has "
-                f"({profile.where('hardware', 'gpus_per_node')})",
-                "change the phase's `gpus_per_node`, or take it out of the cluster's `phases`",
+                f"at most {has} (`hardware.gpus_per_node` of {profile.name}, "
+                f"{profile.where('hardware', 'gpus_per_node')})",
+                "change the phase's `gpus_per_node`, or remove the phase from `phases`",
             )
         )
     most = profile.hardware.nodes
@@ -284,7 +287,7 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
             Problem(
                 f"phase `{phase.name}` asks for {phase.nodes.value} nodes",
                 phase.nodes.source,
-                f"at most {most}, as {profile.name} has",
+                f"at most {most} (`hardware.nodes` of {profile.name})",
             )
         )
     return problems
@@ -293,7 +296,7 @@ def misfits(phase: Phase, profile: Profile) -> list[Problem]:
 def resolve_all(
     marked: Iterable[Marked], profile: Profile, texts: Iterable[str]
 ) -> tuple[dict[str, Phase], list[Problem]]:
-    """The phases of `marked` that `profile` lists, by name, and everything wrong with them.
+    """The phases of `marked` that `profile` lists, by name, and every problem with them.
 
     `texts` are the `--cluster-set` settings as the user wrote them.
     """
@@ -304,16 +307,16 @@ def resolve_all(
             settings.append(parse_setting(text))
         except ValueError as error:
             problems.append(Problem(str(error), "--cluster-set"))
-    listed = {one.name: one for one in marked if one.name in profile.phases}
+    listed = {marker.name: marker for marker in marked if marker.name in profile.phases}
     for target, *_ in settings:
         if target not in listed:
             what = f"no collected phase `{target}` runs on {profile.name}"
             expected = f"one of {', '.join(listed) or 'none'}"
             problems.append(Problem(what, "--cluster-set", expected, near(target, listed)))
-    sound = []
+    valid = []
     for setting in settings:
-        wrong = _setting_problems(setting, profile)
-        problems += wrong
-        sound += [] if wrong else [setting]
-    phases = {name: resolve(one, profile, sound) for name, one in listed.items()}
+        mistakes = _check_setting(setting, profile)
+        problems += mistakes
+        valid += [] if mistakes else [setting]
+    phases = {name: resolve(marker, profile, valid) for name, marker in listed.items()}
     return phases, problems

@@ -1,6 +1,7 @@
 """The validated, frozen profile: its keys, their types, and the rules between them.
 
-The descriptions go into the JSON Schema."""
+The descriptions go into the JSON Schema.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from pydantic import (
 from ..text import near
 from . import field_types as f
 from .metrics import METRICS
-from .sbatch_options import Options, normal
+from .sbatch_options import Options, normalize_option
 from .waivers import Known
 from .yaml_source import Reading, Route, Source
 
-# Seconds without progress after which a stage counts as hung; a profile may set its own.
+# Seconds without progress after which a stage counts as hung; a profile can override them.
 STAGE_LIMITS_S: dict[str, float] = {
     "init": 120,
     "data": 600,
@@ -39,7 +40,7 @@ STAGE_LIMITS_S: dict[str, float] = {
 }
 # Kinds of criteria that `require` can make necessary for FIT.
 CRITERIA_KINDS = ("transports", "references", "history")
-# What `expect.<phase>.versions` can be compared with.
+# Names that `expect.<phase>.versions` accepts.
 VERSION_NAMES = (
     "python",
     "torch",
@@ -63,7 +64,7 @@ def _with_defaults(limits: dict[str, float]) -> dict[str, float]:
 
 
 def _transport(glob: str, info: ValidationInfo) -> str:
-    if not f.is_open(glob, info) and not _names_transport(glob):
+    if not f.has_variables(glob, info) and not _names_transport(glob):
         start = _GLOB_START.split(glob)[0].split("/")[0]
         raise f.misfit(
             "a glob over NCCL's names, such as `P2P/*`, `SHM*`, `NET/IB*`",
@@ -84,7 +85,7 @@ def _names_transport(glob: str) -> bool:
     return before_glob.split("/")[0] in TRANSPORT_FAMILIES
 
 
-_StageLimits = dict[Annotated[str, f.key_of("stage", STAGE_LIMITS_S)], f.Seconds]
+_StageLimits = dict[Annotated[str, f.one_of("stage", STAGE_LIMITS_S)], f.Seconds]
 _Transports = tuple[Annotated[str, AfterValidator(_transport)], ...]
 
 
@@ -98,14 +99,16 @@ class Hardware(f.Section):
         default="cuda",
         description="what ranks train on; `auto` means CUDA if a node has enough GPUs",
     )
-    gpus_per_node: f.Count = Field(description="GPUs of a node, and so the most ranks it runs")
+    gpus_per_node: f.Count = Field(
+        description="GPUs per node, and so the most ranks that a node runs"
+    )
     interconnect: str = Field(default="", description="how the nodes are connected, for the reader")
     nodes: f.Count | None = Field(
-        default=None, description="how many nodes the cluster has, if that limits a phase"
+        default=None, description="number of nodes in the cluster, if that limits a phase"
     )
 
     @model_validator(mode="after")
-    def _trains_on_something(self) -> Hardware:
+    def _has_a_device(self) -> Hardware:
         if self.gpu == "none" and self.device != "cpu":
             what = "`gpu: none` in {at} without `device: cpu`"
             error = f.misfit("the GPU's name, or `device: cpu`", what=what)
@@ -124,7 +127,7 @@ class EnvBlock(f.Section):
     )
 
     @model_validator(mode="after")
-    def _says_one_thing(self) -> EnvBlock:
+    def _sets_or_unsets(self) -> EnvBlock:
         misfits: f.Misfits = []
         for name in (name for name in self.set if name in self.unset):
             what = f"`{name}` in {{at}} is under both `set` and `unset`"
@@ -158,16 +161,14 @@ class Limits(f.Section):
     dump_wait_s: f.Seconds = Field(
         default=10.0, description="seconds to wait for the other nodes' stacks after a hang"
     )
-    keep_runs: f.Count = Field(default=30, description="how many runs are kept")
+    keep_runs: f.Count = Field(default=30, description="number of runs to keep")
 
 
 class PhaseSettings(f.Section):
-    """What this cluster sets for one phase; absent keys keep the values of the marker."""
+    """The cluster's settings for one phase; an absent key keeps the marker's value."""
 
     nodes: f.Count | None = Field(default=None, description="nodes of the job")
-    gpus_per_node: f.Count | None = Field(
-        default=None, description="GPUs, and so ranks, on each node"
-    )
+    gpus_per_node: f.Count | None = Field(default=None, description="GPUs, and so ranks, per node")
     timeout_s: f.Seconds | None = Field(default=None, description="how long the phase may run")
     writes_gib: f.Seconds | None = Field(
         default=None, description="GiB that the phase writes; `shared_dir` must have room for them"
@@ -184,18 +185,18 @@ class PhaseSettings(f.Section):
     @field_validator("nodes", "gpus_per_node")
     @classmethod
     def _fits_the_hardware(cls, asked: int | None, info: ValidationInfo) -> int | None:
-        there = f.elsewhere(info, "hardware", str(info.field_name))
-        if asked is not None and isinstance(there, int) and asked > there:
+        available = f.profile_value(info, "hardware", str(info.field_name))
+        if asked is not None and isinstance(available, int) and asked > available:
             thing = "nodes" if info.field_name == "nodes" else "GPUs per node"
-            what = f"{{at}} asks for {asked} {thing}, but the hardware has {there}"
-            raise f.misfit(f"at most {there}", what=what)
+            what = f"{{at}} asks for {asked} {thing}, but the hardware has {available}"
+            raise f.misfit(f"at most {available}", what=what)
         return asked
 
 
 class Reference(f.Section):
-    """What a metric is compared with: a value and its tolerance."""
+    """A reference value of a metric, with its tolerance."""
 
-    value: f.Seconds = Field(description="what was measured when the cluster was healthy")
+    value: f.Seconds = Field(description="the value measured when the cluster was healthy")
     lower: f.Lower | None = Field(
         default=None, description="how far below the value still passes, such as `-10 %`"
     )
@@ -223,7 +224,7 @@ class Reference(f.Section):
         return None if self.upper is None else self.value * (1 + self.upper)
 
 
-def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
+def _check_units(references: dict[str, Reference]) -> dict[str, Reference]:
     misfits: f.Misfits = []
     for name, reference in references.items():
         expected = f"`{METRICS[name].unit}`, the unit of {name}"
@@ -235,12 +236,12 @@ def _in_their_units(references: dict[str, Reference]) -> dict[str, Reference]:
 
 
 _References = Annotated[
-    dict[Annotated[str, f.key_of("metric", METRICS)], Reference], AfterValidator(_in_their_units)
+    dict[Annotated[str, f.one_of("metric", METRICS)], Reference], AfterValidator(_check_units)
 ]
 
 
 class Expectation(f.Section):
-    """The transports and versions that must be found in a phase."""
+    """Transports and versions that a phase must show."""
 
     intra_node: _Transports = Field(default=(), description="transports inside a node, as globs")
     inter_node: _Transports = Field(default=(), description="transports between nodes, as globs")
@@ -249,13 +250,13 @@ class Expectation(f.Section):
         default="any", description="GPUDirect RDMA between nodes"
     )
     hca: f.Line | None = Field(default=None, description="name of the RDMA device, as a glob")
-    versions: dict[Annotated[str, f.key_of("name", VERSION_NAMES)], f.Version] = Field(
+    versions: dict[Annotated[str, f.one_of("name", VERSION_NAMES)], f.Version] = Field(
         default={}, description="versions in the ranks, as globs"
     )
 
 
 class Profile(f.Section):
-    """One cluster of cluster.yaml, validated, with its variables filled in."""
+    """A cluster of cluster.yaml, validated and with its variables expanded."""
 
     backend: Literal["local", "slurm"] = Field(
         description="how jobs are run: on this machine, or by Slurm"
@@ -271,7 +272,7 @@ class Profile(f.Section):
         default=None, description="shell command for Python on the nodes; by default this Python"
     )
     lab: bool = Field(default=False, description="use the Slurm that `clustersmoke lab up` started")
-    hardware: Hardware = Field(description="what a node has")
+    hardware: Hardware = Field(description="the hardware of a node")
     setup: tuple[f.Text, ...] = Field(
         default=(),
         description="shell lines that run before the job; the node's shell expands variables",
@@ -285,14 +286,14 @@ class Profile(f.Section):
         default=STAGE_LIMITS_S,
         description="seconds without progress after which a stage counts as hung",
     )
-    require: tuple[Annotated[str, f.key_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
+    require: tuple[Annotated[str, f.one_of("kind of criteria", CRITERIA_KINDS)], ...] = Field(
         default=(), description="kinds of criteria without which a phase cannot be FIT"
     )
     sizes: Literal["full", "small"] = Field(
         default="full",
         description="`small`: each phase runs with the arguments that its marker gives as `small`",
     )
-    phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NothingIsEmpty]] = Field(
+    phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NoneToEmpty]] = Field(
         min_length=1, description="the phases that run here, with what this cluster sets for each"
     )
     references: dict[f.ListedPhase, _References] = Field(
@@ -313,8 +314,8 @@ class Profile(f.Section):
     @field_validator("shared_dir")
     @classmethod
     def _is_shared(cls, shared: Path, info: ValidationInfo) -> Path:
-        own = f.elsewhere(info, "node_local")
-        for path in own if isinstance(own, tuple) else ():
+        local = f.profile_value(info, "node_local")
+        for path in local if isinstance(local, tuple) else ():
             if isinstance(path, str) and path and shared.is_relative_to(path):
                 what = f"`shared_dir` in {{at}} is {shared}, below {path}, which nodes do not share"
                 expected = "a directory that every node sees under the same path"
@@ -324,7 +325,7 @@ class Profile(f.Section):
     @field_validator("lab")
     @classmethod
     def _is_a_slurm(cls, lab: bool, info: ValidationInfo) -> bool:
-        if lab and f.elsewhere(info, "backend") == "local":
+        if lab and f.profile_value(info, "backend") == "local":
             what = "`lab: true` in {at}, but the profile's backend is `local`"
             raise f.misfit("`backend: slurm`, since the lab runs Slurm", what=what)
         return lab
@@ -344,8 +345,8 @@ class Profile(f.Section):
             under = (*under, key_form(under, part) if isinstance(part, str) else part)
         return self._source.where(under)
 
-    def wrote(self, *route: str) -> bool:
-        """Whether the key is in the file; otherwise its value is the tool's default."""
+    def has_key(self, *route: str) -> bool:
+        """Whether the file has the key; otherwise its value is the tool's default."""
         return ("clusters", self._name, *route) in self._source.lines
 
 
@@ -355,7 +356,7 @@ def key_form(route: Route, key: str) -> str:
     if inside == ("slurm",) or (
         len(inside) == 3 and inside[0] == "phases" and inside[2] in ("slurm", "args")
     ):
-        return normal(key)
+        return normalize_option(key)
     return key
 
 

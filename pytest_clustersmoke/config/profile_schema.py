@@ -1,7 +1,7 @@
 """The JSON Schema of cluster.yaml, for editors.
 
-It is generated from the models; sbatch's options, metrics with their units, and names, which
-pydantic does not know, are added. To write the file that ships, run
+Generated from the models, plus what pydantic does not know: sbatch's options, metrics with their
+units, and names. To write the file that ships, run
 `python -m pytest_clustersmoke.config.profile_schema`.
 """
 
@@ -24,7 +24,7 @@ def generate() -> dict[str, Any]:
     models = profile.pop("$defs")
     models["Profile"] = profile
     for model in models.values():
-        _plain(model)
+        _remove_noise(model)
     _add_names(models)
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
@@ -51,8 +51,8 @@ def text() -> str:
     return json.dumps(generate(), indent=2) + "\n"
 
 
-def _plain(model: dict[str, Any]) -> None:
-    """Remove what editors show as noise: titles of keys, and empty defaults."""
+def _remove_noise(model: dict[str, Any]) -> None:
+    """Remove titles of keys and empty defaults, which editors would only show as noise."""
     for value in model["properties"].values():
         value.pop("title", None)
         # Before 2.9, pydantic wrapped references like this; use one form for all versions.

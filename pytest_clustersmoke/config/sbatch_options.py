@@ -1,4 +1,4 @@
-"""The options of sbatch: which exist, which the tool reserves, and the form of their values."""
+"""sbatch's options: which exist, which the tool reserves, and the form of their values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from .field_types import Misfits, elsewhere, is_open, misfit, raise_misfits
+from .field_types import Misfits, has_variables, misfit, profile_value, raise_misfits
 
-# Long options of sbatch 22.05 to 25.05, and those that the pyxis plugin adds. Others are let
-# through, since plugins bring their own; only what looks like a slip of one of these is refused.
+# Long options of sbatch 22.05 to 25.05, and those of the pyxis plugin. Other options are accepted,
+# since plugins add their own; only what looks like a misspelling of one of these is refused.
 KNOWN = frozenset(
     """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment
@@ -42,7 +42,7 @@ _ONE_JOB = "remove it: each phase is one job, submitted once"
 _ENVIRONMENT = "set variables under `env`"
 _PRINTS = "remove it: it keeps sbatch from submitting"
 
-# Options that the tool sets itself or that would break it, with what to do instead.
+# Options that the tool sets itself or that would break it, and what to do instead.
 OWNED: dict[str, str] = {
     "nodes": _NODES,
     "nodefile": _NODES,
@@ -83,8 +83,8 @@ OWNED: dict[str, str] = {
 }
 OFFERED = tuple(sorted(KNOWN - OWNED.keys()))
 
-# Stricter than "did you mean", which only suggests: the option of a plugin may look similar.
-_SLIP_LIKENESS = 0.85
+# Stricter than "did you mean", which only suggests: a plugin's option may look similar.
+_MISSPELLING_RATIO = 0.85
 
 _TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.I)
 _MEMORY = re.compile(r"\d+(?:[KMGT]B?)?", re.I)
@@ -114,7 +114,7 @@ _FORMS: dict[str, tuple[re.Pattern[str], str]] = {
 }
 
 
-def normal(key: str) -> str:
+def normalize_option(key: str) -> str:
     """One form for `cpus-per-task` and `cpus_per_task`."""
     return key.replace("-", "_")
 
@@ -123,7 +123,7 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
     """The options of a `slurm` section; an empty one becomes `false`, which drops it."""
     if not isinstance(values, dict):
         raise PydanticKnownError("dict_type")
-    if values and elsewhere(info, "backend") == "local":
+    if values and profile_value(info, "backend") == "local":
         raise misfit(
             "no options, since nothing is submitted to Slurm",
             "remove them, or set `backend: slurm`",
@@ -132,13 +132,13 @@ def _options(values: Any, info: ValidationInfo) -> dict[str, str | int | bool]:
     misfits: Misfits = [
         ((key,), error, value)
         for key, value in values.items()
-        if (error := _key_misfit(key) or _value_misfit(key, value, info)) is not None
+        if (error := _check_key(key) or _check_value(key, value, info)) is not None
     ]
     raise_misfits(misfits)
     return {key: False if value is None else value for key, value in values.items()}
 
 
-def _key_misfit(key: str) -> PydanticCustomError | None:
+def _check_key(key: str) -> PydanticCustomError | None:
     if todo := OWNED.get(key):
         return misfit("", todo, f"`{key}` in {{at}} is reserved for the tool")
     if not _OPTION_NAME.fullmatch(key):
@@ -147,32 +147,32 @@ def _key_misfit(key: str) -> PydanticCustomError | None:
             "",
             f"`{key}` in {{at}} is not an option of sbatch",
         )
-    if slip := _slip_of(key):
-        todo, what = f"did you mean `{slip}`?", f"unknown key `{key}` in {{at}}"
+    if option := _find_misspelling(key):
+        todo, what = f"did you mean `{option}`?", f"unknown key `{key}` in {{at}}"
         return misfit("an option of sbatch by its long name", todo, what)
     return None
 
 
-def _value_misfit(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
+def _check_value(key: str, value: Any, info: ValidationInfo) -> PydanticCustomError | None:
     if isinstance(value, str) and ("\n" in value or not value.strip()):
         return misfit("one line of text that is not blank")
     if value is not None and not isinstance(value, str | int):
         return misfit("text, a whole number, or true or false (false drops the option)")
-    if value is None or value is False or (isinstance(value, str) and is_open(value, info)):
+    if value is None or value is False or (isinstance(value, str) and has_variables(value, info)):
         return None
     if key == "gres" and _asks_for_gpus(str(value)):
         return misfit("", OWNED["gpus"], f"`gres: {value}` in {{at}} asks for GPUs")
     pattern, form = _FORMS.get(key, (None, ""))
-    # `true` writes an option without a value, which none of these can be.
+    # `true` writes an option without a value, but all of these need one.
     wrong = pattern and (value is True or not pattern.fullmatch(str(value)))
     return misfit(form) if wrong else None
 
 
-def _slip_of(key: str) -> str:
-    """The known option that an unknown one misspells, or nothing."""
+def _find_misspelling(key: str) -> str:
+    """The known option that an unknown one misspells; otherwise empty."""
     if key in KNOWN:
         return ""
-    close = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_SLIP_LIKENESS)
+    close = difflib.get_close_matches(key, KNOWN, n=1, cutoff=_MISSPELLING_RATIO)
     return close[0] if close else ""
 
 
@@ -189,9 +189,10 @@ Options = Annotated[
 ]
 
 
-def seconds(limit: str | int) -> float:
-    """A time limit as sbatch reads it: "minutes", "minutes:seconds", "hours:minutes:seconds",
-    "days-hours", "days-hours:minutes", "days-hours:minutes:seconds" (man sbatch, --time)."""
+def parse_time_limit(limit: str | int) -> float:
+    """The seconds of a time limit in any of sbatch's forms: "minutes", "minutes:seconds",
+    "hours:minutes:seconds", "days-hours", "days-hours:minutes", "days-hours:minutes:seconds" (man
+    sbatch, --time)."""
     text = str(limit)
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")

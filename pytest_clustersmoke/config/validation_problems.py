@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ..text import Problem, near
-from .field_types import MISFIT, Scalar, listed
+from .field_types import MISFIT, Scalar, quote_names
 from .profile import section_model
 from .yaml_source import Route
 
@@ -28,21 +28,27 @@ _EXPECTED = {
 }
 
 
-def problems(error: ValidationError, top: str, where: Callable[[Route], str]) -> Iterator[Problem]:
-    """One problem per error; `top` names the validated value, `where` gives a key's place."""
+def describe_errors(
+    error: ValidationError, top: str, where: Callable[[Route], str]
+) -> Iterator[Problem]:
+    """One problem per error. `top` names the validated value; `where` gives the place of a key."""
     for details in error.errors(include_url=False):
         route = tuple(part for part in details["loc"] if part != "[key]")
-        what, expected, todo = _words(details, route)
-        what = what.replace("{at}", _named(top, route[:-1])).replace("{key}", _named(top, route))
-        yield Problem(what.replace("{is}", _shown(details["input"])), where(route), expected, todo)
+        what, expected, todo = _describe(details, route)
+        what = what.replace("{at}", _full_name(top, route[:-1])).replace(
+            "{key}", _full_name(top, route)
+        )
+        yield Problem(
+            what.replace("{is}", _describe_value(details["input"])), where(route), expected, todo
+        )
 
 
-def _named(top: str, route: Route) -> str:
-    """A key's full name as in `clusters.lab.slurm`, list positions as `[0]`."""
+def _full_name(top: str, route: Route) -> str:
+    """A key's full name, as in `clusters.lab.slurm`; list positions are `[0]`."""
     return top + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in route)
 
 
-def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
+def _describe(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
     kind, context = error["type"], error.get("ctx", {})
     if kind == MISFIT:
         return context["what"], context["expected"], context["todo"]
@@ -50,7 +56,7 @@ def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
     keys = model.model_fields if model else {}
     key = str(route[-1]) if route else ""
     if kind == "extra_forbidden":
-        return f"unknown key `{key}` in {{at}}", f"one of {listed(keys)}", near(key, keys)
+        return f"unknown key `{key}` in {{at}}", f"one of {quote_names(keys)}", near(key, keys)
     if kind == "missing":
         return f"{{at}} has no `{key}`", f"`{key}` ({keys[key].description})", ""
     if kind == "too_short":
@@ -60,15 +66,15 @@ def _words(error: ErrorDetails, route: Route) -> tuple[str, str, str]:
         return "{key} {is}", "text", hint
     if kind == "literal_error":
         words = [word.strip("' ") for word in context["expected"].replace(" or ", ", ").split(",")]
-        return "{key} {is}", f"one of {listed(words)}", near(str(error["input"]), words)
+        return "{key} {is}", f"one of {quote_names(words)}", near(str(error["input"]), words)
     if kind in _EXPECTED:
         return "{key} {is}", _EXPECTED[kind].format(**context), ""
-    # None of our keys has such an error today; pydantic's text is better than none.
+    # No key has this kind of error today; pydantic's text is better than none.
     return "{key} {is}", error["msg"], ""
 
 
-def _shown(value: Any) -> str:
-    """A short value as it is in the file, else its kind."""
+def _describe_value(value: Any) -> str:
+    """`is` and a short value as written in the file, or the kind of a longer one."""
     if value is None:
         return "is empty"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
 """Acknowledged failures: what an entry of `known` may cover, and for how long.
 
-Somebody is responsible for an acknowledgement, so it must be exact and short-lived: an entry that
-covers every failure, a phase that does not run here, or more than LONGEST_DAYS is refused. An
-expired entry is not a mistake: it has no effect, and the run says so.
+An acknowledgement must be exact and short-lived. An entry is refused if it covers every failure,
+names a phase that does not run here, or lasts longer than LONGEST_DAYS. An expired entry is not a
+mistake: it has no effect, and the run reports it.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..text import near
 from . import field_types as f
-from .hostlist import MOST, expand_hostlist
+from .hostlist import MAX_HOSTS, expand_hostlist
 
-# A quarter: whoever is responsible for a failure reviews it at least that often.
+# A quarter: the person responsible for a failure must review it at least that often.
 LONGEST_DAYS = 90
-# A name with numbers in one pair of brackets, with wildcards only behind it; or a name alone.
+# A name with one bracketed range, and wildcards only after it; or a plain name.
 _RANGE = r"\d{1,9}(?:-\d{1,9})?"
 _HOST = rf"(?:[^,\[\]\s*?]+\[{_RANGE}(?:,{_RANGE})*\][^,\[\]\s]*|[^,\[\]\s]+)"
 _HOST_LIST = re.compile(rf"{_HOST}(?:,{_HOST})*")
-# A criterion's own name; its parameters may stand in brackets.
+# One criterion's name, with or without parameters in brackets.
 _ONE_NAME = re.compile(r"\w+(?:\[[^*?\[\]]*\])?")
 
 
 class Known(f.Section):
-    """A failure acknowledged until a day: of a node, or of a criterion of a phase."""
+    """A failure that is acknowledged until a day: of a node, or of a phase's criterion."""
 
     node: f.Line | None = Field(
         default=None, description="the node that is bad, or a Slurm host list"
@@ -39,7 +39,7 @@ class Known(f.Section):
     criterion: f.Line | None = Field(
         default=None, description="the criterion that fails, as a glob; `job` for the job itself"
     )
-    reason: f.Line = Field(description="why it fails and who takes care of it, in one line")
+    reason: f.Line = Field(description="why it fails and who is responsible, in one line")
     until: f.Day = Field(description="the last day on which this is valid")
 
     @field_validator("node")
@@ -59,7 +59,7 @@ class Known(f.Section):
         phases = _listed_phases(info)
         if phase is not None and phases and not any(fnmatchcase(name, phase) for name in phases):
             what = f"`{phase}` in {{at}} matches no phase listed under `phases`"
-            raise f.misfit(f"one of {f.listed(phases)}", near(phase, phases), what)
+            raise f.misfit(f"one of {f.quote_names(phases)}", near(phase, phases), what)
         return phase
 
     @field_validator("until")
@@ -68,7 +68,7 @@ class Known(f.Section):
         last = date.today() + timedelta(days=LONGEST_DAYS)
         if until > last:
             raise f.misfit(
-                f"a day up to {last.isoformat()}",
+                f"a day no later than {last.isoformat()}",
                 "review the entry and renew it by then",
                 f"{{key}} {{is}}, more than {LONGEST_DAYS} days ahead",
             )
@@ -81,30 +81,33 @@ class Known(f.Section):
         if list(globs) not in (["node"], ["phase", "criterion"]):
             has = " and ".join(f"`{key}`" for key in globs) or "neither `node` nor `phase`"
             raise f.misfit("either `node`, or `phase` with `criterion`", what=f"{{key}} has {has}")
-        if _is_everything(globs, _listed_phases(info)):
+        if _covers_everything(globs, _listed_phases(info)):
             named = " and ".join(f"`{key}: {glob}`" for key, glob in globs.items())
-            what = f"{named} in {{key}} covers every failure"
-            raise f.misfit("the names of what is known to fail", what=what)
+            verb = "covers" if len(globs) == 1 else "cover"
+            what = f"{named} in {{key}} {verb} every failure"
+            raise f.misfit(
+                "the name of the node, or of the phase and criterion, that fails", what=what
+            )
         return self
 
 
 def _listed_phases(info: ValidationInfo) -> list[str]:
-    phases = f.elsewhere(info, "phases")
+    phases = f.profile_value(info, "phases")
     return list(phases) if isinstance(phases, dict) else []
 
 
 def _is_host_list(text: str) -> bool:
-    """Whether the whole text is a list that expand() reads, without an empty range."""
+    """Whether the whole text is a valid host list, without an empty range."""
     if _HOST_LIST.fullmatch(text) is None:
         return False
-    ranges = [one for group in re.findall(r"\[([^]]*)\]", text) for one in group.split(",")]
-    ends = [one.partition("-")[::2] for one in ranges]
+    ranges = [part for group in re.findall(r"\[([^]]*)\]", text) for part in group.split(",")]
+    ends = [part.partition("-")[::2] for part in ranges]
     forward = all(int(first) <= int(last or first) for first, last in ends)
-    return forward and len(expand_hostlist(text)) < MOST
+    return forward and len(expand_hostlist(text)) < MAX_HOSTS
 
 
-def _is_everything(globs: dict[str, str], phases: list[str]) -> bool:
-    """Whether an entry covers every failure: of any node, or of any phase's job or criteria."""
+def _covers_everything(globs: dict[str, str], phases: list[str]) -> bool:
+    """Whether an entry covers every failure of all nodes, or of all phases' jobs or criteria."""
     if "node" in globs:
         names = expand_hostlist(globs["node"])
         return any(not re.search(r"\w", name.partition(".")[0]) for name in names)

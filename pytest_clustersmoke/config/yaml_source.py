@@ -1,8 +1,8 @@
-"""YAML text -> plain values, with the line of each key.
+"""Read YAML into plain values, with the line of each key.
 
 Scalars follow YAML 1.2: only `true` and `false` are booleans; `01:00:00`, `007` and dates are
-text. Anchors, aliases and merge keys work; the line of a key is where it was written, also behind
-an anchor. Duplicate keys and keys that are not text are refused; PyYAML accepts both.
+text. Anchors, aliases and merge keys work; a key's line is where it was written, even if an anchor
+brought it elsewhere. Duplicate keys and keys that are not text, which PyYAML accepts, are refused.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import yaml
 
 from ..text import Problem, UsageProblems
 
-# Keys and list positions that lead to a value, from the top of the file.
+# Keys and list positions from the top of the file to a value.
 Route = tuple[str | int, ...]
 
-# Far more than a file needs; beyond it, aliases expand without end.
+# Far more than a file needs: aliases can expand without end.
 MAX_VALUES = 20_000
 MAX_DEPTH = 40
 
@@ -53,9 +53,9 @@ for _kind, _pattern, _firsts in (
 
 @dataclass(frozen=True)
 class Reading:
-    """What the reader must know about the keys of a file."""
+    """How to read the keys of a file."""
 
-    # The canonical form of a key that can be spelled in several ways ("cpus-per-task").
+    # The canonical form of a key with several spellings (`cpus-per-task`).
     key: Callable[[Route, str], str] = lambda route, key: key
     # Whether a scalar is text even if it looks like a number (the version `2.10`).
     is_text: Callable[[Route], bool] = lambda route: False
@@ -78,8 +78,8 @@ class Source:
         return self.file
 
 
-def shown(path: Path) -> str:
-    """The path as messages show it: relative to the working directory if it lies below it."""
+def display_path(path: Path) -> str:
+    """The path for messages: relative to the working directory if it lies below it."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -88,7 +88,7 @@ def shown(path: Path) -> str:
 
 def read(path: Path, reading: Reading) -> Source:
     """Read a file; raises `UsageProblems` if it cannot be read as YAML at all."""
-    file = shown(path)
+    file = display_path(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -124,13 +124,13 @@ def _parse(content: bytes, source: Source, reading: Reading) -> Source:
         raise UsageProblems([*source.problems, problem]) from None
     finally:
         loader.dispose()
-    # An anchor is read once for each of its uses, and so are its mistakes.
+    # An anchor is read once per use, and so are its mistakes.
     source.problems = list(dict.fromkeys(source.problems))
     return source
 
 
 def _check_depth(content: bytes) -> None:
-    """Refuse deep nesting before nodes are composed: PyYAML's parser in C overruns its stack."""
+    """Refuse deep nesting before nodes are composed: PyYAML's C parser would overrun its stack."""
     depth = 0
     for event in yaml.parse(content, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -150,7 +150,7 @@ def _malformed(content: bytes, file: str, error: yaml.YAMLError) -> Problem:
     return Problem(f"malformed YAML: {what}", f"{file}:{line + 1}", "valid YAML in UTF-8")
 
 
-# A key's node and its value's.
+# Key -> the node of the key and the node of its value.
 _Entries = dict[str, tuple[yaml.Node, yaml.Node]]
 
 
@@ -165,7 +165,7 @@ class _Builder:
         self.line = 1  # of the node read last
 
     def value(self, node: yaml.Node, route: Route) -> Any:
-        self._spend(node)
+        self._count_node(node)
         if isinstance(node, yaml.MappingNode):
             entries = self._entries(node, route).items()
             return {key: self._placed(child, (*route, key), at) for key, (at, child) in entries}
@@ -184,11 +184,11 @@ class _Builder:
         return self.value(node, route)
 
     def _entries(self, node: yaml.Node, route: Route) -> _Entries:
-        """A mapping's keys and values, with those that merge keys add; its own keys win."""
+        """A mapping's keys and values, with those from merge keys; its own keys win."""
         own: _Entries = {}
         merged: _Entries = {}
         for key_node, child in node.value:
-            self._spend(key_node)
+            self._count_node(key_node)
             if key_node.tag != _STR or not isinstance(key_node, yaml.ScalarNode):
                 name = f"the key `{key_node.value}`" if key_node.id == "scalar" else "a key"
                 expected = "text; put it in quotes"
@@ -217,7 +217,7 @@ class _Builder:
                     "`<<: *anchor` of a mapping",
                 )
 
-    def _spend(self, node: yaml.Node) -> None:
+    def _count_node(self, node: yaml.Node) -> None:
         self.line = _line(node)
         self._count += 1
         if self._count > MAX_VALUES:

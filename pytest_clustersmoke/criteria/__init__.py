@@ -1,4 +1,4 @@
-"""What must hold for a phase: classes to inherit from, and what a criterion sees of a phase."""
+"""What must hold for a phase: base classes of criteria, and the view of a phase that they get."""
 
 from .phase_criteria import PhaseView, Started, TalkedBetweenNodes, TalkedInsideNodes, Trained
 

@@ -1,8 +1,8 @@
-"""What the ranks of an all-reduce phase measured, judged: results, sizes, times, bandwidths.
+"""Judges what the ranks of an all-reduce phase measured: results, sizes, times, bandwidths.
 
-Each rank's events `measured` must hold every collective at every size that the phase's arguments
+Each rank's `measured` events must cover every collective at every size that the phase's arguments
 ask for, and bandwidths must follow from the times by nccl-tests' definitions (doc/PERFORMANCE.md
-there). What is missing or of the wrong kind fails.
+there). Anything missing or of the wrong type fails.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from ..evidence.telemetry import number
 
 SMALLEST_BYTES = 8
 ELEMENT_BYTES = 4  # float32
-# In all collectives but all-reduce each rank has the same share, a whole number of so many bytes.
+# In all collectives but all-reduce, each rank has the same share: a multiple of this many bytes.
 SHARE_BYTES = 16
-# The metric of each collective: its best bus bandwidth of all sizes.
+# The metric of each collective: its best bus bandwidth over all sizes.
 PEAKS = {
     "all_reduce": "busbw_gb_per_s",
     "all_gather": "all_gather_busbw_gb_per_s",
     "reduce_scatter": "reduce_scatter_busbw_gb_per_s",
     "all_to_all": "all_to_all_busbw_gb_per_s",
 }
-# All-reduce has a metric of its own at these sizes, where its ladder has them.
+# All-reduce has its own metric at these sizes, if its ladder includes them.
 NAMED_SIZES = {
     "busbw_1mib_gb_per_s": 2**20,
     "busbw_64mib_gb_per_s": 2**26,
     "busbw_1gib_gb_per_s": 2**30,
 }
-# From here on bandwidth decides and not latency: at 64 MiB even eight H100 at 480 GB/s take 0.25
-# ms, ten times what 8 bytes take them. Below, NCCL changes algorithm (tree, ring, NVLS) and
-# protocol (LL, LL128, Simple) by an estimate of their times, and a step down there is no fault:
-# two sound nodes fell from 32 to 19 GB/s between 32 and 64 MiB (aws-ofi-nccl issue 65).
+# From this size on, bandwidth dominates latency: at 64 MiB even eight H100s at 480 GB/s take 0.25
+# ms, ten times as long as for 8 bytes. Below it, NCCL switches algorithm (tree, ring, NVLS) and
+# protocol (LL, LL128, Simple) by estimated times, and a drop there is not a fault: two healthy
+# nodes fell from 32 to 19 GB/s between 32 and 64 MiB (aws-ofi-nccl issue 65).
 LARGE_BYTES = 2**26
-# With more bytes the same links are only better used: the bus bandwidth of a healthy cluster rises
-# to a plateau and stays there within a few percent.
+# More bytes only use the same links better: the bus bandwidth of a healthy cluster rises to a
+# plateau and stays there within a few percent.
 DIP = 0.05
-# All-to-all is left out: NCCL schedules its parts by their size, and sound H100s fall by 12 to 15 %
+# All-to-all is left out: NCCL schedules its parts by size, and healthy H100s drop by 12 to 15 %
 # above 512 MiB (nccl issue 2169).
 SMOOTH = ("all_reduce", "all_gather", "reduce_scatter")
-# Of one collective all ranks wait for each other, and end within one pass of its pipeline: us where
-# a large size takes ms. A rank's own time that is off by this has a cause on that rank.
+# In a collective, all ranks wait for each other and end microseconds apart (one pass of its
+# pipeline), while a large size takes milliseconds. A larger difference is the slow rank's fault.
 SPREAD = 0.10
-# Of what is written and what follows from the recorded times; both are 64-bit floats.
+# Tolerance between recorded values and those computed from recorded times; all are 64-bit floats.
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What had to be measured, and what each rank wrote of it."""
+    """What had to be measured, and what each rank recorded."""
 
     phase: PhaseResult
 
     @cached_property
     def left_out(self) -> dict[str, str]:
-        """Collectives that this gloo has not -> torch's words. NCCL has them all."""
-        told = self.phase.fact("left_out")
-        if not isinstance(told, dict):
-            fail(f"the ranks said {told!r} of the collectives left out; expected names and reasons")
-        if told and (self.phase.backend != "gloo" or "all_reduce" in told):
-            fail(f"{self.phase.backend} has every collective, and these were left out: {told}")
-        return {str(name): str(why) for name, why in told.items()}
+        """Collectives that this gloo lacks -> torch's error message. NCCL has them all."""
+        left_out = self.phase.fact("left_out")
+        if not isinstance(left_out, dict):
+            fail(f"the ranks left out the collectives {left_out!r}; expected names and reasons")
+        if left_out and (self.phase.backend != "gloo" or "all_reduce" in left_out):
+            fail(f"{self.phase.backend} has every collective, but these were left out: {left_out}")
+        return {str(name): str(why) for name, why in left_out.items()}
 
     @cached_property
     def asked(self) -> list[int]:
@@ -86,7 +86,7 @@ class Sweep:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """As much of the ladder as the ranks had memory for."""
+        """The sizes of the ladder that the ranks had memory for."""
         room = self.phase.fact("max_bytes")
         fitting = [size for size in self.asked if type(room) is int and size <= room]
         if not fitting:
@@ -95,7 +95,7 @@ class Sweep:
 
     @cached_property
     def items(self) -> list[tuple[str, int]]:
-        """Every collective at every size that is not rounded to nothing."""
+        """Every collective at every size that is not rounded down to zero."""
         return [
             (name, size)
             for size in self.sizes
@@ -105,7 +105,7 @@ class Sweep:
 
     @cached_property
     def records(self) -> dict[tuple[int, object, object], Mapping[str, Any]]:
-        """(rank, collective, size asked for) -> what the rank wrote."""
+        """(rank, collective, size asked for) -> what the rank recorded."""
         return {
             (rank.rank, record.get("collective"), record.get("asked_bytes")): record
             for rank in self.phase.ranks
@@ -116,7 +116,7 @@ class Sweep:
         }
 
     def size_bytes(self, name: str, size: int) -> int:
-        """What is measured where `size` is asked for: it is rounded down to equal shares."""
+        """The size measured for `size`, which is rounded down to equal shares."""
         unit = ELEMENT_BYTES if name == "all_reduce" else SHARE_BYTES * self.phase.world_size
         return size // unit * unit
 
@@ -124,11 +124,11 @@ class Sweep:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, name, size))
         if record is None:
-            fail(f"{rank} measured no {name} of {show_bytes(size)}")
+            fail(f"{rank} did not measure {name} of {show_bytes(size)}")
         return record
 
     def own_seconds(self, name: str, size: int) -> dict[int, float]:
-        """rank -> its own time of a call."""
+        """Rank -> its own time of a call."""
         __tracebackhide__ = True
         return {
             rank.rank: time_of(self.of(rank, name, size), "own_seconds", f"{name} on {rank}")
@@ -136,16 +136,16 @@ class Sweep:
         }
 
     def seconds(self, name: str, size: int) -> float:
-        """The slowest rank's time of a call, on which all ranks agree."""
+        """The slowest rank's time of a call, which all ranks record."""
         __tracebackhide__ = True
-        said = {
+        agreed = {
             rank.rank: time_of(self.of(rank, name, size), "seconds", f"{name} on {rank}")
             for rank in self.phase.ranks
         }
-        low, high = min(said.values()), max(said.values())
+        low, high = min(agreed.values()), max(agreed.values())
         if low != high:
             fail(
-                f"ranks differ in the time agreed for {name} of {show_bytes(size)}: "
+                f"ranks report different agreed times for {name} of {show_bytes(size)}: "
                 f"{low} s to {high} s"
             )
         return low
@@ -158,7 +158,7 @@ class Sweep:
         return algbw * passes * (ranks - 1) / ranks
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of collectives, as they follow from the recorded times."""
+        """The metrics of collectives, computed from the recorded times."""
         __tracebackhide__ = True
         values: dict[str, float] = {}
         for name, size in self.items:
@@ -172,7 +172,7 @@ class Sweep:
 
 
 def check_results(phase: PhaseResult) -> None:
-    """Every element of every collective at every size was checked on every rank, and is right."""
+    """Every element of every collective at every size was checked on every rank and is correct."""
     __tracebackhide__ = True
     swept = Sweep(phase)
     for name, size in swept.items:
@@ -185,7 +185,7 @@ def check_results(phase: PhaseResult) -> None:
 
 def check_sizes(phase: PhaseResult) -> None:
     """Every collective was timed at every size of the ladder; all ranks agree on its time, and no
-    rank's own is above it."""
+    rank took longer."""
     __tracebackhide__ = True
     swept = Sweep(phase)
     for name, size in swept.items:
@@ -193,8 +193,8 @@ def check_sizes(phase: PhaseResult) -> None:
         slowest = max(own, key=lambda rank: own[rank])
         if own[slowest] > agreed * (1 + ROUNDING):
             fail(
-                f"{name} of {show_bytes(size)} took {phase.ranks[slowest]} {own[slowest]} s, "
-                f"more than the {agreed} s that are said to be the slowest rank's"
+                f"{name} of {show_bytes(size)} took {own[slowest]} s on {phase.ranks[slowest]}, "
+                f"more than the {agreed} s reported as the slowest rank's time"
             )
     if swept.sizes != swept.asked:
         raise Unmeasured(
@@ -207,17 +207,17 @@ def check_sizes(phase: PhaseResult) -> None:
 
 
 def check_metrics_follow(phase: PhaseResult) -> None:
-    """The metrics each rank wrote are those that follow from the times it recorded."""
+    """The metrics that each rank recorded follow from the times it recorded."""
     __tracebackhide__ = True
     for name, value in Sweep(phase).metrics().items():
         for rank in phase.ranks:
-            said = rank.metrics().get(name, math.nan)
-            if not math.isclose(said, value, rel_tol=ROUNDING):
-                fail(f"{rank} says {name} is {said}; its times make it {value}")
+            reported = rank.metrics().get(name, math.nan)
+            if not math.isclose(reported, value, rel_tol=ROUNDING):
+                fail(f"{rank} reports {reported} as {name}; its times give {value}")
 
 
 def metric_names(phase: PhaseResult) -> tuple[str, ...]:
-    """The metrics of bandwidth that were measured, or that have a reference and so had to be."""
+    """The bandwidth metrics that were measured, or had to be because they have a reference."""
     names = (*PEAKS.values(), *NAMED_SIZES)
     measured = phase.metrics()
     return tuple(
@@ -228,9 +228,9 @@ def metric_names(phase: PhaseResult) -> tuple[str, ...]:
 
 
 def check_spread(phase: PhaseResult) -> None:
-    """At large sizes every rank takes the same time for a collective, but for SPREAD."""
+    """At large sizes all ranks take the same time for a collective, within SPREAD."""
     __tracebackhide__ = True
-    network(phase)
+    require_network(phase)
     swept = Sweep(phase)
     large = [(name, size) for name, size in swept.items if size >= LARGE_BYTES]
     if not large:
@@ -240,20 +240,20 @@ def check_spread(phase: PhaseResult) -> None:
         slow, fast = max(own, key=lambda rank: own[rank]), min(own, key=lambda rank: own[rank])
         if own[slow] > own[fast] * (1 + SPREAD):
             fail(
-                f"{name} of {show_bytes(size)} took {phase.ranks[slow]} "
-                f"{own[slow] * 1e3:.3f} ms and {phase.ranks[fast]} {own[fast] * 1e3:.3f} ms; "
+                f"{name} of {show_bytes(size)} took {own[slow] * 1e3:.3f} ms on "
+                f"{phase.ranks[slow]} and {own[fast] * 1e3:.3f} ms on {phase.ranks[fast]}; "
                 f"expected within {SPREAD:.0%} of each other"
             )
 
 
 def check_dips(phase: PhaseResult) -> None:
-    """From LARGE_BYTES on, no size's bus bandwidth is below that of a smaller one by DIP."""
+    """From LARGE_BYTES on, no size's bus bandwidth is more than DIP below a smaller size's."""
     __tracebackhide__ = True
-    network(phase)
+    require_network(phase)
     swept = Sweep(phase)
     large = [size for size in swept.sizes if size >= LARGE_BYTES]
     if len(large) < 2:
-        raise Unmeasured("bandwidth", f"fewer than two sizes from {show_bytes(LARGE_BYTES)} on")
+        raise Unmeasured("bandwidth", f"fewer than two sizes of {show_bytes(LARGE_BYTES)} or more")
     for name in SMOOTH:
         speeds = {size: swept.busbw(name, size) for size in large}
         best = large[0]
@@ -264,24 +264,26 @@ def check_dips(phase: PhaseResult) -> None:
                     f"{show_bytes(best)} to {speed:.2f} GB/s at {show_bytes(size)}; "
                     f"expected a fall of {DIP:.0%} at most"
                 )
-            best = max(best, size, key=lambda one: speeds[one])
+            best = max(best, size, key=speeds.__getitem__)
 
 
-def network(phase: PhaseResult) -> None:
-    """Raise Unmeasured where the times say nothing of a network."""
+def require_network(phase: PhaseResult) -> None:
+    """Raise Unmeasured if the times say nothing about a network."""
     __tracebackhide__ = True
     if phase.backend != "nccl":
         raise Unmeasured(
             "bandwidth",
-            f"the ranks talked over {phase.backend}, on CPU cores that they share: its times are "
-            "those of the cores, not of a network",
+            f"the ranks talked over {phase.backend}, on shared CPU cores: the times measure the "
+            "cores, not a network",
         )
     if phase.spec.get("backend") == "local" and phase.spec["nodes"] > 1:
-        raise Unmeasured("bandwidth", "the nodes are virtual: one machine's loopback is no network")
+        raise Unmeasured(
+            "bandwidth", "the nodes are virtual: one machine's loopback is not a network"
+        )
 
 
 def check_elements(what: str, record: Mapping[str, Any], wanted: int) -> None:
-    """`wanted` elements were checked, and none is wrong."""
+    """Fail unless `wanted` elements were checked and none is wrong."""
     __tracebackhide__ = True
     checked, wrong, first = (record.get(key) for key in ("checked", "wrong", "first_wrong"))
     if type(checked) is not int or checked != wanted:
@@ -289,10 +291,11 @@ def check_elements(what: str, record: Mapping[str, Any], wanted: int) -> None:
     if type(wrong) is not int or wrong < 0:
         fail(f"{what}: {wrong!r} elements were wrong; expected a count")
     if wrong:
-        told = first if isinstance(first, dict) else {}
+        shown = first if isinstance(first, dict) else {}
         fail(
             f"{what}: {wrong} of {wanted} elements are wrong, the first is element "
-            f"{told.get('index')!r}: found {told.get('found')!r}, expected {told.get('expected')!r}"
+            f"{shown.get('index')!r}: found {shown.get('found')!r}, "
+            f"expected {shown.get('expected')!r}"
         )
 
 
@@ -300,12 +303,12 @@ def time_of(record: Mapping[str, Any], key: str, what: str) -> float:
     __tracebackhide__ = True
     value = number(record.get(key))
     if value is None or not 0 < value < math.inf:
-        fail(f"{key} of {what} is {record.get(key)!r}; expected a time")
+        fail(f"{key} of {what} is {record.get(key)!r}; expected a positive time")
     return value
 
 
 def show_bytes(size: int) -> str:
-    """A size as people write it: 8 B, 64 KiB, 1 GiB."""
+    """A size in the usual notation: 8 B, 64 KiB, 1 GiB."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= scale:
             return f"{size / scale:g} {unit}"

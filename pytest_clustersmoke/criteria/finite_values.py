@@ -1,7 +1,7 @@
-"""Numbers of a training that are not finite: in which step, and on which rank first.
+"""Losses and gradients that are not finite: in which step, and on which rank first.
 
-A loss shows a NaN on the rank that has it; a reduction hands it to all, whose losses show it one
-step later. The gradients that each rank watched before their reduction tell whose it was.
+A loss shows a NaN on the rank that has it; a reduction passes it to all ranks, whose losses show it
+one step later. The gradients that each rank watched before their reduction show where it began.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..evidence.telemetry import number
 
 
 @dataclass(frozen=True, order=True)
-class _Bad:
-    """Where one rank's numbers end. In a step the loss comes before the gradients."""
+class _NotFinite:
+    """One rank's first value that is not finite. In a step, the loss comes before the gradients."""
 
     step: float
     order: int
@@ -28,22 +28,22 @@ class _Bad:
 
 
 def check(phase: PhaseResult) -> None:
-    """Fails where a rank's loss or watched gradient is not finite, naming the first; where ranks
-    have not told of their losses; and where some watched their gradients and others did not."""
+    """Fails if a rank's loss or watched gradient is not finite, naming the first; if a rank did not
+    report its losses; and if some ranks watched their gradients and others did not."""
     __tracebackhide__ = True
     losses, watched = phase.events("losses"), phase.events("gradient_watch")
     everyone = list(range(phase.world_size))
     if sorted(losses) != everyone:
-        fail(f"losses are told by ranks {sorted(losses)} of {phase.world_size}")
+        fail(f"only ranks {sorted(losses)} of {phase.world_size} reported their losses")
     if watched and sorted(watched) != everyone:
-        fail(f"gradients are watched by ranks {sorted(watched)} of {phase.world_size}")
+        fail(f"only ranks {sorted(watched)} of {phase.world_size} watched their gradients")
     bad = [
-        _Bad(_step(one), 0, rank, "the loss is")
+        _NotFinite(_step(one), 0, rank, "the loss is")
         for rank, one in losses.items()
         if one.get("local_finite") is not True
     ]
     bad += [
-        _Bad(_step(one), 1, rank, f"the gradient of {one.get('not_finite_in')} is")
+        _NotFinite(_step(one), 1, rank, f"the gradient of {one.get('not_finite_in')} is")
         for rank, one in watched.items()
         if one.get("not_finite_at") is not None
     ]
@@ -53,15 +53,15 @@ def check(phase: PhaseResult) -> None:
 
 
 def _step(event: dict[str, Any]) -> float:
-    said = number(event.get("not_finite_at"))
-    return said if said is not None and said >= 1 else math.inf
+    step = number(event.get("not_finite_at"))
+    return step if step is not None and step >= 1 else math.inf
 
 
-def _fail(first: _Bad, bad: list[_Bad], ranks: Sequence[RankResult]) -> None:
+def _fail(first: _NotFinite, bad: list[_NotFinite], ranks: Sequence[RankResult]) -> None:
     __tracebackhide__ = True
     same = {one.rank for one in bad if (one.step, one.order) == (first.step, first.order)}
     where = ", ".join(str(ranks[rank]) for rank in sorted(same))
-    step = f"step {first.step:g}" if math.isfinite(first.step) else "a step that is not told"
+    step = f"step {first.step:g}" if math.isfinite(first.step) else "an unknown step"
     fail(
         f"{first.what} not finite, first at {step} on {where}; "
         f"on {len({one.rank for one in bad})} ranks in all"

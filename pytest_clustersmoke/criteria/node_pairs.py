@@ -1,4 +1,4 @@
-"""Pairs of nodes, each measured by itself: which pair is slow, and is it a node that is slow?"""
+"""Judges pairs of nodes, each measured alone: which pair is slow, and whether one node is."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .bandwidth import (
     LARGE_BYTES,
     ROUNDING,
     check_elements,
-    network,
+    require_network,
     show_bytes,
     time_of,
 )
 
-# Healthy pairs of one fabric lie within a few percent of each other. A link that came up at half
-# its rate or width, or a NIC that two GPUs share because another is gone, costs half.
+# Healthy pairs of one fabric are within a few percent of each other. A link that came up at half
+# its rate or width, or a NIC shared by two GPUs because another failed, costs half.
 SLOW = 0.20
 
 Pair = tuple[int, int]
@@ -33,13 +33,13 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pairs:
-    """What the ranks of each pair of nodes wrote of their exchange; nodes are node ranks."""
+    """What the ranks of each pair of nodes recorded of their exchange; nodes are node ranks."""
 
     phase: PhaseResult
 
     @cached_property
     def node_of(self) -> dict[int, int]:
-        """Rank -> its node, as the ranks themselves say."""
+        """Rank -> its node, as the ranks recorded it."""
         __tracebackhide__ = True
         nodes = {rank.rank: rank.start.get("node_rank") for rank in self.phase.ranks}
         for rank in self.phase.ranks:
@@ -52,7 +52,7 @@ class Pairs:
 
     @cached_property
     def names(self) -> dict[int, str]:
-        """Node -> its name; with its node rank where two nodes have one name."""
+        """Node -> its name, with its node rank if two nodes have the same name."""
         names = {self.node_of[rank.rank]: rank.node for rank in self.phase.ranks}
         count = Counter(names.values())
         return {
@@ -62,7 +62,7 @@ class Pairs:
 
     @cached_property
     def records(self) -> dict[tuple[int, int], Mapping[str, Any]]:
-        """(rank, node of its peer) -> what the rank wrote of that exchange."""
+        """(rank, node of its peer) -> what the rank recorded of that exchange."""
         return {
             (rank.rank, self.node_of[record["peer"]]): record
             for rank in self.phase.ranks
@@ -74,18 +74,18 @@ class Pairs:
 
     @cached_property
     def size_bytes(self) -> int:
-        """How much was sent each way, the same in all exchanges."""
+        """The bytes sent each way, the same in all exchanges."""
         __tracebackhide__ = True
         sizes: list[Any] = [record.get("size_bytes") for record in self.records.values()]
         for size in sizes:
             if type(size) is not int or size < ELEMENT_BYTES or size != sizes[0]:
-                fail(f"an exchange of {size!r} B beside one of {sizes[0]!r} B; expected one size")
+                fail(f"exchanges of {sizes[0]!r} B and of {size!r} B; expected one size")
         return int(sizes[0]) if sizes else 0
 
     @cached_property
     def speeds(self) -> dict[Pair, float]:
-        """Pair -> GB/s each way of the slowest of its ranks. Fails where a rank of a pair measured
-        nothing, or received what was not sent."""
+        """Pair -> GB/s each way of the slowest of its ranks. Fails if a rank of a pair measured
+        nothing, or received wrong data."""
         __tracebackhide__ = True
         found: dict[Pair, float] = {}
         for pair in combinations(self.names, 2):
@@ -100,7 +100,7 @@ class Pairs:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, there))
         if record is None:
-            fail(f"{rank} measured nothing with {self.names[there]}")
+            fail(f"{rank} measured no exchange with {self.names[there]}")
         what = f"the exchange of {rank} with rank {record['peer']}"
         check_elements(what, record, self.size_bytes // ELEMENT_BYTES)
         return self.size_bytes / time_of(record, "own_seconds", what) / 1e9
@@ -108,45 +108,44 @@ class Pairs:
 
 def check_all_measured(phase: PhaseResult) -> None:
     """Every rank exchanged data with a rank of every other node and received what was sent, and
-    the slowest pair is the one whose bandwidth the metric says."""
+    the metric is the bandwidth of the slowest pair."""
     __tracebackhide__ = True
     found = Pairs(phase).speeds
     if not found:
-        fail("the phase has one node, and so no pair")
+        fail("the phase has one node, so there is no pair")
     slowest = min(found.values())
     for rank in phase.ranks:
-        said = rank.metrics().get("pair_bandwidth_min_gb_per_s", math.nan)
-        if not math.isclose(said, slowest, rel_tol=ROUNDING):
-            fail(f"{rank} says the slowest pair has {said} GB/s; the times make it {slowest}")
+        reported = rank.metrics().get("pair_bandwidth_min_gb_per_s", math.nan)
+        if not math.isclose(reported, slowest, rel_tol=ROUNDING):
+            fail(f"{rank} reports {reported} GB/s for the slowest pair; the times give {slowest}")
 
 
 def check_none_is_slow(phase: PhaseResult) -> None:
-    """No pair of nodes is slower than the others by SLOW; names the node where it is one's fault.
+    """No pair of nodes is slower than the others by SLOW. Names the node if one node is at fault.
 
-    The others are the fastest m(m-1)/2 pairs, m being half of the nodes: as many as sound nodes
-    have among them where the other half is slow. Their median is what a pair should have; the
-    median of all pairs would be a slow node's own where one of four nodes, which half of all pairs
-    touch, is slow.
+    The others are the fastest m(m-1)/2 pairs, with m half of the nodes: the pairs between healthy
+    nodes if the other half is slow. Their median is what a pair should reach. The median of all
+    pairs would not do: one slow node of four is in half of all pairs.
     """
     __tracebackhide__ = True
-    network(phase)
+    require_network(phase)
     measured = Pairs(phase)
     found, nodes = measured.speeds, len(measured.names)
     if nodes < 3:
-        told = ", ".join(f"{speed:.2f} GB/s" for speed in found.values())
+        shown = ", ".join(f"{speed:.2f} GB/s" for speed in found.values())
         raise Unmeasured(
             "bandwidth",
-            f"two nodes are one pair ({told} each way) and there is no other to compare it with; "
-            "a reference of pair_bandwidth_min_gb_per_s would judge it",
+            f"two nodes are one pair ({shown} each way), so there is no other pair to compare it "
+            "with; to judge it, set a reference for pair_bandwidth_min_gb_per_s",
         )
     if measured.size_bytes < LARGE_BYTES:
         raise Unmeasured(
             "bandwidth",
             f"the pairs exchanged {show_bytes(measured.size_bytes)}; below "
-            f"{show_bytes(LARGE_BYTES)} it is not bandwidth alone that decides",
+            f"{show_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
-    sound = (nodes + 1) // 2
-    usual = median(sorted(found.values())[-sound * (sound - 1) // 2 :])
+    healthy = (nodes + 1) // 2
+    usual = median(sorted(found.values())[-healthy * (healthy - 1) // 2 :])
     slow = {pair for pair, speed in found.items() if speed < usual * (1 - SLOW)}
     if slow:
         fail(
@@ -156,7 +155,7 @@ def check_none_is_slow(phase: PhaseResult) -> None:
 
 
 def _blame(found: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str]) -> str:
-    """Nodes that are slow to all others, then the slow pairs that these do not explain."""
+    """The nodes that are slow to all others, then the slow pairs that these do not explain."""
     words, explained = [], set()
     for node, name in names.items():
         mine = {pair for pair in found if node in pair}
@@ -164,7 +163,7 @@ def _blame(found: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str
             explained |= mine
             low, high = (pick(found[pair] for pair in mine) for pick in (min, max))
             words.append(f"node {name} is slow to every other node: {low:.2f} to {high:.2f} GB/s")
-    for pair in sorted(slow - explained, key=lambda one: found[one]):
-        one, other = (names[node] for node in pair)
-        words.append(f"{one} and {other} are slow to each other: {found[pair]:.2f} GB/s")
+    for pair in sorted(slow - explained, key=lambda pair: found[pair]):
+        first, second = (names[node] for node in pair)
+        words.append(f"{first} and {second} are slow to each other: {found[pair]:.2f} GB/s")
     return "; ".join(words)

@@ -1,4 +1,4 @@
-"""A record beside the past: each metric, each phase's trend, and what changed since."""
+"""Compares a run's record with earlier runs: each metric, each phase's trend, what changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def past_of(
     report_dir: Path,
     before: float = math.inf,
 ) -> dict[str, PastRecord]:
-    """Each metric's value beside the good runs that began before a time (Unix seconds). Raises
+    """Each metric compared with the good runs that began before a time (Unix seconds). Raises
     HistoryUnusable."""
     measured = {
         name: StoredMetric(float(value), METRICS[name].unit, METRICS[name].higher_is_better)
@@ -44,14 +44,14 @@ def past_of(
 
 
 def annotate(record: RunRecord, report_dir: Path) -> None:
-    """Fill in what a record says of the past: `past` of metrics, `trend` and `changed` of phases,
-    `changes` of the run. Runs that began later are not looked at, and what the criterion judged is
-    not judged again. Raises HistoryUnusable, and then leaves the record as it was."""
+    """Fill in the record's comparison with the past: `past` of metrics, `trend` and `changed` of
+    phases, `changes` of the run. Runs that began later are ignored, and metrics that the criterion
+    judged are not judged again. Raises HistoryUnusable and then leaves the record unchanged."""
     if "proof" in record:
         return
     compared = [phase for phase in record["phases"] if not phase.get("fault")]
     with reading(report_dir) as connection:
-        found = [(phase, *_beside_past(connection, record, phase)) for phase in compared]
+        found = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
     for phase, judged, trend, changed in found:
         phase["trend"], phase["changed"] = trend, changed
@@ -62,7 +62,7 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
     record["changes"] = changes[:MAX_CHANGES] + ([f"... and {more} more"] if more > 0 else [])
 
 
-def _beside_past(
+def _compare_phase(
     connection: Connection | None, record: RunRecord, phase: PhaseRecord
 ) -> tuple[dict[str, PastRecord], TrendRecord | None, list[str]]:
     setup = Setup.of(phase["hardware"], phase["shape"], phase["versions"])
@@ -78,7 +78,7 @@ def _beside_past(
 
 
 def _stored(versions: Mapping[str, str]) -> dict[str, str]:
-    """Versions as they are stored."""
+    """Versions as the history stores them."""
     return {name: text(value) for name, value in versions.items()}
 
 
@@ -100,7 +100,7 @@ class _PhasePast:
         self._others: list[PhaseRun] = []
         last_good: list[PhaseRun] = []
         if connection is not None:
-            # Of the newest runs the good ones may be few, so each question is asked by itself.
+            # Few of the newest runs may be good, so each question gets its own query.
             past = partial(phase_runs, connection, cluster, phase, before=before)
             self._newest = past(limit=MAX_TREND)
             last_good = past(good=True, limit=1)
@@ -134,7 +134,7 @@ class _PhasePast:
         }
 
     def trend(self, phase: PhaseRecord) -> TrendRecord | None:
-        """The past runs, the oldest first; None where there is none."""
+        """The past runs, the oldest first; None if there are none."""
         if not self._newest:
             return None
         shown = self._newest[::-1]
@@ -158,16 +158,16 @@ def _values(past: list[PhaseRun], name: str, unit: str) -> list[float]:
 
 
 def _trend_value(run: PhaseRun, name: str, unit: str | None) -> float | None:
-    """In the unit of the phase's own value; of a metric that the phase lacks in any."""
+    """The value, if it is in the phase's unit; any unit if the phase lacks the metric."""
     found = run.metrics.get(name)
     return found.value if found is not None and unit in (None, found.unit) else None
 
 
 def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord]) -> list[str]:
-    """What changed since each phase ran last on this cluster; the verdict since the last run that
-    was asked for the same."""
+    """What changed since each phase last ran on this cluster; the verdict since the last run with
+    the same selection."""
     cluster, begun = record["cluster"], record["begun"]
-    selection = text(record["selection"])  # as it is stored
+    selection = text(record["selection"])  # as the history stores it
     before = runs(connection, cluster=cluster, before=begun, selection=selection, limit=1)
     words = []
     if before and before[0].verdict != record["verdict"]:
@@ -201,7 +201,7 @@ def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
 
 
 def _version_changes(pairs: list[tuple[PhaseRun, PhaseRecord]]) -> list[str]:
-    """Each change once, with its phases where it is not of all."""
+    """Each change once, with its phases if not all phases have it."""
     phases_of: dict[str, list[str]] = defaultdict(list)
     for old, phase in pairs:
         if old.versions and phase["versions"]:  # a phase that never ran has none

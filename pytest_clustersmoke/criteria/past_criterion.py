@@ -1,8 +1,8 @@
-"""The criterion: nothing is worse than the good runs of the past.
+"""The criterion: no metric is worse than in the good runs of the past.
 
-It judges once: what it found is kept beside the phase's evidence, and the record of the run takes
-it over from there, so that the criterion and the report cannot disagree, whatever other runs are
-stored between the two.
+It judges once: the judgement is kept with the phase's evidence, and the run's record takes it from
+there, so that the criterion and the report cannot disagree, whatever other runs are stored between
+the two.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MAX_TEXT = 8000
 
 
 def judge_past(result: PhaseResult) -> None:
-    """The criterion on a phase. Raises AssertionError naming what fails, and Unmeasured where
-    nothing is judged, or where the profile only warns."""
+    """Judge a phase. Raises AssertionError naming what fails, and Unmeasured if nothing can be
+    judged or the profile only warns."""
     __tracebackhide__ = True
     past = result.past
     if past is None:
@@ -59,8 +59,8 @@ def judge_past(result: PhaseResult) -> None:
 
 
 def check_past(past: Mapping[str, PastRecord]) -> None:
-    """Fail naming each metric that fails; a warning does not. Where there is not enough history on
-    these versions for any metric, this is unmeasured."""
+    """Fail, naming each metric that fails; a warning does not. Unmeasured if no metric has enough
+    history on these versions."""
     __tracebackhide__ = True
     failed = [one["text"] for one in past.values() if one["status"] == "fail"]
     if failed:
@@ -70,15 +70,15 @@ def check_past(past: Mapping[str, PastRecord]) -> None:
 
 
 def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
-    """What the criterion found of each metric; nothing where it did not run, or where what lies
-    there is not what it wrote."""
+    """The criterion's judgement of each metric; empty if it did not run, or if the file is not one
+    that it wrote."""
     from pydantic import TypeAdapter, ValidationError
 
     from ..evidence.history.past_records import PastRecord
 
-    said = (read_json(directory.past) or {}).get("past")
+    raw = (read_json(directory.past) or {}).get("past")
     try:
-        found = TypeAdapter(dict[str, PastRecord]).validate_python(said)
+        found = TypeAdapter(dict[str, PastRecord]).validate_python(raw)
     except ValidationError:
         return {}
     for one in found.values():
@@ -96,8 +96,8 @@ def _is_finite(one: PastRecord) -> bool:
 
 
 def _why(past: Mapping[str, PastRecord]) -> str:
-    """What runs on other versions warn of; else metrics of one job have the same past, so that of
-    one says it."""
+    """The warnings by runs on other versions; else the text of one metric, since all metrics of a
+    job have the same past."""
     if not past:
         return "there are no metrics to compare"
     warned = [one["text"] for one in past.values() if one["status"] == "warn"]

@@ -1,13 +1,14 @@
-"""Criteria that hold of any phase that trains: a base class for marked classes to inherit from.
+"""Criteria for any phase that trains: base classes for marked classes to inherit from.
 
     @pytest.mark.phase("my_phase", script="train_mine.py", nodes=2, gpus_per_node=2)
     class TestMine(Trained):
         def test_something_of_its_own(self, phase): ...
 
-A phase that does not verify a thing (say, it saves no checkpoint) fails that criterion rather than
-passing over it: override the test where it does not apply. A class with criteria of its own on
-metrics names these in `judged_metrics`; all others that have a reference must meet it, too. Who
-overrides `test_throughput_…` or `test_memory_…` sets `throughput` or `memory` to what it checks.
+A phase that does not verify something (for example, it saves no checkpoint) fails that criterion
+instead of skipping it: override the test if it does not apply. A class with its own criteria on
+metrics lists these metrics in `judged_metrics`; every other metric with a reference must meet it as
+well. If you override `test_throughput_…` or `test_memory_…`, set `throughput` or `memory` to the
+metrics that your test checks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from ..evidence.phase_result import PhaseResult
 from . import finite_values, stragglers
 from .transport_sides import Transports
 
-# A loss must fall by this share from its first steps to its last: the data of the programs can be
-# learnt, and random targets would leave it where it was. Single steps differ by their batch, so
-# several are averaged: a tenth of all, at least five.
+# The loss must fall by this share from its first steps to its last: the programs' data is
+# learnable, while random targets would leave the loss where it was. Batches differ, so several
+# steps are averaged: a tenth of all, at least five.
 LOSS_FALL = 0.05
 LOSS_STEPS = 5
 VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
@@ -38,10 +39,10 @@ VERSION_FIELDS = ("python", "torch", "cuda", "nccl")
 
 @dataclass(frozen=True, repr=False)
 class PhaseView(PhaseResult):
-    """A phase's evidence with the checks that need more than the evidence: what the cluster
-    expects of its transports, and what the phase reached in the past.
+    """A phase's evidence, with the checks that need more than the evidence: the transports that the
+    cluster expects, and the phase's past runs.
 
-    A subclass, so that what takes a PhaseResult takes this too, with the same typed attributes.
+    A subclass, so that it can be used wherever a PhaseResult is.
     """
 
     @cached_property
@@ -50,9 +51,9 @@ class PhaseView(PhaseResult):
         return Transports(self)
 
     def check_past(self) -> None:
-        """No metric is off what this phase reached in the past, on the same hardware and versions.
+        """No metric is worse than in this phase's past runs on the same hardware and versions.
 
-        Unmeasured where there is not enough history, or where the profile says `warn`.
+        Unmeasured if there is not enough history, or if the profile only warns.
         """
         __tracebackhide__ = True
         from .past_criterion import judge_past
@@ -61,12 +62,12 @@ class PhaseView(PhaseResult):
 
 
 def view_phase(result: PhaseResult) -> PhaseView:
-    """The same evidence, as criteria see it."""
+    """The same evidence, as a view for criteria."""
     return PhaseView(**{field.name: getattr(result, field.name) for field in fields(PhaseResult)})
 
 
 class Started:
-    """The job came up as it was asked for."""
+    """The job started as requested."""
 
     def test_every_node_is_allocated_once(self, phase: PhaseView) -> None:
         names = [node.name for node in phase.nodes]
@@ -76,25 +77,25 @@ class Started:
         assert phase.ranks_done == phase.world_size
 
     def test_world_size_is_the_one_asked_for(self, phase: PhaseView) -> None:
-        said = {rank: record.get("world_size") for rank, record in phase.events("group").items()}
-        assert said == dict.fromkeys(range(phase.world_size), phase.world_size)
+        sizes = {rank: record.get("world_size") for rank, record in phase.events("group").items()}
+        assert sizes == dict.fromkeys(range(phase.world_size), phase.world_size)
 
     def test_all_ranks_passed_the_barrier(self, phase: PhaseView) -> None:
         assert sorted(phase.events("barrier")) == list(range(phase.world_size))
 
     def test_every_rank_has_a_device_of_its_own(self, phase: PhaseView) -> None:
-        for rank in phase.ranks:  # the device follows it, where there are devices to choose from
+        for rank in phase.ranks:  # if there are several devices, it selects one
             expected = rank.rank % int(phase.spec["ranks_per_node"])
             assert rank.local_rank == expected, (
-                f"{rank} takes {rank.local_rank} for its LOCAL_RANK, which is {expected}: does its "
-                "program use RANK in its place?"
+                f"{rank} uses {rank.local_rank} as its LOCAL_RANK, expected {expected}; does its "
+                "program use RANK instead?"
             )
         devices = [(rank.node, str(rank.start.get("device"))) for rank in phase.ranks]
         kinds = {device.split(":")[0] for _, device in devices}
-        assert len(kinds) == 1, f"ranks differ in their kind of device: {devices}"
+        assert len(kinds) == 1, f"ranks use different kinds of device: {devices}"
         if phase.spec["device"] == "cuda" or kinds == {"cuda"}:
             assert kinds == {"cuda"}
-            assert len(set(devices)) == phase.world_size, f"a device is shared: {devices}"
+            assert len(set(devices)) == phase.world_size, f"ranks share a device: {devices}"
         wanted = phase.spec.get("gpu")
         if kinds == {"cuda"} and wanted not in ANY_GPU:
             models = {str(rank): rank.start.get("device_name") for rank in phase.ranks}
@@ -104,34 +105,34 @@ class Started:
             assert len(set(models.values())) == 1, f"ranks are on different {wanted}: {models}"
 
     def test_pinned_interfaces_are_on_every_node(self, phase: PhaseView) -> None:
-        """What NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name is there."""
-        untold = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
-        if untold:
-            raise Unmeasured("environment", f"{', '.join(untold)} told of no interfaces")
+        """The interfaces that NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME and NCCL_IB_HCA name exist."""
+        unknown = [n.name for n in phase.nodes if not isinstance(n.facts.get("interfaces"), dict)]
+        if unknown:
+            raise Unmeasured("environment", f"{', '.join(unknown)} reported no interfaces")
         missing = unmatched_interfaces(phase)
         assert not missing, "\n".join(map(str, missing))
 
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseView) -> None:
-        """All ranks run the same versions, and those of the cluster's `expect`."""
+        """All ranks run the same versions, and the ones in the cluster's `expect`."""
         for name in VERSION_FIELDS:
-            said = {rank.rank: rank.start.get(name) for rank in phase.ranks}
-            assert len(set(said.values())) == 1, f"ranks differ in {name}: {said}"
+            found = {rank.rank: rank.start.get(name) for rank in phase.ranks}
+            assert len(set(found.values())) == 1, f"ranks differ in {name}: {found}"
         for name, wanted in (phase.expect.versions if phase.expect else {}).items():
-            for who, found in phase.versions(name).items():
-                assert found is not None and fnmatchcase(found, wanted), (
-                    f"{who} runs {name} {found}, expected {wanted}"
+            for place, version in phase.versions(name).items():
+                assert version is not None and fnmatchcase(version, wanted), (
+                    f"{place} runs {name} {version}, expected {wanted}"
                 )
 
     def test_metrics_are_as_in_the_past(self, phase: PhaseView) -> None:
-        """No metric is off what the same phase reached before on the same hardware and versions."""
+        """No metric is worse than in past runs of the phase on the same hardware and versions."""
         phase.check_past()
 
     def test_other_references_are_met(self, phase: PhaseView) -> None:
-        """Every metric that has a reference, and that no criterion of its own judges, meets it."""
+        """Every metric with a reference meets it, unless another criterion judges that metric."""
         names = sorted(set(phase.references) - set(self.judged_metrics(phase)))
-        if not names:  # `require: references` is about the criteria that judge a metric each
-            pytest.skip("no metric has a reference but those that other criteria judge")
-        missed = [words for name in names if (words := _missed(phase, name))]
+        if not names:  # `require: references` is met by the criteria that judge single metrics
+            pytest.skip("every metric with a reference is judged by another criterion")
+        missed = [words for name in names if (words := _describe_miss(phase, name))]
         if missed:
             fail("\n".join(missed))
 
@@ -151,23 +152,25 @@ class Trained(Started):
         assert phase.steps_done() == dict.fromkeys(range(phase.world_size), steps)
 
     def test_loss_is_finite_on_every_rank(self, phase: PhaseView) -> None:
-        """Every step's loss is a finite number, on each rank and averaged over all; and so is every
-        gradient that a program has watched, on its own rank, before any reduction."""
+        """Every step's loss is finite, on each rank and averaged over all; so is every gradient
+        that a program watched, on its own rank, before any reduction."""
         finite_values.check(phase)
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """The loss averaged over ranks is the same on each, and falls."""
         losses = phase.losses
         some = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
-        assert some, f"only {len(losses)} steps"
+        assert some, f"only {len(losses)} steps; expected at least 2"
         first, last = fmean(losses[:some]), fmean(losses[-some:])
-        assert last < first * (1 - LOSS_FALL), f"the loss went from {first:.4g} to {last:.4g}"
+        assert last < first * (1 - LOSS_FALL), (
+            f"the loss went from {first:.4g} to {last:.4g}; expected a fall of {LOSS_FALL:.0%}"
+        )
 
     def test_gradients_are_in_sync(self, phase: PhaseView) -> None:
         phase.check_gradients()
 
     def test_no_rank_falls_behind(self, phase: PhaseView) -> None:
-        """No rank keeps the others waiting, by the time that each takes for its own part."""
+        """No rank keeps the others waiting, judged by the time that each takes for its own part."""
         stragglers.check(phase)
 
     def test_throughput_meets_the_reference(self, phase: PhaseView) -> None:
@@ -184,7 +187,7 @@ class Trained(Started):
 
     @staticmethod
     def check_metrics(phase: PhaseView, *names: str) -> None:
-        """Each metric was measured; those with a reference meet it; none with one is unmeasured."""
+        """Each metric was measured; those with a reference meet it; without any, unmeasured."""
         __tracebackhide__ = True
         for name in names:
             value = phase.metric(name).value
@@ -197,11 +200,11 @@ class Trained(Started):
             phase.metric(names[0]).check()
 
 
-def _missed(phase: PhaseView, name: str) -> str:
-    """How a metric misses its reference; empty where it meets it."""
+def _describe_miss(phase: PhaseView, name: str) -> str:
+    """How a metric misses its reference; empty if it meets it."""
     metric = phase.metric(name)
     if math.isnan(metric.value):
-        return f"{name} has a reference, and was not measured on every rank"
+        return f"{name} has a reference, but was not measured on every rank"
     try:
         metric.check()
     except AssertionError as error:
@@ -210,14 +213,14 @@ def _missed(phase: PhaseView, name: str) -> str:
 
 
 class TalkedInsideNodes:
-    """NCCL's connections inside a node are those the cluster expects."""
+    """NCCL's connections inside nodes are those that the cluster expects."""
 
     def test_transports_inside_nodes_are_those_expected(self, phase: PhaseView) -> None:
         phase.transports.intra_node.check()
 
 
 class TalkedBetweenNodes:
-    """NCCL's connections between nodes are those the cluster expects."""
+    """NCCL's connections between nodes are those that the cluster expects."""
 
     def test_transports_between_nodes_are_those_expected(self, phase: PhaseView) -> None:
         phase.transports.inter_node.check()

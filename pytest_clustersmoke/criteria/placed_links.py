@@ -1,10 +1,10 @@
-"""Which transports NCCL used between the ranks of a phase: its logs, joined to the ranks' events.
+"""Which transports NCCL used between the ranks of a phase: its logs, joined with the ranks' events.
 
-NCCL numbers the ranks of each communicator for itself. So each end of an edge is taken to the
-process that was that rank of that communicator, and the process to the rank of the phase that it
-wrote of itself in its events. A rank that left none is placed by NCCL's log alone, where a
-communicator of all ranks numbers the others as they number themselves. The node is the one whose
-launcher kept the log. An edge that cannot be placed so is `unplaced`: not measured is no pass.
+NCCL numbers the ranks of each communicator separately. So each end of an edge is resolved to the
+process that was that rank of that communicator, and the process to the phase's rank recorded in its
+events. A rank without events is placed by NCCL's log alone, if a communicator of all ranks numbers
+the other ranks as their events do. The node is the one whose launcher kept the log. An edge that
+cannot be placed is `unplaced` and makes the criterion unmeasured.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from ..evidence.nccl.nccl_log import CollNet, Edge, Log, NcclProcess, NcclTransport, Where
 from ..evidence.phase_result import PhaseResult
 
-# (node rank, pid) -> rank of the phase; None where two ranks said they are that.
+# (node rank, pid) -> rank of the phase; None if two ranks recorded the same process.
 Processes = dict[tuple[str, str], "int | None"]
 
 
 @dataclass(frozen=True)
 class PhaseLink:
-    """What NCCL used from one rank of the phase to another, as one of them logged it."""
+    """The transport from one rank of the phase to another, as one of them logged it."""
 
     source: int
     destination: int
@@ -38,22 +38,22 @@ class PhaseLink:
 
 @dataclass
 class PlacedEdges:
-    """The edges of a phase's logs: those of two known ranks, and those that are not."""
+    """The edges in a phase's logs: between known ranks of the phase, and unplaced ones."""
 
-    nodes: dict[int, int]  # rank of the phase -> node rank; ranks that nothing places are missing
+    nodes: dict[int, int]  # rank of the phase -> node rank, without ranks that cannot be placed
     links: list[PhaseLink] = field(default_factory=list)
-    unplaced: list[tuple[Edge, str]] = field(default_factory=list)  # and why
+    unplaced: list[tuple[Edge, str]] = field(default_factory=list)  # with the reason
     collnet: dict[int, list[CollNet]] = field(default_factory=dict)  # by rank of the phase
     nvls: set[int] = field(default_factory=set)  # ranks of the phase that connected NVLS
 
 
 def place_edges(result: PhaseResult) -> PlacedEdges:
-    """Find the ranks of the phase that each edge of its logs joins."""
+    """Resolve each edge of the logs to the ranks of the phase that it connects."""
     log = result.nccl.log
-    processes, nodes = _places(result)
+    processes, nodes = _map_processes(result)
     placed = PlacedEdges(nodes)
     for edge in log.edges:
-        ends = _ends(edge, log, processes)
+        ends = _resolve_ends(edge, log, processes)
         if isinstance(ends, str):
             placed.unplaced.append((edge, ends))
         else:
@@ -69,8 +69,8 @@ def place_edges(result: PhaseResult) -> PlacedEdges:
     return placed
 
 
-def _places(result: PhaseResult) -> tuple[Processes, dict[int, int]]:
-    """Who is which rank of the phase, and the node of each rank."""
+def _map_processes(result: PhaseResult) -> tuple[Processes, dict[int, int]]:
+    """The rank of each process, and the node of each rank."""
     processes: Processes = {}
     nodes: dict[int, int] = {}
     for rank in result.ranks:
@@ -79,22 +79,22 @@ def _places(result: PhaseResult) -> tuple[Processes, dict[int, int]]:
             key = str(node), str(pid)
             processes[key] = None if key in processes else rank.rank
             nodes[rank.rank] = node
-    for number, process in _by_log_alone(result, processes).items():
+    for number, process in _place_by_log(result, processes).items():
         processes[process.scope, process.pid] = number
         nodes[number] = int(process.scope)
     return processes, nodes
 
 
-def _by_log_alone(result: PhaseResult, processes: Processes) -> dict[int, NcclProcess]:
-    """Ranks without events, by a communicator of all ranks whose numbers are the phase's."""
+def _place_by_log(result: PhaseResult, processes: Processes) -> dict[int, NcclProcess]:
+    """Ranks without events, placed by a communicator of all ranks that uses the phase's numbers."""
     lost = {rank.rank for rank in result.ranks if not rank.start}
     found: dict[int, NcclProcess] = {}
     for communicator in result.nccl.log.communicators if lost else ():
-        who = {n: m.process for n, m in communicator.members.items() if m.process is not None}
-        known = {n: _rank_of(process, processes) for n, process in who.items()}
+        members = {n: m.process for n, m in communicator.members.items() if m.process is not None}
+        known = {n: _rank_of(process, processes) for n, process in members.items()}
         agree = all(rank == n for n, rank in known.items() if n not in lost)
         if communicator.ranks == result.world_size and agree and len(known) > len(lost):
-            found |= {n: who[n] for n in lost & who.keys() if known[n] is None}
+            found |= {n: members[n] for n in lost & members.keys() if known[n] is None}
     return found
 
 
@@ -102,10 +102,10 @@ def _rank_of(process: NcclProcess | None, processes: Processes) -> int | None:
     return None if process is None else processes.get((process.scope, process.pid))
 
 
-def _ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int] | str:
-    """The ranks of the phase that an edge joins, or why they are not known."""
+def _resolve_ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int] | str:
+    """The ranks of the phase that an edge connects, or why they are unknown."""
     if not edge.communicators:
-        return "no communicator is known to which it belongs"
+        return "its communicator is unknown"
     found: set[tuple[int, int]] = set()
     for index in edge.communicators:
         members = log.communicators[index].members
@@ -116,9 +116,9 @@ def _ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int] | str:
                 process = edge.logger
             rank = _rank_of(process, processes)
             if rank is None:
-                return f"rank {number} of its communicator is no known rank of the phase"
+                return f"rank {number} of its communicator is not a known rank of the phase"
             ends.append(rank)
         found.add((ends[0], ends[1]))
     if len(found) > 1:
-        return "it may be of several communicators, which differ in their ranks"
+        return "it may belong to several communicators, which differ in their ranks"
     return found.pop()

@@ -1,17 +1,17 @@
-"""Ranks that fall behind the others: told by what each does alone, before it waits for them.
+"""Ranks that fall behind the others, judged by what each does before it waits for the others.
 
-Synchronous training makes all ranks equally slow, so that a step's time tells none apart. What a
-rank does alone (its batch, its forward pass) does: from the step's begin, at which all ranks have
-just met, to `Step.local_done`.
+Synchronous training makes all ranks equally slow, so the time of a step does not show which rank is
+slow. The time of a rank's own part (its batch, its forward pass) does: from the step's beginning,
+where all ranks have just synchronised, to `Step.local_done`.
 
-A rank falls behind where all of this holds, of its steps after warm-up:
+A rank falls behind if all of this holds for its steps after warm-up:
 
 - its performance score, the others' median time by its own, is below 0.75: the bound of NVIDIA's
   resiliency extension (`Report.identify_stragglers`);
-- it costs the job more than a tenth of its steps' time, from which on a job counts as straggling in
+- it costs the job more than a tenth of its step time, the bound for a straggling job in
   "Understanding Stragglers in Large Model Training Using What-if Analysis" (arXiv:2505.05713);
-- it is late by more than the scheduling of cores or launches can explain;
-- it is so in three of four steps, not now and then.
+- it is late by more than the scheduling of cores or kernel launches can explain;
+- this holds in three of four steps, not only now and then.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ..evidence.telemetry import number
 
 LEAST_SCORE = 0.75
 MOST_SHARE = 0.1
-# Ranks that share cores wait for each other's time slices, of 3 to 6 ms each under Linux; a GPU's
-# launches are late by microseconds, its host's by some hundred of them.
+# Ranks that share cores wait for each other's time slices, 3 to 6 ms each under Linux. Kernel
+# launches on a GPU are late by microseconds, work on its host by some hundred microseconds.
 LATE_S = {"cpu": 0.020, "cuda": 0.001}
 FEWEST_STEPS = 5
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that falls behind: its own median seconds a step, the others', and the step's."""
+    """A rank that falls behind: median seconds of its own part, of the others', and of the step."""
 
     rank: RankResult
     own_s: float
@@ -47,13 +47,13 @@ class Straggler:
         return (
             f"{self.rank} on {self.rank.host} falls behind: its own part of a step takes "
             f"{self.own_s * 1e3:.3g} ms, the others' {self.others_s * 1e3:.3g} ms, of "
-            f"{self.step_s * 1e3:.3g} ms a step"
+            f"{self.step_s * 1e3:.3g} ms per step"
         )
 
 
 @dataclass(frozen=True)
 class _Times:
-    """One rank's seconds a step, after warm-up."""
+    """One rank's seconds per step, after warm-up."""
 
     rank: RankResult
     own: list[float]
@@ -61,17 +61,17 @@ class _Times:
 
 
 def check(phase: PhaseResult) -> None:
-    """Fail naming the ranks that fall behind; unmeasured where ranks timed no part of their own."""
+    """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
     __tracebackhide__ = True
-    found = stragglers(phase)
+    found = find_stragglers(phase)
     if found:
         fail("\n".join(map(str, found)))
 
 
-def stragglers(phase: PhaseResult) -> list[Straggler]:
+def find_stragglers(phase: PhaseResult) -> list[Straggler]:
     """The ranks that fall behind, the slowest first."""
     if phase.world_size < 2:
-        raise Unmeasured("stragglers", "there is no other rank to compare the one with")
+        raise Unmeasured("stragglers", "there is no other rank to compare with")
     times = [_times(rank) for rank in phase.ranks]
     on_cuda = all(str(rank.start.get("device")).startswith("cuda") for rank in phase.ranks)
     late_s = LATE_S["cuda" if on_cuda else "cpu"]
@@ -80,7 +80,7 @@ def stragglers(phase: PhaseResult) -> list[Straggler]:
     for index, one in enumerate(times):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
         step_s = statistics.median(one.steps)
-        # Its better steps, the lower quartile, must show it too.
+        # Its faster steps, the lower quartile, must show it as well.
         for own_s in (medians[index], statistics.quantiles(one.own, n=4)[0]):
             late = own_s - others_s
             if own_s * LEAST_SCORE <= others_s or late <= max(late_s, MOST_SHARE * step_s):
@@ -106,10 +106,10 @@ def _times(rank: RankResult) -> _Times:
 
 
 def seconds(record: Mapping[str, Any], name: str) -> list[float]:
-    """A list of seconds that a rank wrote; empty where anything in it is none."""
+    """A list of seconds that a rank recorded; empty if anything in it is not a time."""
     raw = record.get(name)
     listed = raw if isinstance(raw, list) else []
-    # Hundreds of thousands of them in a large job, nearly all plain numbers.
-    values = [one if type(one) is float else number(one) for one in listed]
-    good = [one for one in values if one is not None and 0 <= one < float("inf")]
+    # A large job has hundreds of thousands of them, nearly all plain floats.
+    values = [value if type(value) is float else number(value) for value in listed]
+    good = [value for value in values if value is not None and 0 <= value < float("inf")]
     return good if len(good) == len(values) else []

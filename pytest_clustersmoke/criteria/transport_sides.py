@@ -1,7 +1,7 @@
 """A phase's transports, inside nodes and between them, against the cluster's `expect`.
 
-What is seen to be wrong fails, whatever else was not seen. Only then is asked whether all that had
-to be seen was: an edge of every rank, an edge that joins every node, both ends of it.
+A connection that is visibly wrong fails, whatever else is missing. Only then is the evidence
+checked for completeness: an edge for every rank, an edge to every node, both ends of each.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 from ..evidence.metric import BETWEEN, INSIDE, Unmeasured, fail
 from ..evidence.nccl.nccl_log import Log
 from ..evidence.phase_result import PhaseResult
+from ..text import plural
 from .placed_links import PhaseLink, PlacedEdges, place_edges
 
 if TYPE_CHECKING:  # pydantic is not loaded by a plain collection
@@ -28,7 +29,7 @@ MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class Connection:
-    """All that is known of one transport from one rank to another: the logs of both its ends."""
+    """Everything known about one transport from one rank to another: the logs of both ends."""
 
     source: int
     destination: int
@@ -36,21 +37,21 @@ class Connection:
     links: tuple[PhaseLink, ...]
 
     def nics(self) -> str:
-        """` (mlx5_0)`, or both ends' where they differ; empty where no log names one."""
+        """` (mlx5_0)`, or both ends' NICs if they differ; empty if no log names one."""
         ends = {link.edge.role: link.edge.nic for link in self.links if link.edge.nic}
         names = list(dict.fromkeys(ends[role] for role in ("send", "receive") if role in ends))
         return f" ({' -> '.join(names)})" if names else ""
 
 
 class Transports:
-    """The connections of a phase, on two sides, each with the check that criteria use."""
+    """The connections of a phase, inside and between nodes, each with the check for criteria."""
 
     def __init__(self, result: PhaseResult) -> None:
         self._result = result
 
     @property
     def log(self) -> Log:
-        """NCCL's logs of all nodes. What cannot be read of them is in `unreadable`."""
+        """NCCL's logs of all nodes, except those in `unreadable`."""
         return self._result.nccl.log
 
     @property
@@ -59,12 +60,12 @@ class Transports:
 
     @cached_property
     def placed(self) -> PlacedEdges:
-        """Each edge of the logs between the ranks of the phase that it joins."""
+        """The edges of the logs, resolved to ranks of the phase."""
         return place_edges(self._result)
 
     @property
     def nodes(self) -> dict[int, int]:
-        """Rank of the phase -> its node rank; ranks that nothing places are missing."""
+        """Rank of the phase -> its node rank, without ranks that cannot be placed."""
         return self.placed.nodes
 
     @property
@@ -94,21 +95,21 @@ class Side:
         return [link for link in self.transports.placed.links if link.inside is self.inside]
 
     def check(self) -> None:
-        """Every connection is one that the cluster expects, and all that must be are there.
+        """Every connection is one that the cluster expects, and none is missing.
 
-        Raises AssertionError with ranks, hosts, NICs and places of all that are not, and Unmeasured
-        where the logs do not tell enough to say so. Skips where there can be none: inside nodes of
-        one rank each, or between nodes where there is one.
+        Raises AssertionError with the ranks, hosts, NICs and log lines of those that are not, and
+        Unmeasured if the logs do not show enough. Skips if there cannot be any: inside nodes of
+        one rank each, or between nodes if there is only one.
         """
         __tracebackhide__ = True
         where = "inside a node" if self.inside else "between nodes"
         if self.result.backend != "nccl":
             raise Unmeasured(
                 "transports",
-                f"the ranks talked over {self.result.backend}, which has none of NCCL's",
+                f"the ranks talked over {self.result.backend}, which has no NCCL transports",
             )
-        if none := self._none():
-            pytest.skip(none)
+        if reason := self._why_skipped():
+            pytest.skip(reason)
         expect = self.result.expect
         globs = self._globs(expect) if expect else ()
         rdma = expect is not None and (expect.hca or expect.gpudirect != "any")
@@ -125,20 +126,20 @@ class Side:
                 _listed(wrong, f"connections {where} are not as cluster.yaml expects")
                 + self._hint()
             )
-        if unknown := self._unknown(globs, expect, where):
+        if unknown := self._missing_evidence(globs, expect, where):
             raise Unmeasured("transports", unknown)
         self.result.judged.add(INSIDE if self.inside else BETWEEN)
 
-    def _none(self) -> str:
-        """Why there can be no connection on this side; empty where there has to be one."""
+    def _why_skipped(self) -> str:
+        """Why there can be no connection on this side; empty if there must be one."""
         key = "ranks_per_node" if self.inside else "nodes"
         if int(self.result.spec[key]) > 1:
             return ""
         return "each node has one rank" if self.inside else "the phase has one node"
 
     def judged(self) -> Iterator[tuple[Connection, str]]:
-        """Every connection, and why it is not as the cluster expects: empty where it is, or where
-        nothing is expected."""
+        """Every connection, with the reason why it is not as the cluster expects; the reason is
+        empty if it is, or if nothing is expected."""
         expect = self.result.expect
         globs = self._globs(expect) if expect else ()
         for pair in self._pairs():
@@ -150,7 +151,7 @@ class Side:
     # -- What is wrong -----------------------------------------------------------------------------
 
     def _pairs(self) -> Iterator[Connection]:
-        """The links by ranks and wording, the sender's log first."""
+        """The links grouped by ranks and wording, the sender's log first."""
         found: dict[tuple[int, int, str], list[PhaseLink]] = defaultdict(list)
         for link in self.links():
             found[link.source, link.destination, link.edge.wording].append(link)
@@ -159,7 +160,7 @@ class Side:
             yield Connection(source, destination, wording, tuple(links))
 
     def _reason(self, pair: Connection, globs: Iterable[str], expect: Expectation) -> str:
-        """Why a connection is wrong; empty where it is not."""
+        """Why a connection is wrong; empty if it is not."""
         transport = pair.links[0].transport
         if reason := _forbidden(pair.wording, expect):
             return reason
@@ -177,7 +178,7 @@ class Side:
         return ""
 
     def _wrong_without_peer(self, expect: Expectation) -> Iterator[str]:
-        """NVLS joins a rank to its node's switches, CollNet to the network: both without a peer."""
+        """NVLS (to the node's switches) and CollNet (to the network) have no peer."""
         placed = self.transports.placed
         if self.inside:
             if reason := _forbidden("NVLS", expect):
@@ -189,14 +190,14 @@ class Side:
                     yield f"{self._name(rank)}: {connection.wording}, {reason}: {connection.where}"
 
     def _wrong_anywhere(self, expect: Expectation) -> Iterator[str]:
-        """What is forbidden is so on both sides: it need not be placed."""
+        """Unplaced edges that are forbidden: forbidden transports are wrong on either side."""
         for edge, _ in self.transports.placed.unplaced:
             if reason := _forbidden(edge.wording, expect):
                 ranks = f"ranks {edge.source} -> {edge.destination} of a communicator"
                 yield f"{ranks}: {edge.wording}, {reason}: {edge.where}"
 
     def _hint(self) -> str:
-        """What the logs say of the cause."""
+        """A cause that the logs show, or nothing."""
         names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
         scopes = {process.scope for process in self.transports.log.without_ib}
         nodes = sorted({str(names.get(int(scope), scope)) for scope in scopes if scope.isdigit()})
@@ -204,8 +205,8 @@ class Side:
 
     # -- What is not known -------------------------------------------------------------------------
 
-    def _unknown(self, globs: Iterable[str], expect: Expectation, where: str) -> str:
-        """The first thing without which nothing can be said to be right; empty if all is there."""
+    def _missing_evidence(self, globs: Iterable[str], expect: Expectation, where: str) -> str:
+        """The first gap in the evidence that prevents a verdict; empty if there is none."""
         transports = self.transports
         placed = transports.placed
         if transports.unreadable:
@@ -216,32 +217,38 @@ class Side:
         if unplaced := placed.unplaced:
             edge, reason = unplaced[0]
             return (
-                f"{len(unplaced)} edges cannot be placed, the first {edge.source} -> "
+                f"{plural(len(unplaced), 'edge')} cannot be placed, the first {edge.source} -> "
                 f"{edge.destination} {edge.wording} at {edge.where}: {reason}"
             )
         if transports.log.torn_count:
             return (
-                f"{transports.log.torn_count} lines of connections are torn or in unknown words, "
-                f"the first at {transports.log.torn[0]}"
+                "connection lines that are torn or in an unknown form: "
+                f"{transports.log.torn_count}, the first at {transports.log.torn[0]}"
             )
         links = self.links()
-        reduced = self._reduced_otherwise(globs)
+        reduced = self._ranks_without_peers(globs)
         if not links and not reduced:
             return f"NCCL logged no connection {where}{self._why_none()}"
-        silent = self._silent_inside(links, reduced) if self.inside else self._apart(links, reduced)
+        silent = (
+            self._unconnected_ranks(links, reduced)
+            if self.inside
+            else self._unconnected_nodes(links, reduced)
+        )
         if silent:
-            return f"NCCL logged no connection {where} of {silent}"
-        return ("" if self.inside else self._half_told(links, expect)) or self._cut_logs()
+            return f"NCCL logged no connection {where} for {silent}"
+        return (
+            "" if self.inside else self._incomplete_end(links, expect)
+        ) or self._incomplete_log()
 
-    def _cut_logs(self) -> str:
-        """A rank whose own log is not whole: an init without its end, or no connection that it
-        made. What the others say of connections to it does not stand for those it made itself."""
+    def _incomplete_log(self) -> str:
+        """A rank whose own log is incomplete: an init without its end, or no connection that it
+        made. Connections to it in other logs do not prove the ones that it made itself."""
         placed, log = self.transports.placed, self.transports.log
         for communicator in log.communicators:
             for number, member in communicator.members.items():
                 if member.started and not member.complete:
                     who = f"{member.process} (rank {number} of {communicator.ranks or '?'})"
-                    return f"NCCL's init of {who} began, and its end is not in the log"
+                    return f"NCCL's init of {who} began, but its end is not in the log"
         sent = {link.source for link in placed.links if link.edge.role != "receive"}
         mute = [
             rank.rank
@@ -253,9 +260,9 @@ class Side:
             return f"NCCL logged no connection that {names} made"
         return ""
 
-    def _reduced_otherwise(self, globs: Iterable[str]) -> set[int]:
-        """Ranks that NVLS (inside) or CollNet (between) serves, where these are expected: they
-        join no pair of ranks. NVLS runs over the NVLink switches that P2P runs over."""
+    def _ranks_without_peers(self, globs: Iterable[str]) -> set[int]:
+        """Ranks that use NVLS (inside nodes) or CollNet (between nodes), if these are expected:
+        they connect no pairs of ranks. NVLS uses the same NVLink switches as P2P."""
         placed = self.transports.placed
         if self.inside:
             allowed = any(matches("NVLS", glob) or glob.startswith("P2P") for glob in globs)
@@ -272,13 +279,13 @@ class Side:
             return ": its logs are missing or empty"
         if not log.edges:
             return (
-                ": it connects when a collective first needs it, and hides edges of subsystems "
-                "that NCCL_DEBUG_SUBSYS leaves out"
+                ": it connects when a collective first needs it, and it does not log the edges of "
+                "subsystems that NCCL_DEBUG_SUBSYS leaves out"
             )
         return ""
 
-    def _silent_inside(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
-        """A rank that shares its node and of which no connection inside it is known."""
+    def _unconnected_ranks(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
+        """Ranks that share their node but have no known connection inside it."""
         seen = {rank for link in links for rank in (link.source, link.destination)} | reduced
         crowds: dict[int, list[int]] = defaultdict(list)
         for rank in self.result.ranks:
@@ -286,8 +293,8 @@ class Side:
         silent = [r for crowd in crowds.values() if len(crowd) > 1 for r in crowd if r not in seen]
         return ", ".join(map(self._name, silent[:MOST_SHOWN]))
 
-    def _apart(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
-        """Nodes that no chain of connections joins to the first one."""
+    def _unconnected_nodes(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
+        """Nodes that no chain of connections links to the first one."""
         node = self.transports.nodes
         names = {node[rank.rank]: rank.node for rank in self.result.ranks}
         joined: dict[int, set[int]] = defaultdict(set)
@@ -298,17 +305,17 @@ class Side:
         for other in in_network:
             joined[other] |= in_network
         first = min(names)
-        reached, ahead = {first}, [first]
-        while ahead:
-            new = joined[ahead.pop()] - reached
+        reached, pending = {first}, [first]
+        while pending:
+            new = joined[pending.pop()] - reached
             reached |= new
-            ahead += new
+            pending += new
         apart = sorted(set(names) - reached)
         return ", ".join(str(names[node]) for node in apart[:MOST_SHOWN])
 
-    def _half_told(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
-        """A network connection of which only one end's log is known, though both log it: the other
-        end may be another; or no NIC's name, where that matters."""
+    def _incomplete_end(self, links: Iterable[PhaseLink], expect: Expectation) -> str:
+        """A network connection that only one end logged, though both should: the other end may
+        differ; or one without a NIC's name, if the cluster expects certain NICs."""
         ends: dict[tuple[int, int], dict[str | None, PhaseLink]] = defaultdict(dict)
         for link in links:
             if link.transport.net is not None:
@@ -318,9 +325,8 @@ class Side:
         for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
                 if role not in by_role:
-                    return (
-                        f"the {end} of {self._say_ends(source, destination)} logged nothing of it"
-                    )
+                    pair = self._say_ends(source, destination)
+                    return f"the {end} of {pair} logged nothing about the connection"
         return ""
 
     # -- Words -------------------------------------------------------------------------------------
@@ -336,7 +342,7 @@ class Side:
 
 
 def matches(wording: str, glob: str) -> bool:
-    """Whether a glob of cluster.yaml means a transport: by its kind, or by NCCL's whole wording."""
+    """Whether a glob of cluster.yaml matches a transport: its kind, or NCCL's whole wording."""
     from ..evidence.nccl.nccl_log import transport
 
     return fnmatchcase(transport(wording).kind, glob) or fnmatchcase(wording, glob)
@@ -348,7 +354,7 @@ def _forbidden(wording: str, expect: Expectation) -> str:
 
 
 def _is_hca(nic: str, glob: str) -> bool:
-    """A NIC that NCCL merged of several (`mlx5_0+mlx5_1`) is each of them."""
+    """Whether every NIC matches; NCCL joins merged NICs with `+` (`mlx5_0+mlx5_1`)."""
     return all(fnmatchcase(part, glob) for part in nic.split("+"))
 
 

@@ -1,16 +1,15 @@
 """Evidence of a failure -> findings: what happened, where, why, what to do next.
 
-By structured evidence: what the nodes' watch, the ranks and the scheduler recorded. A rank that
-died comes before a rank whose connection broke, for that one is its victim. What the texts around
-it say of the cause is added then.
+Structured evidence decides: what the nodes' watch, the ranks and the scheduler recorded. A rank
+that died comes before a rank whose connection broke, its victim. The logs then add the cause.
 
-failure_evidence.py  all that the phase left behind, each file parsed once, by rank_positions.py
-                     (stacks and marks), flight_recorder.py, exits.py and timeline.py
-scheduler_findings.py  what the scheduler did to the job, or its nodes
-node_findings.py     what kept the job from starting, what the nodes' checks and their watch say
-rank_failures.py     ranks that died, left early or raised, or were killed for want of memory
-hangs.py             ranks that the others waited for, or out of step with them: call_order.py
-explain.py           what the logs' own words add
+failure_evidence.py    everything the phase left behind, each file parsed once, by rank_positions.py
+                       (stacks and progress), flight_recorder.py, process_exits.py and timeline.py
+scheduler_findings.py  what the scheduler did to the job or its nodes
+node_findings.py       what kept the job from starting; what the nodes' checks and watch found
+rank_failures.py       ranks that died, left early or raised, or were killed for lack of memory
+hangs.py               ranks that the others waited for, or that are out of step: call_order.py
+log_causes.py          the cause, as far as the logs show it
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from .node_findings import (
 from .rank_failures import find_memory_kill, find_rank_failures
 from .scheduler_findings import find_scheduler_action
 
-# sbatch finds no controller to ask (slurm-client 22.05 where no slurm.conf is; slurm_errno.c).
+# sbatch cannot find a controller (slurm-client 22.05 without a slurm.conf; slurm_errno.c).
 NO_CONTROLLER = re.compile(
     "could not establish a configuration source|unable to contact slurm controller", re.I
 )
-# In the order of how much each explains.
+# The judge that explains most comes first.
 JUDGES = (
     find_stray_fault,
     find_failed_setup,
@@ -58,7 +57,8 @@ JUDGES = (
 
 
 def refused(words: str, script: Path) -> Finding:
-    fix = "read the scheduler's words; account, partition, QOS and limits are set in cluster.yaml"
+    """The finding for a job that sbatch refused with this message."""
+    fix = "read the scheduler's message; account, partition, QOS and limits are set in cluster.yaml"
     if NO_CONTROLLER.search(words):
         fix = (
             "run this on a login node of the cluster, or set SLURM_CONF to its slurm.conf; "
@@ -78,7 +78,7 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     by_scheduler = find_scheduler_action(evidence, judgement)
     if by_scheduler:
         return by_scheduler
-    # What the scheduler or we did to a job is no fault of its ranks, whatever they say of it.
+    # If the scheduler or this run ended the job, its ranks are not at fault, whatever they logged.
     if judgement.outcome not in ("failed", "lost"):
         return [_outcome_finding(evidence, judgement)]
     killed = find_memory_kill(evidence, judgement)
@@ -89,7 +89,7 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
 
 
 def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding:
-    """All that is known where no judge found more."""
+    """What is known if no judge found more."""
     fixes = {
         "cluster_failed": "look at the nodes it ran on; the scheduler's log says more",
         "preempted": "run again, or in a partition or QOS that is not preempted",

@@ -1,9 +1,9 @@
-"""Which rank fell out of step, from the flight recorders of all: within each process group the
-calls of one number belong together.
+"""Which rank fell out of step, from the flight recorders of all ranks. Within each process group,
+calls with the same number belong together.
 
-A call that differs between ranks is a mismatch: where more than half of the group agree, the others
-are out of step; else it cannot be told who is. Where all agree, a rank whose calls end before the
-one that others wait in never came to it, unless it waits itself, in another group, for a third.
+A call that differs between ranks is a mismatch: if more than half of the group agree, the others
+are out of step; otherwise it is unknown which are. If all agree, a rank whose calls end before the
+one that others wait in never reached it, unless it waits itself for a third rank in another group.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from .flight_recorder import DEFAULT_GROUP, P2P, CollectiveCall, FlightRecord
 
-# All ranks came so many calls past one that differed: then it is a habit of the program's, which
-# the library bears. gloo lets some ranks past the call that breaks the others.
+# If all ranks got this many calls past one that differed, the program does so regularly and the
+# library tolerates it. gloo lets some ranks past the call that breaks the others.
 HABIT = 3
 
 
@@ -23,17 +23,17 @@ HABIT = 3
 class Mismatch:
     """One number of a group, under which ranks called different collectives."""
 
-    group: str  # as people are told it
+    group: str  # as shown to users
     number: int
     sides: tuple[tuple[CollectiveCall, tuple[int, ...]], ...]  # the largest first
-    culprits: tuple[int, ...]  # both sides where neither has the majority
-    told: bool  # whether there is a majority
+    culprits: tuple[int, ...]  # both sides if neither has the majority
+    has_majority: bool
     how: str  # "skipped", "extra", "order", "shape", "type", "collective"
 
 
 @dataclass(frozen=True)
 class Absence:
-    """A collective in which some wait for others that never came to it."""
+    """A collective in which some ranks wait for others that never reached it."""
 
     group: str
     number: int
@@ -42,28 +42,28 @@ class Absence:
     waiters: tuple[int, ...]
 
 
-def first_mismatch(records: Mapping[int, FlightRecord], world_size: int) -> Mismatch | None:
-    """The first call, near the end of what is recorded, that ranks of one group disagree on."""
+def find_first_mismatch(records: Mapping[int, FlightRecord], world_size: int) -> Mismatch | None:
+    """The first call, near the end of the record, on which the ranks of a group disagree."""
     found = [
         one
         for group in sorted({name for record in records.values() for name in record.calls})
         if (one := _mismatch_in(group, records, world_size)) is not None
     ]
-    return min(found, key=_when, default=None)
+    return min(found, key=_created_at, default=None)
 
 
-def _when(one: Mismatch) -> float:
+def _created_at(one: Mismatch) -> float:
     times = [call.created_s for call, _ in one.sides if call.created_s is not None]
     return max(times, default=0.0)
 
 
 def members(group: str, records: Mapping[int, FlightRecord], world_size: int) -> tuple[int, ...]:
-    """The group's ranks; those that called something in it, where no rank says who belongs."""
+    """The group's ranks; if no record lists them, the ranks that called something in it."""
     if group == DEFAULT_GROUP:
         return tuple(range(world_size))
-    said = {record.members[group] for record in records.values() if group in record.members}
-    if len(said) == 1:
-        return tuple(rank for rank in next(iter(said)) if rank < world_size)
+    listed = {record.members[group] for record in records.values() if group in record.members}
+    if len(listed) == 1:
+        return tuple(rank for rank in next(iter(listed)) if rank < world_size)
     return tuple(sorted(rank for rank, record in records.items() if group in record.calls))
 
 
@@ -82,7 +82,7 @@ def _mismatch_in(
         name = next(record for record in records.values() if group in record.calls).name(group)
         majority = sides[0][1] if 2 * len(sides[0][1]) > len(belong) else ()
         ranks = {rank for _, side in sides for rank in side} - set(majority)
-        how = _how(number, known[sides[0][1][0]], known[sides[1][1][0]])
+        how = _describe_departure(number, known[sides[0][1][0]], known[sides[1][1][0]])
         return Mismatch(name, number, sides, tuple(sorted(ranks)), bool(majority), how)
     return None
 
@@ -90,7 +90,7 @@ def _mismatch_in(
 def _sides(
     number: int, known: Mapping[int, Mapping[int, CollectiveCall]]
 ) -> tuple[tuple[CollectiveCall, tuple[int, ...]], ...]:
-    """What the ranks called under this number, and who; the largest party first."""
+    """The different calls under this number, each with its ranks; the largest party first."""
     parties: dict[object, list[int]] = defaultdict(list)
     for rank, calls in sorted(known.items()):
         if number in calls:
@@ -99,62 +99,62 @@ def _sides(
     return tuple((known[ranks[0]][number], tuple(ranks)) for ranks in ordered)
 
 
-def _how(
+def _describe_departure(
     number: int, usual: Mapping[int, CollectiveCall], odd: Mapping[int, CollectiveCall]
 ) -> str:
-    """What the odd one did, by the calls from this number on, as far as both go."""
+    """How the odd rank departed from the others, judged by the calls from this number on."""
     mine, theirs = odd[number], usual[number]
     following = number + 1
     if following not in usual:
-        # The others wait in this one; what they call behind it shows where they called it before.
+        # The others wait in this call; what follows it shows where they made the same call before.
         before = [n for n in usual if n < number and usual[n].agrees_on == theirs.agrees_on]
         following = max(before, default=number) + 1
     is_next = following in usual and usual[following].agrees_on == mine.agrees_on
-    if _same(usual, number, odd, number + 1):
+    if _calls_agree(usual, number, odd, number + 1):
         return "order" if is_next else "extra"
-    if _same(usual, following, odd, number):
+    if _calls_agree(usual, following, odd, number):
         return "skipped"
     if mine.kind != theirs.kind:
         return "collective"
     return "type" if mine.elements == theirs.elements else "shape"
 
 
-def _same(
+def _calls_agree(
     one: Mapping[int, CollectiveCall], first: int, other: Mapping[int, CollectiveCall], second: int
 ) -> bool:
-    """Whether the calls from these numbers on are the same, as long as both are recorded."""
+    """Whether the calls from these numbers on are the same, as far as both are recorded."""
     if first not in one or second not in other:
         return False
     last = first
     while last + 1 in one and second + last + 1 - first in other:
         last += 1
-    # Where they differ again only at the end, another fault followed; so the first two decide.
+    # If they differ again only at the end, another fault followed; so the first two decide.
     numbers = range(first, min(last, first + 1) + 1)
     return all(one[n].agrees_on == other[second + n - first].agrees_on for n in numbers)
 
 
-def absences(
+def find_absences(
     records: Mapping[int, FlightRecord], world_size: int, failed: Iterable[int] = ()
 ) -> list[Absence]:
-    """The collectives in which ranks wait for such as never came; by the latter, who wait for
-    nobody themselves. Ranks that `failed` did so in their last call, which may count as ended."""
+    """The collectives in which ranks wait for ranks that never arrived and do not wait themselves.
+    Ranks that `failed` did so in their last call, even if it is recorded as ended."""
     waits = _waits(records, world_size, set(failed))
     roots = {rank for one in waits for rank in one.absent} - {one.waiters[0] for one in waits}
-    return _gathered(waits, roots)
+    return _merge_absences(waits, roots)
 
 
-def mutual(records: Mapping[int, FlightRecord], world_size: int) -> list[Absence]:
-    """Where ranks wait for each other in different groups, and so nobody for one who waits for
-    none: all these collectives, the one with the most waiters first."""
+def find_mutual_waits(records: Mapping[int, FlightRecord], world_size: int) -> list[Absence]:
+    """Collectives in which ranks wait for each other, in different groups, so that no rank waits
+    for one that is free; the collective with the most waiters first."""
     waits = _waits(records, world_size, set())
     waiters = {one.waiters[0] for one in waits}
     if any(set(one.absent) - waiters for one in waits):
         return []
-    return sorted(_gathered(waits, waiters), key=lambda one: -len(one.waiters))
+    return sorted(_merge_absences(waits, waiters), key=lambda one: -len(one.waiters))
 
 
-def _gathered(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]:
-    """One for each collective, with all its waiters, and of the absent those `among` these."""
+def _merge_absences(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]:
+    """One absence per collective, with all its waiters and those of the absent that are `among`."""
     found: dict[tuple[str, int], Absence] = {}
     for one in waits:
         absent = tuple(rank for rank in one.absent if rank in among)
@@ -165,8 +165,8 @@ def _gathered(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]
     return list(found.values())
 
 
-def waiting(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, CollectiveCall]]:
-    """Rank -> the group, as people are told it, and the first call in it that has not ended."""
+def pending_calls(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, CollectiveCall]]:
+    """Rank -> the group, as shown to users, and the first call in it that has not ended."""
     found: dict[int, tuple[str, CollectiveCall]] = {}
     for rank, record in records.items():
         for group in record.calls:
@@ -176,17 +176,17 @@ def waiting(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, Collect
     return found
 
 
-def not_begun(records: Mapping[int, FlightRecord]) -> tuple[int, ...]:
-    """Where all ranks wait in one call: those whose device never began it, while others' did. Only
-    told where the recorder times the calls (TORCH_NCCL_ENABLE_TIMING)."""
-    states = {rank: call.state for rank, (_, call) in waiting(records).items()}
+def find_idle_devices(records: Mapping[int, FlightRecord]) -> tuple[int, ...]:
+    """If all ranks wait in one call: those whose device never started it while others' did. Only
+    known if the recorder times the calls (TORCH_NCCL_ENABLE_TIMING)."""
+    states = {rank: call.state for rank, (_, call) in pending_calls(records).items()}
     if set(states.values()) != {"started", "scheduled"}:
         return ()
     return tuple(sorted(rank for rank, state in states.items() if state == "scheduled"))
 
 
 def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int]) -> list[Absence]:
-    """Every rank that waits, with those that never came."""
+    """Every rank that waits, with the ranks that never arrived."""
     found = []
     for rank, record in sorted(records.items()):
         for group, calls in record.calls.items():
@@ -209,8 +209,8 @@ def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int
 def _p2p_waits(
     rank: int, record: FlightRecord, records: Mapping[int, FlightRecord], world_size: int
 ) -> list[Absence]:
-    """A send or receive that has not ended and whose peer has called fewer of its kind: only where
-    nothing of either's record was overwritten. Peers are counted within the group."""
+    """A send or receive that has not ended and whose peer made fewer of the matching calls. Judged
+    only if neither record was overwritten. Peers are numbered within the group."""
     found = []
     for group, calls in record.p2p.items():
         belong = members(group, records, world_size)

@@ -1,4 +1,4 @@
-"""All that a failed phase left behind, each file parsed once, for every judge of its failure."""
+"""Everything a failed phase left behind, each file parsed once for all judges of the failure."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .process_exits import RankExits
 from .rank_positions import Stack, ranks_by_position, read_stacks, stacks_of_children
 from .timeline import Timeline
 
-# What a rank says when another rank went away: an echo, not a cause.
+# Errors of a rank that lost another rank: an echo, not a cause.
 ECHO = re.compile(
     r"connection (reset|closed|refused)|broken pipe|socket timeout|timed out waiting|"
     r"to recv, got 0 bytes|ving ncclUniqueId|remote process exited|DistBackendError|"
     r"ncclRemoteError|NCCL communicator was aborted",
     re.I,
 )
-# What a rank says where sizes or kinds of a collective differ between ranks.
+# Errors of a rank when a collective differs in size or kind between ranks.
 MISMATCHED = re.compile(r"enforce fail|op\.preamble|mismatch|monitoredBarrier", re.I)
 MAX_LINES = 8
-MAX_JOB_LOG_LINES = 100_000  # of the job's own log, in which no rank writes
+MAX_JOB_LOG_LINES = 100_000  # of the job's own log; ranks do not write there
 
 
 class FailureEvidence:
-    """What the nodes, the ranks and the scheduler left; read when a judge first asks for it."""
+    """What the nodes, ranks and scheduler left behind, read when a judge first needs it."""
 
     def __init__(self, result: PhaseResult) -> None:
         self.result = result
@@ -61,7 +61,7 @@ class FailureEvidence:
 
     @cached_property
     def abort_flag(self) -> dict[str, Any]:
-        """The flag by which a node ended the phase on all nodes; empty where none did."""
+        """The flag by which a node ended the phase on all nodes; empty if none did."""
         return read_json(self.directory.abort) or {}
 
     @cached_property
@@ -78,9 +78,8 @@ class FailureEvidence:
 
     @cached_property
     def survivors(self) -> frozenset[int]:
-        """The ranks that were done and whose process did not fail behind that: whatever they said
-        on the way they survived, such as an out of memory that the program caught and tried again.
-        """
+        """The ranks that were done and whose process did not fail afterwards: they survived what
+        they logged, such as an out-of-memory error that the program caught."""
         ended = self.exits.by_rank
         done = [rank.rank for rank in self.result.ranks if rank.done]
         return frozenset(rank for rank in done if rank not in ended or ended[rank].code == 0)
@@ -88,7 +87,7 @@ class FailureEvidence:
     def search_job_logs(
         self, *words: re.Pattern[str], lines: int = MAX_JOB_LOG_LINES
     ) -> Iterator[tuple[re.Match[str], Evidence]]:
-        """The lines of the job's own logs that hold one of these words."""
+        """The lines of the job's own logs that match one of these patterns."""
         for path in job_logs(self.directory):
             for number, line in numbered_lines(path, lines):
                 match = next((found for one in words if (found := one.search(line))), None)
@@ -100,37 +99,37 @@ class FailureEvidence:
         names = {node.node_rank: node.name for node in self.result.nodes}
         found = []
         for rank in ranks:
-            said = self.ranks[rank].start.get("node") if rank in self.ranks else None
-            # A rank that hangs before its Rank has said nothing: static ranks are counted by node.
-            found.append(str(said or names.get(rank // per_node, "unknown")))
+            name = self.ranks[rank].start.get("node") if rank in self.ranks else None
+            # A rank that hangs before its Rank has no start event: static ranks are dealt by node.
+            found.append(str(name or names.get(rank // per_node, "unknown")))
         return tuple(dict.fromkeys(found))
 
-    def named(self, ranks: Collection[int]) -> str:
+    def name_ranks(self, ranks: Collection[int]) -> str:
         """`rank 3 (n1)`, or `ranks 3, 5-7 (n1, n2)`."""
         hosts = ", ".join(self.hosts(sorted(ranks)))
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)} ({hosts})"
 
-    def stands(self, rank: int) -> str:
-        """Where a rank stood, in words."""
+    def position(self, rank: int) -> str:
+        """Where a rank was, in words; empty without a stack."""
         stack = self.stacks.get(rank)
         if stack is None:
             return ""
         words = stack.line
         if stack.frames[0] != stack.program:
-            words += f" (inside it {stack.frames[0]})"
+            words += f" (in {stack.frames[0]})"
         if stack.waits_for_loader:
             workers = [str(one.program) for one in stacks_of_children(self.directory, rank)]
-            at = f", which stands at {workers[0]}" if workers else ""
+            at = f", which is at {workers[0]}" if workers else ""
             words += f", waiting for a worker of its DataLoader{at}"
         return words
 
     def lines(self, ranks: Iterable[int]) -> dict[str, str]:
-        """Rank -> the line of the program on which it stood."""
+        """Rank -> the line of the program that it was on."""
         found = ((rank, self.stacks.get(rank)) for rank in list(ranks)[:MAX_LINES])
         return {str(rank): sanitize_line(stack.line) for rank, stack in found if stack}
 
     def evidence(self, ranks: Iterable[int]) -> list[Evidence]:
-        """Stack and flight recorder of each, as far as they are there."""
+        """The stack and flight recorder of each rank, if it left them."""
         found = []
         for rank in list(ranks)[:MAX_LINES]:
             stack, record = self.stacks.get(rank), self.records.get(rank)
@@ -138,8 +137,8 @@ class FailureEvidence:
                 found.append(stack.evidence())
             if record is not None:
                 last = {group: str(calls[max(calls)]) for group, calls in record.calls.items()}
-                said = "; ".join(f"group {group}: {call}" for group, call in last.items())
-                found.append(record.evidence(f"rank {rank}'s last collective by group: {said}"))
+                text = "; ".join(f"group {group}: {call}" for group, call in last.items())
+                found.append(record.evidence(f"rank {rank}'s last collective by group: {text}"))
         return found
 
     def detail(self, **more: Any) -> dict[str, Any]:
@@ -147,18 +146,19 @@ class FailureEvidence:
 
 
 def is_echo(error: Mapping[str, Any]) -> bool:
-    """Whether a rank only says that it lost another one."""
+    """Whether the error only reports the loss of another rank."""
     return bool(ECHO.search(str(error.get("message"))))
 
 
 def is_consequence(error: dict[str, Any]) -> bool:
-    said = f"{error.get('type')}: {error.get('message')}"
-    return bool(ECHO.search(said) or MISMATCHED.search(said))
+    """Whether the error only reports the loss of another rank, or a collective that differs."""
+    text = f"{error.get('type')}: {error.get('message')}"
+    return bool(ECHO.search(text) or MISMATCHED.search(text))
 
 
 def line_of(evidence: FailureEvidence, call: CollectiveCall, ranks: Collection[int]) -> str:
-    """The line of the program that called it: by the recorder, else by the stack of a rank that
-    still waits in it."""
+    """The line of the program that made the call: from the recorder, else from the stack of a rank
+    that still waits in it."""
     if call.line:
         return call.line
     for rank in ranks:

@@ -1,11 +1,11 @@
-"""The flight recorders of ranks: which collectives each has called, in which process group.
+"""The flight recorders of ranks: which collectives each rank called, in which process group.
 
-Read by ourselves: torch's own analyzer fails on gloo's. The shape changed with torch's versions:
-2.2 numbers the calls `seq_id` and its groups by `pg_id`, which counts in each process for itself
-(only 0, the default group, is the same on all ranks); 2.3 has `pg_name`; from 2.4 on there are
-`process_group` (name, description), `collective_seq_id` and `p2p_seq_id`. gloo, recorded from 2.6
-on, leaves `state` at "scheduled": that a call has ended shows by `retired`. The recorder is a ring:
-its first calls may be gone.
+torch's own analyzer fails on gloo's records, so they are parsed here. The format depends on torch's
+version: 2.2 numbers calls by `seq_id` and groups by `pg_id`, which each process counts for itself
+(only 0, the default group, is the same on all ranks); 2.3 has `pg_name`; 2.4 and later have
+`process_group` (name, description), `collective_seq_id` and `p2p_seq_id`. gloo, recorded since 2.6,
+leaves `state` at "scheduled": `retired` shows that a call has ended. The recorder is a ring buffer:
+the first calls may be gone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .rank_positions import LIBRARY
 
 # 2,000 calls with 20 frames each are 5 MB.
 MAX_BYTES = 32 * 2**20
-# Of each group and rank the last ones are kept: what all ranks have come past explains nothing.
+# How many calls to keep per group and rank; calls that all ranks got past explain nothing.
 KEPT = 256
 MAX_DIMENSIONS = 64
 DEFAULT_GROUP = "0"
-# Calls that differ between ranks by design, in roots and in sizes: only their kind is compared.
+# Calls whose roots or sizes differ between ranks by design: only their kind is compared.
 UNEVEN = re.compile(r"gather$|scatter$|all_?to_?all|reduce$|_oop$|coalesced|send|recv|monitored")
-# These share the end of their names with those, and are even.
+# These match by the end of their name, but are even.
 EVEN = frozenset({"all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather"})
 P2P = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 
@@ -51,7 +51,7 @@ class CollectiveCall:
 
     @property
     def agrees_on(self) -> tuple[str, int | None, str]:
-        """What must be the same on all ranks of the group."""
+        """The properties that must be the same on all ranks of the group."""
         if self.kind not in EVEN and UNEVEN.search(self.kind):
             return self.kind, None, ""
         return self.kind, self.elements, self.dtype
@@ -63,7 +63,7 @@ class CollectiveCall:
 
 @dataclass
 class FlightRecord:
-    """What one rank's flight recorder holds, by group."""
+    """One rank's flight recorder, by group."""
 
     rank: int
     path: Path
@@ -74,7 +74,7 @@ class FlightRecord:
     whole: bool = True  # nothing was overwritten
 
     def last(self, group: str) -> int:
-        """The number of the last call; 0 where there is none."""
+        """The number of the last call; 0 if there is none."""
         return max(self.calls.get(group, {}), default=0)
 
     def pending(self, group: str) -> CollectiveCall | None:
@@ -91,23 +91,23 @@ class FlightRecord:
 
 
 def read_flight_records(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, FlightRecord]:
-    """Rank -> its record, where it left one with at least one call."""
+    """Rank -> its record, if it left one with at least one call."""
     found = ((rank, read_flight_record(directory, rank)) for rank in ranks)
     return {rank: one for rank, one in found if one is not None}
 
 
 def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
-    """One rank's record: the whole, else the one without source lines."""
+    """One rank's record: the full one, else the one without source lines."""
     whole, brief = directory.rank_flight_recorder(rank), directory.rank_flight_recorder_brief(rank)
     for path in (whole, brief):
-        raw = _json(path)
+        raw = _read_json(path)
         entries = raw.get("entries")
         if isinstance(entries, list) and entries:
             return _record(rank, path, raw, entries)
     return None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES + 1)
@@ -121,16 +121,16 @@ def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> F
     record = FlightRecord(rank, path)
     for entry in entries:
         if isinstance(entry, dict):
-            _take(record, entry)
+            _add_call(record, entry)
     for group, calls in record.calls.items():
         record.calls[group] = {one: calls[one] for one in sorted(calls)[-KEPT:]}
-    _take_members(record, raw)
+    _add_members(record, raw)
     ids = [one.get("record_id") for one in entries if isinstance(one, dict)]
     record.whole = 0 in ids or not any(type(one) is int for one in ids)
     return record if record.calls or record.p2p else None
 
 
-def _take(record: FlightRecord, entry: dict[str, Any]) -> None:
+def _add_call(record: FlightRecord, entry: dict[str, Any]) -> None:
     group, description = _group(entry)
     number = entry.get("collective_seq_id", entry.get("seq_id"))
     if group is None or type(number) is not int or not 0 <= number < 2**63:
@@ -140,7 +140,7 @@ def _take(record: FlightRecord, entry: dict[str, Any]) -> None:
     if entry.get("is_p2p") is True or P2P.search(call.kind):
         record.p2p.setdefault(group, []).append(call)
     elif number > 0:
-        # Of calls that were coalesced into one number, the first stands for it.
+        # The first of several calls that were coalesced into one number represents it.
         record.calls.setdefault(group, {}).setdefault(number, call)
 
 
@@ -204,7 +204,7 @@ def _dtype(dtypes: Any) -> str:
 
 
 def _line(frames: Any) -> str:
-    """The innermost line of the program itself and the one that called it, where there are any."""
+    """The innermost line of the program itself, and the line of the program that called it."""
     found: list[str] = []
     for one in frames if isinstance(frames, list) else ():
         if not isinstance(one, dict):
@@ -217,20 +217,20 @@ def _line(frames: Any) -> str:
     return ", called at ".join(found[:2])
 
 
-def _take_members(record: FlightRecord, raw: dict[str, Any]) -> None:
-    """Who belongs to each group: by the rank's own word, else by torch's (gloo's tells none)."""
+def _add_members(record: FlightRecord, raw: dict[str, Any]) -> None:
+    """The members of each group: as the rank recorded them, else torch (gloo records none)."""
     groups, config = raw.get("groups"), raw.get("pg_config")
     for name, ranks in groups.items() if isinstance(groups, dict) else ():
-        _member(record, name, ranks)
+        _set_members(record, name, ranks)
     for name, one in config.items() if isinstance(config, dict) else ():
         ranks = one.get("ranks") if isinstance(one, dict) else None
         if name and name not in record.members and isinstance(ranks, str):
             try:
-                _member(record, name, json.loads(ranks[: MAX_TEXT * 100]))
+                _set_members(record, name, json.loads(ranks[: MAX_TEXT * 100]))
             except (ValueError, RecursionError):
                 continue
 
 
-def _member(record: FlightRecord, name: str, ranks: Any) -> None:
+def _set_members(record: FlightRecord, name: str, ranks: Any) -> None:
     if isinstance(ranks, list) and ranks and all(type(one) is int and one >= 0 for one in ranks):
         record.members[name[:100]] = tuple(sorted(set(ranks)))

@@ -1,7 +1,7 @@
-"""Ranks that the others waited for, and ranks that called another collective than the others.
+"""Ranks that the others waited for, and ranks that called a different collective.
 
-By flight recorders, which tell who came to which collective; where these are missing, by stacks;
-where these tell nothing, by stages and steps. A rank that waits is never named as the culprit.
+Flight recorders show which rank reached which collective. Without them stacks decide, and where
+stacks show nothing, stages and steps. A rank that waits is never named as the culprit.
 """
 
 from __future__ import annotations
@@ -24,37 +24,38 @@ from .rank_positions import Stack, describe_position, ranks_behind, ranks_elsewh
 TIMED_OUT = re.compile(r"timed out|timeout", re.I)
 STACKS = "dumps/ of the run directory has the stacks and flight recorders of all ranks"
 NETWORK = (
-    "look at the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
-    "of the run directory, the collective phases (all-reduce) between pairs of nodes; under NCCL "
-    "InfiniBand must be on where it is meant, and NCCL_SOCKET_IFNAME unset where interfaces are "
-    "named differently; " + STACKS
+    "check the network between these hosts: links and their error counters, NCCL's logs in nccl/ "
+    "of the run directory, and the all-reduce phases between pairs of nodes; with NCCL, check that "
+    "InfiniBand is enabled where intended, and unset NCCL_SOCKET_IFNAME if interface names differ "
+    "between nodes; " + STACKS
 )
 # Gilbreth HPC Training Guide, 6.3: "Init COMPLETE", and the first collective never ends.
 IN_ONE_NODE = (
-    "all ranks are on one node, so look at the transport between its GPUs (NCCL's logs in nccl/ of "
-    "the run directory): under NCCL set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
-    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it goes with NCCL_P2P_DISABLE=1, "
+    "all ranks are on one node, so check the transport between its GPUs (NCCL's logs in nccl/ of "
+    "the run directory): with NCCL, set NCCL_IB_DISABLE=1, NCCL_P2P_LEVEL=NVL and "
+    "NCCL_SHM_DISABLE=0 (env.single_node in cluster.yaml); if it works with NCCL_P2P_DISABLE=1, "
     "P2P is at fault (ACS, IOMMU); " + STACKS
 )
 CALL_ALIKE = (
-    "have every rank call the same collectives in the same order, with equal shapes and types: "
-    "look at these lines for what depends on the rank or on its data"
+    "make every rank call the same collectives in the same order, with equal shapes and types: "
+    "check these lines for anything that depends on the rank or on its data"
 )
+UNDECIDED = "it is unknown which of them is wrong"
 HOW = {
-    "skipped": ", behind which the others call the former: one was skipped, or two were called in "
-    "the other order",
-    "extra": ", and what the others called only then: one too many",
-    "order": ": the two calls in the other order",
-    "shape": ": another size",
-    "type": ": another type",
-    "collective": ": another collective",
+    "skipped": "; the others make the first of these calls next: a call was skipped, or two were "
+    "swapped",
+    "extra": ", and makes the others' call next: there is one call too many",
+    "order": "; the two calls are swapped",
+    "shape": "; the sizes differ",
+    "type": "; the types differ",
+    "collective": "; the collectives differ",
 }
 
 
 def find_library_timeout(case: FailureEvidence) -> list[Finding]:
-    """A hang that the library's own time limit ended: all that failed had waited for ranks that
-    still live. What the failed ones say is no cause, nor that they aborted."""
-    if _stalled(case.result):
+    """A hang that the library's own timeout ended: every rank that failed had waited for ranks
+    that are still alive. The errors and aborts of the failed ranks are not the cause."""
+    if _stall_reason(case.result):
         return []
     deaths = {rank for one in rank_deaths(case) for rank in one.ranks}
     if any(not is_consequence(error) for error in case.errors.values()):
@@ -62,12 +63,12 @@ def find_library_timeout(case: FailureEvidence) -> list[Finding]:
     failed = {*deaths, *case.errors}
     if not failed:
         return []
-    found = call_order.absences(case.records, len(case.ranks), failed)
+    found = call_order.find_absences(case.records, len(case.ranks), failed)
     live = [one for one in found if not failed & set(one.absent)]
     waited = {rank for one in live for rank in one.waiters}
     ended = {rank for rank in case.ranks if case.ranks[rank].done}
     if live and failed <= waited and not any(ended & set(one.absent) for one in live):
-        return [_absent(case, one, "a time limit of the library ended it") for one in live]
+        return [_absent(case, one, "a library timeout ended it") for one in live]
     timed_out = {
         rank for rank, error in case.errors.items() if TIMED_OUT.search(str(error.get("message")))
     }
@@ -75,16 +76,16 @@ def find_library_timeout(case: FailureEvidence) -> list[Finding]:
         return []
     left = [rank for rank in case.world if rank not in failed and rank in case.stacks]
     away = [rank for rank in left if not case.stacks[rank].perhaps_in_collective]
-    return [_away(case, away, sorted(timed_out), "the library's time limit")] if away else []
+    return [_elsewhere(case, away, sorted(timed_out), "a library timeout ended it")] if away else []
 
 
 def find_hang(case: FailureEvidence) -> list[Finding]:
-    """Ranks that the others waited for, where a rank stood still past its stage's limit."""
-    why = _stalled(case.result)
+    """Ranks that the others waited for, if a rank made no progress for its stage's limit."""
+    why = _stall_reason(case.result)
     if not why:
         return []
-    found = call_order.absences(case.records, len(case.ranks), case.errors)
-    waits = call_order.waiting(case.records)
+    found = call_order.find_absences(case.records, len(case.ranks), case.errors)
+    waits = call_order.pending_calls(case.records)
     findings = [
         _absent(case, one, why)
         for one in found
@@ -92,18 +93,18 @@ def find_hang(case: FailureEvidence) -> list[Finding]:
     ]
     if findings:
         return [replace(one, primary=not index) for index, one in enumerate(findings)]
-    crossed = call_order.mutual(case.records, len(case.ranks))
+    crossed = call_order.find_mutual_waits(case.records, len(case.ranks))
     if crossed:
-        return [_crossed(case, crossed, why)]
+        return [_mutual_wait(case, crossed, why)]
     silent = [rank for rank in case.world if rank not in case.records]
     if waits and not silent:
-        return [_together(case, waits, why)]
+        return [_all_arrived(case, waits, why)]
     return _by_stacks(case, why, silent if waits else [])
 
 
 def _by_stacks(case: FailureEvidence, why: str, silent: list[int]) -> list[Finding]:
-    """Who stood elsewhere than in a collective; `silent` are those without a record where the
-    others' tell that they wait."""
+    """Ranks whose stack is outside a collective; `silent` are the ranks without a record, where the
+    records of the others show that these wait."""
     away = ranks_elsewhere(case.stacks, case.world)
     if silent:
         away = [
@@ -113,102 +114,105 @@ def _by_stacks(case: FailureEvidence, why: str, silent: list[int]) -> list[Findi
         ]
     if away and len(away) < len(case.world):
         waiters = [rank for rank in case.world if rank not in away]
-        return [_away(case, away, waiters, why)]
+        return [_elsewhere(case, away, waiters, why)]
     in_collective = [rank for rank in case.world if _in_collective(case.stacks.get(rank))]
     if in_collective and len(in_collective) == len(case.world):
-        return [_everywhere(case, why)]
+        return [_all_in_collective(case, why)]
     least = ranks_behind(case.result, case.world)
     if least:
-        return [_least_far(case, least, why)]
+        return [_furthest_behind(case, least, why)]
     if case.stacks and not in_collective and set(case.stacks) >= set(case.world):
-        return [_each(case, why)]
+        return [_none_in_collective(case, why)]
     return []
 
 
-def _absent(case: FailureEvidence, one: Absence, why: str) -> Finding:
-    waits = call_order.waiting(case.records)
-    culprits = tuple(rank for rank in one.absent if rank not in waits) or one.absent
-    stands = [f"{case.stands(rank)}" for rank in culprits if rank in case.stacks][:MAX_LINES]
-    line = line_of(case, one.call, one.waiters)
+def _absent(case: FailureEvidence, absence: Absence, why: str) -> Finding:
+    waits = call_order.pending_calls(case.records)
+    culprits = tuple(rank for rank in absence.absent if rank not in waits) or absence.absent
+    places = [f"{case.position(rank)}" for rank in culprits if rank in case.stacks][:MAX_LINES]
+    line = line_of(case, absence.call, absence.waiters)
     cause = (
-        f"{case.named(culprits)} never came to {one.call.kind} {one.number} of group {one.group}, "
-        f"in which {text_of(one.waiters)} {'waits' if len(one.waiters) == 1 else 'wait'}"
+        f"{case.name_ranks(culprits)} never reached {absence.call.kind} {absence.number} of group "
+        f"{absence.group}, in which {text_of(absence.waiters)} "
+        f"{'waits' if len(absence.waiters) == 1 else 'wait'}"
         + (f" (at {line})" if line else "")
-        + (f"; stands at {'; '.join(dict.fromkeys(stands))}" if stands else "")
+        + (f"; stuck at {'; '.join(dict.fromkeys(places))}" if places else "")
         + f"; {why}"
     )
     detail = case.detail(
-        group=sanitize_line(one.group),
-        number=one.number,
-        collective=sanitize_line(str(one.call)),
-        waiters=list(one.waiters),
+        group=sanitize_line(absence.group),
+        number=absence.number,
+        collective=sanitize_line(str(absence.call)),
+        waiters=list(absence.waiters),
         lines=case.lines(culprits),
         waiters_at=sanitize_line(line),
     )
-    return _found(case, culprits, cause, one.waiters, detail)
+    return _hang_finding(case, culprits, cause, absence.waiters, detail)
 
 
-def _away(case: FailureEvidence, away: list[int], waiters: list[int], why: str) -> Finding:
-    stands = [f"{case.stands(rank)}" for rank in away if rank in case.stacks][:MAX_LINES]
-    at = "; ".join(dict.fromkeys(stands)) or "nobody knows where: it left no stack"
+def _elsewhere(case: FailureEvidence, away: list[int], waiters: list[int], why: str) -> Finding:
+    places = [f"{case.position(rank)}" for rank in away if rank in case.stacks][:MAX_LINES]
+    at = "; ".join(dict.fromkeys(places)) or "an unknown place (it left no stack)"
     lines = case.lines(waiters)
     line = next(iter(lines.values()), "")
     cause = (
-        f"{case.named(away)} stands at {at}, while {text_of(waiters)} "
-        f"{'waits' if len(waiters) == 1 else 'wait'} in a collective"
+        f"{case.name_ranks(away)} {'is' if len(away) == 1 else 'are'} stuck at {at}, while "
+        f"{text_of(waiters)} {'waits' if len(waiters) == 1 else 'wait'} in a collective"
         + (f" (at {line})" if line else "")
         + f"; {why}"
     )
     detail = case.detail(waiters=waiters, lines=case.lines(away), waiters_at=line)
-    return _found(case, tuple(away), cause, waiters, detail)
+    return _hang_finding(case, tuple(away), cause, waiters, detail)
 
 
-def _least_far(case: FailureEvidence, least: list[int], why: str) -> Finding:
+def _furthest_behind(case: FailureEvidence, least: list[int], why: str) -> Finding:
     rank = case.ranks[least[0]]
-    stands = case.stands(least[0])
+    place = case.position(least[0])
     cause = (
-        f"{case.named(least)} fell behind the others: {describe_position(rank)}"
-        + (f", at {stands}" if stands else "")
+        f"{case.name_ranks(least)} fell behind the others: {describe_position(rank)}"
+        + (f", at {place}" if place else "")
         + f"; {why}"
     )
-    return _found(case, tuple(least), cause, (), case.detail(lines=case.lines(least)))
+    return _hang_finding(case, tuple(least), cause, (), case.detail(lines=case.lines(least)))
 
 
-def _each(case: FailureEvidence, why: str) -> Finding:
-    """All stand still, and none in a collective: each by itself."""
+def _none_in_collective(case: FailureEvidence, why: str) -> Finding:
+    """No rank makes progress, and none is in a collective."""
     ranks = tuple(case.world)
     cause = (
-        f"{case.named(ranks)} stood still, each by itself and none in a collective, at "
-        f"{case.stands(ranks[0])}; {why}"
+        f"{case.name_ranks(ranks)} made no progress, each on its own and none in a collective, at "
+        f"{case.position(ranks[0])}; {why}"
     )
-    return _found(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
+    return _hang_finding(case, ranks, cause, (), case.detail(lines=case.lines(ranks)))
 
 
-def _crossed(case: FailureEvidence, waits: list[Absence], why: str) -> Finding:
-    """Ranks that wait for each other, each in a collective to which the other never came. The few
-    that more than half of all ranks wait for took the wrong way; else it cannot be told who did."""
+def _mutual_wait(case: FailureEvidence, waits: list[Absence], why: str) -> Finding:
+    """Ranks that wait for each other, each in a collective that the other never reached. If more
+    than half of all ranks wait for a few, those are wrong; otherwise it is unknown which are."""
     most = waits[0]
-    told = 2 * len(most.waiters) > len(case.ranks)
-    culprits = most.absent if told else tuple(sorted({r for one in waits for r in one.waiters}))
+    has_majority = 2 * len(most.waiters) > len(case.ranks)
+    culprits = (
+        most.absent if has_majority else tuple(sorted({r for one in waits for r in one.waiters}))
+    )
     each = [
-        f"{case.named(one.waiters)} in {one.call.kind} {one.number} of group {one.group}"
+        f"{case.name_ranks(one.waiters)} in {one.call.kind} {one.number} of group {one.group}"
         f"{f' (at {line})' if (line := line_of(case, one.call, one.waiters)) else ''}"
         for one in waits[:MAX_LINES]
     ]
-    who = f"{case.named(culprits)} left the way of most" if told else "who is wrong cannot be told"
+    who = f"{case.name_ranks(culprits)} departed from the majority" if has_majority else UNDECIDED
     cause = (
-        "ranks wait for each other, each in a collective to which the other never came: "
+        "ranks wait for each other, each in a collective that the other never reached: "
         f"{'; '.join(each)}; {who}; {why}"
     )
     detail = case.detail(waiters=list(most.waiters), lines=case.lines(culprits))
-    return _found(case, culprits, cause, most.waiters if told else (), detail)
+    return _hang_finding(case, culprits, cause, most.waiters if has_majority else (), detail)
 
 
-def _together(
+def _all_arrived(
     case: FailureEvidence, waits: dict[int, tuple[str, CollectiveCall]], why: str
 ) -> Finding:
-    """All ranks of a group came, and it never ended: nobody fell behind."""
-    idle = call_order.not_begun(case.records)
+    """All ranks of a group reached the collective, but it never completed: none fell behind."""
+    idle = call_order.find_idle_devices(case.records)
     group, call = min(waits.values(), key=lambda one: one[1].created_s or 0.0)
     ranks = [
         rank for rank, (name, one) in waits.items() if (name, one.number) == (group, call.number)
@@ -224,21 +228,21 @@ def _together(
         waiters_at=sanitize_line(line),
     )
     if idle:
-        cause = f"the device of {case.named(idle)} never began {what}, which others' did; {why}"
-        return _found(case, idle, cause, ranks, detail)
-    cause = f"all {len(ranks)} ranks came to {what}, and it never ended: nobody fell behind; {why}"
+        cause = f"the device of {case.name_ranks(idle)} never started {what}; others did; {why}"
+        return _hang_finding(case, idle, cause, ranks, detail)
+    cause = f"all {len(ranks)} ranks reached {what}, which never completed: none fell behind; {why}"
     hosts = case.hosts(ranks)
     evidence = tuple(case.evidence(ranks[:2]))
     return Finding("hang", cause, _all_came(hosts), True, evidence, hosts, (), detail)
 
 
-def _everywhere(case: FailureEvidence, why: str) -> Finding:
-    """The same by stacks alone."""
+def _all_in_collective(case: FailureEvidence, why: str) -> Finding:
+    """The same, judged by stacks alone."""
     ranks = case.world
     lines = case.lines(ranks)
     line = next(iter(lines.values()), "")
     cause = (
-        f"all {len(ranks)} ranks wait in a collective (at {line}), and it never ended: nobody is "
+        f"all {len(ranks)} ranks wait in a collective (at {line}) that never completed: none is "
         f"known to have fallen behind; {why}"
     )
     detail = case.detail(waiters=ranks, lines={}, waiters_at=line)
@@ -248,11 +252,11 @@ def _everywhere(case: FailureEvidence, why: str) -> Finding:
 
 
 def _all_came(hosts: Collection[str]) -> str:
-    """What to do where no rank fell behind."""
+    """What to do if no rank fell behind."""
     return NETWORK if len(hosts) > 1 else IN_ONE_NODE
 
 
-def _found(
+def _hang_finding(
     case: FailureEvidence,
     culprits: tuple[int, ...],
     cause: str,
@@ -272,14 +276,14 @@ def _found(
     )
 
 
-def _stalled(result: PhaseResult) -> str:
-    """What the watch of the first node that saw a rank stand still says; empty where none did."""
-    said = (
+def _stall_reason(result: PhaseResult) -> str:
+    """The reason given by the first node whose watch saw a rank stall; empty if none did."""
+    reasons = (
         str(node.result.get("why"))
         for node in result.nodes
         if node.result.get("reason") == "stalled"
     )
-    return next(said, "")
+    return next(reasons, "")
 
 
 def _in_collective(stack: Stack | None) -> bool:
@@ -287,33 +291,33 @@ def _in_collective(stack: Stack | None) -> bool:
 
 
 def find_mismatch(case: FailureEvidence) -> list[Finding]:
-    """Ranks that called another collective than the others, under the same number."""
-    found = call_order.first_mismatch(case.records, len(case.ranks))
+    """Ranks that called a different collective from the others, under the same number."""
+    found = call_order.find_first_mismatch(case.records, len(case.ranks))
     if found is None or _failed_before(case, found):
         return []
     (usual, most), *odd = found.sides
-    if found.told:
-        subject = case.named(found.culprits)
+    if found.has_majority:
+        subject = case.name_ranks(found.culprits)
         are = "is" if len(found.culprits) == 1 else "are"
         calls = "; ".join(f"{_call(case, call, ranks)} on {text_of(ranks)}" for call, ranks in odd)
         cause = (
             f"{subject} {are} out of step in group {found.group}: collective {found.number} is "
-            f"{calls}, while it is {_call(case, usual, most)} on {text_of(most)}{HOW[found.how]}"
+            f"{calls}, but {_call(case, usual, most)} on {text_of(most)}{HOW[found.how]}"
         )
     else:
         calls = "; ".join(
             f"on {text_of(ranks)} it is {_call(case, call, ranks)}" for call, ranks in found.sides
         )
         cause = (
-            f"{case.named(found.culprits)} are out of step with each other in group {found.group}: "
-            f"collective {found.number} differs; {calls}; no side has the majority, so which of "
-            "them is wrong cannot be told"
+            f"{case.name_ranks(found.culprits)} are out of step with each other in group "
+            f"{found.group}: collective {found.number} differs; {calls}; no side has a majority, "
+            f"so {UNDECIDED}"
         )
     lines = {ranges(ranks): line_of(case, call, ranks) for call, ranks in found.sides}
     detail = case.detail(
         group=sanitize_line(found.group),
         number=found.number,
-        how=found.how if found.told else "cannot be told",
+        how=found.how if found.has_majority else "unknown",
         calls={
             ranges(ranks): sanitize_line(_call(case, call, ranks)) for call, ranks in found.sides
         },
@@ -335,7 +339,7 @@ def find_mismatch(case: FailureEvidence) -> list[Finding]:
 
 def _failed_before(case: FailureEvidence, found: Mismatch) -> bool:
     """Whether a rank failed for a reason of its own before the calls differed: then the difference
-    is what came of it. Times of one rank are by one clock."""
+    is a consequence. The times of one rank are from one clock."""
     calls = {rank: call for call, ranks in found.sides for rank in ranks}
     for rank, error in case.errors.items():
         if is_consequence(error):

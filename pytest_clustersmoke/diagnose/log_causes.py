@@ -1,8 +1,8 @@
-"""What happened to a phase, by structured evidence -> why, where the texts around it tell that.
+"""Adds to the findings from structured evidence the cause that the logs show.
 
-A finding keeps its id, host and rank. Where a known primary failure stands in what the rank raised,
-in its own words, or in its node's logs, in this order, that one's cause and fix are told. Where
-none does, the finding says so, with the first error that no signature knows.
+A finding keeps its id, host and rank. If a primary signature matches what the rank raised, its
+stderr or its node's logs, in this order, the finding gets that signature's cause and fix. If none
+does, it says so, with the first error that no signature knows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .signature_findings import UNKNOWN as UNKNOWN_ID
 from .signature_findings import UNKNOWN_CAUSE, order_findings
 from .signature_search import SignatureSearch
 
-# Findings that say what happened and not why.
+# Findings that say what happened, but not why.
 EXPLAINED = {
     "rank-error",
     "rank-died",
@@ -36,7 +36,7 @@ EXPLAINED = {
     "job-failed",
     "job-lost",
 }
-# Of these nobody knows why they happened, unless a text tells it.
+# Their cause is unknown unless a log shows it.
 UNKNOWN = {
     "rank-error",
     "rank-died",
@@ -45,17 +45,17 @@ UNKNOWN = {
     "job-failed",
     "job-lost",
 }
-# How a process ended, which is known already where its exit status is.
+# How a process ended, which is already known if its exit status is.
 ENDS = {"rank_killed", "rank_crashed"}
-# What the victims of a hang say.
+# What the victims of a hang log.
 WAITED = {"gloo_timeout", "store_timeout", "torch_watchdog_timeout"}
-# A phase of a thousand ranks may fail on each of them; the first tell why.
+# A phase of a thousand ranks may fail on every rank; the first ones are enough to explain it.
 MAX_EXPLAINED, MAX_FILES = 8, 64
 MAX_LOG_BYTES = 128 * 2**20
 
 
 def explain_findings(found: list[Finding], case: FailureEvidence) -> list[Finding]:
-    """The findings, the primary ones with the known cause behind them, where there is one."""
+    """The findings; the primary ones with their known cause, if there is one."""
     first = [one for one in found if one.primary and one.id in EXPLAINED][:MAX_EXPLAINED]
     return [_explained(one, case) if one in first else one for one in found]
 
@@ -65,15 +65,15 @@ def _explained(finding: Finding, case: FailureEvidence) -> Finding:
     if cause is not None and unknown is not None and finding.id != "rank-error":
         return _with_both(finding, cause, unknown)
     if cause is not None:
-        return _with(finding, cause)
+        return _with_cause(finding, cause)
     code = finding.detail.get("exitcode")
     if finding.id not in UNKNOWN or (code is not None and code <= 0):
         return finding
     if code is not None and unknown is None:
-        return _with_last_words(finding, case)
+        return _with_last_line(finding, case)
     if unknown is None or finding.id == "rank-error":
-        said = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
-        return replace(finding, cause=f"{finding.cause}{said}")
+        suffix = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
+        return replace(finding, cause=f"{finding.cause}{suffix}")
     return replace(
         finding,
         cause=f"{finding.cause}; {unknown.cause}",
@@ -81,49 +81,49 @@ def _explained(finding: Finding, case: FailureEvidence) -> Finding:
     )
 
 
-def _with(finding: Finding, cause: Finding) -> Finding:
+def _with_cause(finding: Finding, cause: Finding) -> Finding:
     return replace(
         finding,
-        cause=f"{finding.cause}; that is: {cause.cause}",
+        cause=f"{finding.cause}; cause: {cause.cause}",
         fix=cause.fix,
         evidence=(*finding.evidence, *cause.evidence[:1]),
         detail={**finding.detail, "signature": cause.id},
     )
 
 
-def _with_last_words(finding: Finding, case: FailureEvidence) -> Finding:
-    """A rank that left with a status of its own may have said why in words of any kind, as the last
-    line of its stderr: `raise SystemExit("...")`."""
-    said: list[Evidence] = []
+def _with_last_line(finding: Finding, case: FailureEvidence) -> Finding:
+    """A rank that exited with a status of its own may have given the reason, in any form, as the
+    last line of its stderr: `raise SystemExit("...")`."""
+    last: list[Evidence] = []
     for path in _stderr_of(finding, case):
-        said += last_line(path)
-    if not said:
+        last += last_line(path)
+    if not last:
         return finding
-    told = f"{finding.cause}; unknown cause; its last words: {said[0].text}"
-    return replace(finding, cause=told, evidence=(*finding.evidence, said[0]))
+    cause = f"{finding.cause}; unknown cause; the last line of its stderr: {last[0].text}"
+    return replace(finding, cause=cause, evidence=(*finding.evidence, last[0]))
 
 
 def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
-    """A known cause, and the exception before it that nobody knows and from which it may follow."""
-    told = _with(finding, cause)
-    said = before.cause.removeprefix(UNKNOWN_CAUSE)
+    """A known cause, and the unknown exception before it, of which it may be a consequence."""
+    known = _with_cause(finding, cause)
+    error = before.cause.removeprefix(UNKNOWN_CAUSE)
     return replace(
-        told,
-        cause=f"{told.cause}; before that the rank raised, unknown to every signature: {said}",
-        evidence=(*told.evidence, *before.evidence[:1]),
+        known,
+        cause=f"{known.cause}; before that, it raised an error that no signature knows: {error}",
+        evidence=(*known.evidence, *before.evidence[:1]),
     )
 
 
 def _cause(finding: Finding, case: FailureEvidence) -> tuple[Finding | None, Finding | None]:
-    """The most exact of the known causes: of the first place that has one, with an error that is
-    not known where it came before it. Without any, the first error that is not known."""
+    """The most exact known cause, from the first place that has one, and the unknown error before
+    it, if any. Without a known cause, the first unknown error."""
     known = shipped_signatures()
     general = {one.id for one in known if one.general}
     rough: Finding | None = None
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
     ends = ends | WAITED if finding.id == "hang" else ends
-    for tier in (_raised, _said, _node_logs):
+    for tier in (_search_exceptions, _search_stderr, _search_node_logs):
         search = SignatureSearch(known)
         tier(search, finding, case)
         before: Finding | None = None
@@ -140,29 +140,29 @@ def _cause(finding: Finding, case: FailureEvidence) -> tuple[Finding | None, Fin
     return rough, unknown
 
 
-def _raised(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
-    """The exceptions that the finding's ranks wrote down."""
+def _search_exceptions(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """The exceptions that the finding's ranks recorded."""
     for rank in case.result.ranks:
         error = rank.events.last("error")
         if rank.rank not in finding.ranks or error is None:
             continue
-        raised = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
-        stream = io.BytesIO(sanitize_lines(raised).encode())
+        text = f"{error.get('type')}: {error.get('message')}\n{error.get('traceback')}\n"
+        stream = io.BytesIO(sanitize_lines(text).encode())
         search.stream(stream, str(rank.events.path), rank.node, rank.rank)
         _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
 
 
 def _put_on_line(search: SignatureSearch, file: str, line: int) -> None:
-    """An event is one line of its file, whatever lines its text has."""
+    """An event is one line of its file, however many lines its text has."""
     for match in search.matches.values():
         match.lines = [
             one._replace(number=line) if one.file == file else one for one in match.lines
         ]
 
 
-def _said(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
-    """The standard error of the finding's ranks; of all ranks of its nodes, where it names none. A
-    rank that ended well survived whatever it said: it may have caught it and tried again."""
+def _search_stderr(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """The stderr of the finding's ranks; if it names none, of all ranks of its nodes. A rank that
+    ended well survived whatever it logged: it may have caught the error and retried."""
     files: list[tuple[Path, str, int | None]] = []
     well = {_place(case.result.ranks[rank]) for rank in case.survivors}
     if finding.ranks:
@@ -171,13 +171,13 @@ def _said(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> N
     else:
         for number, name in _nodes(finding, case):
             logs = case.directory.rank_logs(number).glob("**/stderr.log")
-            said = [path for path in logs if (number, path.parent.name) not in well]
-            files += [(path, name, None) for path in said]
-    _search(search, files)
+            failed = [path for path in logs if (number, path.parent.name) not in well]
+            files += [(path, name, None) for path in failed]
+    _search_files(search, files)
 
 
 def _stderr_of(finding: Finding, case: FailureEvidence) -> dict[Path, int]:
-    """The standard error of the finding's ranks, and whose each is."""
+    """The stderr logs of the finding's ranks, each with its rank."""
     found: dict[Path, int] = {}
     for rank in case.result.ranks:
         node = rank.start.get("node_rank")
@@ -188,18 +188,18 @@ def _stderr_of(finding: Finding, case: FailureEvidence) -> dict[Path, int]:
 
 
 def _place(rank: RankResult) -> tuple[object, str]:
-    """The node of a rank by number, and the name of its folder of logs there."""
+    """The number of a rank's node, and the name of the rank's log folder there."""
     return rank.start.get("node_rank"), str(rank.local_rank)
 
 
-def _node_logs(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
-    """What NCCL and torchrun say on the finding's nodes, and what the job's own shell printed."""
+def _search_node_logs(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+    """The logs of NCCL and torchrun on the finding's nodes, and the job's own logs."""
     files: list[tuple[Path, str, int | None]] = []
     for number, name in _nodes(finding, case):
         nccl = case.directory.nccl_logs(number).glob("*.log")
         files += [(path, name, None) for path in (*nccl, case.directory.torchrun_log(number))]
     files += [(path, "", None) for path in job_logs(case.directory)]
-    _search(search, files)
+    _search_files(search, files)
 
 
 def _nodes(finding: Finding, case: FailureEvidence) -> Iterator[tuple[int, str]]:
@@ -208,9 +208,9 @@ def _nodes(finding: Finding, case: FailureEvidence) -> Iterator[tuple[int, str]]
             yield node.node_rank, node.name
 
 
-def _search(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
+def _search_files(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None]]) -> None:
     for path, host, rank in sorted(files)[:MAX_FILES]:
-        # What was never written, or is no text: the finding stands without it.
+        # A log that does not exist or is not text: the finding stands without it.
         with contextlib.suppress(OSError):
             for stream, line in _parts(path):
                 with contextlib.suppress(Unreadable):
@@ -218,8 +218,8 @@ def _search(search: SignatureSearch, files: Iterable[tuple[Path, str, int | None
 
 
 def _parts(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A log, and the number of its first line; of one of gigabytes its beginning and its end, where
-    a failure stands."""
+    """A log and the number of its first line; for a huge log its beginning and its end, where
+    failures are found."""
     with path.open("rb") as stream:
         if stream.seek(0, os.SEEK_END) <= MAX_LOG_BYTES:
             stream.seek(0)

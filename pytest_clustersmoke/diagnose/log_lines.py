@@ -1,8 +1,8 @@
-"""Lines of a log: the one around a word and those around that, who wrote it, and when.
+"""Lines of a log: the line around a word and its neighbours, who wrote them, and when.
 
-Writer and time are only what the line says for certain. A rank is named by torch's own `[rank3]:`;
-torchrun's `[default0]:` counts within a node, and srun's labels count tasks. A host is named by
-NCCL's header, by syslog and by torchrun's summary.
+Writer and time are recorded only if the line states them for certain. torch's `[rank3]:` names a
+rank; torchrun's `[default0]:` counts within a node, and srun's labels count tasks. NCCL's header,
+syslog and torchrun's summary name a host.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from .signature_file import Pattern, Signature
 
-# Of a line without an end so much is looked at around a word.
+# How much of an endless line is examined before and after a word.
 BEFORE_BYTES, AFTER_BYTES = 2**11, 2**12
-# What stays at hand before a chunk of a log.
+# How much is kept before a chunk of a log.
 BEHIND_BYTES = 2**13
 MAX_TEXT = 600
 ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
-# Month, day, hour, minute, second: what all stamps have. Years and time zones are left aside.
+# Month, day, hour, minute, second: what all stamps have. Years and time zones are ignored.
 Time = tuple[int, int, int, int, float]
 
 PREFIX_CHARS = 200
@@ -28,7 +28,7 @@ NCCL_HEADER = re.compile(r"([A-Za-z0-9][\w.-]{0,254}):\d{1,9}:\d{1,9} \[-?\d{1,9
 SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d ([\w.-]{1,255}) kernel:")
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 ISO = re.compile(r"\b\d{4}-(\d\d)-(\d\d)[T _](\d\d):(\d\d):(\d\d(?:[.,]\d{1,6})?)")
-# glog's, of torch: `[E1121 20:32:39.123` and, from some builds, a month without its zero.
+# torch's glog stamp: `[E1121 20:32:39.123`; some builds omit the month's leading zero.
 GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,6})?)")
 BSD = re.compile(r"\b(" + "|".join(MONTHS) + r") ([ \d]\d) (\d\d):(\d\d):(\d\d)")
 
@@ -41,11 +41,11 @@ class LogLine(NamedTuple):
     file: str
     text: str
     time: Time | None
-    rank: int | None = None  # its writer's, where that is certain
+    rank: int | None = None  # its writer's, if that is certain
 
 
 class Piece(NamedTuple):
-    """A line, or as much of it as is looked at: its bounds in the buffer, and its text."""
+    """A line, or the part of it that is examined: its bounds in the buffer, and its text."""
 
     begin: int
     end: int
@@ -53,7 +53,7 @@ class Piece(NamedTuple):
 
 
 def piece_at(buffer: bytes, start: int, end: int, looked: int) -> Piece:
-    """The line around a word; of a long one what was not looked at yet. A progress bar ends its
+    """The line around a word; if it is long, the part not yet examined. A progress bar ends its
     lines with a carriage return."""
     least, most = max(0, start - BEFORE_BYTES), min(len(buffer), end + AFTER_BYTES)
     begin = max(buffer.rfind(b"\n", least, start), buffer.rfind(b"\r", least, start)) + 1
@@ -66,7 +66,7 @@ def piece_at(buffer: bytes, start: int, end: int, looked: int) -> Piece:
 def groups_at(
     signature: Signature, pattern: Pattern, buffer: bytes, piece: Piece, text: str
 ) -> dict[str, str | None] | None:
-    """The groups of a pattern that matches there; None where it does not."""
+    """The groups of the pattern if it matches there, else None."""
     if pattern.regex is None:
         return {}
     if signature.lines > 1:
@@ -76,7 +76,7 @@ def groups_at(
 
 
 def _around(buffer: bytes, piece: Piece, lines: int) -> str:
-    """The line and so many lines before and behind it."""
+    """The line with this many lines before and after it."""
     begin, end = piece.begin, piece.end
     for _ in range(lines):
         begin = max(buffer.rfind(b"\n", max(0, begin - BEFORE_BYTES), max(0, begin - 1)) + 1, 0)
@@ -88,12 +88,12 @@ def _around(buffer: bytes, piece: Piece, lines: int) -> str:
 
 
 def time_at(buffer: bytes, piece: Piece, text: str) -> Time | None:
-    """The time that a line tells, else the last one told shortly before it."""
-    told = last_time_in(text)
-    if told is None:
+    """The time stamp of a line, else the last one shortly before it."""
+    time = last_time_in(text)
+    if time is None:
         before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]
-        told = last_time_in(before.decode(errors="replace"))
-    return told
+        time = last_time_in(before.decode(errors="replace"))
+    return time
 
 
 def strip_colors(raw: bytes) -> bytes:
@@ -102,7 +102,7 @@ def strip_colors(raw: bytes) -> bytes:
 
 
 def cut(text: str, start: int = 0) -> str:
-    """What fits of a line, around the place where its word stands."""
+    """The part of a line that fits, around its word."""
     text = text.rstrip()
     if len(text) <= MAX_TEXT:
         return text.strip()
@@ -122,7 +122,7 @@ def host_of_line(line: str) -> str | None:
 
 
 def last_time_in(text: str) -> Time | None:
-    """The last time that a text tells."""
+    """The last time stamp in a text."""
     best: tuple[int, Time] | None = None
     for pattern in (ISO, GLOG, BSD):
         for found in pattern.finditer(text):

@@ -1,8 +1,9 @@
-"""What the nodes say of a failure: what kept the job from starting, what their checks before
-torchrun found, what their own watch saw.
+"""What the nodes recorded of a failure: what kept the job from starting, what their checks before
+torchrun found, what their watch saw.
 
-The checks are judged anew from the facts that the nodes wrote, as the nodes did it (node/checks):
-no word of theirs decides, and one that could not finish its own is judged all the same.
+The checks are judged again from the facts that the nodes wrote, with the nodes' own code
+(node/checks): a node's verdict on itself does not count, and a node that could not finish its
+checks is judged all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .failure_evidence import FailureEvidence
 
 NO_PACKAGE = re.compile(r"No module named '?(pytest_clustersmoke|submitit|psutil)[\w.]*'?")
 NO_PYTHON = re.compile(r"(python[\w.]*|[^\s:]+/bin/python[\w.]*): (command not found|No such file)")
-# What a node gives as its reason -> finding, and what to do.
+# The reason that a node gives -> the finding's id, and what to do.
 NODE_REASONS = {
     "stalled": ("hang", "read the stacks in dumps/ of the run directory"),
     "timeout": ("time-limit", "raise the phase's timeout_s, or find out what was slow"),
@@ -32,15 +33,15 @@ NODE_REASONS = {
     "node": ("node-failed", "look at that node"),
     "launcher": ("launcher-failed", "read the node's log in the run directory"),
 }
-# Files that a node wrote so much later than another gave up waiting came too late; else the other
-# never saw them. Clocks of healthy nodes differ by less.
+# A file written this long after another node gave up waiting was too late; any other file existed,
+# and the other node never saw it. Clocks of healthy nodes differ by less.
 LATE_S = 2.0
-# In the order of how much each explains: a node without its driver has no GPUs.
+# Reported first, because they explain others: a node without its driver has no GPUs.
 FIRST = ("gpu-driver-failed", "gpus-missing")
 
 
 def find_stray_fault(case: FailureEvidence) -> list[Finding]:
-    """Whatever such a run says, it says of the fault and not of the cluster."""
+    """A staged fault that this run did not ask for: its failures say nothing about the cluster."""
     found = stray(case.result)
     if found is None:
         return []
@@ -50,8 +51,8 @@ def find_stray_fault(case: FailureEvidence) -> list[Finding]:
         Finding(
             "fault-staged-unasked",
             f"{rank} staged the fault {str(record.get('name'))!r}, which this run did not ask for",
-            "find out what set CLUSTERSMOKE_FAULT on the node, or wrote the event; faults are "
-            "staged by --cluster-prove alone",
+            "find out what set CLUSTERSMOKE_FAULT on the node, or wrote the event; only "
+            "--cluster-prove stages faults",
             evidence=(Evidence(str(rank.events.path), line, "the event `staged`"),),
             hosts=(rank.node,),
             ranks=(rank.rank,),
@@ -75,7 +76,7 @@ def find_failed_setup(case: FailureEvidence) -> list[Finding]:
 
 
 def find_missing_program(case: FailureEvidence) -> list[Finding]:
-    """The interpreter on the node did not get as far as our launcher."""
+    """The interpreter on the node never started our launcher."""
     if any(case.directory.claim(node.node_rank).exists() for node in case.result.nodes):
         return []
     for match, evidence in case.search_job_logs(NO_PACKAGE, NO_PYTHON, lines=HEAD_LINES):
@@ -90,7 +91,7 @@ def find_missing_program(case: FailureEvidence) -> list[Finding]:
                 "package-missing-on-node" if package else "python-missing-on-node",
                 cause,
                 "install pytest-clustersmoke into the environment that `setup` activates, or "
-                "name its interpreter as `python` in cluster.yaml",
+                "set `python` in cluster.yaml to its interpreter",
                 evidence=(evidence,),
             )
         ]
@@ -98,12 +99,12 @@ def find_missing_program(case: FailureEvidence) -> list[Finding]:
 
 
 def find_foreign_events(case: FailureEvidence) -> list[Finding]:
-    """Files of events that are not of this job's ranks: nothing in them counted."""
+    """Event files that are not from this job's ranks: nothing in them counted."""
     return [
         Finding(
             "foreign-events",
-            f"the events of rank {rank.rank} are not this job's: their `start` names another job, "
-            "rank or schema, or there is more than one",
+            f"the events of rank {rank.rank} are not from this job: their `start` names another "
+            "job, rank or schema, or there is more than one",
             "find out what else wrote this file: a program of the job, or another version of "
             "pytest-clustersmoke on a node",
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
@@ -123,26 +124,28 @@ def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
 
 
 def find_failed_checks(case: FailureEvidence) -> list[Finding]:
-    """The failures among the nodes' checks, by host; the nodes that others never saw."""
-    found = [one for one in _failed(case.result) if one.severity == checks.FAILURE]
+    """The failed checks of the nodes, by host; if there are none, nodes that others never saw."""
+    found = [one for one in _failed_checks(case.result) if one.severity == checks.FAILURE]
     found.sort(key=lambda one: FIRST.index(one.id) if one.id in FIRST else len(FIRST))
-    return [_finding(one, case.result) for one in found] or _unseen(case.result)
+    return [_finding(one, case.result) for one in found] or _find_unseen_nodes(case.result)
 
 
 def check_warnings(result: PhaseResult) -> list[Finding]:
-    """The warnings among the nodes' checks: they decide nothing, whatever the outcome."""
-    return [_finding(one, result) for one in _failed(result) if one.severity == checks.WARNING]
+    """The warnings of the nodes' checks; they never change the outcome."""
+    return [
+        _finding(one, result) for one in _failed_checks(result) if one.severity == checks.WARNING
+    ]
 
 
-def _failed(result: PhaseResult) -> list[checks.Check]:
+def _failed_checks(result: PhaseResult) -> list[checks.Check]:
     facts = [node.facts for node in result.nodes]
-    words = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
-    found = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, words)]
+    meetings = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
+    found = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, meetings)]
     return checks.merged(found)
 
 
 def _finding(check: checks.Check, result: PhaseResult) -> Finding:
-    """Nodes of which the same holds are told together, each with the fact that shows it."""
+    """Nodes with the same problem share a finding; each has the fact that shows it."""
     hosts = tuple(result.nodes[rank].name for rank in check.nodes)
     return Finding(
         check.id,
@@ -157,20 +160,20 @@ def _finding(check: checks.Check, result: PhaseResult) -> Finding:
 
 
 def _evidence(check: checks.Check, rank: int, result: PhaseResult) -> Evidence:
-    """The line of the node's facts, or of what it wrote of the meeting."""
+    """The line in the node's facts, or in its record of the rendezvous."""
     of_facts = check.file == checks.FACTS
     directory = result.directory
     path = directory.node_facts(rank) if of_facts else directory.node_meeting(rank)
-    wanted = f' "{check.fact}":'  # the top of the file alone has one space before a key
+    wanted = f' "{check.fact}":'  # only top-level keys are indented by one space
     for line, text in numbered_lines(path):
         if text.startswith(wanted):
             return Evidence(str(path), line, text.strip())
     return Evidence(str(path), 1, check.what)
 
 
-def _unseen(result: PhaseResult) -> list[Finding]:
-    """Nodes that waited for files of others, and never saw them: told apart by whether these
-    were ever written, as far as they can be seen here."""
+def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
+    """Nodes that waited for files of others and never saw them, split by whether these files were
+    ever written, as far as that is visible here."""
     waiting: dict[tuple[int, ...], list[NodeResult]] = defaultdict(list)
     for node in result.nodes:
         if node.result.get("reason") == "unseen":
@@ -189,29 +192,29 @@ def _ranks(value: Any, count: int) -> tuple[int, ...]:
     return tuple(sorted({one for one in ranks if type(one) is int and 0 <= one < count}))
 
 
-# What can be seen here of a node that others did not see -> what happened, what to do.
+# What is visible here of a node that others did not see -> what happened, what to do.
 CAUSES = {
     "never": (
-        "never wrote a word that can be seen here either: it did not start, or its shared "
-        "directory is another",
-        "see whether the node runs (sinfo, its slurmd's log), and whether it has the shared "
-        "directory mounted (findmnt -T, on the node)",
+        "never wrote a file that is visible here: it did not start, or it uses a different shared "
+        "directory",
+        "check that the node runs (sinfo, its slurmd's log) and has the shared directory mounted "
+        "(findmnt -T, on the node)",
     ),
     "stopped": (
-        "started and did not come as far as its facts: something hangs there (a driver, a file "
-        "system), or it ended",
+        "started but never wrote its facts: something hangs there (a driver, a file system), or it "
+        "ended",
         "read the node's log in the run directory, and look at the node",
     ),
     "late": (
         "wrote its facts only after the others had given up waiting",
-        "find out what is slow there (the driver's start, a file system), or raise "
+        "find out what is slow there (driver start-up, a file system), or raise "
         "stage_limits_s.init",
     ),
     "not-seen": (
-        "wrote its files, which can be seen here, and the others never saw them: the directory is "
-        "not one and the same file system on all nodes, or shows files of other nodes late",
+        "wrote its files, which are visible here, but the others never saw them: the directory is "
+        "not the same file system on all nodes, or it shows other nodes' files late",
         "compare `findmnt -T` of the shared directory on these nodes; it must be one file system, "
-        "whose caches show other nodes' files within seconds",
+        "and show other nodes' files within seconds",
     ),
 }
 
@@ -245,7 +248,7 @@ def _unseen_finding(
 
 
 def find_node_reasons(case: FailureEvidence) -> list[Finding]:
-    """What the nodes' own watch said: stalled, past a limit, nodes that never saw each other."""
+    """What the nodes' own watch reported: a stalled rank, a limit exceeded, torchrun's end."""
     findings: list[Finding] = []
     for node in case.result.nodes:
         reason = str(node.result.get("reason", ""))
@@ -253,11 +256,11 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
             continue
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
-        said = _rank_stderr(case.directory, node.node_rank)
-        tail = said or last_line(case.directory.torchrun_log(node.node_rank))
+        stderr = _rank_stderr(case.directory, node.node_rank)
+        tail = stderr or last_line(case.directory.torchrun_log(node.node_rank))
         why = str(node.result.get("why"))
-        if reason == "torchrun" and said:  # a rank ended before it could write an event
-            why += f"; a rank's last words: {said[0].text}"
+        if reason == "torchrun" and stderr:  # a rank ended before it could write an event
+            why += f"; the last line of a rank's stderr: {stderr[0].text}"
         findings.append(
             Finding(
                 identity,
@@ -276,7 +279,7 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
 
 
 def find_abort_flag(case: FailureEvidence) -> list[Finding]:
-    """The flag that was raised for a node which left no words of its own."""
+    """The abort flag that was raised for a node that left no result of its own."""
     flag = case.abort_flag
     reason, node = str(flag.get("reason")), str(flag.get("node"))
     if reason not in NODE_REASONS:

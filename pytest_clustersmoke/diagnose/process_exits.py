@@ -1,8 +1,7 @@
 """How the processes of ranks ended: their exit statuses and signals, and what to do next.
 
-The node's watch sees most of them before torchrun reaps the process; of the others torchrun's log
-tells, where what it writes is taken by pid. A rank that torchrun closed itself, since another had
-failed, did not end by itself.
+The node's watch sees most of them before torchrun reaps the process; torchrun's log has the others,
+by pid. A rank that torchrun closed because another had failed did not end by itself.
 """
 
 from __future__ import annotations
@@ -21,44 +20,44 @@ from .timeline import node_of
 # torch/distributed/elastic/multiprocessing/api.py and errors/__init__.py, 2.2 to 2.13.
 FAILED = re.compile(r"exitcode\s{0,9}: (-?\d{1,5})\)? .{0,60}?\(pid: (\d{1,9})\)")
 CLOSED = re.compile(r"Sending process (\d{1,9}) closing signal SIG")
-# Signals by which a process ends through no other rank's doing; abort() is often the answer to a
-# peer that is gone, and SIGTERM is how a rank is asked to end.
+# Signals that no other rank causes. abort() is often the reaction to a lost peer, and SIGTERM a
+# request to end.
 OWN = {"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGXCPU", "SIGXFSZ", "SIGSYS"}
 NATIVE = (
     "read the stack that it left in its stderr (nodes/ of the run directory), and run it on "
-    "another node to tell the program from the machine"
+    "another node to tell a program fault from a machine fault"
 )
 FIXES = {
     "SIGKILL": "look on {node} for the kernel's out-of-memory kills (`dmesg -T | grep -i 'killed "
-    "process'`, `journalctl -k`; it may take an administrator) and at `sacct -j JOB -o "
-    "MaxRSS,State`; where there are none, somebody or a clean-up script killed it",
-    "SIGBUS": "look at `df -h /dev/shm` on {node}: a full one ends ranks so, as does a mapped file "
-    "that was cut short; a larger /dev/shm, fewer data loader workers, no stale /dev/shm/nccl-* "
-    "and /dev/shm/torch_*",
+    "process'`, `journalctl -k`; it may need an administrator) and at `sacct -j JOB -o "
+    "MaxRSS,State`; if there are none, a person or a clean-up script killed it",
+    "SIGBUS": "check `df -h /dev/shm` on {node}: a full /dev/shm kills ranks this way, and so does "
+    "a memory-mapped file that was truncated; use a larger /dev/shm or fewer data loader workers, "
+    "and remove stale /dev/shm/nccl-* and /dev/shm/torch_*",
     "SIGSEGV": NATIVE,
     "SIGFPE": NATIVE,
-    "SIGILL": "the build is for another CPU than that of {node}: compare `lscpu` of the nodes",
+    "SIGILL": "the build is for a different CPU from that of {node}: compare `lscpu` on the nodes",
     "SIGABRT": "read the last lines of its stderr (nodes/ of the run directory): an exception or a "
     "failed assertion of native code ended it",
-    "SIGTERM": "find out who ended it: torchrun and this suite say so in their logs, the scheduler "
-    "in its own",
+    "SIGTERM": "find out who ended it: torchrun, this suite and the scheduler each log the ranks "
+    "that they end",
     "SIGXCPU": "raise the limit on CPU time (`ulimit -t`)",
     "SIGXFSZ": "raise the limit on file sizes (`ulimit -f`)",
 }
-UNKNOWN = "look at the rank's stderr and, on the node, at the kernel's log (out of memory?)"
-LEFT = "find what leaves the program before its Rank is closed (sys.exit, os._exit); its stderr"
+UNKNOWN = "read the rank's stderr and, on the node, the kernel's log (out of memory?)"
+LEFT = "find what exits the program before its Rank is closed (sys.exit, os._exit); read its stderr"
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """`code` as torchrun and Python count: the exit status, or minus the number of the signal."""
+    """`code` as in torchrun and Python: the exit status, or the negative signal number."""
 
     code: int
     evidence: Evidence
 
     @property
     def signal(self) -> str:
-        """The signal's name; empty where it ended by itself."""
+        """The signal's name; empty if the process exited by itself."""
         try:
             return signal.Signals(-self.code).name if self.code < 0 else ""
         except ValueError:
@@ -66,11 +65,11 @@ class RankExit:
 
     @property
     def own(self) -> bool:
-        """Whether it ended by no other rank's doing, as far as the signal tells."""
+        """Whether the signal shows that no other rank caused the end."""
         return self.signal in OWN
 
     def __str__(self) -> str:
-        return f"killed by {self.signal}" if self.code < 0 else f"it left with status {self.code}"
+        return f"killed by {self.signal}" if self.code < 0 else f"exited with status {self.code}"
 
     def fix(self, node: str) -> str:
         if self.code >= 0:
@@ -80,15 +79,15 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """Rank -> how its process ended, by the node's watch or else by torchrun; `closed` are those
-    that torchrun ended because another one had failed."""
+    """Rank -> how its process ended, from the node's watch, else from torchrun; `closed` are the
+    ranks that torchrun ended because another one had failed."""
 
     by_rank: Mapping[int, RankExit]
     closed: frozenset[int]
 
     @classmethod
     def of(cls, result: PhaseResult, events: Mapping[int, Events]) -> RankExits:
-        """By each node's events and its torchrun's log, which is read once."""
+        """From each node's events and its torchrun log, which is read once."""
         found: dict[int, RankExit] = {}
         closed: set[int] = set()
         for node in result.nodes:
@@ -98,14 +97,17 @@ class RankExits:
                 for rank in result.ranks
                 if node_of(rank) == node.node_rank and type(pid := rank.start.get("pid")) is int
             }
-            by_torchrun, closed_here = _by_torchrun(log, mine)
+            by_torchrun, closed_here = _read_torchrun_log(log, mine)
             found = by_torchrun | found
             closed |= closed_here
-        return cls(found | _by_watch(events.values()) | _all_well(result), frozenset(closed))
+        return cls(
+            found | _read_watch_events(events.values()) | _exits_of_success(result),
+            frozenset(closed),
+        )
 
 
-def _by_torchrun(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExit], set[int]]:
-    """What a node's torchrun says of its ranks (pid -> rank): how they failed, whom it ended."""
+def _read_torchrun_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExit], set[int]]:
+    """From a node's torchrun log (`ranks`: pid -> rank): how ranks failed, which ones it ended."""
     failed: dict[int, RankExit] = {}
     closed: set[int] = set()
     for number, line in tail_lines(log):
@@ -117,8 +119,8 @@ def _by_torchrun(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, RankExi
     return {rank: one for rank, one in failed.items() if rank not in closed}, closed
 
 
-def _by_watch(events: Iterable[Events]) -> dict[int, RankExit]:
-    """Of the ranks that had ended when the watch looked; those after them torchrun ended."""
+def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:
+    """The ranks that had ended when the watch looked; torchrun ended the later ones."""
     found: dict[int, RankExit] = {}
     for of_node in events:
         for record in of_node.named("ranks"):
@@ -129,18 +131,18 @@ def _by_watch(events: Iterable[Events]) -> dict[int, RankExit]:
                 rank, code = state.get("rank"), state.get("exit_code")
                 if type(rank) is int and type(code) is int and abs(code) < 256:
                     line = of_node.line_of(record)
-                    said = f"rank {rank} ended with exit code {code}"
-                    found.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, said)))
+                    text = f"rank {rank} ended with exit code {code}"
+                    found.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, text)))
     return found
 
 
-def _all_well(result: PhaseResult) -> dict[int, RankExit]:
-    """Of the ranks of nodes whose torchrun ended with status 0: so did each of theirs."""
+def _exits_of_success(result: PhaseResult) -> dict[int, RankExit]:
+    """The ranks of nodes whose torchrun exited with status 0: each of them did so too."""
     found: dict[int, RankExit] = {}
     for node in result.nodes:
         code = node.result.get("returncode")
         if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
             path = str(result.directory.node_result(node.node_rank))
-            said = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
-            found |= {one.rank: said for one in result.ranks if node_of(one) == node.node_rank}
+            success = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
+            found |= {one.rank: success for one in result.ranks if node_of(one) == node.node_rank}
     return found

@@ -1,9 +1,9 @@
 """Ranks that died, left early or raised: causes before what follows from them, in order of time.
 
-A rank that lost a peer, ran into a timeout or was ended by torchrun is a victim. Whatever else ends
-a rank is a cause of its own if the rank's node had not been told yet that the phase ends, and if no
-rank before it failed in the same words; so two ranks that die on two nodes are both told. A rank
-that the kernel killed for want of host memory is one by Slurm's word.
+A rank that lost a peer, ran into a timeout or was ended by torchrun is a victim. Anything else that
+ends a rank is a cause of its own if the rank's node did not yet know that the phase was ending, and
+if no rank before it failed with the same message; so two ranks that die on two nodes are both
+reported. Slurm reports which ranks the kernel killed for lack of host memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .rank_positions import left_before
 from .timeline import node_of, read_log_moments
 
 NUMBERS = re.compile(r"\d+")
-# The watch looks ten times a second, and once more 0.3 s after a process has ended: so much earlier
-# than the node told of it a rank died (node/rank_progress.py).
+# The watch looks ten times a second, and once more 0.3 s after a process has ended: a rank died up
+# to this long before its node reported it (node/rank_progress.py).
 SEEN_WITHIN_S = 0.4
-# slurmstepd and srun, 18.08 to 24.11; the node stands in slurmstepd's name where a machine has
-# several, and with srun always.
+# slurmstepd and srun, 18.08 to 24.11. srun always names the node, slurmstepd does if a machine has
+# several.
 KILLED = re.compile(
     r"(?:slurmstepd-(?P<step>[\w.-]{1,255}): error: )?"
     r"(?:Detected \d{1,6} oom[-_]kill events?(?:\(s\))? in (?:StepId=|step )\S"
@@ -39,7 +39,7 @@ TASK_KILLED = re.compile(
 
 @dataclass(frozen=True)
 class _Failure:
-    """One rank's end: when, whether something else ended it, and what tells it from others."""
+    """One rank's end: when, whether something else ended it, and the text that identifies it."""
 
     rank: RankResult
     time: float
@@ -49,8 +49,8 @@ class _Failure:
 
 
 def find_rank_failures(case: FailureEvidence) -> list[Finding]:
-    """Every rank that died or raised, the first cause first; ranks that left early, where all that
-    the others say is that they lost a peer."""
+    """Every rank that died or raised, the first cause first; if all of them are victims, the ranks
+    that left early."""
     timeline = case.timeline
     failures = sorted(
         [*_deaths(case), *_raised(case)],
@@ -60,8 +60,8 @@ def find_rank_failures(case: FailureEvidence) -> list[Finding]:
         leavers = early_leavers(case)
         if leavers:
             return leavers
-    told: list[Finding] = []
-    said: set[str] = set()
+    findings: list[Finding] = []
+    seen: set[str] = set()
     around: list[str] = []
     if failures:
         first = failures[0]
@@ -71,42 +71,42 @@ def find_rank_failures(case: FailureEvidence) -> list[Finding]:
         node = node_of(one.rank)
         end = timeline.ends_seen.get(node) if node is not None else None
         before_the_end = end is None or one.time <= end
-        primary = not told or (not one.victim and before_the_end and one.words not in said)
-        said.add(one.words)
-        told.append(_told(one, failures[0], primary, around))
-    return sorted(told, key=lambda one: not one.primary)
+        primary = not findings or (not one.victim and before_the_end and one.words not in seen)
+        seen.add(one.words)
+        findings.append(_add_context(one, failures[0], primary, around))
+    return sorted(findings, key=lambda one: not one.primary)
 
 
 def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
-    """The killed ranks; the job, where Slurm says so but no rank is known to have been killed."""
+    """The killed ranks; the job, if Slurm reports a kill but no rank is known to be dead."""
     lines = list(case.search_job_logs(KILLED, TASK_KILLED))
     if not lines and judgement.ended_by != "OUT_OF_MEMORY":
         return []
     record = case.scheduler
     named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
-    said = tuple(evidence for _, evidence in lines[:2])
+    logged = tuple(evidence for _, evidence in lines[:2])
     shown = record.evidence(record.job)
     dead = [one for one in rank_deaths(case) if not named or set(one.hosts) & named]
     memory = record.job.memory_per_node or record.job.memory_per_cpu
-    per = "a node" if record.job.memory_per_node else "a CPU"
-    limit = f" ({memory} {per})" if memory not in ("", "0") else ""
+    unit = "node" if record.job.memory_per_node else "CPU"
+    limit = f" ({memory} per {unit})" if memory not in ("", "0") else ""
     fix = (
-        "raise slurm.mem of the phase (0 is all of a node's), or use less host memory: fewer data "
-        "loader workers, no second copy of the data set or of the model"
+        "raise slurm.mem of the phase (0 is all of a node's memory), or use less host memory: "
+        "fewer data loader workers, no second copy of the dataset or of the model"
     )
-    why = f"the kernel killed it: the job used more host memory than it was given{limit}"
+    why = f"the kernel killed it: the job used more host memory than it was allocated{limit}"
     if not dead:
         hosts = tuple(sorted(named))
         where = f" on {', '.join(hosts)}" if hosts else ""
-        cause = f"the job used more host memory than it was given{limit}{where}, and was killed"
-        return [Finding("out-of-memory", cause, fix, evidence=(*said, *shown), hosts=hosts)]
+        cause = f"the job used more host memory than it was allocated{limit}{where}, and was killed"
+        return [Finding("out-of-memory", cause, fix, evidence=(*logged, *shown), hosts=hosts)]
     return [
         Finding(
             "out-of-memory",
             f"{one.cause.split(' ended in ')[0]} ended; {why}",
             fix,
             primary=not index,
-            evidence=(*said, *one.evidence, *shown),
+            evidence=(*logged, *one.evidence, *shown),
             hosts=one.hosts,
             ranks=one.ranks,
         )
@@ -115,19 +115,19 @@ def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Findin
 
 
 def rank_deaths(case: FailureEvidence) -> list[Finding]:
-    """Ranks that ended without an exception and without being done: killed, or left early."""
+    """Ranks that ended without an exception before they were done: killed, or exited early."""
     return [one.finding for one in _deaths(case)]
 
 
 def early_leavers(case: FailureEvidence) -> list[Finding]:
-    """Ranks that were done too early, where all that the others say is that they lost a peer."""
+    """Ranks that finished too early, if the others only report that they lost a peer."""
     victims = [rank for rank, error in _errors(case) if is_echo(error)]
     if not victims:
         return []
     return [
         Finding(
             "rank-left-early",
-            f"{rank} was done while {victims[0]} was still in stage {_position(victims[0])[0]}",
+            f"{rank} finished while {victims[0]} was still in stage {_position(victims[0])[0]}",
             "find out why the program left its Rank early on that rank",
             evidence=(Evidence(str(rank.events.path), rank.events.lines[-1], "its last event"),),
             hosts=(rank.node,),
@@ -137,8 +137,8 @@ def early_leavers(case: FailureEvidence) -> list[Finding]:
     ]
 
 
-def _told(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
-    """The finding with what happened around it, or with how long it came after the first one."""
+def _add_context(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
+    """The finding with its timeline or, after the first, with its delay behind the first one."""
     if one is first:
         detail = {**one.finding.detail, "timeline": around}
         return replace(one.finding, primary=True, detail=detail)
@@ -159,9 +159,9 @@ def _deaths(case: FailureEvidence) -> list[_Failure]:
         if not _seen_dead(case, rank):
             continue
         node, ended = node_of(rank), known.get(rank.rank)
-        told = timeline.ends_seen.get(node) if node is not None else None
+        end = timeline.ends_seen.get(node) if node is not None else None
         last = timeline.at(node, rank.events.records[-1])
-        time = last if told is None else max(last, told - SEEN_WITHIN_S)
+        time = last if end is None else max(last, end - SEEN_WITHIN_S)
         # torchrun ends all ranks of a node where one has raised.
         victim = not ended.own if ended is not None and ended.signal else node in raised
         if ended is not None and not ended.signal:
@@ -170,14 +170,14 @@ def _deaths(case: FailureEvidence) -> list[_Failure]:
         words = f"died {ended.code if ended else ''} {rank.rank}"
         found.append(_Failure(rank, time, victim, words, _death(rank, ended)))
     if found and all(one.victim for one in found) and not raised:
-        # Nobody else can have ended them, as far as anything tells.
+        # As far as the evidence goes, no other rank can have ended them.
         free = [one for one in found if one.rank.rank not in by_torchrun] or found
         found = [replace(one, victim=one not in free) for one in found]
     return found
 
 
 def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
-    """Whether its node's watch found its process gone, before torchrun could have ended it."""
+    """Whether the node's watch found the process dead before torchrun could have ended it."""
     node = node_of(rank)
     if node not in case.node_events:
         return False
@@ -190,12 +190,12 @@ def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
 
 def _death(rank: RankResult, ended: RankExit | None) -> Finding:
     stage, step = _position(rank)
-    how = str(ended) if ended else "killed by a signal, or it left early"
+    how = str(ended) if ended else "killed by a signal, or it exited early"
     last = Evidence(str(rank.events.path), rank.events.lines[-1], "its last event")
     return Finding(
         "rank-died",
         f"{rank} ended in stage {stage}{f' at step {step}' if step else ''} without an exception "
-        f"and without being done: {how}",
+        f"and before it was done: {how}",
         ended.fix(rank.node) if ended else UNKNOWN,
         evidence=(last, ended.evidence) if ended else (last,),
         hosts=(rank.node,),
@@ -235,11 +235,11 @@ def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
 
 
 def _errors(case: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
-    """Each rank's exception. Where a node's watch ended the phase for a reason of its own (a hang),
-    what ranks then say of lost peers is only that end."""
+    """Each rank's exception. If a node's watch ended the phase for a reason of its own (a hang),
+    errors about lost peers only reflect that end and are left out."""
     ended = case.abort_flag.get("reason") in NODE_REASONS
-    said = [(rank, rank.events.last("error")) for rank in case.result.ranks]
-    return [(rank, error) for rank, error in said if error and not (ended and is_echo(error))]
+    errors = [(rank, rank.events.last("error")) for rank in case.result.ranks]
+    return [(rank, error) for rank, error in errors if error and not (ended and is_echo(error))]
 
 
 def _position(rank: RankResult) -> tuple[str, int]:
@@ -250,5 +250,5 @@ def _position(rank: RankResult) -> tuple[str, int]:
 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
-    """The objects of a list that a job wrote; whatever else it wrote there counts as missing."""
+    """The mappings in a list that a job wrote; anything else counts as missing."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

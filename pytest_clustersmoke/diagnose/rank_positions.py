@@ -1,9 +1,9 @@
-"""Where ranks stood: by their stacks, which faulthandler or py-spy wrote, and their last marks.
+"""Where ranks were: from their stacks, written by faulthandler or py-spy, and their last progress.
 
-A file of stacks may hold several: of a data loader's worker that was ended long before, of the rank
-when it was asked, of its children, of its end. The node's watch writes a line before each that it
-asks for; the first behind the rank's own is what counts. Where a collective hangs or breaks, most
-ranks are victims: stacks and marks show which rank the others waited for.
+A stack file may hold several dumps: from a data loader's worker that ended long before, from the
+rank when it was asked, from its children, from its end. The node's watch writes a line before each
+dump that it asks for; the first dump after the rank's own line counts. If a collective hangs or
+breaks, most ranks are victims: stacks and progress show which rank the others waited for.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ RAISED_FRAME = re.compile(r'  File "([^"\n]{1,1000})", line (\d{1,9}), in ([^\n]
 MAX_TRACEBACK = 64 * 2**10
 ASKED = re.compile(r"== (?:asked|ended for its stacks): (a child of )?rank (\d{1,9})")
 HEADS = ("Thread ", "Current thread ")
-# Files that are no part of the program: the interpreter's library, installed packages, this one.
+# Files that are not part of the program: the standard library, installed packages, this package.
 LIBRARY = re.compile(r"(?:site|dist)-packages/|/lib(?:64)?/python3|^<|/pytest_clustersmoke/|\.so\b")
 COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py$")
-# In C++ below these a rank may wait for others: gradients are reduced during backward, and a device
-# is waited for that runs a collective.
+# In C++ code called from these, a rank may wait for others: backward reduces gradients, and the
+# device that it waits for may be running a collective.
 PERHAPS = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/cuda/(?:__init__|streams)\.py$")
 LOADER = re.compile(r"torch/utils/data/dataloader\.py$")
 MAX_POSITIONS = 32
@@ -64,12 +64,12 @@ class Stack:
 
     @property
     def program(self) -> Frame:
-        """The innermost frame of the program itself; of anything, where there is none."""
+        """The innermost frame of the program itself; if there is none, the innermost of all."""
         return next((one for one in self.frames if one.is_program), self.frames[0])
 
     @property
     def line(self) -> str:
-        """That frame and the one of the program that called it, where there is one."""
+        """That frame, and the frame of the program that called it, if there is one."""
         mine = [one for one in self.frames if one.is_program]
         caller = [one for one in mine[1:2] if one.name != "<module>"]
         return ", called at ".join(map(str, [self.program, *caller]))
@@ -97,14 +97,14 @@ class Stack:
 
 @dataclass
 class _Dump:
-    """The threads of one process; faulthandler lists the newest first, and so the main one last."""
+    """The threads of one process; faulthandler lists the newest first, so the main one is last."""
 
-    whose: str  # "rank", "child", or "" where nobody asked
+    whose: str  # "rank", "child", or "" if nobody asked
     threads: list[list[Frame]] = field(default_factory=list)
 
 
 def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
-    """Where the rank's main thread stood while it hung; where nobody asked it, as it ended."""
+    """The stack of the rank's main thread while it hung; if nobody asked for it, as it ended."""
     path = directory.rank_stack(rank)
     dumps = [one for one in _dumps(path) if any(one.threads)]
     asked = [one for one in dumps if one.whose == "rank"]
@@ -112,11 +112,11 @@ def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
         main = one.threads[-1]
         if main:
             return Stack(path, tuple(main))
-    return _spied(directory.rank_py_spy(rank))
+    return _read_py_spy(directory.rank_py_spy(rank))
 
 
 def stack_of_error(path: Path, number: int, traceback: str) -> Stack | None:
-    """Where a rank raised: `number` is the line of its error among its events."""
+    """The stack where a rank raised; `number` is the line of its error in its events."""
     frames = [
         Frame(found[1], int(found[2]), found[3], number, found[0].strip())
         for found in RAISED_FRAME.finditer(traceback[-MAX_TRACEBACK:])
@@ -125,7 +125,7 @@ def stack_of_error(path: Path, number: int, traceback: str) -> Stack | None:
 
 
 def stacks_of_children(directory: PhaseDir, rank: int) -> list[Stack]:
-    """Where the processes that it forked stood."""
+    """The stacks of the processes that the rank forked."""
     path = directory.rank_stack(rank)
     return [
         Stack(path, tuple(one.threads[-1]))
@@ -135,8 +135,8 @@ def stacks_of_children(directory: PhaseDir, rank: int) -> list[Stack]:
 
 
 def _dumps(path: Path) -> Iterator[_Dump]:
-    """The dumps of one file in order. faulthandler puts an empty line between threads, and none
-    before the first: so a head straight behind a frame begins another dump."""
+    """The dumps of one file in order. faulthandler puts an empty line between threads but none
+    before the first, so a header right after a frame begins another dump."""
     dump, empty, whose = _Dump(""), True, ""
     for number, line in _lines(path):
         if asked := ASKED.match(line):
@@ -154,8 +154,8 @@ def _dumps(path: Path) -> Iterator[_Dump]:
     yield dump
 
 
-def _spied(path: Path) -> Stack | None:
-    """The main thread in what py-spy wrote: it lists that one first."""
+def _read_py_spy(path: Path) -> Stack | None:
+    """The main thread in py-spy's dump, which lists it first."""
     frames: list[Frame] = []
     inside = False
     for number, line in _lines(path):
@@ -178,14 +178,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def left_before(result: PhaseResult, victims: Iterable[RankResult]) -> list[RankResult]:
-    """The ranks that said they were done without having been through the stage in which a victim
-    still was: they returned from their program early."""
-    inside = {stage for victim in victims if (stage := _inside(victim))}
-    return [rank for rank in result.ranks if rank.done and inside - _ended(rank)]
+    """The ranks that were done without completing the stage that a victim was still in: their
+    program returned early."""
+    inside = {stage for victim in victims if (stage := _stage_in_progress(victim))}
+    return [rank for rank in result.ranks if rank.done and inside - _stages_ended(rank)]
 
 
 def read_stacks(result: PhaseResult) -> dict[int, Stack]:
-    """Rank -> where its main thread stood, where it left a stack; where it raised, if it did."""
+    """Rank -> the stack where it raised, else of its main thread, if it left one."""
     found = {rank.rank: _stack_of(result, rank) for rank in result.ranks}
     return {rank: stack for rank, stack in found.items() if stack is not None}
 
@@ -201,8 +201,8 @@ def _stack_of(result: PhaseResult, rank: RankResult) -> Stack | None:
 
 
 def ranks_elsewhere(where: Mapping[int, Stack], world: Collection[int]) -> list[int]:
-    """The ranks whose stack is in no collective while all others' are or may be, in one at least
-    for certain; none where no stack of all but one tells."""
+    """The ranks whose stack is outside a collective while the stacks of all others are, or may be,
+    in one; empty if a rank's stack is missing."""
     away = [rank for rank in world if rank in where and not where[rank].perhaps_in_collective]
     unknown = [rank for rank in world if rank not in where]
     waits = [rank for rank in world if rank in where and where[rank].perhaps_in_collective]
@@ -210,8 +210,8 @@ def ranks_elsewhere(where: Mapping[int, Stack], world: Collection[int]) -> list[
 
 
 def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
-    """Of these ranks those that have come least far, by their stages first, then by their steps;
-    none where all are equally far."""
+    """The ranks among these that are furthest behind, by stages first and then by steps; empty if
+    all are equally far."""
     marks = {rank.rank: _progress(rank) for rank in result.ranks if rank.rank in among}
     least = min(marks.values(), default=(0, 0))
     found = [rank for rank, mark in marks.items() if mark == least]
@@ -219,7 +219,7 @@ def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
 
 
 def ranks_by_position(result: PhaseResult) -> dict[str, str]:
-    """Last stage and step -> the ranks that stood there, of all nodes."""
+    """Last stage and step -> the ranks there, on all nodes."""
     found: dict[str, list[int]] = defaultdict(list)
     for rank in result.ranks:
         found[describe_position(rank)].append(rank.rank)
@@ -227,7 +227,7 @@ def ranks_by_position(result: PhaseResult) -> dict[str, str]:
 
 
 def describe_position(rank: RankResult) -> str:
-    """The rank's last stage, and its last step where that is in it."""
+    """The rank's last stage, with its last step if that is part of the stage."""
     if rank.done:
         return "done"
     stage, step = rank.events.last("stage"), rank.events.last("step")
@@ -242,19 +242,19 @@ def describe_position(rank: RankResult) -> str:
 
 
 def _progress(rank: RankResult) -> tuple[int, int]:
-    """How many stages it began and ended, and the last step it marked."""
+    """How many stages it began or ended, and the last step that it recorded."""
     if rank.done:
         return 2**31, 0
     step = (rank.events.last("step") or {}).get("step")
     return sum(1 for _ in rank.events.named("stage")), step if type(step) is int else 0
 
 
-def _inside(rank: RankResult) -> str:
+def _stage_in_progress(rank: RankResult) -> str:
     stage = rank.events.last("stage") or {}
     return str(stage.get("name")) if stage.get("state") == "begin" else ""
 
 
-def _ended(rank: RankResult) -> set[str]:
+def _stages_ended(rank: RankResult) -> set[str]:
     return {
         str(record.get("name"))
         for record in rank.events.named("stage")

@@ -1,7 +1,7 @@
-"""What the scheduler did to a job: which node, who, when, and its own reason.
+"""What the scheduler did to a job: which node, who, when, and the reason it gives.
 
-What it says in its fields comes first; its words in the job's log are the second witness, since
-some of it (which node failed, a kill for want of memory) is said nowhere else once a node is back.
+The scheduler's fields come first; its messages in the job's log supplement them, because some facts
+(which node failed, a kill for lack of memory) are recorded nowhere else once a node is back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..evidence.scheduler_record import SchedulerRecord
 from ..jobs.outcome import CLUSTER_STATES, NODE_FAILED, PROLOG, REQUEUED, SUSPENDED, Judgement
 from .failure_evidence import FailureEvidence
 
-# Slurm's words: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
+# Slurm's messages: src/slurmd/slurmstepd/req.c and src/srun/libsrun, 22.05 to 24.11.
 PROLOG_NODE = re.compile(
     r"failed on node ([\w.-]{1,255}): Job prolog failed|Prolog failure on node ([\w.-]{1,255})"
     r"|(?:Error running slurm prolog)"
@@ -26,7 +26,7 @@ MOST_SHOWN = 4  # nodes
 
 
 def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
-    """The finding of a job that the scheduler ended or never started; none where it did not."""
+    """The finding for a job that the scheduler ended or never started; empty for any other job."""
     if judgement.outcome == "never_ran":
         return _unavailable(case.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
@@ -45,8 +45,8 @@ def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[F
 def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     down = [node for node in record.nodes if node.down]
-    said = _said(case, NODE_FAILED)
-    hosts = tuple(node.name for node in down) or _names(said, NODE_FAILED, record)
+    logged = _log_lines(case, NODE_FAILED)
+    hosts = tuple(node.name for node in down) or _nodes_named(logged, NODE_FAILED, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
         why = f"{', '.join(hosts)} failed, and is back in service by now"
@@ -57,7 +57,7 @@ def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
         f"{cause} ({judgement.reason}{f' at {when}' if when else ''})",
         "run again without that node (slurm.exclude in cluster.yaml), and report it; "
         "`scontrol show node` and slurmctld's log say more",
-        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *said[:2]),
+        evidence=(*record.evidence(*down[:MOST_SHOWN], record.job), *logged[:2]),
         hosts=hosts,
     )
 
@@ -65,16 +65,16 @@ def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
 def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     drained = [node for node in record.nodes if node.prolog_failed]
-    said = _said(case, PROLOG_NODE)
-    hosts = tuple(node.name for node in drained) or _names(said, PROLOG_NODE, record)
+    logged = _log_lines(case, PROLOG_NODE)
+    hosts = tuple(node.name for node in drained) or _nodes_named(logged, PROLOG_NODE, record)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
         "prolog-failed",
-        f"Slurm's prolog failed on {', '.join(hosts) or 'a node'}, so that the job could not be "
+        f"Slurm's prolog failed on {', '.join(hosts) or 'a node'}, so the job could not be "
         f"launched: {why}",
-        "run without that node (slurm.exclude in cluster.yaml); an administrator finds the "
-        "prolog's own words in slurmd's log there, and resumes the node",
-        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *said[:2]),
+        "run without that node (slurm.exclude in cluster.yaml); ask an administrator to read the "
+        "prolog's output in slurmd's log there, and to resume the node",
+        evidence=(*record.evidence(*drained[:MOST_SHOWN], record.job), *logged[:2]),
         hosts=hosts,
     )
 
@@ -82,24 +82,24 @@ def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
 def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     when = record.job.preempted or record.job.ended
-    # What started on its nodes when they were taken from it; times are local, of one form.
+    # Jobs that started on its nodes after the preemption; the times are local and compare as text.
     takers = [one for one in record.others if when and one.started >= when]
     by = ", ".join(
         f"job {one.job} of {one.user} (partition {one.partition}"
         f"{f', QOS {one.qos}' if one.qos else ''})"
         for one in takers
     )
-    lost = "job that has its nodes now: " + by if by else "Slurm does not say for which job"
+    lost = "its nodes now run " + by if by else "Slurm does not say for which job"
     qos = f", QOS {record.job.qos}" if record.job.qos else ""
     where = f"{record.job.partition}{qos}"
     return Finding(
         "preempted",
-        f"the scheduler took the job's nodes for another one{f' at {when}' if when else ''}: "
-        f"{lost}; this one ran in partition {where or 'unknown'}",
+        f"the scheduler took the job's nodes for another job{f' at {when}' if when else ''}: "
+        f"{lost}; this job ran in partition {where or 'unknown'}",
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),
-            *_said(case, ENDED)[:1],
+            *_log_lines(case, ENDED)[:1],
         ),
     )
 
@@ -108,8 +108,8 @@ def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
     paused = [node for node in case.result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
-        f"{judgement.reason}. Its times tell nothing. The scheduler suspended it (gang scheduling, "
-        "or `scontrol suspend`), or the machine itself was paused",
+        f"{judgement.reason}, so its times mean nothing: the scheduler suspended it (gang "
+        "scheduling, or `scontrol suspend`), or the machine itself was paused",
         "run again, or in a partition or QOS that is not suspended (slurm.partition, slurm.qos)",
         evidence=tuple(
             Evidence(
@@ -129,22 +129,32 @@ def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     return Finding(
         "requeued",
-        f"{judgement.reason}; somebody said `scontrol requeue`, or a node failed or rebooted",
-        "run again; ask the administrators who requeued it (slurmctld's log says)",
-        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
+        f"{judgement.reason}; somebody ran `scontrol requeue`, or a node failed or rebooted",
+        "run again; ask the administrators who requeued it (slurmctld's log shows it)",
+        evidence=(
+            *record.evidence(*record.accounting[-2:], record.job),
+            *_log_lines(case, ENDED)[:1],
+        ),
     )
 
 
 def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
     record = case.scheduler
     uid = record.cancelled_by
-    by = "Slurm does not say by whom (no accounting, or not yet)" if uid is None else _user(uid)
+    by = (
+        "Slurm does not say by whom (no accounting, or not yet)"
+        if uid is None
+        else _describe_user(uid)
+    )
     when = record.job.ended
     return Finding(
         "cancelled-by-other",
-        f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not",
+        f"{judgement.reason}: {by}{f', at {when}' if when else ''}; this run did not cancel it",
         "ask whoever cancelled it (scancel), then run again",
-        evidence=(*record.evidence(*record.accounting[-2:], record.job), *_said(case, ENDED)[:1]),
+        evidence=(
+            *record.evidence(*record.accounting[-2:], record.job),
+            *_log_lines(case, ENDED)[:1],
+        ),
         detail={} if uid is None else {"uid": uid},
     )
 
@@ -156,14 +166,14 @@ def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
     return Finding(
         "time-limit",
         f"Slurm ended the job at its time limit{spent}",
-        "raise slurm.time of the phase, or find out what was slow: each rank's last step stands "
-        "in ranks/ of the run directory",
-        evidence=(*record.evidence(record.job), *_said(case, ENDED)[:2]),
+        "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
+        "ranks/ of the run directory",
+        evidence=(*record.evidence(record.job), *_log_lines(case, ENDED)[:2]),
     )
 
 
 def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]:
-    """Nodes that a job may have waited for."""
+    """The nodes that a job may have waited for."""
     out = [node for node in record.nodes if node.down or node.drained]
     if not out:
         return []
@@ -172,7 +182,7 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     return [
         Finding(
             "node-down" if down else "node-drained",
-            f"{judgement.reason}; of its partition {names} cannot be used: "
+            f"{judgement.reason}; {names} of its partition cannot be used: "
             + "; ".join(node.why for node in out[:8]),
             "ask for fewer nodes, or wait until an administrator resumes them",
             evidence=record.evidence(*out[:MOST_SHOWN], record.job),
@@ -181,24 +191,24 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     ]
 
 
-def _said(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
-    """The lines of the job's own log with these words."""
+def _log_lines(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
+    """The lines of the job's own log that match."""
     return [evidence for _, evidence in case.search_job_logs(words)]
 
 
-def _names(
+def _nodes_named(
     lines: list[Evidence], words: re.Pattern[str], record: SchedulerRecord
 ) -> tuple[str, ...]:
-    """The nodes that these lines name, as far as the job had them."""
-    had = {node.name for node in record.nodes}
+    """The job's nodes that these lines name."""
+    known = {node.name for node in record.nodes}
     found = [match for line in lines if (match := words.search(line.text))]
     names = [name for match in found for name in match.groups() if name]
-    return tuple(dict.fromkeys(name for name in names if not had or name in had))
+    return tuple(dict.fromkeys(name for name in names if not known or name in known))
 
 
-def _user(uid: int) -> str:
+def _describe_user(uid: int) -> str:
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = "a user without a name here"
-    return f"by {name} (uid {uid}{', as this run' if uid == os.getuid() else ''})"
+        name = "a user unknown on this machine"
+    return f"by {name} (uid {uid}{', the user of this run' if uid == os.getuid() else ''})"

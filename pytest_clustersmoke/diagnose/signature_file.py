@@ -1,6 +1,6 @@
-"""`signatures.yaml` -> the known failures: the text that shows each, its cause and its fix.
+"""Reads `signatures.yaml`: the known failures, each with its texts, its cause and its fix.
 
-All that is wrong in the file is reported at once, with lines.
+Everything wrong in the file is reported at once, with line numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE = Path(__file__).with_name("signatures.yaml")
 MAX_LINES = 12
 MIN_WORD = 6
 ID = re.compile(r"[a-z][a-z0-9_]*")
-# Groups that tell where it happened; all others have a name in words.
+# Groups that say where it happened; all others need a name in words.
 PLACES = {"host", "rank"}
 KINDS: dict[str, tuple[type, str]] = {
     "id": (str, "a name in lower case with underscores"),
@@ -36,14 +36,14 @@ KINDS: dict[str, tuple[type, str]] = {
 }
 NEEDED = ("id", "primary", "cause", "fix", "source", "patterns", "samples")
 HARMLESS_NEEDED = ("id", "source", "patterns", "samples")
-# These let a hostile line cost time without end.
+# With these, a hostile line could take unbounded time.
 ENDLESS = re.compile(r"(?<!\\)\.[*+]|\.\{\d*,\}|[*+}]\)[*+{]")
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A text in a log: `word` stands literally in every line that may hold it, and leads there;
-    `regex`, where there is one, must match around it."""
+    """A text in a log: every line that can match contains `word` literally, which is how it is
+    found; `regex`, if given, must match around it."""
 
     word: str
     regex: re.Pattern[str] | None = None
@@ -51,7 +51,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Sample:
-    """A real text of a failure, and where it is from."""
+    """A real text of a failure, and its source."""
 
     text: str
     source: str
@@ -59,14 +59,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Signature:
-    """`primary`: it names a cause, where other texts only follow from one. `general`: it names a
-    cause so roughly that it counts as one only where nothing more exact was found. `late`: the
-    failure of a rank brings it about, too (the others waited until the time was up), so that it
-    is a cause only where no other exact one, and no unknown Python exception, was found. `follows`:
-    signatures that explain it; found beside one of them, it follows from that.
+    """`primary`: it names a cause; other texts are only consequences. `general`: it names a cause
+    so vaguely that it counts only if nothing more exact was found. `late`: a rank's failure can
+    lead to it (the others wait until a time limit), so it is a cause only if no other exact one,
+    and no unknown Python exception, was found. `follows`: signatures that explain it; next to one
+    of them it is a consequence.
 
     `lines`: how many lines the text spans. `names`: what the groups of its regexes are, in words;
-    groups `host` and `rank` tell where it happened. `harmless`: no failure, though it looks it."""
+    the groups `host` and `rank` say where it happened. `harmless`: looks like a failure but is
+    not."""
 
     id: str
     patterns: tuple[Pattern, ...]
@@ -85,12 +86,12 @@ class Signature:
 
 @lru_cache(maxsize=1)
 def shipped_signatures() -> tuple[Signature, ...]:
-    """The signatures that ship, the harmless ones included."""
+    """The signatures that ship with the package, including the harmless ones."""
     return load_signatures(FILE)
 
 
 def load_signatures(path: Path) -> tuple[Signature, ...]:
-    """Read and check a file of signatures; raises UsageProblems with all that is wrong in it."""
+    """Read and check a signature file; raises UsageProblems with everything wrong in it."""
     from ..config.yaml_source import Reading, read
 
     text = ("text", "word", "regex", "source", "cause", "fix")
@@ -125,7 +126,7 @@ class _Checker:
         return found
 
     def _signature(self, route: tuple[Any, ...], values: Any) -> Signature | None:
-        """One entry; None where something is wrong with it."""
+        """One entry; None if something is wrong with it."""
         before = len(self.problems)
         harmless = route[0] == "harmless"
         if not isinstance(values, dict):
@@ -143,13 +144,14 @@ class _Checker:
         samples = tuple(self._samples(route, values["samples"]))
         self._check_groups(route, patterns, names)
         if not ID.fullmatch(values["id"]):
-            self._bad((*route, "id"), f"`{values['id']}` is no id", KINDS["id"][1])
+            self._bad((*route, "id"), f"`{values['id']}` is not an id", KINDS["id"][1])
         if "lines" in values and not 2 <= lines <= MAX_LINES:
             self._bad((*route, "lines"), f"`lines` is {lines}", KINDS["lines"][1])
         if values.get("general") and not values.get("primary"):
             self._bad((*route, "general"), "general, but not primary", "`primary: true` with it")
         if values.get("late") and (values.get("general") or not values.get("primary")):
-            self._bad((*route, "late"), "late, but no exact cause", "`primary: true`, not general")
+            what = "late, but not an exact cause"
+            self._bad((*route, "late"), what, "`primary: true`, not general")
         kept = {key: value for key, value in values.items() if key not in ("patterns", "samples")}
         return Signature(**kept, patterns=patterns, samples=samples, harmless=harmless)
 
@@ -168,12 +170,12 @@ class _Checker:
             if isinstance(value, str):
                 value = {"word": value}
             if not isinstance(value, dict) or not {"word"} <= set(value) <= {"word", "regex"}:
-                self._bad(at, "a pattern is of another form", KINDS["patterns"][1])
+                self._bad(at, "a pattern has the wrong form", KINDS["patterns"][1])
                 continue
             word, regex = value["word"], value.get("regex")
             if not isinstance(word, str) or len(word) < MIN_WORD or "\n" in word:
                 expected = f"at least {MIN_WORD} characters of one line"
-                self._bad(at, f"`{word}` as a word leads to too much", expected)
+                self._bad(at, f"`{word}` cannot be a `word`", expected)
                 continue
             yield Pattern(word, self._regex(at, regex))
 
@@ -198,7 +200,7 @@ class _Checker:
             whole = isinstance(value, dict) and set(value) == {"text", "source"}
             if not whole or not all(isinstance(one, str) and one for one in value.values()):
                 at = (*route, "samples", index)
-                self._bad(at, "a sample is of another form", KINDS["samples"][1])
+                self._bad(at, "a sample has the wrong form", KINDS["samples"][1])
                 continue
             yield Sample(**value)
 
@@ -215,12 +217,12 @@ class _Checker:
         ids: set[str] = set()
         for one in found:
             if one.id in ids:
-                self._bad(("signatures",), f"the id `{one.id}` stands twice", "each id once")
+                self._bad(("signatures",), f"the id `{one.id}` appears twice", "each id once")
             ids.add(one.id)
         for one in found:
             for other in one.follows:
                 if other not in ids or other == one.id:
-                    what = f"`{one.id}` follows `{other}`, which is no other signature"
+                    what = f"`{one.id}` follows `{other}`, which is not another signature"
                     self._bad(("signatures",), what, "ids of signatures", near(str(other), ids))
 
     def _bad(self, route: tuple[Any, ...], what: str, expected: str, todo: str = "") -> None:

@@ -1,4 +1,4 @@
-"""All that was found in a job's logs -> findings, the first cause first."""
+"""Turns the matches in a job's logs into findings, the first cause first."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .signature_search import SignatureMatch, SignatureSearch
 
 UNKNOWN = "unknown"
 UNKNOWN_FIX = (
-    "read the log around that line; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL make the "
-    "next run say more"
+    "read the log around that line; set NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL to log "
+    "more in the next run"
 )
 UNKNOWN_CAUSE = "unknown cause; the first error: "
-# Last words count where nothing else is a cause.
+# An error on a log's last line counts only if nothing else is a cause.
 STARTED = WEIGHTS.keys() - {LAST}
-# A rank that logged so much more had gone on.
+# A rank that logged this many more lines had continued.
 GOES_ON_LINES = 500
 Key = tuple[bool, Time, int, int]
 UnknownAt = tuple[UnknownError, LogLine, list[str], list[int]]
-# Slurm tells of an end and ends the ranks within this, its KillWait (30 s) included.
+# Slurm reports an end and ends the ranks within this time, its KillWait (30 s) included.
 TOGETHER_S = 120
 NEVER: Time = (0, 0, 0, 0, 0.0)
 
 
 def order_findings(search: SignatureSearch) -> list[Finding]:
-    """Causes before what follows from them; within each by time, else by file and line."""
+    """Causes before their consequences; each group by time, else by file and line."""
     matches = search.matches
     raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
     unmatched = [line for _, line, _, _ in search.unknown.errors]
@@ -46,21 +46,21 @@ def order_findings(search: SignatureSearch) -> list[Finding]:
         if not all(clock.surely_before(matches[name].lines[0], line) for line in others)
     }
     unknown = _first_on_its_rank(search, exact, clock) if exact else _unknown(search, STARTED)
-    told = [(clock.first([unknown[1]]), _unknown_finding(*unknown))] if unknown else []
+    findings = [(clock.first([unknown[1]]), _unknown_finding(*unknown))] if unknown else []
     for one in matches.values():
         primary = one.signature.id in exact
         if one.signature.general:
             explained = _explained(one, search, clock)
             primary = not exact and unknown is None and not explained
-        told.append((clock.first(one.lines), _finding(one, primary)))
-    if not any(one.primary for _, one in told) and (last := _unknown(search, {LAST})):
-        told.append(((False, NEVER, 0, 0), _unknown_finding(*last)))
-    return [one for _, one in sorted(told, key=lambda pair: (not pair[1].primary, pair[0]))]
+        findings.append((clock.first(one.lines), _finding(one, primary)))
+    if not any(one.primary for _, one in findings) and (last := _unknown(search, {LAST})):
+        findings.append(((False, NEVER, 0, 0), _unknown_finding(*last)))
+    return [one for _, one in sorted(findings, key=lambda pair: (not pair[1].primary, pair[0]))]
 
 
 def _explained(match: SignatureMatch, search: SignatureSearch, clock: _Clock) -> bool:
-    """Whether something that explains it was found. An end that came long after it explains
-    nothing: the ranks that were left waited for it."""
+    """Whether a signature that explains this match was found. An end of the job long after it
+    explains nothing: the remaining ranks only waited."""
     others = [search.matches[name] for name in match.signature.follows if name in search.matches]
     return any(
         not (other.signature.late or other.signature.general)
@@ -70,10 +70,10 @@ def _explained(match: SignatureMatch, search: SignatureSearch, clock: _Clock) ->
 
 
 def _finding(match: SignatureMatch, primary: bool) -> Finding:
-    said = ", ".join(f"{words} {value}" for words, value in match.names.items())
+    named = ", ".join(f"{words} {value}" for words, value in match.names.items())
     return Finding(
         match.signature.id,
-        match.signature.cause + (f" ({said})" if said else ""),
+        match.signature.cause + (f" ({named})" if named else ""),
         match.signature.fix,
         primary,
         tuple(Evidence(line.file, line.number, line.text) for line in match.lines),
@@ -84,7 +84,7 @@ def _finding(match: SignatureMatch, primary: bool) -> Finding:
 
 
 def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
-    """The first of the errors of these kinds that no signature knows."""
+    """The first error of these kinds that no signature knows."""
     errors = [one for one in search.unknown.errors if one[0].kind in kinds]
     if not errors:
         return None
@@ -95,8 +95,8 @@ def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | Non
 def _first_on_its_rank(
     search: SignatureSearch, exact: Collection[str], clock: _Clock
 ) -> UnknownAt | None:
-    """The first exception that no signature knows, and behind which the same rank logged a known
-    cause: that may follow from it. Where the program handled it or went on, it was none."""
+    """The first unknown exception after which the same rank logged a known cause, which may be its
+    consequence. An exception that the program handled or survived does not count."""
     known = [line for name in exact for line in search.matches[name].lines]
     found = []
     for one in search.unknown.errors:
@@ -132,8 +132,8 @@ def _unknown_finding(
 
 
 class _Clock:
-    """When lines were written. A line without a time was written before those behind it in its
-    file, so it takes the time of the next of them that has one."""
+    """When lines were written. A line without a time was written before the lines below it in its
+    file, so it takes the time of the next line that has one."""
 
     def __init__(self, lines: Iterable[LogLine]) -> None:
         self._times: dict[tuple[int, int], Time | None] = {}
@@ -164,6 +164,6 @@ class _Clock:
 
 
 def _seconds(time: Time) -> float:
-    """For differences: months count as 31 days, which is exact within one."""
+    """For differences only: a month counts as 31 days, which is exact within a month."""
     month, day, hour, minute, second = time
     return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second

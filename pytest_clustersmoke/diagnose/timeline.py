@@ -1,16 +1,16 @@
-"""What happened over all nodes and ranks, in one order of time.
+"""What happened on all nodes and ranks, in one order of time.
 
-Within a node the order is that of its own clock. Between nodes it is only as good as their clocks,
-so these are set right: by how far each was ahead of node 0's when the nodes met, as they measured;
-where they could not tell, by what must have come first. Every node reads the facts of all nodes
-before it meets them, and the flag before it says that it was told to end. A clock that contradicts
-neither is left alone; another one is moved to the middle of what they allow.
+Within a node, its own clock gives the order. Between nodes the order is only as good as the clocks,
+so these are corrected: by the offset from node 0's clock that each node measured at the rendezvous;
+without a measurement, by what must have come first. Every node reads the facts of all nodes before
+the rendezvous, and the abort flag before it records that the phase ends. A clock that contradicts
+neither is left alone; any other is moved to the middle of what they allow.
 
-Lines of logs that carry a time stamp stand beside the events and decide nothing: causes are ordered
-by events alone. Most stamps have no zone, many no year, and the log may hold anything. So a stamp
-counts only at the beginning of a line, in the zone (the stamp's own, else this machine's or UTC) in
-which the file's last stamp comes closest before the file was last written, and not where the file
-goes back in time.
+Log lines with a time stamp are shown beside the events, but decide nothing: only events order the
+causes. Most stamps have no time zone, many no year, and a log may contain anything. So a stamp
+counts only at the beginning of a line, in the zone (its own, else this machine's or UTC) in which
+the file's last stamp is closest before the time the file was last written. Lines that go back in
+time are left out.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ..evidence.telemetry import Events, number
 from ..text import sanitize_line
 from .log_lines import MONTHS
 
-# Around a cause so many moments are told before and behind it.
-BEFORE, BEHIND = 2, 4
+# The number of moments shown before and after a cause.
+BEFORE, AFTER = 2, 4
 MAX_WHAT = 160
-# Around a cause so many lines are told, of those so many seconds from it.
+# The number of log lines shown around a cause, and how many seconds from it they may be.
 MAX_LINES, AROUND_S = 4, 60.0
 MAX_FILES = 8
-# A stamp behind these characters is one that the line talks of.
+# A stamp further into the line is part of its text.
 PREFIX_CHARS = 64
-# A file is written a little behind its stamp's clock, and threads write a little out of order.
+# A file may be written slightly before its stamps say, and threads write slightly out of order.
 AHEAD_S, BACK_S = 5.0, 1.0
 ISO = re.compile(
     r"\b(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)[T _](?P<hour>\d\d):(?P<minute>\d\d):"
@@ -53,7 +53,7 @@ SYSLOG = re.compile(
     r"\b(?P<month>" + "|".join(MONTHS) + r") (?P<day>[ \d]\d) (?P<hour>\d\d):(?P<minute>\d\d):"
     r"(?P<second>\d\d)"
 )
-# What is rather told than another line.
+# Lines to prefer over others.
 SEVERE = re.compile(r"\b(?:[EF]\d{3,4} |WARN|ERROR|CRITICAL|FATAL|error|[Ff]ailed|NVRM)|Error\b")
 
 
@@ -80,12 +80,12 @@ class Timeline:
     def of(
         cls, result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
     ) -> Timeline:
-        """Of the events that each node wrote, and of the flag that ended the phase."""
-        moved = _moved(result, events, flag)
+        """From the events that each node wrote, and the flag that ended the phase."""
+        moved = _clock_corrections(result, events, flag)
         found = [
-            *_of_nodes(result, events),
-            *(moment for rank in result.ranks for moment in _of_rank(rank)),
-            *_of_flag(result, flag),
+            *_node_moments(result, events),
+            *(moment for rank in result.ranks for moment in _rank_moments(rank)),
+            *_flag_moments(result, flag),
         ]
         moments = [
             replace(one, time=one.time + moved.get(one.node, 0.0)) if one.node is not None else one
@@ -103,12 +103,11 @@ class Timeline:
         return float(record["time"]) + (self.moved.get(node, 0.0) if node is not None else 0.0)
 
     def around(self, time: float, logged: Iterable[TimelineMoment] = ()) -> list[str]:
-        """A few lines about what happened then, in seconds from that moment on, and what logs said
-        beside it."""
+        """A few events around a time, and these log lines, each with its seconds from that time."""
         before = [one for one in self.moments if one.time < time][-BEFORE:]
-        behind = [one for one in self.moments if one.time >= time][: BEHIND + 1]
-        told = sorted([*before, *behind, *logged], key=lambda one: one.time)
-        return [f"{one.time - time:+8.3f} s  {one.what}" for one in told]
+        after = [one for one in self.moments if one.time >= time][: AFTER + 1]
+        shown = sorted([*before, *after, *logged], key=lambda one: one.time)
+        return [f"{one.time - time:+8.3f} s  {one.what}" for one in shown]
 
 
 def node_of(rank: RankResult) -> int | None:
@@ -116,7 +115,7 @@ def node_of(rank: RankResult) -> int | None:
     return value if type(value) is int else None
 
 
-def _of_nodes(result: PhaseResult, events: Mapping[int, Events]) -> Iterator[TimelineMoment]:
+def _node_moments(result: PhaseResult, events: Mapping[int, Events]) -> Iterator[TimelineMoment]:
     for node in result.nodes:
         of_node = events[node.node_rank]
         for record, line in zip(of_node.records, of_node.lines, strict=True):
@@ -132,7 +131,7 @@ def _of_nodes(result: PhaseResult, events: Mapping[int, Events]) -> Iterator[Tim
                 )
 
 
-def _of_rank(rank: RankResult) -> Iterator[TimelineMoment]:
+def _rank_moments(rank: RankResult) -> Iterator[TimelineMoment]:
     """Where its stages begin, its last step, its exception and its end."""
     events = rank.events
     last_step = events.last("step")
@@ -141,7 +140,7 @@ def _of_rank(rank: RankResult) -> Iterator[TimelineMoment]:
         if event == "stage" and record.get("state") == "begin":
             what = f"begins stage {record.get('name')}"
         elif record is last_step:
-            what = f"has done step {record.get('step')}, its last"
+            what = f"completes step {record.get('step')}, its last"
         elif event == "error":
             what = f"raises {record.get('type')}: {record.get('message')}"
         elif event == "done":
@@ -152,7 +151,7 @@ def _of_rank(rank: RankResult) -> Iterator[TimelineMoment]:
             yield TimelineMoment(float(record["time"]), node_of(rank), rank.rank, what, evidence)
 
 
-def _of_flag(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
+def _flag_moments(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
     time, node = _finite(flag.get("time")), flag.get("node_rank")
     if time is not None:
         of_node = node if type(node) is int else None
@@ -162,16 +161,16 @@ def _of_flag(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineM
         )
 
 
-def _moved(
+def _clock_corrections(
     result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
 ) -> dict[int, float]:
     """Node -> seconds to add to its clock, so that it agrees with the first node's."""
     facts = {one.node_rank: _finite(one.facts.get("time")) for one in result.nodes}
-    met = {node: _time(one, "rendezvous") for node, one in events.items()}
-    seen = {node: _told_to_end(one) for node, one in events.items()}
+    met = {node: _time_of(one, "rendezvous") for node, one in events.items()}
+    seen = {node: _abort_seen_at(one) for node, one in events.items()}
     raised, raiser = _finite(flag.get("time")), flag.get("node_rank")
     moved = {0: 0.0}
-    # The node that raised the flag first: the others' bounds build upon its clock.
+    # The node that raised the flag comes first: the bounds of the others depend on its clock.
     for node in sorted((node for node in events if node), key=lambda node: node != raiser):
         least = _behind(facts.get(0), met[node])
         most = [-bound for bound in _behind(facts.get(node), met.get(0))]
@@ -179,17 +178,17 @@ def _moved(
             most += [-bound for bound in _behind(raised, seen.get(0))]
         elif type(raiser) is int and raiser in moved:
             least += [moved[raiser] + bound for bound in _behind(raised, seen[node])]
-        measured = _measured(result, node)
+        measured = _measured_offset(result, node)
         if measured is not None:
             moved[node] = -measured
             continue
-        moved[node] = _within(max(least, default=-math.inf), min(most, default=math.inf))
+        moved[node] = _least_correction(max(least, default=-math.inf), min(most, default=math.inf))
     return moved
 
 
-def _measured(result: PhaseResult, node: int) -> float | None:
-    """By how much the node found its clock ahead of node 0's (reachability.py), in seconds; None
-    where that may be wrong by as much."""
+def _measured_offset(result: PhaseResult, node: int) -> float | None:
+    """By how many seconds the node found its clock ahead of node 0's (reachability.py); None if the
+    error may be as large."""
     clock = (read_json(result.directory.node_meeting(node)) or {}).get("clock")
     found = clock if isinstance(clock, dict) else {}
     offset, error = _finite(found.get("offset_s")), _finite(found.get("error_s"))
@@ -197,7 +196,7 @@ def _measured(result: PhaseResult, node: int) -> float | None:
     return offset if known else None
 
 
-def _within(least: float, most: float) -> float:
+def _least_correction(least: float, most: float) -> float:
     if least <= 0 <= most:
         return 0.0
     if math.isinf(least) or math.isinf(most):
@@ -206,24 +205,24 @@ def _within(least: float, most: float) -> float:
 
 
 def _behind(earlier: float | None, later: float | None) -> list[float]:
-    """By how much the clock that told the later time is behind the other's, at the least."""
+    """The least by which the clock of the later time is behind the clock of the earlier one."""
     return [] if earlier is None or later is None else [earlier - later]
 
 
 def _finite(value: object) -> float | None:
-    said = number(value)
-    return said if said is not None and math.isfinite(said) else None
+    finite = number(value)
+    return finite if finite is not None and math.isfinite(finite) else None
 
 
-def _told_to_end(events: Events) -> float | None:
-    """When a node saw the flag that another had raised."""
+def _abort_seen_at(events: Events) -> float | None:
+    """When a node saw the abort flag that another node had raised."""
     for record in events.named("trouble"):
         if record.get("reason") == "aborted":
             return float(record["time"])
     return None
 
 
-def _time(events: Events, event: str) -> float | None:
+def _time_of(events: Events, event: str) -> float | None:
     record = events.last(event)
     return None if record is None else float(record["time"])
 
@@ -231,8 +230,8 @@ def _time(events: Events, event: str) -> float | None:
 def read_log_moments(
     result: PhaseResult, rank: RankResult, time: float, timeline: Timeline
 ) -> list[TimelineMoment]:
-    """What the rank, its node's torchrun and the job's own logs said around a time (Unix seconds by
-    the first node's clock)."""
+    """Lines of the rank's, its node's torchrun and the job's own logs around a time (Unix seconds
+    by the first node's clock)."""
     node = node_of(rank)
     moved = timeline.moved.get(node, 0.0) if node is not None else 0.0
     found = [
@@ -282,7 +281,7 @@ Reading = Callable[[re.Match[str]], float | None]
 
 
 def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | None:
-    """How the stamps of a file are read; None where its last one cannot be true in any zone."""
+    """How to read the stamps of a file; None if its last one is impossible in every zone."""
     try:
         written = path.stat().st_mtime
     except OSError:
@@ -300,24 +299,29 @@ def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | N
 
 
 def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> float | None:
-    """A stamp in Unix seconds, in its own zone or this one (None is this machine's); without a year
-    the one that is nearest to a time. None where the calendar has no such moment."""
-    said = stamp.groupdict()
-    own = said.get("zone")
+    """A stamp in Unix seconds, in its own zone, else in `zone` (None is this machine's); a stamp
+    without a year gets the one nearest to `time`. None if the calendar has no such moment."""
+    parts = stamp.groupdict()
+    own = parts.get("zone")
     try:
         zone = _parse_zone(own) if own else zone
         now = datetime.fromtimestamp(time, timezone.utc).year
     except (ValueError, OverflowError, OSError):  # an event's time, which a job wrote
         return None
-    years = [int(said["year"])] if said.get("year") else [now - 1, now, now + 1]
-    month = said["month"]
+    years = [int(parts["year"])] if parts.get("year") else [now - 1, now, now + 1]
+    month = parts["month"]
     number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
-    seconds = float(said["second"].replace(",", "."))
+    seconds = float(parts["second"].replace(",", "."))
     found = []
     for year in years:
         try:
             minute = datetime(
-                year, number, int(said["day"]), int(said["hour"]), int(said["minute"]), tzinfo=zone
+                year,
+                number,
+                int(parts["day"]),
+                int(parts["hour"]),
+                int(parts["minute"]),
+                tzinfo=zone,
             )
             found.append(minute.timestamp() + seconds)
         except (ValueError, OverflowError, OSError):
@@ -326,7 +330,7 @@ def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> floa
 
 
 def _parse_zone(text: str) -> timezone:
-    """The zone of a stamp; raises ValueError where there is none such."""
+    """The zone of a stamp; raises ValueError if it does not exist."""
     if text == "Z":
         return timezone.utc
     digits = text[1:].replace(":", "")

@@ -1,9 +1,11 @@
-"""Faults that can be staged on purpose, by name.
+"""Faults that can be staged on purpose, to prove that the criteria and findings detect them.
 
-model.py      what a fault is
-registry.py   all of them
+fault.py            the description of a fault
+fault_registry.py   all faults
+gate.py             judges whether a staged fault was detected as it must be
+staged/             what a rank does to stage a fault
 
-staged/       what a rank does to stage one; `prove/` stages them on a cluster.
+`--cluster-prove` stages them on a cluster (`session/gates.py`, `session/prove_suite.py`).
 """
 
 from __future__ import annotations

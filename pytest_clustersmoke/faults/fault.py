@@ -1,4 +1,4 @@
-"""What a fault is: where it can be staged, what it does, what must come of it."""
+"""The description of a fault: where it can be staged, what it changes, what must detect it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-JOB = "job"  # in the place of a criterion: the phase's job itself
-ALONE, AMONG = "alone", "among"  # whom a finding blames
-# What a rank makes its hook with: see `rank/hook.py`.
+JOB = "job"  # in place of a criterion's name: the phase's job itself
+ALONE, AMONG = "alone", "among"  # whether a finding names only the rank of the fault, or others too
+# Makes the hook of a rank; see `rank/hook.py`.
 HOOK = "pytest_clustersmoke.faults.staged:make_staging"
-NOTHING = "nothing"  # the small phase as it is: what the criteria say where no fault is staged
+NOTHING = "nothing"  # the small phase without a fault, as the baseline of the criteria
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that needs no special rights, and the gates that must stop it.
+    """A fault that needs no special rights, and what must detect it.
 
-    `red` are the criteria that must fail; with {JOB} the job fails, its primary finding is one of
-    `findings`, and the criteria only point to it. `follows` may fail, too, as they judge the same
-    damage from another side. All others must say what they say where nothing is staged.
+    `red` are the criteria that must fail. With {JOB} the job must fail, with one of `findings` as
+    its primary finding. The criteria in `follows` may fail too, since they see the same damage. All
+    other criteria must have the same result as without the fault.
 
-    `by` is who stages it: "rank" (the last one), "ranks" (all of them), or "job" (its settings).
-    A fault of one rank is blamed on it, in the finding or in the criterion's words, with its host:
-    on it "alone", or "among" the ranks that it differs from, where they may be told apart only by
-    being fewer.
+    `by` says what stages it: "rank" (the last one), "ranks" (all of them) or "job" (its settings).
+    The finding or the criterion's message must name the rank of a fault of one rank, with its host:
+    "alone", or "among" the ranks it disagrees with, where nothing shows which of them is wrong.
     """
 
     name: str
@@ -33,27 +32,27 @@ class Fault:
     red: frozenset[str]
     follows: frozenset[str] = frozenset()
     findings: tuple[str, ...] = ()
-    signatures: tuple[str, ...] = ()  # of which the finding names one, where any is given
-    outcome: str = "failed"  # the job's, with {JOB}
+    signatures: tuple[str, ...] = ()  # the finding must name one of them, if there are any
+    outcome: str = "failed"  # of the job, with {JOB}
     blames: str = ""
-    # What a phase must have to stage it in.
+    # What a phase must have.
     ranks: int = 1
     nodes: int = 1
     trains: bool = False
     mark: str = ""
     backend: str = ""
-    transports: str = ""  # "inside" nodes or "between" them: NCCL, and what must not be expected
-    unexpected: tuple[str, ...] = ()  # transports one of which the ranks fall back to
-    # What changes in the job.
+    transports: str = ""  # "inside" or "between" nodes: needs NCCL
+    unexpected: tuple[str, ...] = ()  # what the ranks may fall back to; `expect` must not accept it
+    # What it changes in the job.
     env: Mapping[str, str] = field(default_factory=dict)
     slurm: Mapping[str, Any] = field(default_factory=dict)
     stage_limits_s: Mapping[str, float] = field(default_factory=dict)
     timeout_s: float | None = None
     setup: tuple[str, ...] = ()
     python_flags: str = ""
-    slower_than_alone: bool = False  # compared with the phase where nothing is staged
+    slower_than_baseline: bool = False  # its reference is the throughput without the fault
 
     @property
-    def of_criteria(self) -> bool:
-        """Whether the job passes and its criteria must tell."""
+    def fails_criteria(self) -> bool:
+        """Whether the job must pass and criteria must fail."""
         return JOB not in self.red

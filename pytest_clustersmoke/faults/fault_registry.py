@@ -1,4 +1,4 @@
-"""The faults, by what they hit: ranks, training, checkpoints, collectives, the job's settings."""
+"""All faults, by what they affect: ranks, training, checkpoints, collectives, job settings."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ INSIDE = "test_transports_inside_nodes_are_those_expected"
 BETWEEN = "test_transports_between_nodes_are_those_expected"
 SAME_WEIGHTS = "test_ranks_end_with_the_same_weights"
 
-# Without progress for so long, a rank of a small phase is hung.
-STILL_S = 10.0
+# A rank of a small phase that makes no progress for this long is hung.
+NO_PROGRESS_S = 10.0
 
 
-def _death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
-    """One of several ranks ends in training; the others wait for it."""
-    given: dict[str, Any] = {"ranks": 2, "trains": True, **more}
+def _rank_death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
+    """A fault in which one of several ranks ends during training and the others wait for it."""
+    fields: dict[str, Any] = {"ranks": 2, "trains": True, **more}
     job = frozenset({JOB})
-    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **given)
+    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **fields)
 
 
-def _still(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
-    """One of several ranks keeps the others waiting for ever."""
-    given: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
-    given["stage_limits_s"] = {stage: STILL_S}
-    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **given)
+def _hang(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
+    """A fault in which one of several ranks keeps the others waiting forever."""
+    fields: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
+    fields["stage_limits_s"] = {stage: NO_PROGRESS_S}
+    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **fields)
 
 
 RANKS = (
-    _death("rank-killed-at-start", "SIGKILL before the process group is open"),
-    _death("rank-killed", "SIGKILL at the third step, before its collectives"),
-    _death("rank-killed-in-collective", "SIGKILL while it waits in a collective for the others"),
-    _death("rank-exited", "os._exit(3) at the third step"),
-    _death("rank-raised", "an exception at the third step", "rank-error"),
-    _still("rank-hung", "it stands still at the third step", ("hang",), "train_step"),
-    _still(
+    _rank_death("rank-killed-at-start", "SIGKILL before the process group is open"),
+    _rank_death("rank-killed", "SIGKILL at the third step, before its collectives"),
+    _rank_death("rank-killed-in-collective", "SIGKILL while it waits in a collective"),
+    _rank_death("rank-exited", "os._exit(3) at the third step"),
+    _rank_death("rank-raised", "an exception at the third step", "rank-error"),
+    _hang("rank-hung", "one rank stops making progress at the third step", ("hang",), "train_step"),
+    _hang(
         "rank-out-of-step",
-        "it leaves out a collective that the others take part in, and goes on",
+        "one rank skips a collective that the others call, and continues",
         ("collective-mismatch",),
         "train_step",
         blames=AMONG,
     ),
     Fault(
         "rank-slow",
-        "it sleeps in each step as long as the step takes, at least 0.25 s",
+        "one rank sleeps in each step for as long as the step takes, at least 0.25 s",
         "rank",
         frozenset({BEHIND}),
         blames=ALONE,
@@ -62,18 +62,18 @@ RANKS = (
 TRAINING = (
     Fault(
         "all-slow",
-        "every rank sleeps in each step as long as the step takes, at least 0.25 s",
+        "every rank sleeps in each step for as long as the step takes, at least 0.25 s",
         "ranks",
         frozenset({THROUGHPUT}),
         trains=True,
-        slower_than_alone=True,
+        slower_than_baseline=True,
     ),
     Fault(
         "no-gradient-sync",
-        "DistributedDataParallel reduces no gradient",
+        "DistributedDataParallel does not reduce gradients",
         "ranks",
         frozenset({GRADIENTS}),
-        # The ranks' weights drift apart, and rank 0's are saved.
+        # The ranks' weights diverge, and only rank 0's are saved.
         follows=frozenset({RELOAD, SAME_WEIGHTS}),
         ranks=2,
         trains=True,
@@ -81,7 +81,7 @@ TRAINING = (
     ),
     Fault(
         "no-gradient-sync-zero",
-        "DeepSpeed reduces no gradient",
+        "DeepSpeed does not reduce gradients",
         "ranks",
         frozenset({GRADIENTS}),
         ranks=2,
@@ -90,7 +90,7 @@ TRAINING = (
     ),
     Fault(
         "gradient-flipped",
-        "the sign of one parameter's gradient is turned on one rank after the reduction",
+        "the sign of one parameter's gradient is flipped on one rank after the reduction",
         "rank",
         frozenset({GRADIENTS}),
         blames=ALONE,
@@ -103,14 +103,14 @@ TRAINING = (
         "one number of the last batch is NaN on one rank",
         "rank",
         frozenset({FINITE}),
-        follows=frozenset({FALLS}),  # the last losses' mean is NaN
+        follows=frozenset({FALLS}),  # the mean of the last losses is NaN
         blames=ALONE,
         ranks=2,
         trains=True,
     ),
     Fault(
         "loss-flat",
-        "every update of the parameters is taken back",
+        "every update of the parameters is undone",
         "ranks",
         frozenset({FALLS}),
         trains=True,
@@ -119,7 +119,7 @@ TRAINING = (
 CHECKPOINTS = (
     Fault(
         "checkpoint-truncated",
-        "the largest file of the checkpoint is cut in half after saving",
+        "the largest file of the checkpoint is truncated to half its size after saving",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -128,18 +128,18 @@ CHECKPOINTS = (
     ),
     Fault(
         "checkpoint-foreign",
-        "what is saved are other weights than those trained",
+        "the saved weights differ from the trained ones",
         "ranks",
         frozenset({RELOAD}),
         trains=True,
     ),
-    _still(
+    _hang(
         "checkpoint-rank0-only",
-        "rank 0 alone saves what every rank has a part of",
+        "only rank 0 saves a checkpoint that every rank must take part in",
         ("hang", "collective-mismatch"),
         "checkpoint",
         mark="deepspeed",
-        # Each waits where the other does not come.
+        # Each rank waits for the other in a different collective.
         blames=AMONG,
     ),
 )
@@ -154,7 +154,7 @@ COLLECTIVE = (
     ),
     Fault(
         "p2p-off",
-        "NCCL_P2P_DISABLE=1: the GPUs of a node talk through shared memory",
+        "NCCL_P2P_DISABLE=1: the GPUs of a node communicate through shared memory",
         "job",
         frozenset({INSIDE}),
         ranks=2,
@@ -164,7 +164,7 @@ COLLECTIVE = (
     ),
     Fault(
         "network-in-node",
-        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1: the GPUs of a node talk over the network",
+        "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1: the GPUs of a node use the network",
         "job",
         frozenset({INSIDE}),
         ranks=2,
@@ -174,7 +174,7 @@ COLLECTIVE = (
     ),
     Fault(
         "infiniband-off",
-        "NCCL_IB_DISABLE=1: the nodes talk over sockets",
+        "NCCL_IB_DISABLE=1: the nodes communicate over sockets",
         "job",
         frozenset({BETWEEN}),
         nodes=2,
@@ -187,7 +187,7 @@ COLLECTIVE = (
 SETTINGS = (
     Fault(
         "batch-arithmetic",
-        "train_batch_size of the DeepSpeed configuration is one more than its parts make",
+        "train_batch_size in the DeepSpeed configuration is one more than the product of its parts",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -197,7 +197,7 @@ SETTINGS = (
     ),
     Fault(
         "optimizer-missing",
-        "the DeepSpeed configuration of ZeRO has no optimizer",
+        "the DeepSpeed configuration for ZeRO has no optimizer",
         "ranks",
         frozenset({JOB}),
         findings=("rank-error",),
@@ -216,7 +216,7 @@ SETTINGS = (
     ),
     Fault(
         "setup-line-fails",
-        "one more setup line ends with status 3",
+        "an added setup line exits with status 3",
         "job",
         frozenset({JOB}),
         findings=("setup-line-failed",),
@@ -232,7 +232,7 @@ SETTINGS = (
     ),
     Fault(
         "time-limit",
-        "the phase may run for one second",
+        "the phase's time limit is one second",
         "job",
         frozenset({JOB}),
         findings=("time-limit",),
@@ -240,10 +240,13 @@ SETTINGS = (
     ),
     Fault(
         "submission-refused",
-        "the job asks for a partition that there is not",
+        "the job asks for a partition that does not exist",
         "job",
         frozenset({JOB}),
-        findings=("partition-unknown", "submission-refused"),  # before sbatch is asked, or by it
+        findings=(
+            "partition-unknown",
+            "submission-refused",
+        ),  # found by preflight, or by sbatch
         outcome="never_ran",
         backend="slurm",
         slurm={"partition": "clustersmoke-staged"},
@@ -251,5 +254,5 @@ SETTINGS = (
 )
 
 FAULTS: dict[str, Fault] = {
-    one.name: one for one in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
+    fault.name: fault for fault in (*RANKS, *TRAINING, *CHECKPOINTS, *COLLECTIVE, *SETTINGS)
 }

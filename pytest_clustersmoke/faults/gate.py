@@ -1,4 +1,4 @@
-"""What came of a fault, against what must: the gate is proven, or it is said what it lacks."""
+"""Judges whether a staged fault was detected as it must be, and lists what differs."""
 
 from __future__ import annotations
 
@@ -11,37 +11,38 @@ from ..evidence.phase_result import PhaseResult
 from ..evidence.run_directory import RunDir
 from ..evidence.staged_marks import staged
 from ..evidence.telemetry import read_events
+from ..text import ranges
 from . import JOB, Fault
 from .fault import AMONG
 
 PROVEN = "proven"
 GREEN = "stayed green"
-OTHER = "not as it must be"  # red, but elsewhere or for another reason
+OTHER = "not as it must be"  # something failed, but not what must, or for another reason
 NOT_STAGED = "not staged"
-# Outcomes that are the scheduler's or the cluster's, and say nothing of a gate.
+# Outcomes caused by the scheduler or the cluster, which prove nothing about a gate.
 SCHEDULER = {*NOT_MEASURED, "cluster_failed"}
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A criterion's result (passed, failed, skipped) and the words of its failure."""
+class Observed:
+    """A criterion's result (passed, failed, skipped) and its failure message."""
 
     result: str
-    words: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True)
-class Alone:
-    """The phase with nothing staged: what became of its job, and its criteria."""
+class Baseline:
+    """The small phase without a fault: the outcome of its job, and its criteria."""
 
     outcome: str
     reason: str
-    seen: Mapping[str, Seen]
+    criteria: Mapping[str, Observed]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """One gate, judged. `seconds` are from the fault to the finding, where a rank marked it."""
+    """A judged gate. `seconds`: from the fault, where a rank recorded it, to the finding."""
 
     fault: str
     what: str
@@ -64,62 +65,65 @@ def judge(
     fault: Fault,
     base: str,
     result: PhaseResult,
-    seen: Mapping[str, Seen],
-    alone: Alone | None,
+    criteria: Mapping[str, Observed],
+    baseline: Baseline | None,
     run: RunDir,
 ) -> Gate:
-    """`seen` are the criteria of the staged phase, `alone` is the same with nothing staged; there
-    are none where the job itself must fail."""
-    red = sorted(name for name, one in seen.items() if one.result == "failed")
+    """Judge a fault by the `criteria` of its phase and by the `baseline` without the fault. Where
+    the job itself must fail there are no criteria and no baseline."""
+    red = sorted(name for name, criterion in criteria.items() if criterion.result == "failed")
     if result.outcome != "passed":
         red = [JOB]
-    said: dict[str, Any] = {"red": red, **_finding(result), "seconds": _seconds(result, run)}
-    if fault.of_criteria and red != [JOB]:
-        said["words"] = "\n".join(seen[name].words for name in red if name in fault.red)
-    status, reasons = _status(fault, result, seen, alone, red)
+    record: dict[str, Any] = {"red": red, **_finding(result), "seconds": _seconds(result, run)}
+    if fault.fails_criteria and red != [JOB]:
+        record["words"] = "\n".join(criteria[name].message for name in red if name in fault.red)
+    status, reasons = _status(fault, result, criteria, baseline, red)
     expected = sorted(fault.red)
-    return Gate(fault.name, fault.what, base, status, reasons, expected, **said)
+    return Gate(fault.name, fault.what, base, status, reasons, expected, **record)
 
 
 def _status(
     fault: Fault,
     result: PhaseResult,
-    seen: Mapping[str, Seen],
-    alone: Alone | None,
+    criteria: Mapping[str, Observed],
+    baseline: Baseline | None,
     red: list[str],
 ) -> tuple[str, list[str]]:
-    if result.outcome in SCHEDULER and (fault.of_criteria or result.outcome != fault.outcome):
+    if result.outcome in SCHEDULER and (fault.fails_criteria or result.outcome != fault.outcome):
         return NOT_STAGED, [f"{result.outcome}: {result.job.get('reason', '')}"]
-    if alone is not None and alone.outcome != "passed":
-        why = f"with nothing staged the phase is {alone.outcome}: {alone.reason}"
-        return NOT_STAGED if alone.outcome in SCHEDULER else OTHER, [why]
-    reasons = _not_staged(fault, result)
-    if not fault.of_criteria:
-        reasons += _job(fault, result)
+    if baseline is not None and baseline.outcome != "passed":
+        why = f"without the fault the phase is {baseline.outcome}: {baseline.reason}"
+        return NOT_STAGED if baseline.outcome in SCHEDULER else OTHER, [why]
+    reasons = _check_staging(fault, result)
+    if not fault.fails_criteria:
+        reasons += _check_job(fault, result)
     elif red == [JOB]:
-        reasons.append(f"the job failed, where a criterion had to: {result.job.get('reason')}")
+        reasons.append(
+            f"the job failed, but a criterion was expected to fail: {result.job.get('reason')}"
+        )
     else:
-        reasons += _criteria(fault, result, seen, alone.seen if alone else {})
+        reasons += _check_criteria(fault, result, criteria, baseline.criteria if baseline else {})
     if not fault.red & set(red):
         return GREEN, [f"{', '.join(sorted(fault.red))} stayed green", *reasons]
     return (OTHER, reasons) if reasons else (PROVEN, [])
 
 
-def _not_staged(fault: Fault, result: PhaseResult) -> list[str]:
-    """Where a rank has to stage it, that rank must have said so; another one must not."""
+def _check_staging(fault: Fault, result: PhaseResult) -> list[str]:
+    """The ranks that must stage the fault recorded that they did, and no other rank."""
     if fault.by == "job":
         return []
     ranks = sorted(staged(result))
     if fault.by == "ranks":
-        return [] if ranks else ["no rank wrote that it staged the fault"]
+        return [] if ranks else ["no rank recorded that it staged the fault"]
     chosen = _chosen(result)
     if ranks == [chosen]:
         return []
-    return [f"the fault was to be staged on rank {chosen}, and was on {ranks or 'none'}"]
+    found = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+    return [f"the fault was staged on {found}, expected only rank {chosen}"]
 
 
-def _job(fault: Fault, result: PhaseResult) -> list[str]:
-    """The job's outcome and its primary finding: which, where, and the cause behind it."""
+def _check_job(fault: Fault, result: PhaseResult) -> list[str]:
+    """The job has the expected outcome and primary finding, with its cause, rank and host."""
     if result.outcome == "passed":
         return []
     reasons = []
@@ -132,12 +136,12 @@ def _job(fault: Fault, result: PhaseResult) -> list[str]:
     signature = _primary(result).get("detail", {}).get("signature")
     if fault.signatures and signature not in fault.signatures:
         expected = " or ".join(fault.signatures)
-        reasons.append(f"the cause behind it is {signature or 'unknown'}, expected {expected}")
+        reasons.append(f"the finding's cause is {signature or 'unknown'}, expected {expected}")
     if fault.blames:
         chosen = result.ranks[_chosen(result)]
-        alone = (found["ranks"], found["hosts"]) == ([chosen.rank], [chosen.node])
-        among = chosen.rank in found["ranks"] and chosen.node in found["hosts"]
-        if not (among if fault.blames == AMONG else alone):
+        is_alone = (found["ranks"], found["hosts"]) == ([chosen.rank], [chosen.node])
+        is_among = chosen.rank in found["ranks"] and chosen.node in found["hosts"]
+        if not (is_among if fault.blames == AMONG else is_alone):
             reasons.append(
                 f"the finding names ranks {found['ranks']} and hosts {found['hosts']}, "
                 f"expected {chosen}"
@@ -145,33 +149,37 @@ def _job(fault: Fault, result: PhaseResult) -> list[str]:
     return reasons
 
 
-def _criteria(
-    fault: Fault, result: PhaseResult, seen: Mapping[str, Seen], alone: Mapping[str, Seen]
+def _check_criteria(
+    fault: Fault,
+    result: PhaseResult,
+    criteria: Mapping[str, Observed],
+    baseline: Mapping[str, Observed],
 ) -> list[str]:
-    """The fault's criteria are red and were not before; no other one says anything else."""
+    """The criteria that must fail do, and did not before; every other one is unchanged."""
     reasons = []
-    for name in sorted({*seen, *alone, *fault.red}):
-        before, now = alone.get(name, Seen("missing")), seen.get(name, Seen("missing"))
+    for name in sorted({*criteria, *baseline, *fault.red}):
+        before = baseline.get(name, Observed("missing"))
+        now = criteria.get(name, Observed("missing"))
         if name in fault.red:
             if before.result not in ("passed", "skipped"):
-                reasons.append(f"{name} was {before.result} with nothing staged: {before.words}")
+                reasons.append(f"{name} was {before.result} without the fault: {before.message}")
             if now.result != "failed":
                 reasons.append(f"{name} {now.result}")
             elif fault.blames:
-                reasons += _blame(name, now.words, result)
+                reasons += _check_blame(name, now.message, result)
         elif now.result != before.result and not (name in fault.follows and now.result == "failed"):
-            words = f": {now.words}" if now.words else ""
-            reasons.append(f"{name} {now.result}, but {before.result} with nothing staged{words}")
+            message = f": {now.message}" if now.message else ""
+            reasons.append(f"{name} {now.result}, but {before.result} without the fault{message}")
     return reasons
 
 
-def _blame(name: str, words: str, result: PhaseResult) -> list[str]:
-    """The criterion's words name the rank that staged the fault, with its host, and no other."""
+def _check_blame(name: str, message: str, result: PhaseResult) -> list[str]:
+    """The criterion's message names the rank that staged the fault, with its host, and no other."""
     chosen = _chosen(result)
-    named = [rank.rank for rank in result.ranks if str(rank) in words]
+    named = [rank.rank for rank in result.ranks if str(rank) in message]
     if named == [chosen]:
         return []
-    return [f"{name} names ranks {named}, expected {result.ranks[chosen]}: {words}"]
+    return [f"{name} names ranks {named}, expected {result.ranks[chosen]}: {message}"]
 
 
 def _chosen(result: PhaseResult) -> int:
@@ -198,12 +206,12 @@ def _finding(result: PhaseResult) -> dict[str, Any]:
 
 
 def _seconds(result: PhaseResult, run: RunDir) -> float | None:
-    """From the first rank's `staged` to the phase's end in the journal, where the job failed."""
-    begun = [float(one["time"]) for one in staged(result).values()]
+    """Seconds from the first `staged` event to the phase's end, where the job failed."""
+    begun = [float(event["time"]) for event in staged(result).values()]
     ended = [
-        float(one["time"])
-        for one in read_events(run.journal).named("ended")
-        if one.get("phase") == result.name
+        float(event["time"])
+        for event in read_events(run.journal).named("ended")
+        if event.get("phase") == result.name
     ]
     if result.outcome == "passed" or not begun or not ended:
         return None

@@ -1,1 +1,1 @@
-"""Submit, watch and cancel: phases become jobs of Slurm, or virtual nodes of this machine."""
+"""Submits phases as jobs, to Slurm or to virtual nodes on this machine, and watches them."""

@@ -1,10 +1,10 @@
-"""Phases become jobs: submitit ships `node_job.run_node`, to Slurm or to this machine.
+"""The interface of a backend, and the job spec: submitit ships `node_job.run_node` to the nodes.
 
-slurm.py          one job of N one-task nodes, through sbatch and srun
-local.py          N virtual nodes on this machine, each in a session of its own
-script.py         the batch script's parts that both share: environment set-up, strict set-up lines
-slurm_client.py   Slurm's commands, in sessions of their own and without an outer job's words
-slurm_records.py  what they print of the cluster, as typed records; slurm_jobs.py: of jobs
+slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch and srun
+local_backend.py  N virtual nodes on this machine, each in a session of its own
+batch_script.py   the parts of the batch script that both backends share
+slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
+slurm_records.py  parses what these commands print about the cluster; slurm_jobs.py: about jobs
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ __all__ = ["Backend", "JobState", "Refused", "make_backend", "make_spec"]
 
 
 class Refused(Exception):
-    """The scheduler did not take the job; the text is its own words."""
+    """The scheduler did not accept the job; the text is its error message."""
 
 
 class Backend(Protocol):
-    """Where jobs run. Calls come from one thread.
+    """Where jobs run. All calls except `cancel` come from one thread.
 
-    `ranks_at_once`: how many ranks may run at the same time without thrashing; None where the
-    scheduler sees to that.
+    `ranks_at_once`: how many ranks can run at the same time without thrashing; None where the
+    scheduler takes care of that.
     """
 
     ranks_at_once: int | None
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
-        """Start the job whose spec lies in `directory`; returns its id. Raises Refused."""
+        """Start the job whose spec is in `directory`; return its id. Raises Refused."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        """The states of these jobs in one question to the scheduler; a job may be missing when the
-        scheduler did not answer at all (which says nothing about the job)."""
+        """The states of these jobs, from one query. A job is missing where the scheduler did not
+        answer, which says nothing about the job."""
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
-        """What more the scheduler says of a job that did not end well and of its nodes (a list
-        such as `gpu[0-2]`); None where it says nothing."""
+        """Details from the scheduler about a job that did not succeed and about its nodes (a list
+        such as `gpu[0-2]`); None where it has none."""
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
-        """End these jobs with one call; whether the scheduler has taken it. Unlike the other calls
-        this one may come from another thread, while one of them waits for the scheduler."""
+        """Cancel these jobs with one call; return whether the scheduler accepted it. This call may
+        come from another thread while a different call waits for the scheduler."""
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        """End a job whose id is not known, since its submission has not been answered yet."""
+        """Cancel a job by name: its submission was not answered yet, so its id is unknown."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
-        """The exact batch script, for the dry run and for the report."""
+        """The exact batch script, for the dry run and the report."""
 
 
 def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
-    """The backend of this profile. `environ`: the user's environment, with the lab's SLURM_CONF."""
+    """Make the profile's backend. `environ`: the user's environment, with the lab's SLURM_CONF."""
     if profile.backend == "slurm":
         from .slurm_backend import SlurmBackend
 
@@ -68,7 +68,7 @@ def make_backend(profile: Profile, environ: Mapping[str, str]) -> Backend:
 
 
 def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> dict[str, Any]:
-    """The job as plain data, as `node_job.run_node` reads it on every node."""
+    """Make the job spec: plain data that `node_job.run_node` reads on every node."""
     fault = {"fault": phase.staged.as_spec()} if phase.staged else {}
     expect = profile.expect.get(phase.name)
     return {
@@ -81,15 +81,15 @@ def make_spec(phase: Phase, profile: Profile, run_id: str, directory: Path) -> d
         "ranks_per_node": phase.gpus_per_node.value,
         "script": str(phase.script),
         "argv": phase.argv(),
-        "args": {name: one.value for name, one in phase.args.items()},
-        "env_set": {name: str(one.value) for name, one in phase.env_set.items()},
+        "args": {name: setting.value for name, setting in phase.args.items()},
+        "env_set": {name: str(setting.value) for name, setting in phase.env_set.items()},
         "env_unset": list(phase.env_unset),
-        "sbatch": {name: one.value for name, one in phase.slurm.items()},
+        "sbatch": {name: setting.value for name, setting in phase.slurm.items()},
         "device": profile.hardware.device,
         "gpu": profile.hardware.gpu,
         "interconnect": profile.hardware.interconnect,
         "inter_node": list(expect.inter_node) if expect else [],
-        "stage_limits_s": {name: one.value for name, one in phase.stage_limits_s.items()},
+        "stage_limits_s": {name: limit.value for name, limit in phase.stage_limits_s.items()},
         "timeout_s": phase.timeout_s.value,
         "dump_wait_s": profile.limits.dump_wait_s,
         "nccl_hostid": profile.backend == "local",

@@ -13,33 +13,35 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir
 
 
-def setup(phase: Phase, profile: Profile) -> tuple[str, ...]:
-    """The profile's set-up lines, and those of a fault that is staged."""
+def setup_lines(phase: Phase, profile: Profile) -> tuple[str, ...]:
+    """The setup lines of the profile, followed by those of a staged fault."""
     return (*profile.setup, *(phase.staged.setup if phase.staged else ()))
 
 
-def interpreter(phase: Phase, profile: Profile) -> str:
-    """The shell command for Python on the nodes; without one in the profile, this Python."""
+def python_command(phase: Phase, profile: Profile) -> str:
+    """The shell command that starts Python on the nodes: the profile's `python`, or this one."""
     python = profile.python or shlex.quote(sys.executable)
     flags = phase.staged.python_flags if phase.staged else ""
     return f"{python} {flags}".rstrip()
 
 
-def environment(phase: Phase) -> list[str]:
-    """The profile's variables; the node sets them again, since they may not survive srun."""
+def environment_lines(phase: Phase) -> list[str]:
+    """Sets the profile's variables; the node sets them again, since srun may drop them."""
     lines = [f"unset {name}" for name in phase.env_unset]
-    lines += [f"export {name}={shlex.quote(str(one.value))}" for name, one in phase.env_set.items()]
+    lines += [
+        f"export {name}={shlex.quote(str(value.value))}" for name, value in phase.env_set.items()
+    ]
     return lines
 
 
-def strict_setup(lines: Sequence[str], directory: PhaseDir) -> list[str]:
-    """The set-up lines under `set -e`: the first that fails is written down and ends the job.
+def strict_setup_lines(lines: Sequence[str], directory: PhaseDir) -> list[str]:
+    """The setup lines under `set -e`: the first one that fails is recorded and ends the job.
 
-    /etc/profile comes first: under cron no shell has read it, and `module` is defined there.
+    /etc/profile is sourced first: it defines `module`, and under cron no shell has read it.
     """
     if not lines:
         return []
-    named = all(is_complete(line) for line in lines)
+    can_mark_lines = all(is_complete(line) for line in lines)
     script = [
         "[ -r /etc/profile ] && . /etc/profile",
         f"clustersmoke_failed={shlex.quote(str(directory.setup_failed))} clustersmoke_line=",
@@ -49,15 +51,15 @@ def strict_setup(lines: Sequence[str], directory: PhaseDir) -> list[str]:
         "set -e",
     ]
     for line in lines:
-        script += [f"clustersmoke_line={shlex.quote(line)}"] if named else []
+        script += [f"clustersmoke_line={shlex.quote(line)}"] if can_mark_lines else []
         script.append(line)
     return [*script, "set +e", "trap - EXIT"]
 
 
 @lru_cache
 def is_complete(line: str) -> bool:
-    """Whether a line is whole by itself: between the parts of an `if` or of a here-document no
-    other line may be put."""
+    """Whether a line is a complete command. No line can be inserted inside an `if` or a
+    here-document that spans several lines."""
     if "<<" in line:
         return False
     try:

@@ -1,7 +1,7 @@
-"""This machine: N virtual nodes, each a process in a session and process group of its own.
+"""Runs jobs on this machine as N virtual nodes, each with its own session and process group.
 
-submitit's local job cannot be re-attached and claims to be done, so a virtual node is known by its
-pid and start time, and its end is that of its whole process tree.
+submitit's local job cannot be re-attached and claims to be done. So a virtual node is identified by
+its pid and start time, and has ended when its whole process tree has.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import read_events
 from ..node import abort_flag, process_tree
 from ..node.node_job import run_node
-from . import batch_script as script
+from . import batch_script
 from .backend import Refused
 from .slurm_client import clean_environ, run_command
 
@@ -53,15 +53,15 @@ class _Job:
 
 
 class LocalBackend:
-    """Virtual nodes of this machine."""
+    """Runs jobs on virtual nodes of this machine."""
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         self._profile = profile
         self._environ = clean_environ(environ)
         self._jobs: dict[str, _Job] = {}
-        self._gpus = _visible_gpus(environ) if profile.hardware.device != "cpu" else []
-        # One phase always runs; a second one where every rank has a GPU, or a core, of its own.
-        self.ranks_at_once: int | None = len(self._gpus) or cores()
+        self._gpus = _list_gpus(environ) if profile.hardware.device != "cpu" else []
+        # One phase always runs; another only where every rank has its own GPU or core.
+        self.ranks_at_once: int | None = len(self._gpus) or count_cores()
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
         count = phase.nodes.value
@@ -72,11 +72,11 @@ class LocalBackend:
         try:
             for node_rank in range(count):
                 environ = self._environ | {
-                    "CUDA_VISIBLE_DEVICES": _devices(phase, node_rank, job.gpus),
+                    "CUDA_VISIBLE_DEVICES": _node_devices(phase, node_rank, job.gpus),
                     "SUBMITIT_EXECUTOR": "local",
                     "SUBMITIT_LOCAL_JOB_ID": f"{phase.name}.{node_rank}",
                 }
-                python = script.interpreter(phase, self._profile)
+                python = batch_script.python_command(phase, self._profile)
                 executor = _VirtualNode(directory, environ, python)
                 executor.submit(run_node, str(directory.spec), node_rank)
                 assert executor.process is not None
@@ -95,16 +95,16 @@ class LocalBackend:
         names = f"local[0-{len(codes) - 1}]" if len(codes) > 1 else "local0"
         at = job.submitted
         if any(code is None for code in codes):
-            _end_with_the_first(job, codes)
+            _abort_after_failed_node(job, codes)
             return JobState("running", "RUNNING", "", names, at, at)
         raw = "COMPLETED" if not any(codes) else "CANCELLED" if job.cancelled else "FAILED"
         return JobState("ended", raw, "", names, at, at)
 
     def details(self, job_id: str, state: JobState, nodes: str) -> None:
-        return None  # no scheduler stands between us and these jobs
+        return None  # no scheduler is involved
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
-        """End the virtual nodes and every rank of theirs, wherever it has moved to."""
+        """End the virtual nodes and all their ranks, also those that left the process tree."""
         jobs = [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
         running = [node for job in jobs for node in job.nodes if node.process.poll() is None]
         trees = [process for node in running for process in process_tree.tree(node.process.pid)]
@@ -116,21 +116,23 @@ class LocalBackend:
         while time.monotonic() < deadline and any(node.process.poll() is None for node in running):
             time.sleep(0.05)
         for job in jobs:
-            trees += _ranks(job)
+            trees += _find_ranks(job)
         process_tree.end(trees, 0.0)
         return True
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        """Nothing to do: a virtual node is known as soon as it is started."""
+        """Nothing to do: the id of a local job is known as soon as it starts."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
-        python = script.interpreter(phase, self._profile)
+        python = batch_script.python_command(phase, self._profile)
         command = f"{python} -u -m submitit.core._submit {shlex.quote(str(directory.submitit))}"
         lines = [
             "#!/bin/bash",
             f"# Run once for each of {phase.nodes.value} virtual nodes of this machine.",
-            *script.strict_setup(script.setup(phase, self._profile), directory),
-            *script.environment(phase),
+            *batch_script.strict_setup_lines(
+                batch_script.setup_lines(phase, self._profile), directory
+            ),
+            *batch_script.environment_lines(phase),
             f"exec {command}",
         ]
         return "\n".join(lines) + "\n"
@@ -146,8 +148,8 @@ class LocalBackend:
 
 
 class _VirtualNode(LocalExecutor):
-    """submitit's local executor, with the batch script in a session and process group of its own:
-    a Ctrl-C at the terminal must not end it behind our back."""
+    """submitit's local executor, except that the batch script gets its own session and process
+    group: a Ctrl-C at the terminal must not end it without our doing."""
 
     def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
         self._directory = directory
@@ -173,16 +175,16 @@ class _VirtualNode(LocalExecutor):
         return LocalJob(folder=self.folder, job_id=job_id, tasks=[0])
 
 
-def _devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:
-    """The GPUs of a virtual node: a slice of those that are free, or all share the one there is."""
+def _node_devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:
+    """CUDA_VISIBLE_DEVICES of a virtual node: its share of the GPUs, or a shared one."""
     per_node = phase.gpus_per_node.value
     if len(gpus) >= phase.world_size:
         return ",".join(gpus[node_rank * per_node : (node_rank + 1) * per_node])
     return ",".join(gpus[:1]) if per_node == 1 else ""
 
 
-def cores() -> int:
-    """The cores this process may use: those it may run on, and no more than its cgroup's quota."""
+def count_cores() -> int:
+    """The number of cores this process may use, by its affinity and its cgroup's quota."""
     allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -191,8 +193,8 @@ def cores() -> int:
         return allowed
 
 
-def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
-    """What `srun --kill-on-bad-exit` does: a node that failed without a word ends the others."""
+def _abort_after_failed_node(job: _Job, codes: list[int | None]) -> None:
+    """End all nodes when one failed and left no result, as `srun --kill-on-bad-exit` does."""
     for node_rank, code in enumerate(codes):
         if code and not job.directory.node_result(node_rank).exists():
             why = f"the node's launcher ended with status {code} and left no result"
@@ -201,22 +203,22 @@ def _end_with_the_first(job: _Job, codes: list[int | None]) -> None:
             return
 
 
-def _ranks(job: _Job) -> list[Any]:
-    """The rank processes of a job that still run: torchrun starts each in its own session."""
-    found = []
+def _find_ranks(job: _Job) -> list[Any]:
+    """Find the rank processes that still run; torchrun starts each in its own session."""
+    processes = []
     for rank in range(job.world_size):
         start = read_events(job.directory.rank_events(rank)).last("start") or {}
         identity = process_tree.identity(start)
         if identity is not None:
-            found.append(process_tree.find(*identity))
-    return [process for process in found if process is not None]
+            processes.append(process_tree.find(*identity))
+    return [process for process in processes if process is not None]
 
 
-def _visible_gpus(environ: Mapping[str, str]) -> list[str]:
+def _list_gpus(environ: Mapping[str, str]) -> list[str]:
     """The GPUs this user may use, as CUDA_VISIBLE_DEVICES names them."""
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [one.strip() for one in chosen.split(",") if one.strip() not in ("", "-1")]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [gpu.strip() for gpu in visible.split(",") if gpu.strip() not in ("", "-1")]
     tool = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
     if tool is None:
         return []

@@ -1,4 +1,4 @@
-"""How a job ended, from all witnesses: its own result files first, then the scheduler's word."""
+"""Judges how a job ended: from its own result files first, then from the scheduler's state."""
 
 from __future__ import annotations
 
@@ -14,159 +14,167 @@ from ..evidence.scheduler_record import JobState, read_scheduler_record
 from ..evidence.staged_marks import stray
 from ..evidence.telemetry import number
 
-# The cluster's own fault, in Slurm's words (man squeue, JOB STATE CODES).
+# States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
-# What befell a job where the state's word alone does not tell it.
+# What happened to a job where its state alone does not say it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
-# Slurm's own words in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
-PROLOG_WORDS = re.compile(r"Job prolog failed|Error running slurm prolog|Prolog failure on node")
+# Slurm's messages in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
+PROLOG_FAILURE_LOGGED = re.compile(
+    r"Job prolog failed|Error running slurm prolog|Prolog failure on node"
+)
 NODE_FAILED = re.compile(r"srun: error: Node failure on ([\w.\[\],-]{1,255})")
-PREEMPTED_WORDS = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
-# Ranks that fail after so long a standstill may have failed by it: limits of theirs went on.
-EXCUSES_S = 30.0
+PREEMPTION_LOGGED = re.compile(r"\*\*\* JOB \S{1,60} ON .{1,300} DUE TO PREEMPTION \*\*\*")
+# Ranks that fail after a suspension this long may have failed because of it: their own time limits
+# kept running.
+EXCUSING_SUSPENSION_S = 30.0
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One of `phase_result.OUTCOMES`, the reason in one sentence, and, where something befell
-    the job from outside, the scheduler's word for it (or PROLOG, REQUEUED, SUSPENDED)."""
+    """One of `phase_result.OUTCOMES` and the reason in one sentence. `ended_by`: where something
+    outside ended the job, the scheduler's state for it (or PROLOG, REQUEUED, SUSPENDED)."""
 
     outcome: str
     reason: str
     ended_by: str = ""
 
 
-def judge(result: PhaseResult, state: JobState | None, ours: str = "") -> Judgement:
-    """Judge a job that is over. `ours` is why we cancelled it, where we did.
+def judge(result: PhaseResult, state: JobState | None, cancel_reason: str = "") -> Judgement:
+    """Judge a job that is over. `cancel_reason` is why this run cancelled it, if it did.
 
-    Success is every node's ok and every rank's done; the scheduler's COMPLETED alone is nothing,
-    and its later word against a job that proved its success changes nothing either.
+    Success means that every node reported ok and every rank reported done. The scheduler's
+    COMPLETED alone proves nothing, and no later state disproves a success.
     """
     if result.nodes and all(node.ok for node in result.nodes):
-        if found := stray(result):
-            return Judgement("failed", f"{found[0]} staged a fault that was not asked for")
+        if unrequested := stray(result):
+            return Judgement(
+                "failed", f"{unrequested[0]} staged a fault that this run did not request"
+            )
         if result.ranks_done == result.world_size:
-            if words := _suspended(result):
-                return Judgement("preempted", f"{words}, and went on", SUSPENDED)
-            return Judgement("passed", "every node ended well and every rank was done")
-        return Judgement("failed", f"{result.ranks_done} of {result.world_size} ranks were done")
+            if suspension := _suspension(result):
+                return Judgement("preempted", f"{suspension} and then continued", SUSPENDED)
+            return Judgement("passed", "every node succeeded and every rank finished")
+        return Judgement(
+            "failed", f"only {result.ranks_done} of {result.world_size} ranks finished"
+        )
     started = any(
         result.directory.claim(node.node_rank).exists() or node.result for node in result.nodes
     )
-    if ours.startswith("queue"):
-        return Judgement("never_ran", ours)
-    if ours:
-        return Judgement("cancelled", ours)
-    said = _own_words(result)
-    by_scheduler = _put_back(result, state, started, said) or (
-        _scheduler_ended(result, state, started) if state else None
+    if cancel_reason.startswith("queue"):
+        return Judgement("never_ran", cancel_reason)
+    if cancel_reason:
+        return Judgement("cancelled", cancel_reason)
+    failure = _nodes_failure(result)
+    by_scheduler = _judge_requeue(result, state, started, failure) or (
+        _judge_scheduler_end(result, state, started) if state else None
     )
     if by_scheduler:
         return by_scheduler
-    if said:
-        if words := _suspended(result, EXCUSES_S):
-            return Judgement("preempted", f"{words}, and then failed: {said}", SUSPENDED)
-        return Judgement("failed", said)
+    if failure:
+        if suspension := _suspension(result, EXCUSING_SUSPENSION_S):
+            reason = f"{suspension} and then failed: {failure}"
+            return Judgement("preempted", reason, SUSPENDED)
+        return Judgement("failed", failure)
     if result.directory.setup_failed.exists():
         return Judgement("failed", "a setup line failed")
     if state is None or state.kind == "unknown":
-        return Judgement("lost", "the scheduler has forgotten the job and it left no result")
-    words = _words(state)
+        return Judgement("lost", "the job left no result and the scheduler has no record of it")
+    ending = _describe(state)
     if not started:
-        return Judgement("failed", f"the job ended as {words} before our launcher began")
+        return Judgement("failed", f"the job ended as {ending} before our launcher started")
     silent = [node.name for node in result.nodes if not node.result]
-    what = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
-    return Judgement("failed", f"the job ended as {words}, and {what}")
+    detail = f"{', '.join(silent)} left no result" if silent else "its nodes were terminated"
+    return Judgement("failed", f"the job ended as {ending}, and {detail}")
 
 
-def _suspended(result: PhaseResult, at_least_s: float = 0.0) -> str:
-    """That the job was stopped for a while, which says nothing of the cluster, but makes its times
-    worthless; empty where it was not."""
+def _suspension(result: PhaseResult, longer_than_s: float = 0.0) -> str:
+    """A sentence on how long the job was suspended; empty where it was not. A suspension makes its
+    times worthless, but is no fault of the cluster."""
     longest = max(result.nodes, key=lambda node: node.paused_s)
-    if longest.paused_s <= at_least_s:
+    if longest.paused_s <= longer_than_s:
         return ""
-    return f"the job stood still for {longest.paused_s:.0f} s on {longest.name}"
+    return f"the job was suspended for {longest.paused_s:.0f} s on {longest.name}"
 
 
-def _put_back(
-    result: PhaseResult, state: JobState | None, started: bool, said: str
+def _judge_requeue(
+    result: PhaseResult, state: JobState | None, started: bool, failure: str
 ) -> Judgement | None:
-    """A job that was put back into the queue, or started a second time from there."""
-    again = result.directory.started_again.exists()
-    if not again and (state is None or state.kind not in ("pending", "held")):
+    """Judge a job that was requeued or has started a second time; None for any other."""
+    restarted = result.directory.started_again.exists()
+    if not restarted and (state is None or state.kind not in ("pending", "held")):
         return None
     if (state and state.kind == "held") or (not started and _prolog_failed(result)):
         return Judgement("cluster_failed", "the job could not be launched on its nodes", PROLOG)
-    if not started or said:
+    if not started or failure:
         return None
     entries = read_scheduler_record(result.directory.scheduler).accounting
-    preempted = any(one.state == "PREEMPTED" for one in entries)
-    if preempted or in_job_logs(result.directory, PREEMPTED_WORDS):
-        why = "the scheduler took its nodes for another job and put it back into the queue"
+    preempted = any(entry.state == "PREEMPTED" for entry in entries)
+    if preempted or in_job_logs(result.directory, PREEMPTION_LOGGED):
+        why = "the scheduler gave the job's nodes to another job and requeued it"
         return Judgement("preempted", why, "PREEMPTED")
     why = "the scheduler requeued the job after it had started; a phase runs at most once"
     return Judgement("preempted", why, REQUEUED)
 
 
-def _scheduler_ended(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
-    """What the scheduler itself did to the job; None where the job ended of its own accord.
+def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
+    """Judge a job that the scheduler ended; None where it ended by itself.
 
-    It comes before the nodes' own words: a job that is ended from outside looks from inside like
-    ranks that died or lost their peers.
+    This comes before the nodes' own reasons: a job that is ended from outside looks from inside
+    like ranks that died or lost their peers.
     """
-    words, raw = _words(state), state.raw
+    ending, raw = _describe(state), state.raw
     if raw in CLUSTER_STATES:
-        return Judgement("cluster_failed", f"the scheduler says {words}", raw)
+        return Judgement("cluster_failed", f"the scheduler reports {ending}", raw)
     if raw == "PREEMPTED":
-        return Judgement("preempted", f"the scheduler says {words}", raw)
+        return Judgement("preempted", f"the scheduler reports {ending}", raw)
     if raw == "CANCELLED" and _prolog_failed(result):
-        # A job that may not be requeued is cancelled when its prolog fails.
-        return Judgement("cluster_failed", "the prolog of a node failed", PROLOG)
+        # Slurm cancels a job that may not be requeued when its prolog fails.
+        return Judgement("cluster_failed", "the prolog failed on a node", PROLOG)
     if raw == "CANCELLED":
-        how = "while it ran" if started else "before it started"
-        return Judgement("cancelled", f"somebody cancelled the job {how} ({words})", raw)
+        when = "while it ran" if started else "before it started"
+        return Judgement("cancelled", f"somebody cancelled the job {when} ({ending})", raw)
     if raw == "TIMEOUT":
         return Judgement("failed", "the scheduler ended the job at its time limit", raw)
     if raw == "OUT_OF_MEMORY":
-        return Judgement("failed", "the scheduler says that the job used too much memory", raw)
+        return Judgement("failed", "the scheduler reports that the job used too much memory", raw)
     if raw == "DEADLINE" and not started:
-        return Judgement("never_ran", f"the scheduler says {words}")
+        return Judgement("never_ran", f"the scheduler reports {ending}")
     return None
 
 
 def _prolog_failed(result: PhaseResult) -> bool:
-    """Whether a node was drained for it while the job was there, or Slurm's own words say it."""
+    """Whether a node was drained for a failed prolog during the job, or the job's log says so."""
     record = read_scheduler_record(result.directory.scheduler)
-    began = record.job.started
+    started = record.job.started
     drained = [node for node in record.nodes if node.drained and node.prolog_failed]
-    # Local times of one form: they compare as texts.
-    in_time = [node for node in drained if began and node.since >= began]
-    return bool(in_time) or in_job_logs(result.directory, PROLOG_WORDS)
+    # Local times in one format, so they compare as text.
+    during_job = [node for node in drained if started and node.since >= started]
+    return bool(during_job) or in_job_logs(result.directory, PROLOG_FAILURE_LOGGED)
 
 
-def in_job_logs(directory: PhaseDir, words: re.Pattern[str]) -> bool:
-    """Whether what the job's own shell and launchers printed has these words."""
+def in_job_logs(directory: PhaseDir, pattern: re.Pattern[str]) -> bool:
+    """Whether a line that the job's shell or launchers printed matches."""
     paths = job_logs(directory)
-    return any(words.search(line) for path in paths for _, line in numbered_lines(path))
+    return any(pattern.search(line) for path in paths for _, line in numbered_lines(path))
 
 
-def _words(state: JobState) -> str:
+def _describe(state: JobState) -> str:
     return state.raw + (f" ({state.reason})" if state.reason else "")
 
 
-def _own_words(result: PhaseResult) -> str:
-    """The first failing node's own reason, the one that is no echo of another's; empty where the
-    nodes only say that they were terminated."""
+def _nodes_failure(result: PhaseResult) -> str:
+    """The reason of the first node that failed by itself, not because another one did; empty where
+    the nodes only report that they were terminated."""
     failed = [node for node in result.nodes if node.result and not node.ok]
-    told = [node for node in failed if node.result.get("reason") != "terminated"]
-    first = [node for node in told if node.result.get("reason") != "aborted"]
-    for node in first or told:
+    with_reason = [node for node in failed if node.result.get("reason") != "terminated"]
+    first = [node for node in with_reason if node.result.get("reason") != "aborted"]
+    for node in first or with_reason:
         why = str(node.result.get("why", ""))
-        return f"{node.name}: {why}" if first else why  # the flag names its node itself
+        return f"{node.name}: {why}" if first else why  # the abort flag's reason names its node
     return ""
 
 
-# How long a job waited and ran, from its nodes' results and the scheduler's word.
+# How long a job waited and ran, from its nodes' results and the scheduler's state.
 
 
 def job_times(
@@ -174,18 +182,18 @@ def job_times(
 ) -> dict[str, float | None]:
     """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None where unknown.
 
-    The scheduler's own clock gives the wait where it told the start: the nodes' may differ from
-    ours. `overhead_s` is the wall from submission to the result known, less wait and torchrun's.
+    The wait comes from the scheduler's clock where it reported the start: the nodes' clocks may
+    differ from ours. `overhead_s` is the time from submission to now, less the wait and torchrun.
     """
     now = time.time()
     claimed, ends, torchrun = (
         _numbers(result, name) for name in ("started", "ended", "torchrun_s")
     )
-    told = state.started if state else None
-    begun = min(claimed) if claimed else told
+    scheduler_start = state.started if state else None
+    begun = min(claimed) if claimed else scheduler_start
     ended = max(ends, default=now)
-    if state and told is not None and state.submitted is not None:
-        queue_s: float | None = max(0.0, told - state.submitted)
+    if state and scheduler_start is not None and state.submitted is not None:
+        queue_s: float | None = max(0.0, scheduler_start - state.submitted)
     elif begun is not None and submitted is not None:
         queue_s = max(0.0, begun - submitted)
     else:
@@ -206,6 +214,6 @@ def job_times(
 
 
 def _numbers(result: PhaseResult, name: str) -> list[float]:
-    """The finite numbers that the nodes gave; they are hostile text like all that a job writes."""
+    """The finite numbers that the nodes reported; untrusted, like all that a job writes."""
     values = (number(node.result.get(name)) for node in result.nodes)
     return [value for value in values if value is not None and math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Slurm: one job of N nodes with one task each, which starts torchrun."""
+"""Runs each phase as one Slurm job of N nodes with one task each, which starts torchrun."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, write_whole
 from ..evidence.scheduler_record import JobState, SchedulerRecord
 from ..node.node_job import run_node
-from . import batch_script as script
+from . import batch_script
 from .slurm_client import SlurmClient
 
 
 class SlurmBackend:
-    """Jobs through sbatch; states by one squeue for all; one scancel for all."""
+    """Submits jobs with sbatch; one squeue and one scancel serve all jobs."""
 
     ranks_at_once: int | None = None
 
@@ -49,16 +49,18 @@ class SlurmBackend:
         return executor._make_submission_file_text(executor._submitit_command_str, "")
 
     def _executor(self, phase: Phase, directory: PhaseDir) -> _Sbatch:
-        executor = _Sbatch(directory, self._client, script.interpreter(phase, self._profile))
+        executor = _Sbatch(
+            directory, self._client, batch_script.python_command(phase, self._profile)
+        )
         options: dict[str, Any] = {
-            key: one.value
-            for key, one in phase.slurm.items()
-            if one.value is not None and one.value is not False  # --mem=0 is a value
+            key: setting.value
+            for key, setting in phase.slurm.items()
+            if setting.value is not None and setting.value is not False  # --mem=0 is a value
         }
         cpus = options.pop("cpus_per_task", None)
         srun_args = ["--export=ALL", "--kill-on-bad-exit=1"]
         if cpus is not None:
-            srun_args.append(f"--cpus-per-task={cpus}")  # since 22.05 srun does not inherit it
+            srun_args.append(f"--cpus-per-task={cpus}")  # srun does not inherit it since 22.05
             options["cpus_per_task"] = cpus
         if self._profile.hardware.gpu != "none":
             options["gpus_per_node"] = phase.gpus_per_node.value
@@ -68,8 +70,10 @@ class SlurmBackend:
             comment=f"clustersmoke run={run_id} phase={phase.name}",
             nodes=phase.nodes.value,
             ntasks_per_node=1,
-            setup=script.strict_setup(script.setup(phase, self._profile), directory)
-            + script.environment(phase),
+            setup=batch_script.strict_setup_lines(
+                batch_script.setup_lines(phase, self._profile), directory
+            )
+            + batch_script.environment_lines(phase),
             srun_args=srun_args,
             wckey=None,
             additional_parameters={
@@ -82,13 +86,13 @@ class SlurmBackend:
 
 
 def job_name(phase: Phase, directory: PhaseDir) -> str:
-    """Run and phase, so that squeue alone finds any job of ours."""
+    """A name with run and phase, so that squeue alone finds any job of ours."""
     return f"clustersmoke-{directory.root.parent.parent.name}-{phase.name}"
 
 
 class _Sbatch(SlurmExecutor):
-    """submitit's executor, but for three things: it needs no srun here (a dry run works anywhere),
-    it asks for no early signal, and sbatch runs in a session and an environment of ours."""
+    """submitit's executor with three differences: it needs no srun on this machine, so that a dry
+    run works anywhere; it requests no early signal; and `SlurmClient` runs sbatch."""
 
     def __init__(self, directory: PhaseDir, client: SlurmClient, python: str) -> None:
         self._directory = directory
@@ -101,8 +105,8 @@ class _Sbatch(SlurmExecutor):
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         text = str(super()._make_submission_file_text(command, uid))
-        # submitit always asks for --signal=USR2@90, which reaches every process of the step and
-        # ends jobs of a few minutes early, as FAILED and not TIMEOUT.
+        # submitit always requests --signal=USR2@90, which reaches every process of the step and
+        # ends short jobs early, as FAILED instead of TIMEOUT.
         lines = text.splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("#SBATCH --signal="))
 

@@ -1,4 +1,4 @@
-"""Slurm's words about jobs -> records: states, how a job ended, whether one would be taken."""
+"""Parses what Slurm's commands print about jobs: states, how a job ended, trial submissions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..text import sanitize_line
 from .slurm_records import fields_of, given, rows
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-# Why a job waits that was put back when its launch had failed: nobody but an operator starts it
-# again (squeue and scontrol write it differently).
+# The reason of a job that was requeued after a failed launch; only an operator can release it.
+# squeue and scontrol spell it differently.
 HELD = {"launch failed requeued held", "launch_failed_requeued_held"}
-# A job completes, with this reason, for as long as what is left of it on its other nodes takes to
-# end; that a node failed it is known all the while.
+# After a node failed the job stays COMPLETING with this reason until its remaining processes on the
+# other nodes have ended.
 NODE_DOWN = "NodeDown"
-# Any word that is in neither set is that of a job which is still there.
+# A state in neither set counts as running.
 ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
@@ -47,14 +47,14 @@ SHOWN_OF_JOBS = (
     *("JobState", "Reason", "ExitCode", "StartTime", "EndTime", "NodeList", "Partition", "QOS"),
     *("TimeLimit", "PreemptTime", "MinMemoryNode", "MinMemoryCPU"),
 )
-# Words of a node's state that keep jobs from it, as sinfo writes it (man sinfo, NODE STATE CODES).
+# Node states that keep jobs away, as sinfo prints them (man sinfo, NODE STATE CODES).
 _DOWN = re.compile(r"down|fail|unk|not_responding|\*$")
 _DRAINED = re.compile(r"drain|maint")
 _STARTS = re.compile(
     r"\bto start at (\S+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
 )
-# The controller could not be asked, or not now; or the job could run and would have to wait
-# (ESLURM_NODES_BUSY, ESLURM_RESERVATION_BUSY): this says nothing against the job.
+# The controller could not be reached, or the job could run but would have to wait
+# (ESLURM_NODES_BUSY, ESLURM_RESERVATION_BUSY): neither is a refusal.
 _NO_ANSWER = re.compile(
     r"unable to contact|timed out|temporarily|zero bytes|connection (refused|reset)|"
     r"communication connection|authentication|credential|try again|not responding|"
@@ -63,10 +63,10 @@ _NO_ANSWER = re.compile(
     re.I,
 )
 _PREFIX = re.compile(r"^(sbatch|allocation failure|sbatch: error)(: error)?: ")
-# Slurm's words (src/common/slurm_errno.c; reasons of limits in job_state_reason_string) -> cause.
+# Slurm's messages (src/common/slurm_errno.c; limits: job_state_reason_string) by finding id.
 _REFUSALS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (identity, re.compile(words, re.I))
-    for identity, words in (
+    (finding_id, re.compile(pattern, re.I))
+    for finding_id, pattern in (
         ("partition-unknown", r"invalid partition"),
         ("partition-down", r"partition not available|partition.*(inactive|drain)"),
         ("account-refused", r"invalid account"),
@@ -84,24 +84,24 @@ _NO_NODES = re.compile(
 
 @dataclass(frozen=True)
 class TrialSubmission:
-    """What `sbatch --test-only` said of a batch script. `accepted` is None where Slurm gave no
-    answer; `start`, in Unix seconds, `nodes` and `partition` are those of its estimate, where it
-    made one. `causes` are the ids of the findings that the words of a refusal name."""
+    """The answer of `sbatch --test-only` for a batch script. `accepted` is None where Slurm did not
+    answer; `start` (Unix seconds), `nodes` and `partition` are its estimate, where it made one.
+    `causes` are the ids of the findings that the message of a refusal names."""
 
     accepted: bool | None
-    words: str
+    message: str
     start: float | None = None
     nodes: str = ""
     partition: str = ""
-    silent: bool = False
+    timed_out: bool = False
 
     @property
     def causes(self) -> set[str]:
-        return {identity for identity, words in _REFUSALS if words.search(self.words)}
+        return {finding_id for finding_id, pattern in _REFUSALS if pattern.search(self.message)}
 
     @property
     def no_nodes(self) -> bool:
-        return bool(_NO_NODES.search(self.words))
+        return bool(_NO_NODES.search(self.message))
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
@@ -121,7 +121,7 @@ def parse_scontrol_job(text: str) -> JobState:
 
 
 def parse_scheduled_job(text: str) -> ScheduledJob:
-    """The same, with what tells how it ended."""
+    """`scontrol -o show job`, with the fields that show how the job ended."""
     shown = sanitize_line(next(iter(text.splitlines()), ""))
     values = dict(zip(SHOWN_OF_JOBS, map(given, _first_words(shown, SHOWN_OF_JOBS)), strict=True))
     return ScheduledJob(
@@ -143,9 +143,9 @@ def parse_scheduled_job(text: str) -> ScheduledJob:
 
 def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
     """`sinfo -h -N -o SINFO_FIELDS`: each node once, though it is listed for each partition."""
-    found = {}
+    statuses = {}
     for line, (name, state, since, by, reason) in rows(text, 5):
-        found[name] = NodeStatus(
+        statuses[name] = NodeStatus(
             name,
             state,
             down=bool(_DOWN.search(state)),
@@ -156,7 +156,7 @@ def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
             reason=given(reason),
             text=line,
         )
-    return tuple(found.values())
+    return tuple(statuses.values())
 
 
 def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:
@@ -178,24 +178,25 @@ def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
 
 
 def parse_test_only(status: int, output: str) -> TrialSubmission:
-    """What the words and the exit status of `sbatch --test-only` mean."""
+    """Output and exit status of `sbatch --test-only`."""
     lines = [
         _PREFIX.sub("", sanitize_line(line.strip())) for line in output.splitlines() if line.strip()
     ]
-    words = "; ".join(dict.fromkeys(lines))
+    message = "; ".join(dict.fromkeys(lines))
     if status == 0:
-        found = _STARTS.search(words)
-        if not found:
-            return TrialSubmission(True, words)
-        where = (found[3] or "").rstrip(";")
-        return TrialSubmission(True, words, unix_seconds(found[1]), found[2], where)
-    if _NO_ANSWER.search(words) or not words:
-        return TrialSubmission(None, words or f"sbatch --test-only ended with status {status}")
-    return TrialSubmission(False, words)
+        estimate = _STARTS.search(message)
+        if not estimate:
+            return TrialSubmission(True, message)
+        partition = (estimate[3] or "").rstrip(";")
+        start = unix_seconds(estimate[1])
+        return TrialSubmission(True, message, start, estimate[2], partition)
+    if _NO_ANSWER.search(message) or not message:
+        return TrialSubmission(None, message or f"`sbatch --test-only` ended with status {status}")
+    return TrialSubmission(False, message)
 
 
 def unix_seconds(text: str) -> float | None:
-    """Slurm prints local time without a zone; TZ is the same for its commands and for us."""
+    """Unix seconds of a time that Slurm printed: local time without a zone, in our own TZ."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp()
     except ValueError:
@@ -203,7 +204,7 @@ def unix_seconds(text: str) -> float | None:
 
 
 def _first_words(shown: str, names: tuple[str, ...]) -> list[str]:
-    """Fields of `scontrol -o show job`, whose values hold no spaces."""
+    """These fields of `scontrol -o show job`, up to the first space of each value."""
     fields = fields_of(shown)
     return [(fields.get(name, "").split() or [""])[0] for name in names]
 
@@ -216,6 +217,6 @@ def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> J
     kind = "pending" if word in PENDING else "ended" if word in ENDED else "running"
     kind = "held" if kind == "pending" and reason in HELD else kind
     start = unix_seconds(started)
-    waits = kind in ("pending", "held")  # then it is an estimate
+    waits = kind in ("pending", "held")  # then the start is an estimate
     times = (None, start) if waits else (start, None)
     return JobState(kind, word, given(reason), given(nodes), unix_seconds(submitted), *times)

@@ -1,8 +1,8 @@
-"""Slurm's words -> typed records: no other file parses what a command of Slurm printed.
+"""Parses what Slurm's commands print about the cluster into typed records.
 
-The forms are those of `scontrol -o`, `sacctmgr -P`, `sinfo -o`, `squeue -o` and `sacct -P`, which
-Slurm 22.05 to today's all have; their `--json` differs between versions. A value that is not of its
-known form counts as not given.
+All parsing of Slurm's output is here and in slurm_jobs.py. The formats are those of `scontrol -o`,
+`sacctmgr -P`, `sinfo -o`, `squeue -o` and `sacct -P`, the same since Slurm 22.05; their `--json`
+differs between versions. A value in an unknown format counts as missing.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..text import sanitize_line
 
-# States and flags (man sinfo, NODE STATE CODES) that keep jobs from a node until somebody acts.
+# States and flags (man sinfo, NODE STATE CODES) that keep jobs off a node until somebody acts.
 GONE = frozenset(
     {"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "INVALID_REG"}
 )
-# Those that end by themselves, or when others have done with the node.
-REBOOTS = frozenset({"REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED"})  # drained until it is back
-# Drained until it has been switched off (scontrol's POWER_DOWN_ASAP), then ready to be woken.
+# States that end by themselves, or when other users are done with the node.
+REBOOTS = frozenset(
+    {"REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
+)  # drained until the reboot is over
+# Drained until it is powered down (scontrol's POWER_DOWN_ASAP), then ready to be powered up.
 DRAINS = frozenset({"DRAIN", "DRAINED", "DRAINING"})
-SWITCHED = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN"})
-AWAY = REBOOTS | SWITCHED | {"NOT_RESPONDING", "MAINT", "MAINTENANCE", "RESERVED", "UNKNOWN"}
+POWER_DOWNS = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN"})
+AWAY = REBOOTS | POWER_DOWNS | {"NOT_RESPONDING", "MAINT", "MAINTENANCE", "RESERVED", "UNKNOWN"}
 SHOWN_OF_NODES = (
     *("NodeName", "State", "Gres", "CPUTot", "RealMemory"),
     *("AvailableFeatures", "Partitions", "NodeHostName"),
@@ -45,7 +47,7 @@ _SLICE = re.compile(r"\d+g\.\d+gb")
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """What the controller says of the cluster. `enforced` is what accounting insists on."""
+    """The controller's configuration. `enforced` is what accounting enforces."""
 
     cluster: str
     version: str
@@ -56,7 +58,7 @@ class SlurmConfig:
 @dataclass(frozen=True)
 class SlurmNode:
     """One node. Memory in MiB; `host` is the machine that its slurmd runs on; `gpus_by_type` counts
-    GPUs and slices of them; `usable` leaves out what Slurm keeps for the system."""
+    GPUs and MIG slices; the `usable_` values exclude what Slurm reserves for the system."""
 
     name: str
     states: frozenset[str]
@@ -75,35 +77,37 @@ class SlurmNode:
 
     @property
     def gpus(self) -> int:
-        """All of gres/gpu, whatever their types."""
+        """The number of GPUs (gres/gpu) of all types."""
         return sum(self.gpus_by_type.values())
 
     @property
     def whole_gpus(self) -> dict[str, int]:
-        """Those that are no slices, by type."""
-        return {k: n for k, n in self.gpus_by_type.items() if n and not _SLICE.search(k)}
+        """The number of GPUs by type, without MIG slices."""
+        return {kind: n for kind, n in self.gpus_by_type.items() if n and not _SLICE.search(kind)}
 
     @property
     def gone(self) -> bool:
-        back = REBOOTS | (frozenset() if self.states & (GONE - DRAINS) else SWITCHED)
-        return bool(self.states & GONE) and not self.states & back
+        """Whether it takes no job until somebody acts."""
+        temporary = REBOOTS | (frozenset() if self.states & (GONE - DRAINS) else POWER_DOWNS)
+        return bool(self.states & GONE) and not self.states & temporary
 
     @property
     def away(self) -> bool:
-        """Whether it takes no job now, but will by itself."""
+        """Whether it takes no job now, but will again without anybody acting."""
         return bool(self.states & AWAY) and not self.gone
 
     @property
-    def words(self) -> str:
-        """Why it takes no jobs, in Slurm's words: state, reason, who said so and when."""
+    def description(self) -> str:
+        """Why it takes no jobs, as Slurm reports it: state, reason, who set it and when."""
         state = "+".join(sorted(self.states)).lower()
-        said = [one for one in (self.reason, " ".join(filter(None, (self.by, self.since)))) if one]
-        return f"{self.name} is {state}" + (f" ({'; '.join(said)})" if said else "")
+        details = [self.reason, " ".join(filter(None, (self.by, self.since)))]
+        shown = "; ".join(filter(None, details))
+        return f"{self.name} is {state}" + (f" ({shown})" if shown else "")
 
 
 @dataclass(frozen=True)
 class SlurmPartition:
-    """One partition; limits are None where there are none, times in seconds."""
+    """One partition. Times in seconds; a limit that is not set is None or infinite."""
 
     name: str
     state: str
@@ -113,13 +117,13 @@ class SlurmPartition:
     min_nodes: int
     max_time: float
     qos: str
-    rules: Mapping[str, frozenset[str]]  # AllowAccounts and its like, where they name anybody
+    rules: Mapping[str, frozenset[str]]  # AllowAccounts and the like, where they name anybody
     text: str
 
 
 @dataclass(frozen=True)
 class AccountingLimits:
-    """Limits that a QOS or an association sets; `tres` by the column it stands in."""
+    """Limits that a QOS or an association sets; `tres` by the name of its column."""
 
     owner: str
     max_wall: float = inf
@@ -138,7 +142,7 @@ class SlurmQos:
 
 @dataclass(frozen=True)
 class Association:
-    """What a user may use of an account; `partition` is empty where it holds for all."""
+    """A user's access to an account; `partition` is empty where it holds for all partitions."""
 
     account: str
     partition: str
@@ -148,15 +152,15 @@ class Association:
 
 
 def parse_config(text: str) -> SlurmConfig:
-    """`scontrol show config`: a `Key = value` a line."""
+    """`scontrol show config`: one `Key = value` per line."""
     pairs = (line.partition(" = ") for line in text.splitlines())
-    told = {key.strip(): sanitize_line(value.strip()) for key, found, value in pairs if found}
+    values = {key.strip(): sanitize_line(value.strip()) for key, mark, value in pairs if mark}
     return SlurmConfig(
-        cluster=told.get("ClusterName", ""),
-        version=told.get("SLURM_VERSION", ""),
-        accounting="slurmdbd" in told.get("AccountingStorageType", ""),
+        cluster=values.get("ClusterName", ""),
+        version=values.get("SLURM_VERSION", ""),
+        accounting="slurmdbd" in values.get("AccountingStorageType", ""),
         enforced=frozenset(
-            one.strip() for one in told.get("AccountingStorageEnforce", "").split(",")
+            word.strip() for word in values.get("AccountingStorageEnforce", "").split(",")
         ),
     )
 
@@ -169,14 +173,14 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
         name = fields.get("NodeName", "")
         if not name:
             continue
-        found = _REASON.search(line)
+        reason = _REASON.search(line)
         cpus, memory = _count(fields.get("CPUTot")) or 0, _count(fields.get("RealMemory")) or 0
         nodes[name] = SlurmNode(
             name,
             frozenset(
-                {one.strip("*~#!%$@^-") for one in fields.get("State", "").split("+")} - {""}
+                {state.strip("*~#!%$@^-") for state in fields.get("State", "").split("+")} - {""}
             ),
-            *((found[1] or "", found[2] or "", found[3] or "") if found else ("", "", "")),
+            *((reason[1] or "", reason[2] or "", reason[3] or "") if reason else ("", "", "")),
             gpus_by_type=_gpus(fields.get("Gres", "")),
             cpus=cpus,
             usable_cpus=_count(fields.get("CPUEfctv")) or cpus,
@@ -186,7 +190,7 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
             | _words(fields.get("ActiveFeatures", "")),
             partitions=_words(fields.get("Partitions", "")),
             host=fields.get("NodeHostName", ""),
-            text=_abridged(fields, SHOWN_OF_NODES) + (found[0] if found else ""),
+            text=_abridged(fields, SHOWN_OF_NODES) + (reason[0] if reason else ""),
         )
     return nodes
 
@@ -199,8 +203,8 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
         name = fields.get("PartitionName", "")
         if not name:
             continue
-        kinds = [f"{how}{what}" for how in ("Allow", "Deny") for what in ("Accounts", "Qos")]
-        named = {kind: fields.get(kind, "ALL") for kind in [*kinds, "AllowGroups"]}
+        lists = [f"{rule}{kind}" for rule in ("Allow", "Deny") for kind in ("Accounts", "Qos")]
+        rules = {key: fields.get(key, "ALL") for key in [*lists, "AllowGroups"]}
         partitions[name] = SlurmPartition(
             name=name,
             state=fields.get("State", ""),
@@ -211,8 +215,8 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
             max_time=_seconds(fields.get("MaxTime", "")),
             qos=given(fields.get("QoS", "")),
             rules={
-                kind: _words(names)
-                for kind, names in named.items()
+                key: _words(names)
+                for key, names in rules.items()
                 if names not in ("ALL", "NONE", "")
             },
             text=_abridged(fields, SHOWN_OF_PARTITIONS),
@@ -222,25 +226,25 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
 
 def parse_qos(text: str) -> dict[str, SlurmQos]:
     """`sacctmgr -n -P show qos format=QOS_FIELDS`, by name."""
-    found = {}
+    qos = {}
     for line, cells in rows(text, 6):
         name, flags, wall, *tres = cells
         if name:
             columns = dict(zip(("MaxTRES", "MaxTRESPU", "GrpTRES"), map(_tres, tres), strict=True))
             limits = AccountingLimits(f"QOS {name}", _seconds(wall), columns, line)
-            found[name] = SlurmQos(name, _words(flags), limits)
-    return found
+            qos[name] = SlurmQos(name, _words(flags), limits)
+    return qos
 
 
 def parse_associations(text: str, cluster: str) -> tuple[Association, ...]:
     """`sacctmgr -n -P show assoc format=ASSOCIATION_FIELDS`: those of this cluster."""
-    found = []
-    for line, (where, account, partition, qos, default, wall, most, group) in rows(text, 8):
-        if where.lower() == cluster.lower():
+    associations = []
+    for line, (owner, account, partition, qos, default, wall, most, group) in rows(text, 8):
+        if owner.lower() == cluster.lower():
             columns = {"MaxTRES": _tres(most), "GrpTRES": _tres(group)}
             limits = AccountingLimits(f"account {account}", _seconds(wall), columns, line)
-            found.append(Association(account, partition, _words(qos), default, limits))
-    return tuple(found)
+            associations.append(Association(account, partition, _words(qos), default, limits))
+    return tuple(associations)
 
 
 def parse_default_account(text: str) -> str:
@@ -257,8 +261,8 @@ def parse_node_states(text: str) -> Iterator[tuple[str, str]]:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """The `Key=value` pairs of a line of `scontrol -o`; a value may hold spaces. Of two of one key
-    the first holds: free text stands last, and may look like fields itself."""
+    """The `Key=value` pairs of a line of `scontrol -o`; a value may contain spaces. Where a key
+    occurs twice the first one counts: free text comes last and may look like fields."""
     marks = list(_FIELD.finditer(line))
     ends = [mark.start() for mark in marks[1:]] + [len(line)]
     fields: dict[str, str] = {}
@@ -268,26 +272,26 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def rows(text: str, cells: int) -> Iterator[tuple[str, list[str]]]:
-    """The lines that have so many cells between `|`, with their cells. What stands in the last one
-    may hold the separator, too."""
+    """The lines that have this many cells between `|`, with their cells; the last cell may contain
+    the separator."""
     for line in map(sanitize_line, text.splitlines()):
-        found = line.split("|", cells - 1)
-        if len(found) == cells:
-            yield line, found
+        row = line.split("|", cells - 1)
+        if len(row) == cells:
+            yield line, row
 
 
 def given(value: str) -> str:
-    """A value, empty where Slurm writes that there is none."""
+    """A value; empty where Slurm prints one of its words for none."""
     return "" if value in ("(null)", "N/A", "None", "Unknown", "none", "None assigned") else value
 
 
 def _abridged(fields: Mapping[str, str], shown: Iterable[str]) -> str:
-    """The fields that decide anything here, as Slurm prints them."""
+    """The fields named in `shown`, as Slurm prints them."""
     return " ".join(f"{key}={fields[key]}" for key in shown if key in fields)
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(one for one in text.split(",") if one and one != "(null)")
+    return frozenset(word for word in text.split(",") if word and word != "(null)")
 
 
 def _count(text: str | None) -> int | None:
@@ -296,23 +300,23 @@ def _count(text: str | None) -> int | None:
 
 def _seconds(text: str) -> float:
     try:
-        return seconds(text) if text else inf
+        return parse_time_limit(text) if text else inf
     except (ValueError, OverflowError):
         return inf
 
 
 def _gpus(gres: str) -> dict[str, int]:
-    """The GPUs by type in `gpu:a100:2(S:0-1),gpu:1g.10gb:7,shard:8`; "" where none is named."""
-    found: dict[str, int] = {}
+    """The GPUs by type in `gpu:a100:2(S:0-1),gpu:1g.10gb:7,shard:8`; "" is an unnamed type."""
+    gpus: dict[str, int] = {}
     for entry in _SOCKETS.sub("", gres).split(","):
-        words = entry.split(":")
-        if words[0] == "gpu":
-            number = (_count(words[-1]) or 0) if len(words) > 1 else 1
-            kind = words[1] if len(words) > 2 else ""
-            found[kind] = found.get(kind, 0) + number
-    return found
+        parts = entry.split(":")
+        if parts[0] == "gpu":
+            number = (_count(parts[-1]) or 0) if len(parts) > 1 else 1
+            kind = parts[1] if len(parts) > 2 else ""
+            gpus[kind] = gpus.get(kind, 0) + number
+    return gpus
 
 
 def _tres(text: str) -> dict[str, int]:
-    pairs = (one.partition("=") for one in text.split(","))
+    pairs = (pair.partition("=") for pair in text.split(","))
     return {name: int(value) for name, _, value in pairs if value.isascii() and value.isdigit()}

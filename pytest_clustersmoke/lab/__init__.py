@@ -1,21 +1,19 @@
-"""A real Slurm on this machine: up, down, which runs, and why none can.
+"""A lab: a real Slurm on this machine, with fake GPUs. `clustersmoke lab` starts and ends it.
 
-model       what is asked for and what runs, in plain data
-paths       where a lab's files are
-packages    what Debian must have installed
-config      the texts of the configuration files
-ports       free ports that stay free until their daemon has them
-processes   pids with start times; what belongs to a lab
-state       the journal and state of each lab; which one is meant
-claim       taking a name and a directory
-control     the address that daemons listen on
-daemons     starting daemons and waiting for them
-accounting  the database, slurmdbd, accounts
-isolation   namespaces and the virtual network
-memory      limits that the kernel holds jobs to
-bringup     all of that, in order
-teardown    the end of all of that
-command     `clustersmoke lab`
+lab_settings.py   the settings of a lab, and a running lab, as plain data
+lab_paths.py      where a lab's files are
+packages.py       which Debian packages a lab needs
+slurm_config.py   the contents of the configuration files
+addresses.py      the address that daemons listen on, and free ports for them
+lab_processes.py  processes by pid and start time, and which of them belong to a lab
+lab_state.py      the journal and state of each lab; finds the lab to use
+lab_claim.py      takes a name and a directory
+daemons.py        starts daemons and waits for them
+accounting.py     the database, slurmdbd, accounts
+isolation.py      namespaces and the virtual network
+memory_limits.py  control groups that limit jobs' memory
+bringup.py        starts a lab
+teardown.py       ends a lab
 """
 
 from __future__ import annotations
@@ -33,37 +31,39 @@ __all__ = [
     "LabError",
     "LabSettings",
     "LabStartError",
-    "can_run",
     "down",
     "find",
+    "find_obstacle",
     "missing_packages",
     "running",
     "up",
 ]
 
 
-def _silent(_: str) -> None:
-    """Progress that nobody asked for."""
+def _discard(_: str) -> None:
+    """Ignore progress messages."""
 
 
-def can_run(accounting: bool = False, isolated: bool = False, memory: bool = False) -> str | None:
-    """Why no such lab can be had on this machine; None where one can."""
+def find_obstacle(
+    accounting: bool = False, isolated: bool = False, memory: bool = False
+) -> str | None:
+    """Why this machine cannot run such a lab; None where it can."""
     from . import bringup
 
-    return bringup.can_run(accounting, isolated, memory)
+    return bringup.find_obstacle(accounting, isolated, memory)
 
 
 def missing_packages(accounting: bool, isolated: bool) -> list[str]:
-    """The Debian packages that such a lab needs and this machine lacks."""
+    """The Debian packages that such a lab needs and that this machine lacks."""
     from . import packages
 
     return packages.missing_packages(accounting, isolated)
 
 
-def up(settings: LabSettings, say: Callable[[str], None] = _silent) -> Lab:
-    """Start a lab and wait until its nodes are idle; `say` is told how it goes on.
+def up(settings: LabSettings, say: Callable[[str], None] = _discard) -> Lab:
+    """Start a lab and wait until its nodes are idle; `say` receives progress messages.
 
-    Raises UsageProblems, LabError (none can be had) or LabStartError (it did not start).
+    Raises UsageProblems, LabError (it cannot run here) or LabStartError (it did not start).
     """
     from .bringup import bring_up
 
@@ -71,25 +71,25 @@ def up(settings: LabSettings, say: Callable[[str], None] = _silent) -> Lab:
 
 
 def down(name: str, keep_logs: bool = False) -> None:
-    """End the lab of this name, whatever state it is in. Raises LabError where there is none."""
+    """End the lab of this name, in whatever state it is. Raises LabError where none exists."""
     from . import lab_state, teardown
 
     for record in lab_state.records():
         if record.name == name:
             teardown.end_lab(record, keep_logs)
             return
-    raise LabError(f"there is no lab `{name}`; `clustersmoke lab status` lists them")
+    raise LabError(f"there is no lab `{name}`; `clustersmoke lab status` lists all labs")
 
 
 def find(environ: Mapping[str, str] | None = None) -> Lab:
-    """The running lab that `environ` means. Raises LabError, saying what to do, where none is."""
+    """Find the running lab that `environ` selects. Raises LabError where there is none."""
     from . import lab_state
 
     return lab_state.find(os.environ if environ is None else environ)
 
 
 def running() -> list[Lab]:
-    """This user's labs that run."""
+    """This user's running labs."""
     from . import lab_state
 
     return [record.lab() for record in lab_state.running()]

@@ -1,4 +1,4 @@
-"""Accounting of a lab: a MariaDB of its own, slurmdbd, and an account with the usual limits."""
+"""Starts a lab's accounting: its own MariaDB, slurmdbd, and an account for the user."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import packages
-from .addresses import listening
+from .addresses import is_listening
 from .daemons import Daemons
 from .lab_paths import LabDir
 from .lab_settings import LabStartError
 from .slurm_config import Plan
 
 ACCOUNT = "lab"
-# `normal` is made by slurmdbd itself.
+# slurmdbd makes `normal` itself.
 QOS = ("normal", "standby")
-# Where distributions put the statements that make the database's own tables.
+# Where distributions install the statements that make the database's system tables.
 SYSTEM_TABLES = (
     Path("/usr/share/mysql/mysql_system_tables.sql"),
     Path("/usr/share/mariadb/mariadb_system_tables.sql"),
@@ -24,13 +24,13 @@ SYSTEM_TABLES = (
 
 
 def start_database(files: LabDir, user: str, daemons: Daemons) -> None:
-    """Start a MariaDB that only its socket leads to, on an empty directory.
+    """Start a MariaDB on an empty directory, reachable only through its socket.
 
-    `mariadb-install-db` takes seconds, most of them for help texts and grants. Nobody but this
-    user can reach the socket, so there are no grants, and the tables are made in the server.
+    `mariadb-install-db` takes seconds, mostly for help texts and grants. Only this user can reach
+    the socket, so grants are skipped and `_make_tables` makes the system tables.
     """
     files.database.mkdir(mode=0o700)
-    daemons.start("mariadbd", mariadbd_command(files, user, packages.program("mariadbd")))
+    daemons.start("mariadbd", mariadbd_command(files, user, packages.program_path("mariadbd")))
 
 
 def mariadbd_command(files: LabDir, user: str, program: str) -> list[str]:
@@ -47,7 +47,7 @@ def mariadbd_command(files: LabDir, user: str, program: str) -> list[str]:
         "--skip-grant-tables",
         "--skip-log-bin",
         "--performance-schema=OFF",
-        # Small, and never forced to the disk: nothing in it outlives the lab.
+        # Small and never synced to disk: its data does not outlive the lab.
         "--innodb-buffer-pool-size=16M",
         "--innodb-log-file-size=4M",
         "--innodb-data-file-path=ibdata1:2M:autoextend",
@@ -64,8 +64,8 @@ def mariadbd_command(files: LabDir, user: str, program: str) -> list[str]:
     ]
 
 
-def start_slurmdbd(plan: Plan, enter: Sequence[str], daemons: Daemons) -> None:
-    """Start slurmdbd on the database, and make what users need to submit."""
+def start_slurmdbd(plan: Plan, prefix: Sequence[str], daemons: Daemons) -> None:
+    """Start slurmdbd on the database, and make the account that the user submits with."""
     files = plan.files
     daemons.wait("mariadbd", files.database_socket.is_socket, "open its socket")
     _make_tables(files, daemons)
@@ -73,32 +73,32 @@ def start_slurmdbd(plan: Plan, enter: Sequence[str], daemons: Daemons) -> None:
     assert port is not None
     daemons.start(
         "slurmdbd",
-        [*enter, packages.program("slurmdbd"), "-D"],
+        [*prefix, packages.program_path("slurmdbd"), "-D"],
         {"MYSQL_UNIX_PORT": str(files.database_socket)},
     )
-    daemons.wait("slurmdbd", lambda: listening(plan.control_address, port), "listen")
+    daemons.wait("slurmdbd", lambda: is_listening(plan.control_address, port), "listen")
     _make_accounts(plan, daemons)
 
 
 def _make_tables(files: LabDir, daemons: Daemons) -> None:
-    """Make the tables of the database itself; slurmdbd's stored procedures go into one."""
-    found = [path for path in SYSTEM_TABLES if path.is_file()]
-    if not found:
+    """Make MariaDB's system tables; slurmdbd stores its procedures in one of them."""
+    available = [path for path in SYSTEM_TABLES if path.is_file()]
+    if not available:
         raise LabStartError(
-            f"MariaDB's system tables are in none of {', '.join(map(str, SYSTEM_TABLES))}; "
-            "expected the files of Debian's mariadb-server"
+            "MariaDB's system tables were not found; expected one of "
+            f"{', '.join(map(str, SYSTEM_TABLES))}; install Debian's mariadb-server"
         )
-    statements = found[0].read_text(encoding="utf-8")
+    statements = available[0].read_text(encoding="utf-8")
     daemons.run(
-        [packages.program("mariadb"), "--no-defaults", f"--socket={files.database_socket}"],
+        [packages.program_path("mariadb"), "--no-defaults", f"--socket={files.database_socket}"],
         text=f"CREATE DATABASE mysql;\nUSE mysql;\n{statements}",
     )
 
 
 def _make_accounts(plan: Plan, daemons: Daemons) -> None:
-    sacctmgr = [packages.program("sacctmgr"), "-i"]
+    sacctmgr = [packages.program_path("sacctmgr"), "-i"]
     names = ",".join(QOS)
-    for words in (
+    for command in (
         ["add", "cluster", plan.cluster],
         ["add", "qos", QOS[1]],
         ["add", "account", ACCOUNT, f"cluster={plan.cluster}", f"qos={names}"],
@@ -113,4 +113,4 @@ def _make_accounts(plan: Plan, daemons: Daemons) -> None:
             "adminlevel=None",
         ],
     ):
-        daemons.run([*sacctmgr, *words])
+        daemons.run([*sacctmgr, *command])

@@ -1,7 +1,7 @@
-"""Where the daemons listen.
+"""Chooses the address and the ports that the daemons listen on.
 
-Told not to listen on every address, they bind to the address that the host's own name resolves
-to, whatever their configuration says. So that address has to be the one we want.
+A daemon configured not to listen on every address binds to the address that the host's own name
+resolves to, whatever else its configuration says. So the name must resolve to the address we want.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import plural
 from . import packages
 from .lab_paths import LabDir
 from .lab_settings import LabError
@@ -24,96 +25,96 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Control:
-    """The address that daemons listen on, and the words before a command that is to."""
+    """The address that daemons listen on, and the command prefix that lets them do so."""
 
     address: str
-    enter: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
 
 
-def control_here(files: LabDir) -> Control:
-    """127.0.0.1: as the host's name resolves to it, or as root can make it in a mount namespace.
+def choose_control_address(files: LabDir) -> Control:
+    """Use 127.0.0.1, where the host's name resolves to it or root can map it in a mount namespace.
 
-    Raises LabError where neither holds.
+    Raises LabError where neither is possible.
     """
-    if address_of_host() == LOOPBACK:
+    if resolve_own_name() == LOOPBACK:
         return Control(LOOPBACK)
-    reason = why_not_here()
+    reason = find_address_obstacle()
     if reason:
         raise LabError(reason)
-    files.hosts.write_text(_hosts_with_loopback(), encoding="utf-8")
-    return Control(LOOPBACK, with_hosts(files))
+    files.hosts.write_text(_render_hosts(), encoding="utf-8")
+    return Control(LOOPBACK, own_hosts_prefix(files))
 
 
-def why_not_here() -> str | None:
+def find_address_obstacle() -> str | None:
     """Why the daemons cannot listen on 127.0.0.1; None where they can.
 
-    Any other address does not do, not even Debian's 127.0.1.1: nodes call srun back at
-    127.0.0.1, and an srun in a job would not listen there.
+    No other address works, not even Debian's 127.0.1.1: nodes call srun back at 127.0.0.1, and
+    an srun inside a job would not listen there.
     """
-    address = address_of_host()
+    address = resolve_own_name()
     if address == LOOPBACK or (os.geteuid() == 0 and _can_mount()):
         return None
     name = os.uname().nodename
     return (
-        f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, which "
-        "Slurm's daemons here are to listen on; run it as root, who can arrange that for them "
-        f"alone, or put `{LOOPBACK} {name}` first in /etc/hosts"
+        f"this host's name, {name}, resolves to {address or 'nothing'}; expected {LOOPBACK}, where "
+        "the lab's daemons must listen; run it as root, which can map the name for the daemons "
+        f"only, or put `{LOOPBACK} {name}` first in /etc/hosts"
     )
 
 
-def address_of_host() -> str | None:
-    """What the host's own name resolves to."""
+def resolve_own_name() -> str | None:
+    """The address that the host's own name resolves to; None where it resolves to none."""
     try:
         return socket.gethostbyname(os.uname().nodename)
     except OSError:
         return None
 
 
-def _hosts_with_loopback() -> str:
-    """The host's own /etc/hosts, but for its own name, which is loopback."""
-    names = names_of_host()
+def _render_hosts() -> str:
+    """The host's /etc/hosts with its own name mapped to loopback."""
+    names = list_own_names()
     kept = []
     for line in Path("/etc/hosts").read_text(encoding="utf-8", errors="replace").splitlines():
-        words = line.partition("#")[0].split()
-        if not set(words[1:]) & set(names.split()):
+        entry = line.partition("#")[0].split()
+        if not set(entry[1:]) & set(names.split()):
             kept.append(line)
     return "\n".join([f"{LOOPBACK} {names}", *kept, ""])
 
 
-def names_of_host() -> str:
-    """The host's name, in full and short."""
+def list_own_names() -> str:
+    """The host's full and short name, separated by a space."""
     name = os.uname().nodename
     return " ".join(dict.fromkeys((name, name.partition(".")[0])))
 
 
-def with_hosts(files: LabDir) -> tuple[str, ...]:
-    """The words before a command that is to see the lab's hosts file as /etc/hosts."""
+def own_hosts_prefix(files: LabDir) -> tuple[str, ...]:
+    """The command prefix under which a command sees the lab's hosts file as /etc/hosts."""
     script = 'mount --bind "$0" /etc/hosts; exec "$@"'
-    # `slave`: what the host mounts later is seen by jobs, what is mounted here stays here.
-    unshare = [packages.program("unshare"), "--mount", "--propagation", "slave", "--"]
+    # `slave`: jobs see what the host mounts later; the host does not see this mount.
+    unshare = [packages.program_path("unshare"), "--mount", "--propagation", "slave", "--"]
     return (*unshare, "sh", "-ec", script, str(files.hosts))
 
 
 def _can_mount() -> bool:
-    """Whether root here may mount at all; in many containers it may not."""
-    words = ["--mount", "--propagation", "slave", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
-    trial = subprocess.run([packages.program("unshare"), *words], capture_output=True)
+    """Whether root may mount on this machine; in many containers it may not."""
+    command = ["--mount", "--propagation", "slave", "mount", "--bind", "/etc/hosts", "/etc/hosts"]
+    trial = subprocess.run([packages.program_path("unshare"), *command], capture_output=True)
     return trial.returncode == 0
 
 
-# Free TCP ports that stay free until the daemon they were chosen for has bound them.
+# Free TCP ports, reserved until the daemons have bound them.
 
-# Below the range from which the kernel takes ports for outgoing connections (32768 and up), so
-# that no client's connection can sit on a daemon's port.
+# Below the kernel's range for outgoing connections (32768 and up), so that no client connection can
+# occupy a daemon's port.
 LOWEST, HIGHEST = 20000, 32000
 
 
 @contextlib.contextmanager
-def reserved(address: str, count: int) -> Iterator[tuple[int, ...]]:
-    """Ports of `address` that nobody uses; inside the block nobody else can choose them.
+def reserve_ports(address: str, count: int) -> Iterator[tuple[int, ...]]:
+    """Free ports of `address`; inside the block no other lab can choose them.
 
-    Each is bound without SO_REUSEADDR, which fails where anybody has it, another reservation
-    included. The option set afterwards lets a daemon, which does set it, bind beside us.
+    Each is bound without SO_REUSEADDR, which fails where any other process holds it, another
+    reservation included. Setting the option afterwards lets a daemon, which sets it too, bind.
     """
     held: list[socket.socket] = []
     try:
@@ -130,8 +131,8 @@ def reserved(address: str, count: int) -> Iterator[tuple[int, ...]]:
             held.append(holder)
         if len(held) < count:
             raise LabError(
-                f"no {count} free ports on {address} between {LOWEST} and {HIGHEST}; "
-                "end what holds them (ss -ltnp)"
+                f"only {len(held)} of {plural(count, 'port')} could be reserved on {address} "
+                f"between {LOWEST} and {HIGHEST}; end the processes that hold the others (ss -ltnp)"
             )
         yield tuple(holder.getsockname()[1] for holder in held)
     finally:
@@ -139,8 +140,8 @@ def reserved(address: str, count: int) -> Iterator[tuple[int, ...]]:
             holder.close()
 
 
-def listening(address: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
+def is_listening(address: str, port: int) -> bool:
+    """Whether a process accepts connections on this port."""
     try:
         with socket.create_connection((address, port), timeout=0.5):
             return True

@@ -1,4 +1,4 @@
-"""Brings a lab up: its directory, then its daemons in order, then waits until nodes are idle."""
+"""Starts a lab: makes its directory, starts its daemons in order, waits until nodes are idle."""
 
 from __future__ import annotations
 
@@ -14,98 +14,101 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..evidence.run_directory import write_whole
+from ..text import plural
 from . import accounting, lab_state, packages, slurm_config, teardown
 from . import memory_limits as memory
 from .addresses import (
     LOOPBACK,
     Control,
-    address_of_host,
-    control_here,
-    listening,
-    reserved,
-    why_not_here,
-    with_hosts,
+    choose_control_address,
+    find_address_obstacle,
+    is_listening,
+    own_hosts_prefix,
+    reserve_ports,
+    resolve_own_name,
 )
 from .daemons import Daemons, munged_command
-from .isolation import Isolation, can_isolate
+from .isolation import Isolation, find_isolation_obstacle
 from .lab_claim import claim
 from .lab_paths import LabDir
 from .lab_settings import Lab, LabError, LabSettings, LabStartError, check_settings
 from .lab_state import LabRecord
-from .memory_limits import can_limit
+from .memory_limits import find_memory_obstacle
 from .slurm_config import NodePlan, Plan
 
 Say = Callable[[str], None]
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the daemons run: on this host, or each node in namespaces of its own.
+    """Where the daemons run: on this host, or each node in its own namespaces.
 
-    `enter` holds for each node the words before a command that is to run there.
+    `prefixes` has, for each node, the command prefix that runs a command on that node.
     """
 
     control: Control
     control_port: int
     accounting_port: int
     nodes: tuple[NodePlan, ...]
-    enter: tuple[tuple[str, ...], ...]
+    prefixes: tuple[tuple[str, ...], ...]
 
 
-def can_run(accounting: bool = False, isolated: bool = False, memory: bool = False) -> str | None:
-    """Why no such lab can be had on this machine; None where one can."""
+def find_obstacle(
+    accounting: bool = False, isolated: bool = False, memory: bool = False
+) -> str | None:
+    """Why this machine cannot run such a lab; None where it can."""
     missing = packages.missing_packages(accounting, isolated)
     if missing:
-        words = " --accounting" * accounting + " --isolated" * isolated
+        options = " --accounting" * accounting + " --isolated" * isolated
         return (
-            f"{', '.join(missing)} not installed; `clustersmoke lab install{words}` as root on "
-            "Debian or Ubuntu installs what a lab needs"
+            f"{', '.join(missing)} not installed; run `clustersmoke lab install{options}` as root "
+            "on Debian or Ubuntu"
         )
-    limits = can_limit() if memory else None
-    return limits or (can_isolate() if isolated else why_not_here())
+    limits = find_memory_obstacle() if memory else None
+    return limits or (find_isolation_obstacle() if isolated else find_address_obstacle())
 
 
 def bring_up(settings: LabSettings, say: Say) -> Lab:
     """Start a lab and wait until every node is idle.
 
-    Raises UsageProblems for settings that make no sense, LabError where this machine or name
-    cannot have one, LabStartError where it did not start; then nothing of it is left but logs.
+    Raises UsageProblems for invalid settings, LabError where this machine cannot run it or the
+    name is taken, LabStartError where it did not start; then only its logs are left.
     """
     check_settings(settings)
-    reason = can_run(settings.accounting, settings.isolated, settings.memory)
+    reason = find_obstacle(settings.accounting, settings.isolated, settings.memory)
     if reason:
-        raise LabError(f"no lab can be started here: {reason}")
+        raise LabError(f"no lab can be started on this machine: {reason}")
     began = time.monotonic()
     root = claim(settings, say)
     try:
         lab = _start(settings, root, say)
     except LabStartError as error:
-        kept = teardown.end_lab(lab_state.read(settings.name, root), keep_logs=True)
-        # The log that the error names has moved.
+        kept = teardown.end_lab(lab_state.read_record(settings.name, root), keep_logs=True)
+        # The log that the error names was moved.
         raise LabStartError(str(error).replace(str(root / "log"), str(kept))) from None
     except BaseException:
         say(f"lab {settings.name}: stopped; ending what was started")
-        teardown.end_lab(lab_state.read(settings.name, root))
+        teardown.end_lab(lab_state.read_record(settings.name, root))
         raise
-    say(f"  {len(lab.nodes)} nodes idle: ready after {time.monotonic() - began:.1f} s")
+    say(f"  {plural(len(lab.nodes), 'node')} idle: ready after {time.monotonic() - began:.1f} s")
     return lab
 
 
 def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
-    record = lab_state.read(settings.name, root)
+    record = lab_state.read_record(settings.name, root)
     files = record.files
     files.make()
-    daemons = Daemons(files, record.token, lab_state.Journal(files.journal), PATIENCE_S)
-    version = _version()
-    kind = f"{settings.nodes} nodes of {settings.gpus_per_node} fake GPUs"
-    say(f"lab {settings.name}: Slurm {version}, {kind}, in {root}")
+    daemons = Daemons(files, record.token, lab_state.Journal(files.journal), TIMEOUT_S)
+    version = _read_version()
+    nodes, gpus = plural(settings.nodes, "node"), plural(settings.gpus_per_node, "fake GPU")
+    say(f"lab {settings.name}: Slurm {version}, {nodes} with {gpus} each, in {root}")
     with contextlib.ExitStack() as stack:
-        site = stack.enter_context(_site(settings, record, daemons))
-        plan = _plan(settings, files, site, version)
+        site = stack.enter_context(_reserve_site(settings, record, daemons))
+        plan = _make_plan(settings, files, site, version)
         write_files(plan)
         if settings.memory:
-            memory.make(files, record.token)
+            memory.make_group(files, record.token)
         _start_slurm(plan, site, daemons, say)
     lab = Lab(
         settings.name,
@@ -115,91 +118,91 @@ def _start(settings: LabSettings, root: Path, say: Say) -> Lab:
         settings.accounting,
         settings.isolated,
     )
-    lab_state.write_state(lab_state.read(settings.name, root), lab, version)
+    lab_state.write_state(lab_state.read_record(settings.name, root), lab, version)
     return lab
 
 
 @contextlib.contextmanager
-def _site(settings: LabSettings, record: LabRecord, daemons: Daemons) -> Iterator[Site]:
-    """Choose addresses and ports; inside the block nobody else can."""
+def _reserve_site(settings: LabSettings, record: LabRecord, daemons: Daemons) -> Iterator[Site]:
+    """Choose addresses and ports; inside the block no other process can take them."""
     with contextlib.ExitStack() as stack:
         if settings.isolated:
             isolation = Isolation(record, daemons)
             address, nodes = stack.enter_context(isolation.network(settings.nodes))
-            control = Control(address, with_hosts(record.files))
-            enter = isolation.enter(nodes)
+            control = Control(address, own_hosts_prefix(record.files))
+            prefixes = isolation.join_nodes(nodes)
         else:
-            control = control_here(record.files)
-            nodes = _nodes_here(
-                stack.enter_context(reserved(control.address, settings.nodes)), control
+            control = choose_control_address(record.files)
+            nodes = _plan_local_nodes(
+                stack.enter_context(reserve_ports(control.address, settings.nodes)), control
             )
-            enter = (control.enter,) * settings.nodes
-        slurmctld, slurmdbd = stack.enter_context(reserved(control.address, 2))
-        yield Site(control, slurmctld, slurmdbd, nodes, enter)
+            prefixes = (control.prefix,) * settings.nodes
+        slurmctld, slurmdbd = stack.enter_context(reserve_ports(control.address, 2))
+        yield Site(control, slurmctld, slurmdbd, nodes, prefixes)
 
 
-def _nodes_here(ports: Iterable[int], control: Control) -> tuple[NodePlan, ...]:
+def _plan_local_nodes(ports: Iterable[int], control: Control) -> tuple[NodePlan, ...]:
     host = os.uname().nodename.partition(".")[0]
     return tuple(
         NodePlan(f"node{index}", host, control.address, port) for index, port in enumerate(ports)
     )
 
 
-def _plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Plan:
+def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -> Plan:
     return Plan(
         files=files,
         cluster=re.sub(r"\W", "_", settings.name),
-        user=_user(),
+        user=_user_name(),
         control_host=os.uname().nodename.partition(".")[0],
         control_address=site.control.address,
         control_port=site.control_port,
         nodes=site.nodes,
         cpus_per_node=settings.cpus_per_node,
         gpus_per_node=settings.gpus_per_node,
-        slurm_version=_numbers(version),
+        slurm_version=_parse_version(version),
         accounting_port=site.accounting_port if settings.accounting else None,
         memory=settings.memory,
-        # All addresses of a node of its own are private. In the host, srun may listen on one only
-        # where that is the one from which nodes call back.
+        # Isolated nodes have only private addresses. On the host, srun may listen on a single
+        # address only if the nodes call back to that one.
         daemons_bound=not settings.isolated,
-        clients_bound=not settings.isolated and address_of_host() == LOOPBACK,
+        clients_bound=not settings.isolated and resolve_own_name() == LOOPBACK,
     )
 
 
 def write_files(plan: Plan) -> None:
-    """Write the configuration, the key that munge signs with, and the fake devices."""
+    """Write the configuration files, the munge key and the fake devices."""
     files = plan.files
-    write_whole(files.slurm_conf, slurm_config.slurm_conf(plan, plan.clients_bound))
-    write_whole(plan.daemons_conf, slurm_config.slurm_conf(plan, plan.daemons_bound))
-    write_whole(files.gres_conf, slurm_config.gres_conf(plan))
-    write_whole(files.cgroup_conf, slurm_config.cgroup_conf(plan))
+    write_whole(files.slurm_conf, slurm_config.render_slurm_conf(plan, plan.clients_bound))
+    write_whole(plan.daemons_conf, slurm_config.render_slurm_conf(plan, plan.daemons_bound))
+    write_whole(files.gres_conf, slurm_config.render_gres_conf(plan))
+    write_whole(files.cgroup_conf, slurm_config.render_cgroup_conf(plan))
     write_whole(files.plugstack_conf, "")
     if plan.accounting_port is not None:
-        write_whole(files.slurmdbd_conf, slurm_config.slurmdbd_conf(plan))
+        write_whole(files.slurmdbd_conf, slurm_config.render_slurmdbd_conf(plan))
     files.munge_key.touch(mode=0o600)
     files.munge_key.write_bytes(secrets.token_bytes(128))
     for index in range(plan.gpus_per_node):
-        # slurmd wants a character device there; a link to one needs no right to make devices.
+        # slurmd requires a character device; a link to one can be made without root.
         (files.devices / f"nvidia{index}").symlink_to("/dev/null")
 
 
 def _start_slurm(plan: Plan, site: Site, daemons: Daemons, say: Say) -> None:
-    """Start the daemons, each when what it asks first is there."""
+    """Start the daemons, each once the one it depends on is ready."""
     files = plan.files
     if plan.accounting_port is not None:
         accounting.start_database(files, plan.user, daemons)
-    daemons.start("munged", munged_command(files, packages.program("munged")))
+    daemons.start("munged", munged_command(files, packages.program_path("munged")))
     daemons.wait("munged", files.munge_socket.is_socket, "open its socket")
     if plan.accounting_port is not None:
-        accounting.start_slurmdbd(plan, site.control.enter, daemons)
+        accounting.start_slurmdbd(plan, site.control.prefix, daemons)
         say(f"  slurmdbd listens on {plan.control_address}:{plan.accounting_port}")
-    slurmctld = [packages.program("slurmctld"), "-D", "-f", str(plan.daemons_conf)]
-    daemons.start("slurmctld", [*site.control.enter, *slurmctld])
+    slurmctld = [packages.program_path("slurmctld"), "-D", "-f", str(plan.daemons_conf)]
+    daemons.start("slurmctld", [*site.control.prefix, *slurmctld])
     _wait_for_port("slurmctld", plan.control_address, plan.control_port, daemons)
     say(f"  slurmctld listens on {plan.control_address}:{plan.control_port}")
-    slurmd = packages.program("slurmd")
-    for node, enter in zip(plan.nodes, site.enter, strict=True):
-        command = [*enter, slurmd, "-D", "-N", node.name, "-f", str(plan.daemons_conf)]
+    slurmd = packages.program_path("slurmd")
+    for node, prefix in zip(plan.nodes, site.prefixes, strict=True):
+        command = [*prefix, slurmd, "-D", "-N", node.name, "-f", str(plan.daemons_conf)]
         daemons.start(f"slurmd-{node.name}", command)
     for node in plan.nodes:
         _wait_for_port(f"slurmd-{node.name}", node.address, node.port, daemons)
@@ -207,13 +210,13 @@ def _start_slurm(plan: Plan, site: Site, daemons: Daemons, say: Say) -> None:
 
 
 def _wait_for_port(role: str, address: str, port: int, daemons: Daemons) -> None:
-    daemons.wait(role, lambda: listening(address, port), f"listen on {address}:{port}")
+    daemons.wait(role, lambda: is_listening(address, port), f"listen on {address}:{port}")
 
 
 def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
     from ..jobs.slurm_records import parse_node_states  # loads pydantic
 
-    sinfo = [packages.program("sinfo"), "-h", "-N", "-o", "%N %T"]
+    sinfo = [packages.program_path("sinfo"), "-h", "-N", "-o", "%N %T"]
     waiting = {node.name for node in plan.nodes}
 
     def all_idle() -> bool:
@@ -227,31 +230,32 @@ def _wait_for_nodes(plan: Plan, daemons: Daemons) -> None:
     daemons.wait(f"slurmd-{first}", all_idle, "register")
 
 
-def _user() -> str:
-    """Who we are, whatever USER says: daemons compare it with the process's owner."""
-
+def _user_name() -> str:
+    """The name of the effective user: the daemons compare it with the owner of the process."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         raise LabError(
-            f"user {os.geteuid()} has no name on this machine, and Slurm needs one; add a line for "
+            f"user id {os.geteuid()} has no user name on this machine, which Slurm requires; add "
             "it to /etc/passwd"
         ) from None
 
 
-def _version() -> str:
+def _read_version() -> str:
     answer = subprocess.run(
-        [packages.program("slurmctld"), "-V"], capture_output=True, text=True, errors="replace"
+        [packages.program_path("slurmctld"), "-V"], capture_output=True, text=True, errors="replace"
     )
-    words = answer.stdout.split()
-    if answer.returncode or not words:
-        raise LabStartError(f"`slurmctld -V` failed: {answer.stderr.strip() or 'no answer'}")
-    return words[-1]
+    output = answer.stdout.split()
+    if answer.returncode or not output:
+        raise LabStartError(f"`slurmctld -V` failed: {answer.stderr.strip() or 'no error message'}")
+    return output[-1]
 
 
-def _numbers(version: str) -> tuple[int, int]:
+def _parse_version(version: str) -> tuple[int, int]:
     """The year and month of a Slurm version."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
-        raise LabStartError(f"`slurmctld -V` tells no version that is known: {version!r}")
+        raise LabStartError(
+            f"`slurmctld -V` printed {version!r}; expected a version such as 22.05.8"
+        )
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""Starts a lab's daemons, each in a session of its own, and waits until they serve."""
+"""Starts a lab's daemons, each in its own session, and waits until they are ready."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .packages import SYSTEM_PATH
 
 POLL_S = 0.02
 TAIL_LINES = 12
-COMMAND_PATIENCE_S = 20.0
-# Settings of an outer allocation or of another cluster would change what clients and daemons do.
+COMMAND_TIMEOUT_S = 20.0
+# Variables of an outer allocation or another cluster would change what clients and daemons do.
 FOREIGN = ("SLURM", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "MUNGE_")
 
 
@@ -34,26 +34,26 @@ def clean_environment(slurm_conf: Path, token: str = "") -> dict[str, str]:
     return kept
 
 
-# Daemons outlive the lab's start; kept here until they have ended and been reaped.
+# Daemons outlive the start of the lab; kept here until they have ended and are reaped.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 class Daemons:
     """The daemons of one lab that is being started."""
 
-    def __init__(self, files: LabDir, token: str, journal: Journal, patience_s: float) -> None:
+    def __init__(self, files: LabDir, token: str, journal: Journal, timeout_s: float) -> None:
         self._files = files
         self._journal = journal
-        self._deadline = time.monotonic() + patience_s
-        self._patience_s = patience_s
+        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
         self._environ = clean_environment(files.slurm_conf, token)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(
         self, role: str, command: Sequence[str], environ: Mapping[str, str] | None = None
     ) -> int:
-        """Start a daemon in the foreground of its own session, and write it down; its pid."""
-        # Into a file beside the daemon's own log: it says there what is wrong before it has one.
+        """Start a daemon in the foreground of its own session, journal it, and return its pid."""
+        # Its output: errors from before it opens its own log.
         with self._files.output(role).open("ab") as log:
             child = subprocess.Popen(
                 list(command),
@@ -71,45 +71,45 @@ class Daemons:
         _started.append(child)
         return child.pid
 
-    def wait(self, role: str, ready: Callable[[], bool], what: str) -> None:
-        """Wait until a daemon does what it is there for.
+    def wait(self, role: str, is_ready: Callable[[], bool], action: str) -> None:
+        """Wait until a daemon is ready; `action` says in a message what it did not do in time.
 
         Raises LabStartError, with the end of its log, where any daemon dies or time runs out.
         """
-        while not ready():
+        while not is_ready():
             self.check()
             if time.monotonic() > self._deadline:
-                self.fail(role, f"did not {what} within {self._patience_s:.0f} s")
+                self.fail(role, f"did not {action} within {self._timeout_s:.0f} s")
             time.sleep(POLL_S)
 
     def check(self) -> None:
-        """Raise LabStartError where a daemon has died."""
+        """Raise LabStartError if a daemon has died."""
         for role, child in self._children.items():
             status = child.poll()
             if status is not None:
                 how = f"exit status {status}" if status >= 0 else f"signal {-status}"
                 self.fail(role, f"ended while the lab was starting ({how})")
 
-    def fail(self, role: str, what: str) -> NoReturn:
+    def fail(self, role: str, problem: str) -> NoReturn:
         """Raise LabStartError with the end of a daemon's log."""
-        own, said = self._files.log(role), self._files.output(role)
-        path = own if own.is_file() and own.stat().st_size else said
-        raise LabStartError(f"{role} {what}; the end of {path}:\n{tail(path)}")
+        log, output = self._files.log(role), self._files.output(role)
+        path = log if log.is_file() and log.stat().st_size else output
+        raise LabStartError(f"{role} {problem}; the last lines of {path}:\n{tail(path)}")
 
     def run(self, command: Sequence[str], text: str = "") -> str:
-        """The output of a command that has to succeed; `text` is what it reads."""
-        result = self.attempt(command, COMMAND_PATIENCE_S, text)
+        """Run a command that must succeed, with `text` as its input; return its output."""
+        result = self.attempt(command, COMMAND_TIMEOUT_S, text)
         if result.returncode:
-            said = "\n".join("    " + line for line in result.stdout.splitlines()[-TAIL_LINES:])
+            output = "\n".join("    " + line for line in result.stdout.splitlines()[-TAIL_LINES:])
             raise LabStartError(
-                f"`{shlex.join(command)}` failed (exit status {result.returncode}):\n{said}"
+                f"`{shlex.join(command)}` failed (exit status {result.returncode}):\n{output}"
             )
         return result.stdout
 
     def attempt(
-        self, command: Sequence[str], patience_s: float = 2.0, text: str = ""
+        self, command: Sequence[str], timeout_s: float = 2.0, text: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command; one that hangs is ended, with status 124."""
+        """Run a command; end it with status 124 if it hangs."""
         try:
             return subprocess.run(
                 list(command),
@@ -119,15 +119,15 @@ class Daemons:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=patience_s,
+                timeout=timeout_s,
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, f"no answer in {patience_s:.0f} s")
+            return subprocess.CompletedProcess(command, 124, f"no answer within {timeout_s:.0f} s")
 
 
 def reap() -> None:
-    """Take note of children that have ended, so that none is left as a zombie."""
+    """Reap children that have ended, so that none stays a zombie."""
     _started[:] = [child for child in _started if child.poll() is None]
 
 
@@ -137,20 +137,20 @@ def tail(path: Path) -> str:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    return "\n".join("    " + line for line in lines[-TAIL_LINES:]) or "    (nothing)"
+    return "\n".join("    " + line for line in lines[-TAIL_LINES:]) or "    (empty)"
 
 
 def munged_command(files: LabDir, program: str) -> list[str]:
     return [
         program,
         "--foreground",
-        # It complains about directories that others can write, such as those above ours.
+        # Without it munged refuses a directory below one that others can write to.
         "--force",
         f"--key-file={files.munge_key}",
         f"--socket={files.munge_socket}",
         f"--pid-file={files.run}/munged.pid",
         f"--log-file={files.log('munged')}",
         f"--seed-file={files.run}/munged.seed",
-        # Clients wait for a free thread: every srun of a wide job asks at once.
+        # Clients wait for a free thread, and all sruns of a wide job ask at once.
         "--num-threads=4",
     ]

@@ -1,9 +1,9 @@
-"""Hosts of their own: each node in namespaces with a name, an address, a /tmp and a /dev/shm.
+"""Isolates nodes: each has namespaces with its own host name, address, /tmp and /dev/shm.
 
-A process that sleeps holds each node's namespaces, and one more holds the hub's, where the bridge
-is that joins them. Nothing has a name outside of them, so all of it, interfaces and mounts
-included, goes with these processes. One interface, with an address of the lab's own network,
-stands in the host: there slurmctld listens, and there the user's shell reaches it.
+A sleeping process (the holder) keeps each node's namespaces alive, and one more keeps the hub's,
+which contains the bridge that joins the nodes. Nothing in them is visible outside, so interfaces
+and mounts disappear with these processes. One interface is in the host, with an address of the
+lab's network: slurmctld listens there, and the user's shell connects to it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pathlib import Path
 
 from ..evidence.run_directory import write_whole
 from . import packages
-from .addresses import names_of_host
+from .addresses import list_own_names
 from .daemons import Daemons
 from .lab_settings import LabError
 from .lab_state import Journal, LabRecord
 from .slurm_config import NodePlan
 
 NETWORKS = ipaddress.IPv4Network("10.77.0.0/16")
-# Of a lab's 256 addresses the host has .1, and node I has .(11 + I).
+# Of a lab's 256 addresses the host has .1 and node I has .(11 + I).
 FIRST_NODE = 11
 SLURMD_PORT = 6818
 
-# What a node's holder does in its namespaces. /sys is mounted anew because it shows the network
-# interfaces of the namespace that mounted it; the control groups below it are taken over. An
-# empty resolv.conf makes unknown names fail at once: there is no name server to wait for.
+# Sets up a node's namespaces, then sleeps. /sys is mounted again because it shows the network
+# interfaces of the namespace that mounted it; the control groups below it are kept. An empty
+# resolv.conf makes unknown names fail at once instead of waiting for a name server.
 NODE_SCRIPT = """
 hostname "$1"
 mount --bind "$2" /etc/hosts
@@ -60,17 +60,17 @@ class Isolation:
         self._files = record.files
         self._daemons = daemons
         self._journal = Journal(record.files.journal)
-        # An interface's name has 15 characters at most.
+        # An interface name has at most 15 characters.
         self._interface = f"cs{record.token[:10]}"
-        self._ip = packages.program("ip")
+        self._ip = packages.program_path("ip")
 
     @contextlib.contextmanager
     def network(self, count: int) -> Iterator[tuple[str, tuple[NodePlan, ...]]]:
-        """Make the hub and its interface in the host; the host's address, and the nodes planned.
+        """Make the hub and its interface in the host; yield the host's address and the nodes.
 
-        Inside the block no other lab of this machine can choose the same addresses.
+        Inside the block no other lab on this machine can choose the same addresses.
         """
-        with chosen_network(self._used()) as network:
+        with reserve_network(self._used_networks()) as network:
             hosts = [str(address) for address in network]
             nodes = tuple(
                 NodePlan(f"node{i}", f"node{i}", hosts[FIRST_NODE + i], SLURMD_PORT)
@@ -80,66 +80,66 @@ class Isolation:
             self._make_hub(hosts[1])
             yield hosts[1], nodes
 
-    def enter(self, nodes: tuple[NodePlan, ...]) -> tuple[tuple[str, ...], ...]:
-        """Make the nodes' namespaces and join them; for each the words that run a command there."""
-        holders = {node.name: self._hold_node(node) for node in nodes}
+    def join_nodes(self, nodes: tuple[NodePlan, ...]) -> tuple[tuple[str, ...], ...]:
+        """Make the nodes' namespaces and connect them; return each node's command prefix."""
+        holders = {node.name: self._start_node_holder(node) for node in nodes}
         commands = []
         for node in nodes:
-            role, ready = f"host-{node.name}", self._ready(node.name)
+            role, ready = f"host-{node.name}", self._ready_file(node.name)
             self._daemons.wait(role, ready.exists, "set up its namespaces")
             pid = holders[node.name]
             commands += [
                 f"link add name {node.name} type veth peer name eth0 netns {pid}",
                 f"link set dev {node.name} master lab up",
             ]
-        self._batch(self._hub, commands)
+        self._run_ip(self._hub, commands)
         for node in nodes:
             address = [f"address add {node.address}/24 dev eth0", "link set dev eth0 up"]
-            self._batch(holders[node.name], ["link set dev lo up", *address])
-        nsenter = packages.program("nsenter")
+            self._run_ip(holders[node.name], ["link set dev lo up", *address])
+        nsenter = packages.program_path("nsenter")
         return tuple(
             (nsenter, "--target", str(holders[node.name]), "--net", "--uts", "--mount", "--")
             for node in nodes
         )
 
-    def _used(self) -> list[ipaddress.IPv4Network]:
-        """The networks that this host has addresses in or routes to."""
+    def _used_networks(self) -> list[ipaddress.IPv4Network]:
+        """The networks in which this host has addresses or to which it has routes."""
         routes = self._daemons.run([self._ip, "-o", "-4", "route", "show", "table", "all"])
-        found = []
+        networks = []
         for word in routes.split():
             with contextlib.suppress(ValueError):
-                found.append(ipaddress.IPv4Network(word, strict=False))
-        return found
+                networks.append(ipaddress.IPv4Network(word, strict=False))
+        return networks
 
     def _write_hosts(self, control: str, nodes: tuple[NodePlan, ...]) -> None:
-        lines = ["127.0.0.1 localhost", f"{control} {names_of_host()}"]
+        lines = ["127.0.0.1 localhost", f"{control} {list_own_names()}"]
         lines += [f"{node.address} {node.name}" for node in nodes]
         write_whole(self._files.hosts, "\n".join(lines) + "\n", mode=0o644)
 
     def _make_hub(self, control: str) -> None:
-        self._hub = self._hold("hub", ["--net"], ["sleep", "infinity"])
+        self._hub = self._start_holder("hub", ["--net"], ["sleep", "infinity"])
         ours = Path("/proc/self/ns/net").stat().st_ino
         namespace = Path(f"/proc/{self._hub}/ns/net")
 
-        def apart() -> bool:
+        def has_own_network() -> bool:
             return namespace.exists() and namespace.stat().st_ino != ours
 
-        self._daemons.wait("hub", apart, "make a network of its own")
+        self._daemons.wait("hub", has_own_network, "make a network of its own")
         self._journal.link(self._interface)
-        self._batch(
+        self._run_ip(
             self._hub,
             [
                 "link add name lab type bridge",
                 "link set dev lab up",
-                # Made at once with one end in the host: a half-made pair cannot stay behind.
+                # Made in one step with one end in the host, so that no half-made pair is left.
                 f"link add name host type veth peer name {self._interface} netns {os.getpid()}",
                 "link set dev host master lab up",
             ],
         )
-        quiet = Path(f"/proc/sys/net/ipv6/conf/{self._interface}/disable_ipv6")
-        if quiet.exists():
-            quiet.write_text("1")
-        self._batch(
+        ipv6_switch = Path(f"/proc/sys/net/ipv6/conf/{self._interface}/disable_ipv6")
+        if ipv6_switch.exists():
+            ipv6_switch.write_text("1")
+        self._run_ip(
             None,
             [
                 f"address add {control}/24 dev {self._interface}",
@@ -147,34 +147,36 @@ class Isolation:
             ],
         )
 
-    def _hold_node(self, node: NodePlan) -> int:
-        script = [str(self._files.hosts), str(self._ready(node.name))]
-        return self._hold(
+    def _start_node_holder(self, node: NodePlan) -> int:
+        script = [str(self._files.hosts), str(self._ready_file(node.name))]
+        return self._start_holder(
             f"host-{node.name}",
             ["--net", "--uts", "--mount", "--propagation", "private"],
             ["sh", "-ec", NODE_SCRIPT, "sh", node.hostname, *script],
         )
 
-    def _hold(self, role: str, namespaces: list[str], command: list[str]) -> int:
-        return self._daemons.start(role, [packages.program("unshare"), *namespaces, "--", *command])
+    def _start_holder(self, role: str, namespaces: list[str], command: list[str]) -> int:
+        return self._daemons.start(
+            role, [packages.program_path("unshare"), *namespaces, "--", *command]
+        )
 
-    def _ready(self, node: str) -> Path:
+    def _ready_file(self, node: str) -> Path:
         return self._files.run / f"{node}.ready"
 
-    def _batch(self, holder: int | None, commands: list[str]) -> None:
-        """Run commands of ip in a holder's network namespace, or in the host's."""
+    def _run_ip(self, holder: int | None, commands: list[str]) -> None:
+        """Run commands of `ip` in a holder's network namespace, or in the host's."""
         inside = [] if holder is None else ["nsenter", f"--net=/proc/{holder}/ns/net", "--"]
         self._daemons.run([*inside, self._ip, "-batch", "-"], text="\n".join(commands) + "\n")
 
 
 @contextlib.contextmanager
-def chosen_network(
+def reserve_network(
     used: list[ipaddress.IPv4Network],
 ) -> Iterator[ipaddress.IPv4Network]:
     """A network that the host does not use; inside the block no other lab can choose it.
 
-    What holds it is an abstract socket: it belongs to the host's network namespace, as the
-    choice does, and goes with the process.
+    It is reserved by an abstract socket, which belongs to the host's network namespace and
+    disappears with the process.
     """
     candidates: list[ipaddress.IPv4Network] = list(NETWORKS.subnets(new_prefix=24))
     for network in random.sample(candidates, len(candidates)):
@@ -190,17 +192,17 @@ def chosen_network(
     raise LabError(f"no free network is left in {NETWORKS}; end a lab (`clustersmoke lab status`)")
 
 
-def can_isolate() -> str | None:
+def find_isolation_obstacle() -> str | None:
     """Why this machine cannot isolate nodes; None where it can."""
     if os.geteuid() != 0:
-        return "--isolated makes network namespaces, which only root can"
+        return "--isolated makes network namespaces, which only root can do; run it as root"
     trial = subprocess.run(
         [
-            packages.program("unshare"),
+            packages.program_path("unshare"),
             "--net",
             "--uts",
             "--mount",
-            packages.program("ip"),
+            packages.program_path("ip"),
             "link",
             "add",
             "name",
@@ -215,6 +217,6 @@ def can_isolate() -> str | None:
         text=True,
     )
     if trial.returncode:
-        said = trial.stderr.strip().splitlines()
-        return f"--isolated needs namespaces and veth interfaces: {said[-1] if said else 'refused'}"
+        error = (trial.stderr.strip().splitlines() or ["refused"])[-1]
+        return f"--isolated needs namespaces and veth interfaces: {error}"
     return None

@@ -1,4 +1,4 @@
-"""Takes a name and a directory for a lab, so that nobody else can, and opens its journal."""
+"""Claims a name and a directory for a lab, so that no other lab can, and opens its journal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .lab_processes import Process, start_time
 from .lab_settings import LabError, LabSettings
 
 Say = Callable[[str], None]
-# What each node of an isolated lab has of its own, and the others and the host do not see.
+# Directories private to each node of an isolated lab: the host and other nodes do not see them.
 PRIVATE = ("/tmp", "/dev/shm")
 
 
 def claim(settings: LabSettings, say: Say) -> Path:
-    """Make the lab's directory, which nobody else then can, and open its journal; the path."""
+    """Make the lab's directory, which claims the name, and open its journal; return the path."""
     home = lab_paths.labs_home()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Two that claim a name at once must not take each other's half-made directory for a rest.
+    # Otherwise two concurrent claims would take each other's half-made directory for leftovers.
     with (home.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _claim(settings, home, say)
@@ -31,7 +31,7 @@ def claim(settings: LabSettings, say: Say) -> Path:
 def _claim(settings: LabSettings, home: Path, say: Say) -> Path:
     entry = home / settings.name
     if entry.exists() or entry.is_symlink():
-        _clear(settings.name, entry, say)
+        _remove_dead_lab(settings.name, entry, say)
     root = entry if settings.directory is None else settings.directory.resolve()
     _check_path(root, settings.isolated)
     try:
@@ -44,7 +44,7 @@ def _claim(settings: LabSettings, home: Path, say: Say) -> Path:
         if entry.is_symlink():
             entry.unlink()
         raise LabError(
-            f"the directory {root} cannot be made for lab {settings.name} ({error.strerror}); "
+            f"the directory {root} of lab {settings.name} cannot be made ({error.strerror}); "
             "expected a path that does not exist, or an empty directory"
         ) from error
     try:
@@ -53,33 +53,33 @@ def _claim(settings: LabSettings, home: Path, say: Say) -> Path:
         journal.open(settings.name, token, lab_paths.choose_run(root))
         journal.started(Process(lab_state.STARTER, os.getpid(), start_time(os.getpid()) or 0))
     except BaseException:
-        teardown.remove_directory(lab_state.read(settings.name, root))
+        teardown.remove_directory(lab_state.read_record(settings.name, root))
         raise
     return root
 
 
-def _clear(name: str, entry: Path, say: Say) -> None:
-    """Remove what is left of a dead lab of this name; refuse where it is not dead."""
-    record = lab_state.read(name, entry.resolve())
+def _remove_dead_lab(name: str, entry: Path, say: Say) -> None:
+    """Remove what is left of a dead lab of this name; refuse if it is not dead."""
+    record = lab_state.read_record(name, entry.resolve())
     if record.status != lab_state.DOWN:
         todo = f"end it with `clustersmoke lab down --name {name}`, or choose another --name"
         if record.status == lab_state.ELSEWHERE:
             todo = f"end it there ({record.host}), or choose another --name"
-        raise LabError(f"lab {name} is {record.status} already; {todo}")
-    say(f"lab {name}: removing what is left of an earlier one")
+        raise LabError(f"lab {name} is already {record.status}; {todo}")
+    say(f"lab {name}: removing what is left of an earlier lab of this name")
     teardown.end_lab(record)
 
 
 def _check_path(root: Path, isolated: bool) -> None:
     if re.search(r"[^\w./+@:-]", str(root)):
         raise LabError(
-            f"the path {str(root)!r} cannot be written in slurm.conf; expected letters, digits "
-            "and . _ - + @ : / only; give another with --dir"
+            f"the path {str(root)!r} cannot be written in slurm.conf; expected only letters, "
+            "digits and . _ - + @ : /; choose another directory with --dir"
         )
     above = Path(os.path.realpath(root)).parents
     hidden = [base for base in PRIVATE if Path(base) in above]
     if isolated and hidden:
         raise LabError(
-            f"{root} is below {hidden[0]}, which is private to each node of an isolated lab; give "
-            "another directory with --dir"
+            f"{root} is below {hidden[0]}, which is private to each node of an isolated lab; "
+            "choose another directory with --dir"
         )

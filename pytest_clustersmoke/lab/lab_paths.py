@@ -1,8 +1,8 @@
-"""Where a lab's files are: one directory a lab, and a short one for sockets where it must be.
+"""Where a lab's files are: one directory per lab, and a short one for sockets where needed.
 
 labs_home()/<name>            the lab's directory, 0700 (or a link to what --dir names)
-    journal.jsonl             what was started, in order; written before all else
-    lab.json                  the lab, once it is ready
+    journal.jsonl             what was started, in order; the first file that is written
+    lab.json                  the lab, once it is up
     slurm.conf, gres.conf, cgroup.conf, plugstack.conf, slurmdbd.conf,
         munge.key, hosts
         daemons.conf              slurm.conf as the daemons read it, where that differs
@@ -20,9 +20,10 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import plural
 from .lab_settings import LabError
 
-# The address of a Unix socket holds 108 bytes, the closing zero included.
+# The address of a Unix socket has 108 bytes, including the final zero.
 SOCKET_BYTES = 107
 # The longest name of a socket below the run directory: munged's own, the database's, and the one
 # slurmd makes for every step (<node>_<job>.<step>, where the batch step's number has ten digits).
@@ -32,15 +33,15 @@ LONGEST_SOCKET = "spool/node63/node63_4294967295.4294967295"
 def labs_home() -> Path:
     """The directory that holds this user's labs."""
     state = os.environ.get("XDG_STATE_HOME", "")
-    # The XDG specification: a relative path there is to be ignored.
+    # The XDG specification says to ignore a relative path.
     base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    # Resolved, so that a path compares equal however one came to it.
+    # Resolved, so that paths compare equal.
     return (base / "clustersmoke" / "labs").resolve()
 
 
 @dataclass(frozen=True)
 class LabDir:
-    """The paths of one lab. `run` differs from `root/run` where that is too long for a socket."""
+    """The paths of one lab. `run` differs from `root/run` where that is too long for sockets."""
 
     root: Path
     run: Path
@@ -135,9 +136,9 @@ def state_of(root: Path) -> Path:
 
 
 def choose_run(root: Path) -> Path:
-    """The directory for sockets: the lab's own, or a short one where that path is too long.
+    """Choose the directory for sockets: the lab's own, or a short one where that is too long.
 
-    Raises LabError where neither fits or can be made.
+    Raises LabError where no directory fits or can be made.
     """
     if len(os.fsencode(root / "run" / LONGEST_SOCKET)) <= SOCKET_BYTES:
         return root / "run"
@@ -148,17 +149,17 @@ def choose_run(root: Path) -> Path:
     ]
     for base in candidates:
         path = base / name
-        if len(os.fsencode(path / LONGEST_SOCKET)) <= SOCKET_BYTES and _made_for_us(path):
+        if len(os.fsencode(path / LONGEST_SOCKET)) <= SOCKET_BYTES and _make_private(path):
             return path
     raise LabError(
-        f"{root}: this path has {len(os.fsencode(root))} bytes, too many for the sockets below it "
-        f"(Unix allows {SOCKET_BYTES} in all), and no short directory could be made in "
-        f"{', '.join(map(str, candidates))}; give a shorter one with --dir"
+        f"{root}: the path has {plural(len(os.fsencode(root)), 'byte')}, too many for the sockets "
+        f"below it (a socket's path may have {SOCKET_BYTES}), and no shorter directory could be "
+        f"made in {', '.join(map(str, candidates))}; choose a shorter path with --dir"
     )
 
 
-def _made_for_us(path: Path) -> bool:
-    """Make a directory that is ours alone; true where it now is one."""
+def _make_private(path: Path) -> bool:
+    """Make a directory that only this user can enter; return whether it is one now."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat()

@@ -1,4 +1,4 @@
-"""Processes known by pid and start time, so that a number used again is never taken for ours."""
+"""Finds and ends a lab's processes, known by pid and start time since pids are reused."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-# Every daemon of a lab carries the lab's token in this variable: it finds one whose start was
-# not written down because the command that started it was killed at that moment.
+# Every daemon of a lab has the lab's token in this variable. So a daemon is found even if the
+# command that started it was killed before it could journal the start.
 TOKEN_VARIABLE = "CLUSTERSMOKE_LAB_TOKEN"
 POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a lab; `started` is in clock ticks since the machine's boot."""
+    """A process of a lab; `started` is in clock ticks since boot."""
 
     role: str
     pid: int
@@ -30,7 +30,7 @@ class Process:
 
 
 def boot_id() -> str:
-    """What tells this boot from the last: start times and pids mean nothing across one."""
+    """The id of this boot: start times and pids are meaningless after another one."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -38,26 +38,26 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started; None where it is gone, or dead and only not yet reaped."""
+    """When the process started; None where it has ended, even if it is not reaped yet."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
-def parents() -> dict[int, int]:
-    """Each process and its parent."""
-    found = {}
+def read_parents() -> dict[int, int]:
+    """The parent of each process, by pid."""
+    parent_of = {}
     for pid in _pids():
         fields = _stat(pid)
         if fields is not None:
-            found[pid] = int(fields[1])
-    return found
+            parent_of[pid] = int(fields[1])
+    return parent_of
 
 
-def of_lab(token: str, confs: Iterable[Path]) -> list[Process]:
-    """Every process of the lab that can be told from its environment, with all descendants.
+def find_processes(token: str, confs: Iterable[Path]) -> list[Process]:
+    """Every process of the lab that its environment identifies, with all descendants.
 
-    The daemons carry the token; what runs in a job of the lab has its SLURM_CONF and a
-    SLURMD_NODENAME (a user's shell has the first only, and is left alone).
+    The daemons have the token. A process in a job of the lab has its SLURM_CONF and a
+    SLURMD_NODENAME; a user's shell has only the first and is left alone.
     """
     mark = f"{TOKEN_VARIABLE}={token}".encode()
     jobs = {f"SLURM_CONF={conf}".encode() for conf in confs}
@@ -86,9 +86,9 @@ def send(processes: Iterable[Process], number: signal.Signals) -> None:
                 continue
 
 
-def wait_gone(processes: Iterable[Process], patience_s: float) -> list[Process]:
-    """Wait until all are gone; those that are not when patience ends."""
-    deadline = time.monotonic() + patience_s
+def wait_until_gone(processes: Iterable[Process], timeout_s: float) -> list[Process]:
+    """Wait until all have ended; return those that have not when time runs out."""
+    deadline = time.monotonic() + timeout_s
     left = [process for process in processes if process.alive]
     while left and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -96,13 +96,13 @@ def wait_gone(processes: Iterable[Process], patience_s: float) -> list[Process]:
     return left
 
 
-def end(processes: Iterable[Process], patience_s: float) -> list[Process]:
-    """Ask the processes to end, then make them; those that are still there (none, normally)."""
-    wanted = list(processes)
-    send(wanted, signal.SIGTERM)
-    stubborn = wait_gone(wanted, patience_s)
+def end(processes: Iterable[Process], timeout_s: float) -> list[Process]:
+    """Send SIGTERM, then SIGKILL; return the processes that still run (normally none)."""
+    processes = list(processes)
+    send(processes, signal.SIGTERM)
+    stubborn = wait_until_gone(processes, timeout_s)
     send(stubborn, signal.SIGKILL)
-    return wait_gone(stubborn, 5.0)
+    return wait_until_gone(stubborn, 5.0)
 
 
 def _pids() -> list[int]:
@@ -110,7 +110,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on (a command's name may hold anything)."""
+    """The fields of /proc/PID/stat from the state on; the command name before it is hostile."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
@@ -120,7 +120,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _descendants(roots: set[int]) -> set[int]:
-    tree = parents()
+    tree = read_parents()
     found: set[int] = set()
     more = True
     while more:

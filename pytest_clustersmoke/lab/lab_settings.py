@@ -1,4 +1,4 @@
-"""What a lab is, in plain data: what is asked for, what is running, and how it is refused."""
+"""The settings of a lab, a running lab, and the errors, as plain data."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")
 
 
 class LabError(Exception):
-    """There is no such lab, or none can be had here; the text says what to do."""
+    """The lab does not exist or cannot run on this machine; the text says what to do."""
 
 
 class LabStartError(LabError):
-    """A lab was being started and could not be; what was started has been ended."""
+    """A lab did not start; everything that was started has been ended."""
 
 
 @dataclass(frozen=True)
 class LabSettings:
-    """What `clustersmoke lab up` is asked for."""
+    """The settings of `clustersmoke lab up`."""
 
     name: str = DEFAULT_NAME
     nodes: int = 4
@@ -36,7 +36,7 @@ class LabSettings:
 
 @dataclass(frozen=True)
 class Lab:
-    """A Slurm that runs; `slurm_conf` is all that sbatch, srun and squeue need to find it."""
+    """A running Slurm; `slurm_conf` is all that sbatch, srun and squeue need to find it."""
 
     name: str
     slurm_conf: Path
@@ -47,12 +47,12 @@ class Lab:
 
 
 def check_settings(settings: LabSettings) -> None:
-    """Raise UsageProblems with everything in the settings that no lab can be made of."""
+    """Raise UsageProblems with everything that is wrong with the settings."""
     problems = []
     if not NAME.fullmatch(settings.name):
         problems.append(
             Problem(
-                f"`{settings.name}` is no name for a lab",
+                f"`{settings.name}` is not a valid name for a lab",
                 where="--name",
                 expected="1 to 31 of a-z, 0-9, `_` and `-`, starting with a letter or a digit",
             )
@@ -67,12 +67,12 @@ def check_settings(settings: LabSettings) -> None:
                 Problem(f"{value} is out of range", where=option, expected=f"{low} to {high}")
             )
     if settings.directory is not None and re.search(r"[^\w./+@:-]", str(settings.directory)):
-        # slurm.conf has no quoting: a blank, `#`, `%`, `,` or `[` in a path would be misread.
+        # slurm.conf has no quoting: a space, `#`, `%`, `,` or `[` in a path would be misread.
         problems.append(
             Problem(
                 f"the path {str(settings.directory)!r} cannot be written in slurm.conf",
                 where="--dir",
-                expected="letters, digits and . _ - + @ : / only",
+                expected="only letters, digits and . _ - + @ : /",
             )
         )
     if problems:

@@ -1,4 +1,4 @@
-"""What is known of this user's labs: the journal of each, its state, and which one is meant."""
+"""The journals and states of this user's labs; finds the lab to use."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .lab_paths import LabDir
 from .lab_processes import Process, boot_id
 from .lab_settings import Lab, LabError
 
-# The journal's role for the `lab up` itself.
+# The role of `lab up` itself in the journal.
 STARTER = "starter"
 UP, PARTLY, STARTING, DOWN, ELSEWHERE = "up", "partly up", "starting", "down", "on another host"
 
 
 @dataclass(frozen=True)
 class LabRecord:
-    """A lab's directory, as its journal tells: who started it, where, and each process since."""
+    """A lab as its journal records it: where it was started, and every process since."""
 
     name: str
     files: LabDir
@@ -39,7 +39,7 @@ class LabRecord:
 
     @property
     def here(self) -> bool:
-        """Whether this machine is the one that runs it; a home directory may be shared."""
+        """Whether the lab runs on this machine; a home directory may be shared."""
         return self.host in ("", platform.node())
 
     @property
@@ -48,7 +48,7 @@ class LabRecord:
 
     @property
     def starter(self) -> Process | None:
-        """The `lab up` that is still at work on it."""
+        """The `lab up` that is still starting it; None where there is none."""
         for process in self.processes:
             if process.role == STARTER and not self.state and self.booted and process.alive:
                 return process
@@ -56,7 +56,7 @@ class LabRecord:
 
     @property
     def booted(self) -> bool:
-        """Whether the machine has not been booted since: pids mean nothing across that."""
+        """Whether the machine was not rebooted since: pids are meaningless after a reboot."""
         return self.here and self.boot == boot_id()
 
     @property
@@ -82,7 +82,7 @@ class LabRecord:
 
 
 class Journal:
-    """Writes down what is started, as it starts; each line is one JSON object."""
+    """Records each process and interface as it starts; each line is one JSON object."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +95,7 @@ class Journal:
         self._write({"process": asdict(process)})
 
     def link(self, name: str) -> None:
-        """A network interface of this machine that belongs to the lab."""
+        """Record a network interface of this machine that belongs to the lab."""
         self._write({"link": name})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -103,8 +103,8 @@ class Journal:
             stream.write(json.dumps(line) + "\n")
 
 
-def read(name: str, root: Path) -> LabRecord:
-    """What a lab's directory tells; the last line of its journal may be cut short."""
+def read_record(name: str, root: Path) -> LabRecord:
+    """Read a lab's directory; the last line of its journal may be cut short."""
     token = host = boot = ""
     run = root / "run"
     processes: list[Process] = []
@@ -139,15 +139,15 @@ def _journal_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def records() -> list[LabRecord]:
-    """Every lab of this user, by name, whatever has become of it."""
+    """Every lab of this user, sorted by name, in whatever state."""
     home = lab_paths.labs_home()
     if not home.is_dir():
         return []
-    return [read(entry.name, entry.resolve()) for entry in sorted(home.iterdir())]
+    return [read_record(entry.name, entry.resolve()) for entry in sorted(home.iterdir())]
 
 
 def write_state(record: LabRecord, lab: Lab, slurm_version: str) -> None:
-    """Write lab.json: from here on the lab counts as up."""
+    """Write lab.json; from then on the lab counts as up."""
     write_json(
         record.files.state,
         {
@@ -164,52 +164,52 @@ def write_state(record: LabRecord, lab: Lab, slurm_version: str) -> None:
 
 
 def running() -> list[LabRecord]:
-    """The labs that can be used; one that lost a daemon after it was up is among them."""
+    """The labs that can be used, including one that lost a daemon after it was up."""
     return [record for record in records() if record.state and record.status in (UP, PARTLY)]
 
 
 def find(environ: Mapping[str, str]) -> Lab:
-    """The lab that is meant: the one SLURM_CONF names, else the only one that runs.
+    """Find the lab to use: the one that SLURM_CONF names, otherwise the only one that runs.
 
-    Raises LabError where none runs, where two do, and where SLURM_CONF names none.
+    Raises LabError where none runs, several run, or SLURM_CONF names none.
     """
     named = environ.get("SLURM_CONF", "")
     if named:
-        return _by_conf(Path(named))
-    found = running()
-    if not found:
+        return _find_by_conf(Path(named))
+    labs = running()
+    if not labs:
         raise LabError("no lab is running; start one with `clustersmoke lab up`")
-    if len(found) > 1:
-        names = ", ".join(record.name for record in found)
+    if len(labs) > 1:
+        names = ", ".join(record.name for record in labs)
         raise LabError(
-            f"{len(found)} labs are running ({names}); choose one with "
-            f'`eval "$(clustersmoke lab env --name {found[0].name})"`'
+            f"{len(labs)} labs are running ({names}); choose one with "
+            f'`eval "$(clustersmoke lab env --name {labs[0].name})"`'
         )
-    return found[0].lab()
+    return labs[0].lab()
 
 
-def _by_conf(conf: Path) -> Lab:
+def _find_by_conf(conf: Path) -> Lab:
     real = Path(os.path.realpath(conf))
-    candidates = [*records(), read(real.parent.name, real.parent)]
+    candidates = [*records(), read_record(real.parent.name, real.parent)]
     for record in candidates:
         if record.state and record.files.root == real.parent:
             if record.status in (DOWN, ELSEWHERE):
                 raise LabError(
-                    f"SLURM_CONF is {conf}, and that lab is {record.status}; `unset SLURM_CONF`, "
-                    "then `clustersmoke lab up`"
+                    f"SLURM_CONF is {conf}, but that lab is {record.status}; run `unset "
+                    "SLURM_CONF`, then `clustersmoke lab up`"
                 )
             return record.lab()
-    return wrap(conf)
+    return read_foreign_slurm(conf)
 
 
-def wrap(conf: Path) -> Lab:
-    """A Slurm that is not ours, as far as its slurm.conf tells."""
+def read_foreign_slurm(conf: Path) -> Lab:
+    """Describe a Slurm that is not a lab of ours, from its slurm.conf."""
     try:
         text = conf.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise LabError(
-            f"SLURM_CONF is {conf}, which cannot be read ({error.strerror}); `unset SLURM_CONF`, "
-            "then `clustersmoke lab up`"
+            f"SLURM_CONF is {conf}, which cannot be read ({error.strerror}); run `unset "
+            "SLURM_CONF`, then `clustersmoke lab up`"
         ) from error
     nodes: list[str] = []
     gpus: list[int] = []
@@ -219,22 +219,22 @@ def wrap(conf: Path) -> Lab:
             nodes += expand_hostlist(match[1])
             gpus.append(_gpus(line))
     if not nodes:
-        raise LabError(f"SLURM_CONF is {conf}, which names no nodes; `unset SLURM_CONF`")
+        raise LabError(f"SLURM_CONF is {conf}, which names no nodes; run `unset SLURM_CONF`")
     accounting = re.search(r"(?im)^\s*AccountingStorageType=\S*slurmdbd", text) is not None
     return Lab(str(conf), conf, tuple(nodes), min(gpus), accounting, isolated=False)
 
 
 def _gpus(line: str) -> int:
-    """The GPUs a node of a slurm.conf has: `Gres=gpu:fake:2`, or `gpu:2`, or `gpu`."""
+    """The GPUs of a node line in slurm.conf: `Gres=gpu:fake:2`, `gpu:2` or `gpu`."""
     gres = re.search(r"(?i)\bGres=(\S+)", line)
     total = 0
-    for part in gres[1].split(",") if gres else ():
-        words = re.sub(r"\(.*?\)", "", part).split(":")
-        if words[0] == "gpu":
-            total += int(words[-1]) if words[-1].isdigit() else 1
+    for entry in gres[1].split(",") if gres else ():
+        parts = re.sub(r"\(.*?\)", "", entry).split(":")
+        if parts[0] == "gpu":
+            total += int(parts[-1]) if parts[-1].isdigit() else 1
     return total
 
 
 def export_line(lab: Lab) -> str:
-    """What a shell evaluates to use the lab."""
+    """The line that a shell evaluates to use the lab."""
     return f"export SLURM_CONF={shlex.quote(str(lab.slurm_conf))}"

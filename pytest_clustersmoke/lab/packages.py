@@ -1,4 +1,4 @@
-"""What the machine must have for a lab, and how Debian gets it."""
+"""The packages that a lab needs, and their installation on Debian."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .lab_settings import LabError
 
-# A program of each package, to tell whether it is there.
+# One program of each package, to see whether it is installed.
 PLAIN = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -25,18 +25,16 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def which(program: str) -> str | None:
-    """Where a program is, for the user's PATH and the system's."""
+    """The path of a program on the user's PATH or the system's; None where it is on neither."""
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     return shutil.which(program, path=path)
 
 
-def program(name: str) -> str:
-    """The path of a program that a lab cannot do without."""
+def program_path(name: str) -> str:
+    """The path of a program that a lab requires. Raises LabError where it is not installed."""
     path = which(name)
     if path is None:
-        raise LabError(
-            f"`{name}` is not installed; `clustersmoke lab install` installs what a lab needs"
-        )
+        raise LabError(f"`{name}` is not installed; run `clustersmoke lab install` as root")
     return path
 
 
@@ -46,14 +44,14 @@ def wanted_packages(accounting: bool, isolated: bool) -> list[str]:
 
 
 def missing_packages(accounting: bool, isolated: bool) -> list[str]:
-    """Those of them that this machine lacks."""
+    """The packages such a lab needs that this machine lacks."""
     programs = {**PLAIN, **ACCOUNTING, **ISOLATED}
     wanted = wanted_packages(accounting, isolated)
     return [package for package in wanted if which(programs[package]) is None]
 
 
 def is_debian() -> bool:
-    """Whether this is Debian or derived from it."""
+    """Whether this is Debian or a derivative of it."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError:
@@ -64,16 +62,16 @@ def is_debian() -> bool:
 
 
 def install(packages: list[str], say: Callable[[str], None]) -> None:
-    """Install Debian packages, saying each command before it runs.
+    """Install Debian packages; print each command before it runs.
 
-    Raises LabError where this user or machine cannot, or apt-get fails.
+    Raises LabError where this user or machine cannot install, or apt-get fails.
     """
-    todo = f"have {' '.join(packages)} installed by the machine's administrator"
+    todo = f"ask the administrator of this machine to install {' '.join(packages)}"
     if not is_debian():
-        raise LabError(f"packages can be installed here only with apt-get, on Debian; {todo}")
+        raise LabError(f"packages can be installed only with apt-get, on Debian or Ubuntu; {todo}")
     if os.geteuid() != 0:
         raise LabError(f"only root can install packages; {todo}")
-    # Without RUNLEVEL=1 the packages would start services of the system, on their usual ports.
+    # Without RUNLEVEL=1 the packages would start system services on their usual ports.
     environ = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
         _apt(["apt-get", "update"], environ, say)

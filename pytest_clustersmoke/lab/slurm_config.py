@@ -1,4 +1,4 @@
-"""The texts of a lab's configuration files, from plain data."""
+"""Renders a lab's configuration files from plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from .lab_paths import LabDir
 from .memory_limits import DEFAULT_MIB_PER_CPU, mountpoint
 
-# Far more than the machine has, as with CPUs and GPUs: job scripts of large clusters are taken.
+# Far more than the machine has, so that job scripts of large clusters are accepted.
 NODE_MEMORY_MIB = 1024 * 1024
 PARTITIONS = ("main", "high")
 
@@ -25,7 +25,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the configuration files say."""
+    """The data of all configuration files."""
 
     files: LabDir
     cluster: str
@@ -38,24 +38,24 @@ class Plan:
     gpus_per_node: int
     slurm_version: tuple[int, int]
     accounting_port: int | None = None
-    # Whether jobs get no more memory than they ask for.
+    # Whether jobs are limited to the memory they request.
     memory: bool = False
-    # Whether slurmd and srun listen on one address only, as told by the file that each reads.
+    # Whether the daemons and the clients (srun) listen on one address only.
     daemons_bound: bool = True
     clients_bound: bool = True
 
     @property
     def daemons_conf(self) -> Path:
-        """The file for the daemons and for what runs in jobs; often the same as for clients."""
+        """The slurm.conf of the daemons and of jobs; often the same as that of clients."""
         same = self.daemons_bound == self.clients_bound
         return self.files.slurm_conf if same else self.files.daemons_conf
 
 
-def slurm_conf(plan: Plan, bound: bool) -> str:
-    """slurm.conf: quick to start, to schedule and to cancel.
+def render_slurm_conf(plan: Plan, bound: bool) -> str:
+    """slurm.conf, tuned to start, schedule and cancel quickly.
 
-    `bound`: whoever reads it listens only on the address that the host's name resolves to. Else
-    that holds for slurmctld alone, and slurmd and srun listen on every address they see.
+    `bound`: its readers listen only on the address that the host's name resolves to. Otherwise
+    only slurmctld does, and slurmd and srun listen on every address they have.
     """
     listening = "NoInAddrAny,NoCtldInAddrAny" if bound else "NoCtldInAddrAny"
     files = plan.files
@@ -75,7 +75,7 @@ def slurm_conf(plan: Plan, bound: bool) -> str:
         f"SlurmdPidFile={files.run}/slurmd.%n.pid",
         f"SlurmctldLogFile={files.log('slurmctld')}",
         f"SlurmdLogFile={files.logs}/slurmd-%n.log",
-        # Not the system's own, whose plugins are for another cluster.
+        # Not the system's file, whose plugins belong to another cluster.
         f"PlugStackConfig={files.plugstack_conf}",
         "MailProg=/bin/true",
         "ProctrackType=proctrack/linuxproc",
@@ -84,7 +84,7 @@ def slurm_conf(plan: Plan, bound: bool) -> str:
         "MpiDefault=none",
         "SelectType=select/cons_tres",
         *_consumable(plan),
-        # The CPUs and memory below are taken as said, however few the machine has.
+        # Accept the CPUs and memory below even where the machine has less.
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
         "PreemptType=preempt/partition_prio",
@@ -131,14 +131,14 @@ def _accounting(plan: Plan) -> list[str]:
         f"AccountingStorageHost={plan.control_address}",
         f"AccountingStoragePort={plan.accounting_port}",
         f"AccountingStoragePass={plan.files.munge_socket}",
-        # Without it an unknown account or QOS would be taken with a shrug.
+        # Without it Slurm would accept an unknown account or QOS.
         "AccountingStorageEnforce=associations,limits,qos",
         *(["AccountingStorageTRES=gres/gpu"] if plan.gpus_per_node else []),
     ]
 
 
-def gres_conf(plan: Plan) -> str:
-    """gres.conf: the fake GPUs, by the files that stand for their devices."""
+def render_gres_conf(plan: Plan) -> str:
+    """gres.conf: the fake GPUs, with the files that stand in for their devices."""
     if not plan.gpus_per_node:
         return "AutoDetect=off\n"
     return (
@@ -147,15 +147,15 @@ def gres_conf(plan: Plan) -> str:
     )
 
 
-def cgroup_conf(plan: Plan) -> str:
-    """cgroup.conf: the lab's own groups for memory, or no control groups at all, which each version
-    has to be told in its own way."""
+def render_cgroup_conf(plan: Plan) -> str:
+    """cgroup.conf: the lab's memory groups, or no control groups, which each version of Slurm
+    configures differently."""
     if plan.memory:
         return (
             "CgroupPlugin=cgroup/v1\n"
             f"CgroupMountpoint={mountpoint(plan.files)}\n"
             "ConstrainRAMSpace=yes\n"
-            "MinRAMSpace=1\n"  # MiB; as little as a test asks for
+            "MinRAMSpace=1\n"  # MiB; low enough for tests
             + ("CgroupAutomount=no\n" if plan.slurm_version < (23, 11) else "")
         )
     if plan.slurm_version >= (23, 11):
@@ -163,7 +163,7 @@ def cgroup_conf(plan: Plan) -> str:
     return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
-def slurmdbd_conf(plan: Plan) -> str:
+def render_slurmdbd_conf(plan: Plan) -> str:
     """slurmdbd.conf; slurmdbd refuses it unless only its owner can read it."""
     files = plan.files
     return "\n".join(

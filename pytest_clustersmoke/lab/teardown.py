@@ -1,4 +1,4 @@
-"""Ends a lab: every process of it, its interfaces, its directories; nothing else."""
+"""Ends a lab: its processes, interfaces and directories, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,69 +13,71 @@ from . import daemons, lab_paths, lab_processes, lab_state, memory_limits, packa
 from .lab_settings import LabError
 from .lab_state import LabRecord
 
-# As long as Slurm's own KillWait: what runs in a job may want to write its last words.
-PATIENCE_S = 2.0
-STARTER_PATIENCE_S = 15.0
+# As long as Slurm's KillWait: processes of a job may still write their last output.
+TIMEOUT_S = 2.0
+STARTER_TIMEOUT_S = 15.0
 
 
 def end_lab(record: LabRecord, keep_logs: bool = False) -> Path | None:
-    """End everything of a lab and remove its directory; where the logs went, if kept.
+    """End a lab and remove its directory; return where the logs are, if kept.
 
-    Raises LabError where it runs on another host, or where something of it does not end.
+    Raises LabError where it runs on another host or one of its processes does not end.
     """
     if not record.here:
         raise LabError(f"lab {record.name} runs on {record.host}; end it there")
     root = record.files.root
     _end_starter(record)
-    record = lab_state.read(record.name, root)
+    record = lab_state.read_record(record.name, root)
     left = _end_processes(record)
     if record.token:
-        memory_limits.remove(record.token)
+        memory_limits.remove_group(record.token)
     for link in record.links:
         _remove_link(link)
     if left:
         pids = ", ".join(f"{process.pid} ({process.role})" for process in left)
-        raise LabError(f"lab {record.name}: still running after SIGKILL: {pids}; see {root}")
+        raise LabError(
+            f"lab {record.name}: processes still running after SIGKILL: {pids}; see {root}"
+        )
     kept = _keep_logs(record) if keep_logs else None
     remove_directory(record)
     return kept
 
 
 def _end_starter(record: LabRecord) -> None:
-    """Let a `lab up` that is still at work clean up behind itself; the rest is done here."""
+    """Stop a `lab up` that still runs and let it clean up; the caller ends what is left."""
     starter = record.starter
     if starter is None or starter.pid == os.getpid():
         return
     lab_processes.send([starter], signal.SIGTERM)
-    if lab_processes.wait_gone([starter], STARTER_PATIENCE_S):
+    if lab_processes.wait_until_gone([starter], STARTER_TIMEOUT_S):
         lab_processes.send([starter], signal.SIGKILL)
-        lab_processes.wait_gone([starter], PATIENCE_S)
+        lab_processes.wait_until_gone([starter], TIMEOUT_S)
 
 
 def _end_processes(record: LabRecord) -> list[lab_processes.Process]:
-    """End the daemons first, so that no job is requeued or step restarted, then what ran there."""
+    """End the daemons first, so that no job or step restarts, then the processes of jobs."""
     if not record.booted:
         return []
-    own = [process for process in record.daemons if process.alive]
+    journalled = [process for process in record.daemons if process.alive]
     confs = (record.files.slurm_conf, record.files.daemons_conf)
-    others = lab_processes.of_lab(record.token, confs) if record.token else []
-    known = {process.pid for process in own}
-    left = lab_processes.end([*own, *(p for p in others if p.pid not in known)], PATIENCE_S)
+    found = lab_processes.find_processes(record.token, confs) if record.token else []
+    known = {process.pid for process in journalled}
+    left = lab_processes.end([*journalled, *(p for p in found if p.pid not in known)], TIMEOUT_S)
     daemons.reap()
-    # A step that was being launched meanwhile has come up since.
-    late = lab_processes.of_lab(record.token, confs) if record.token else []
+    # A step that was being launched meanwhile may have started since.
+    late = lab_processes.find_processes(record.token, confs) if record.token else []
     return left + lab_processes.end(late, 0.0)
 
 
 def _remove_link(name: str) -> None:
-    """Remove a network interface, unless it has gone with the namespace of its other end."""
+    """Remove a network interface, unless it disappeared with the namespace of its other end."""
     if (Path("/sys/class/net") / name).exists():
-        ip = packages.program("ip")
+        ip = packages.program_path("ip")
         subprocess.run([ip, "link", "del", name], capture_output=True, stdin=subprocess.DEVNULL)
 
 
 def _keep_logs(record: LabRecord) -> Path:
-    """Move the logs beside the labs, in place of those of the last lab of this name."""
+    """Move the logs out of the lab; they replace those of an earlier lab of this name."""
     kept = lab_paths.labs_home().parent / "logs" / record.name
     kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     shutil.rmtree(kept, ignore_errors=True)
@@ -85,11 +87,11 @@ def _keep_logs(record: LabRecord) -> Path:
 
 
 def remove_directory(record: LabRecord) -> None:
-    """Remove a lab's directory and its name; only what carries a lab's journal, or is empty."""
+    """Remove a lab's directory and its name, if the directory has a lab's journal or is empty."""
     root, run = record.files.root, record.files.run
     entry = lab_paths.labs_home() / record.name
     if record.token:
-        # A daemon that died a moment ago may have been writing.
+        # A daemon that ended a moment ago may have written meanwhile.
         for _ in range(3):
             for path in {run, root}:
                 shutil.rmtree(path, ignore_errors=True)
@@ -101,7 +103,7 @@ def remove_directory(record: LabRecord) -> None:
             root.rmdir()
         except OSError as error:
             raise LabError(
-                f"{root} holds files that are not a lab's "
+                f"{root} contains files that do not belong to a lab "
                 f"({lab_paths.journal_of(root).name} is missing); remove it by hand"
             ) from error
     if entry.is_symlink():

@@ -16,32 +16,33 @@ if TYPE_CHECKING:
 
 
 class NodeFailed(Exception):
-    """This node's part of the job is over and did not succeed; the text is the reason."""
+    """This node's part of the job failed; the text is the reason."""
 
 
 class Aborted(Exception):
-    """Another node raised the flag; the text is what it wrote."""
+    """Another node raised the flag; the text is that node and its reason."""
 
     def __init__(self, flag: dict[str, Any]) -> None:
         super().__init__(f"{flag.get('node')}: {flag.get('why')}")
 
 
 def raise_abort(job: NodeJob, reason: str, why: str, rank: int | None = None) -> None:
-    """Raise the flag that ends the phase on every node; the first to raise it is the one kept."""
+    """Raise the flag that ends the phase on every node; only the first flag is kept."""
     raise_flag(job.dir, job.node_rank, job.node_name, {"reason": reason, "why": why, "rank": rank})
 
 
 def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, Any]) -> None:
-    """Raise the flag for a node. `gone` in the cause is a node that can write nothing any more.
+    """Raise the flag on behalf of a node. `gone` in the cause is a node that can no longer write.
 
-    Raises OSError where its words cannot be written; even then it is up, if a file can be made.
+    Raises OSError if the reason cannot be written; the flag is up even then, if a file can be
+    created.
     """
     flag = {"node_rank": node_rank, "node": node, "time": time.time(), **cause}
     text = json.dumps(flag) + "\n"
     draft = directory.root / f".abort.{node_rank}.{os.getpid()}"
     try:
         draft.write_text(text)
-        os.link(draft, directory.abort)  # whole at once, and fails where the flag is up already
+        os.link(draft, directory.abort)  # atomic, and fails if the flag is already up
     except FileExistsError:
         pass
     except OSError:  # no hard links on this file system, or a full disk
@@ -53,5 +54,5 @@ def raise_flag(directory: PhaseDir, node_rank: int, node: str, cause: dict[str, 
 
 
 def visible(path: Path) -> bool:
-    """Whether a file is there. Listing its directory first makes NFS forget that it was not."""
+    """Whether a file exists. Listing its directory first clears NFS's cache of missing files."""
     return listed(path.parent) and path.exists()

@@ -1,10 +1,10 @@
-"""What this node's ranks are asked for while they still hang: stacks and flight recorders.
+"""Takes stacks and flight recorders of this node's ranks while they still hang.
 
-A rank that runs inside `Rank` answers SIGUSR1. Any other process would be killed by it, so nobody
-gets it who does not catch it. Where no stack came so (the rank hangs before its `Rank`, as in an
-import, or a library took the handler away), py-spy looks from outside, if this node has it; and
-where that gives nothing, SIGABRT has faulthandler write the stack to the rank's stderr, which is
-its end: the phase ends in any case.
+A rank inside `Rank` handles SIGUSR1. The signal would kill any other process, so only processes
+that catch it get it. If no stack comes this way (the rank hangs before its `Rank`, as in an import,
+or a library replaced the handler), py-spy reads it from outside, if the node has it. If that fails,
+too, SIGABRT makes faulthandler write the stack to the rank's stderr. That kills the rank, but the
+phase ends anyway.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from . import process_tree
 from .node_job import NodeJob
 from .rank_progress import RankWatch
 
-# A stack takes milliseconds; a flight recorder with its source lines up to three seconds, in which
-# torch imports its compiler.
+# A stack takes milliseconds; a flight recorder with source lines up to three seconds, because torch
+# imports its compiler.
 OWN_DUMPS_S = 4.0
 CHILDREN_S = 1.0  # forked workers of a data loader: stacks only
-PY_SPY_S = 4.0  # with native frames it reads the symbols of torch's libraries: 1 s on CPU builds
+PY_SPY_S = 4.0  # for native frames it reads the symbols of torch's libraries: 1 s on CPU builds
 ABORT_S = 1.0
 POLL_S = 0.05
-MAX_CHILDREN = 32  # of a rank
+MAX_CHILDREN = 32  # per rank
 FATAL = b"Fatal Python error"
 TAIL_BYTES = 256 * 2**10
 
 
 class DumpRequest(NamedTuple):
-    """A rank's process, and how long its file of stacks was before."""
+    """A rank's process, and the size of its stack file before the request."""
 
     rank: int
     process: psutil.Process
@@ -47,24 +47,27 @@ class DumpRequest(NamedTuple):
 
 
 def take(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[str, Any]:
-    """Have every live rank's stacks and flight recorder written, as far as can be in bounded time;
-    what was asked of whom, for the node's events."""
-    asked = [
+    """Make every live rank write its stacks and flight recorder, within bounded time.
+
+    Returns which ranks were asked in which way, for the node's events.
+    """
+    requests = [
         DumpRequest(rank, process, _size(job.dir.rank_stack(rank)))
         for rank, process in sorted(_live(job, watch, agent_pid).items())
     ]
-    for one in asked:
-        _ask(job, one.rank, one.process, f"asked: rank {one.rank}, pid {one.process.pid}")
-    _wait(OWN_DUMPS_S, lambda: [one for one in asked if _lacks(job, one)])
-    leaving = {state["rank"] for state in watch.states() if state["failed"]}
-    silent = [one for one in asked if not _has_stack(job, one) and one.rank not in leaving]
+    for request in requests:
+        pid = request.process.pid
+        _ask(job, request.rank, request.process, f"asked: rank {request.rank}, pid {pid}")
+    _wait(OWN_DUMPS_S, lambda: [r for r in requests if _may_still_write(job, r)])
+    failed = {state["rank"] for state in watch.states() if state["failed"]}
+    silent = [r for r in requests if not _has_stack(job, r) and r.rank not in failed]
     spied = _py_spy(job, silent)
-    left = [one for one in silent if one.rank not in spied]
-    aborted = _abort(job, left) if _stands_still(job) else []
-    children = _ask_children(job, [one for one in asked if one not in silent])
+    left = [r for r in silent if r.rank not in spied]
+    aborted = _abort(job, left) if _is_stalled(job) else []
+    children = _ask_children(job, [r for r in requests if r not in silent])
     return {
-        "ranks": [one.rank for one in asked],
-        "incomplete": [one.rank for one in asked if not _complete(job, one)],
+        "ranks": [r.rank for r in requests],
+        "incomplete": [r.rank for r in requests if not _complete(job, r)],
         "py_spy": spied,
         "aborted": aborted,
         "children": children,
@@ -72,7 +75,7 @@ def take(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[str, Any]:
 
 
 def catches(process: psutil.Process, signum: signal.Signals) -> bool:
-    """Whether the process has a handler for this signal; without one the signal would end it."""
+    """Whether the process has a handler for this signal; without one, the signal would end it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -81,91 +84,92 @@ def catches(process: psutil.Process, signum: signal.Signals) -> bool:
 
 
 def _live(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[int, psutil.Process]:
-    """Rank -> process: as the rank itself said, else as torchrun started it."""
-    found = _started(agent_pid)
+    """Rank -> process, from the rank's own events, or else from torchrun's children."""
+    processes = _children_with_rank(agent_pid)
     for rank, pid, started in watch.live():
         process = process_tree.find(pid, started)
         if process is not None:
-            found[rank] = process
-    ours = {state["rank"] for state in watch.states() if not state["done"]}
-    return {rank: process for rank, process in found.items() if rank in ours}
+            processes[rank] = process
+    unfinished = {state["rank"] for state in watch.states() if not state["done"]}
+    return {rank: process for rank, process in processes.items() if rank in unfinished}
 
 
-def _started(agent_pid: int) -> dict[int, psutil.Process]:
-    """torchrun's children that were given a rank."""
-    found = {}
+def _children_with_rank(agent_pid: int) -> dict[int, psutil.Process]:
+    """torchrun's children that have a rank in their environment."""
+    processes = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(agent_pid).children():
             with contextlib.suppress(psutil.Error, KeyError, ValueError):
                 rank = int(child.environ()["RANK"])
                 if process_tree.running(child):
-                    found[rank] = child
-    return found
+                    processes[rank] = child
+    return processes
 
 
 def _ask(job: NodeJob, rank: int, process: psutil.Process, what: str) -> None:
     if catches(process, signal.SIGUSR1):
-        # The line tells whose stacks follow, and that these are of now.
-        _note(job.dir.rank_stack(rank), f"== {what} ==\n")
+        # The line says which process's stacks follow, and separates them from earlier ones.
+        _append(job.dir.rank_stack(rank), f"== {what} ==\n")
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGUSR1)
 
 
-def _note(path: Path, text: str) -> None:
+def _append(path: Path, text: str) -> None:
     with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as stream:
         stream.write(text)
 
 
 def _wait(limit_s: float, left: Callable[[], Collection[object]]) -> None:
-    """Until nothing is left, or the limit."""
+    """Wait until nothing is left, or until the limit."""
     deadline = time.monotonic() + limit_s
     while left() and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
-def _stands_still(job: NodeJob) -> bool:
-    """Whether the phase ends because somebody stood still: then a stack is worth a rank's end."""
+def _is_stalled(job: NodeJob) -> bool:
+    """Whether the phase ends because of a stall: only then is a stack worth killing a rank."""
     return (read_json(job.dir.abort) or {}).get("reason") in ("stalled", "timeout")
 
 
-def _lacks(job: NodeJob, one: DumpRequest) -> bool:
-    """Whether more may still come from it."""
-    return not _complete(job, one) and catches(one.process, signal.SIGUSR1)
+def _may_still_write(job: NodeJob, request: DumpRequest) -> bool:
+    """Whether the rank may still write more."""
+    return not _complete(job, request) and catches(request.process, signal.SIGUSR1)
 
 
-def _complete(job: NodeJob, one: DumpRequest) -> bool:
-    return _has_stack(job, one) and job.dir.rank_flight_recorder(one.rank).exists()
+def _complete(job: NodeJob, request: DumpRequest) -> bool:
+    return _has_stack(job, request) and job.dir.rank_flight_recorder(request.rank).exists()
 
 
-def _has_stack(job: NodeJob, one: DumpRequest) -> bool:
-    """Whether stacks were written since it was asked."""
+def _has_stack(job: NodeJob, request: DumpRequest) -> bool:
+    """Whether the rank has written stacks since the request."""
     try:
-        with job.dir.rank_stack(one.rank).open("rb") as stream:
-            stream.seek(one.before)
+        with job.dir.rank_stack(request.rank).open("rb") as stream:
+            stream.seek(request.before)
             return b"\n  File " in stream.read(TAIL_BYTES)
     except OSError:
         return False
 
 
 def _py_spy(job: NodeJob, silent: list[DumpRequest]) -> list[int]:
-    """The ranks whose stacks py-spy wrote, all at once; with native frames where that works."""
+    """Run py-spy on these ranks at once, with native frames if that works; returns the ranks
+    whose stacks it wrote."""
     command = shutil.which("py-spy")
     if command is None:
         return []
     left = silent
-    for words in (["--native", "--full-filenames"], []):
-        _run_all(job, [command, "dump", *words, "--pid"], left)
-        left = [one for one in left if not _size(job.dir.rank_py_spy(one.rank))]
-    return [one.rank for one in silent if one not in left]
+    for options in (["--native", "--full-filenames"], []):
+        _run_all(job, [command, "dump", *options, "--pid"], left)
+        left = [r for r in left if not _size(job.dir.rank_py_spy(r.rank))]
+    return [r.rank for r in silent if r not in left]
 
 
-def _run_all(job: NodeJob, command: list[str], asked: list[DumpRequest]) -> None:
+def _run_all(job: NodeJob, command: list[str], requests: list[DumpRequest]) -> None:
     started = []
-    for one in asked:
-        with contextlib.suppress(OSError), job.dir.rank_py_spy(one.rank).open("wb") as output:
+    for request in requests:
+        with contextlib.suppress(OSError), job.dir.rank_py_spy(request.rank).open("wb") as output:
             started.append(
                 subprocess.Popen(
-                    [*command, str(one.process.pid)],
+                    [*command, str(request.process.pid)],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.DEVNULL,
@@ -181,25 +185,25 @@ def _run_all(job: NodeJob, command: list[str], asked: list[DumpRequest]) -> None
 
 
 def _abort(job: NodeJob, silent: list[DumpRequest]) -> list[int]:
-    """End these ranks so that faulthandler writes their stacks to stderr, and copy them."""
-    told = []
-    for one in silent:
-        if not catches(one.process, signal.SIGABRT):
+    """Abort these ranks so that faulthandler writes their stacks to stderr, and copy the stacks."""
+    aborted = []
+    for request in silent:
+        if not catches(request.process, signal.SIGABRT):
             continue
         with contextlib.suppress(psutil.Error, OSError, ValueError):
-            one.process.rlimit(resource.RLIMIT_CORE, (0, 0))  # psutil's prlimit; no core file
-            log = _stderr(job, one.rank)
+            request.process.rlimit(resource.RLIMIT_CORE, (0, 0))  # psutil's prlimit; no core file
+            log = _stderr(job, request.rank)
             before = _size(log) if log else 0
-            one.process.send_signal(signal.SIGABRT)
-            told.append((one, log, before))
-    _wait(ABORT_S, lambda: [1 for one, log, before in told if not _fatal(log, before)])
+            request.process.send_signal(signal.SIGABRT)
+            aborted.append((request.rank, log, before))
+    _wait(ABORT_S, lambda: [rank for rank, log, before in aborted if not _fatal(log, before)])
     written = []
-    for one, log, before in told:
+    for rank, log, before in aborted:
         stack = _fatal(log, before)
         if stack:
-            _note(job.dir.rank_stack(one.rank), f"== ended for its stacks: rank {one.rank} ==\n")
-            _note(job.dir.rank_stack(one.rank), stack.decode(errors="replace"))
-            written.append(one.rank)
+            _append(job.dir.rank_stack(rank), f"== ended for its stacks: rank {rank} ==\n")
+            _append(job.dir.rank_stack(rank), stack.decode(errors="replace"))
+            written.append(rank)
     return written
 
 
@@ -209,32 +213,33 @@ def _stderr(job: NodeJob, rank: int) -> Path | None:
 
 
 def _fatal(log: Path | None, before: int) -> bytes:
-    """What faulthandler has written behind the log's first `before` bytes; empty if nothing yet."""
+    """What faulthandler has written after the log's first `before` bytes; empty if nothing yet."""
     if log is None:
         return b""
     try:
         with log.open("rb") as stream:
             stream.seek(before)
-            said = stream.read(TAIL_BYTES)
+            tail = stream.read(TAIL_BYTES)
     except OSError:
         return b""
-    return said[said.find(FATAL) :] if FATAL in said and b"\n  File " in said else b""
+    return tail[tail.find(FATAL) :] if FATAL in tail and b"\n  File " in tail else b""
 
 
-def _ask_children(job: NodeJob, asked: list[DumpRequest]) -> dict[str, int]:
-    """Have the processes that ranks forked (workers of data loaders) write their stacks, too: they
-    inherited the handler and the file. Rank -> how many were asked."""
+def _ask_children(job: NodeJob, requests: list[DumpRequest]) -> dict[str, int]:
+    """Make processes that ranks forked (data loader workers) write their stacks, too: they have
+    inherited the handler and the file. Returns how many were asked for each rank."""
     counts: dict[str, int] = {}
     sizes = {}
-    for one in asked:
+    for request in requests:
+        rank = request.rank
         with contextlib.suppress(psutil.Error):
-            for child in one.process.children()[:MAX_CHILDREN]:
+            for child in request.process.children()[:MAX_CHILDREN]:
                 if not catches(child, signal.SIGUSR1):
                     continue
-                path = job.dir.rank_stack(one.rank)
-                _ask(job, one.rank, child, f"asked: a child of rank {one.rank}, pid {child.pid}")
+                path = job.dir.rank_stack(rank)
+                _ask(job, rank, child, f"asked: a child of rank {rank}, pid {child.pid}")
                 sizes[path] = _size(path)
-                counts[str(one.rank)] = counts.get(str(one.rank), 0) + 1
+                counts[str(rank)] = counts.get(str(rank), 0) + 1
     _wait(CHILDREN_S, lambda: [path for path, size in sizes.items() if _size(path) <= size])
     return counts
 

@@ -1,7 +1,7 @@
-"""What the node is: host, hardware, versions, limits. Read without importing torch.
+"""Facts of a node: host, hardware, versions, limits. Read without importing torch.
 
-Every fact is best effort and says `null` where it cannot be known: facts inform a verdict, and a
-node without `nvidia-smi` must still be able to say so.
+Every fact is best effort, and `null` if it cannot be known: a node without `nvidia-smi`, for
+example, still writes its facts.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
 )
-# NCCL's own configuration file for the whole node; of its users' only so much is read.
+# NCCL's configuration file for the whole node; reading of it and of users' files is limited.
 NCCL_CONF = "/etc/nccl.conf"
 MAX_CONF_BYTES = 64 * 2**10
 DEV_SHM = "/dev/shm"
 NETWORK = Path("/sys/class/net")
-# linux/capability.h: with it the limit on locked memory does not count.
+# linux/capability.h: with this capability the limit on locked memory does not apply.
 CAP_IPC_LOCK = 14
 
 
 def gather_node_facts(node_rank: int, node_name: str, device: str = "auto") -> dict[str, Any]:
     """The facts of this node as plain data; sizes in bytes, times in seconds.
 
-    `device` is what the ranks train on: the health of GPUs is not asked for where none is used.
+    `device` is what the ranks train on: for "cpu" the health of GPUs is not queried.
     """
     return {
         "node_rank": node_rank,
         "node": node_name,
         "host": socket.gethostname(),
         "time": time.time(),
-        "boot_id": _text("/proc/sys/kernel/random/boot_id"),
-        "network_namespace": _link("/proc/self/ns/net"),
+        "boot_id": _read_text("/proc/sys/kernel/random/boot_id"),
+        "network_namespace": _read_link("/proc/self/ns/net"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "python_executable": sys.executable,
         "packages": _packages(),
         "torch_cuda": _torch_build(),
-        **gpu_facts.ask(health=device != "cpu"),
+        **gpu_facts.query_gpus(health=device != "cpu"),
         "interfaces": _interfaces(),
         "rdma_ports": _rdma_ports(),
-        # What the ranks inherit; the launcher's own (NCCL_DEBUG_FILE and the like) come on top.
+        # What the ranks inherit; the launcher adds its own (NCCL_DEBUG_FILE and the like).
         "variables": of_families(os.environ),
         "nccl_conf": _nccl_conf(),
         "cpus_allowed": len(os.sched_getaffinity(0)),
         "cpus_online": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         **_dev_shm(),
-        "memlock_limit_bytes": _limit(resource.RLIMIT_MEMLOCK),
+        "memlock_limit_bytes": _soft_limit(resource.RLIMIT_MEMLOCK),
         "may_lock_memory": _may_lock_memory(),
-        "open_files_limit": _limit(resource.RLIMIT_NOFILE),
+        "open_files_limit": _soft_limit(resource.RLIMIT_NOFILE),
         **scratch_directories(os.environ),
     }
 
@@ -92,7 +92,7 @@ def _packages() -> dict[str, str]:
 
 
 def _torch_build() -> str | None:
-    """The CUDA version torch was built for, out of its version file: importing it takes seconds."""
+    """The CUDA version torch was built for, from its version file: importing it takes seconds."""
     try:
         location = metadata.distribution("torch").locate_file("torch/version.py")
         found = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
@@ -110,15 +110,15 @@ def _interfaces() -> dict[str, dict[str, Any]]:
             "up": name in states and states[name].isup,
             "speed_mbit": states[name].speed if name in states else None,
             "physical": _is_physical(name),
-            "ipv4": [one.address for one in entries if one.family == socket.AF_INET],
-            "ipv6": [one.address for one in entries if one.family == socket.AF_INET6],
+            "ipv4": [entry.address for entry in entries if entry.family == socket.AF_INET],
+            "ipv6": [entry.address for entry in entries if entry.family == socket.AF_INET6],
         }
         for name, entries in addresses.items()
     }
 
 
 def _is_physical(name: str) -> bool:
-    """Whether an interface is an adapter, or a bond of some; bridges and tunnels come and go."""
+    """Whether an interface is an adapter or a bond of adapters; bridges and tunnels are not."""
     return any((NETWORK / name / kind).exists() for kind in ("device", "bonding"))
 
 
@@ -128,17 +128,17 @@ def _rdma_ports() -> list[dict[str, str | None]]:
         {
             "hca": port.parent.parent.name,
             "port": port.name,
-            "state": _text(port / "state"),
-            "rate": _text(port / "rate"),
-            "link_layer": _text(port / "link_layer"),
+            "state": _read_text(port / "state"),
+            "rate": _read_text(port / "rate"),
+            "link_layer": _read_text(port / "link_layer"),
         }
         for port in ports
     ]
 
 
 def _nccl_conf() -> dict[str, dict[str, str]]:
-    """What NCCL's configuration files set, the one that wins first: NCCL takes from them what
-    the environment does not set. As its setEnvFile reads them (src/misc/param.cc)."""
+    """The variables set in NCCL's configuration files, the file with precedence first. NCCL uses
+    them if the environment does not set them. Parsed as in its setEnvFile (src/misc/param.cc)."""
     try:
         home = pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
@@ -146,7 +146,7 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
     users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
     found = {}
     for path in filter(None, (users, NCCL_CONF)):
-        if not Path(path).is_file():  # a FIFO of that name would be waited on for ever
+        if not Path(path).is_file():  # opening a FIFO of that name would block forever
             continue
         try:
             with Path(path).open(errors="replace") as stream:
@@ -162,14 +162,14 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
     return found
 
 
-def _text(path: str | Path) -> str | None:
+def _read_text(path: str | Path) -> str | None:
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
         return None
 
 
-def _link(path: str) -> str | None:
+def _read_link(path: str) -> str | None:
     try:
         return str(Path(path).readlink())
     except OSError:
@@ -185,18 +185,18 @@ def _dev_shm() -> dict[str, int | None]:
 
 
 def _may_lock_memory() -> bool | None:
-    """Whether this process may lock memory whatever the limit is."""
-    status = _text("/proc/self/status") or ""
+    """Whether this process may lock memory beyond the limit."""
+    status = _read_text("/proc/self/status") or ""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.M)
     return bool(int(found.group(1), 16) >> CAP_IPC_LOCK & 1) if found else None
 
 
-def _limit(kind: int) -> int | None:
+def _soft_limit(kind: int) -> int | None:
     soft = resource.getrlimit(kind)[0]
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-# The node's own directories that ranks write to: that for temporary files, that for builds.
+# The node's directories that ranks write to: for temporary files and for builds.
 
 DEFAULT = "/tmp"
 FALLBACKS = (DEFAULT, "/var/tmp", "/usr/tmp")  # as Python's tempfile has them
@@ -204,21 +204,23 @@ PROBE_BYTES = 4096
 
 
 def scratch_directories(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The facts `tmp` and `build_directory`; the second is null where the profile names none.
+    """The facts `tmp` and `build_directory`; the second is null if the profile names none.
 
-    Each has its `path`, why it cannot be used (`error`, else null), and its `free_bytes`; `tmp`
-    has the directory that is taken in its place as `instead`, null where there is none.
+    Each has its `path`, the `error` why it cannot be used (or null), and its `free_bytes`. If
+    `tmp` cannot be used, `instead` is the directory that Python uses in its place, or null.
     """
     path = environ.get("TMPDIR") or DEFAULT
-    found = _look(path)
+    found = _probe_directory(path)
     if found["error"]:
-        usable = (other for other in FALLBACKS if other != path and not _look(other)["error"])
+        usable = (
+            other for other in FALLBACKS if other != path and not _probe_directory(other)["error"]
+        )
         found["instead"] = next(usable, None)
     build = environ.get("TORCH_EXTENSIONS_DIR")
-    return {"tmp": found, "build_directory": _look_above(build) if build else None}
+    return {"tmp": found, "build_directory": _probe_parent(build) if build else None}
 
 
-def _look(path: str) -> dict[str, Any]:
+def _probe_directory(path: str) -> dict[str, Any]:
     error = None
     try:
         with tempfile.TemporaryFile(dir=path, prefix=".clustersmoke.") as stream:
@@ -226,20 +228,21 @@ def _look(path: str) -> dict[str, Any]:
             stream.flush()
     except OSError as failed:
         error = failed.strerror or str(failed)
-    return {"path": path, "error": error, "free_bytes": _free(path)}
+    return {"path": path, "error": error, "free_bytes": _free_bytes(path)}
 
 
-def _look_above(path: str) -> dict[str, Any]:
-    """A directory that may still have to be made: whether it, or the first above it, takes files;
-    nothing is written, since others may build there at this moment."""
-    wanted = Path(path)
-    there = next((one for one in (wanted, *wanted.parents) if one.exists()), None)
-    usable = there is not None and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    error = None if usable else f"{there} cannot be written"
-    return {"path": path, "error": error, "free_bytes": _free(str(there))}
+def _probe_parent(path: str) -> dict[str, Any]:
+    """Check whether a directory, or if it does not exist its first existing parent, is writable.
+
+    Nothing is written, since another process may be building there."""
+    directory = Path(path)
+    existing = next((p for p in (directory, *directory.parents) if p.exists()), None)
+    usable = existing is not None and existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    error = None if usable else f"cannot write to {existing}"
+    return {"path": path, "error": error, "free_bytes": _free_bytes(str(existing))}
 
 
-def _free(path: str) -> int | None:
+def _free_bytes(path: str) -> int | None:
     try:
         return shutil.disk_usage(path).free
     except OSError:

@@ -1,18 +1,4 @@
-"""On the node: environment, facts, rendezvous, torchrun, the watch over its ranks.
-
-run_node       what submitit ships: one call a node, plain data in and out
-facts.py       what the node is, without importing torch; gpus.py, scratch.py: parts of it
-checks/        what facts of nodes say against running there; preflight.py: and so ends the job
-flag.py        the flag that ends a phase on every node
-rendezvous.py  the nodes see each other; node 0 publishes an address and a port
-reach.py       every node connects to it there, before torchrun does
-torchrun.py    torchrun's command line and the environment of its ranks
-supervise.py   torchrun from start to end
-dumps.py       stacks and flight recorders of its ranks before they are ended
-pauses.py      for how long the job was stopped, as one that is suspended
-progress.py    what each rank says; a rank that dies, fails or stands still
-processes.py   process trees, ended by pid and start time
-"""
+"""Runs one node's part of a job: environment, facts, checks, rendezvous, torchrun, result."""
 
 from __future__ import annotations
 
@@ -33,12 +19,13 @@ __all__ = ["NodeFailed", "NodeJob", "run_node"]
 
 
 class Terminated(BaseException):
-    """SIGTERM: the scheduler, or the controller, ends the job. No `except Exception` may eat it."""
+    """SIGTERM: the scheduler or the controller ends the job. Not an Exception, so that no
+    `except Exception` swallows it."""
 
 
 @dataclass(frozen=True)
 class NodeJob:
-    """The job's spec as this node runs it."""
+    """The job's spec, with this node's rank and name."""
 
     spec: dict[str, Any]
     node_rank: int
@@ -58,21 +45,24 @@ class NodeJob:
 
     @property
     def ranks(self) -> range:
-        """Global ranks of this node: static rendezvous numbers them by node rank."""
+        """Global ranks of this node; static rendezvous numbers them by node rank."""
         return range(self.node_rank * self.local_ranks, (self.node_rank + 1) * self.local_ranks)
 
 
 def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
     """Run this node's part of the job described by the file `spec_path`; returns its result.
 
-    `node_rank` is given for local virtual nodes; under Slurm it is SLURM_NODEID. Raises NodeFailed,
-    so that the task exits non-zero, where the part did not succeed; the same words are in the
-    node's `result.json`, which is what the controller reads.
+    `node_rank` is given for local virtual nodes; under Slurm it is SLURM_NODEID. Raises NodeFailed
+    on failure, so that the task exits non-zero; the same reason is in the node's `result.json`,
+    which the controller reads.
     """
     _reset_signals()
     spec = read_json(Path(spec_path))
     if spec is None:
-        raise NodeFailed(f"{spec_path} cannot be read on {socket.gethostname()}")
+        raise NodeFailed(
+            f"{socket.gethostname()} cannot read the job's spec {spec_path}; check that this "
+            "directory is shared with the node"
+        )
     rank = int(os.environ.get("SLURM_NODEID", "0")) if node_rank is None else node_rank
     name = os.environ.get("SLURMD_NODENAME") or (
         f"local{rank}" if spec["backend"] == "local" else socket.gethostname()
@@ -90,16 +80,16 @@ def run_node(spec_path: str, node_rank: int | None = None) -> dict[str, Any]:
         result.ended({"ok": False, "reason": "aborted", "why": str(abort)})
     except NodeFailed as error:
         result.ended({"ok": False, "why": str(error), **_reason(error)})
-    except Exception as error:  # whatever it was, the controller must read it, and others must end
+    except Exception as error:  # the controller must read the reason, and the other nodes must end
         result.ended({"ok": False, "reason": "launcher", "why": f"{type(error).__name__}: {error}"})
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the result is written, whatever comes
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may stop the result's writing
         result.write(started, events)
     return result.value_or_raise()
 
 
 class _Result:
-    """The node's result: written once, whole, last."""
+    """The node's result: written once, whole, as the last file."""
 
     def __init__(self, job: NodeJob) -> None:
         self._job = job
@@ -113,8 +103,8 @@ class _Result:
         if not self._value["ok"] and self._value["reason"] != "aborted":
             try:
                 raise_abort(job, self._value["reason"], self._value.get("why", ""))
-            except OSError as error:  # the result matters more; the scheduler ends the other nodes
-                self._value["flag"] = f"the flag that ends the other nodes was not raised: {error}"
+            except OSError as error:  # still write the result; the scheduler ends the other nodes
+                self._value["flag"] = f"could not raise the flag that ends the other nodes: {error}"
         self._value |= {
             "node_rank": job.node_rank,
             "node": job.node_name,
@@ -142,39 +132,40 @@ def _run(job: NodeJob, events: EventWriter) -> dict[str, Any]:
     write_json(job.dir.node_facts(job.node_rank), own)
     events.write("facts")
     deadline = time.monotonic() + float(spec["stage_limits_s"]["init"])
-    known = rendezvous.facts_of_all(job, deadline)
-    checks.judge(job, known)
-    meeting = rendezvous.meet(job, known, deadline)
+    facts = rendezvous.wait_for_facts(job, deadline)
+    checks.judge(job, facts)
+    endpoint = rendezvous.agree_on_endpoint(job, facts, deadline)
     events.write(
-        "rendezvous", address=meeting.address, port=meeting.port, one_host=meeting.one_host
+        "rendezvous", address=endpoint.address, port=endpoint.port, one_host=endpoint.one_host
     )
-    command = torchrun.command(job, meeting)
-    environment = torchrun.rank_environment(job, meeting)
+    command = torchrun.command(job, endpoint)
+    environment = torchrun.rank_environment(job, endpoint)
     return supervisor.supervise_ranks(job, command, environment, events)
 
 
 def _reason(error: NodeFailed) -> dict[str, Any]:
-    """Why a node failed, as its result has it."""
+    """The fields of a node's result that say why it failed."""
     from .checks import PreflightFailed
     from .rendezvous import NotSeen
 
     if isinstance(error, PreflightFailed):
-        return {"reason": "preflight", "checks": [one.as_dict() for one in error.checks]}
+        return {"reason": "preflight", "checks": [check.as_dict() for check in error.checks]}
     if isinstance(error, NotSeen):
         return {"reason": "unseen", "nodes": error.nodes}
     return {"reason": "node"}
 
 
 def _claim(job: NodeJob) -> None:
-    """A phase runs at most once: a requeued job finds the claim of its first start, and ends."""
+    """Claim the phase for this node. A requeued job finds the claim of its first start, and ends:
+    a phase runs at most once."""
     try:
         with job.dir.claim(job.node_rank).open("x") as stream:
             stream.write(f"{job.node_name} {os.getpid()} {_job_id()} {time.time()}\n")
     except FileExistsError:
         write_whole(job.dir.started_again, f"{job.node_name} {_job_id()} {time.time()}\n")
         raise NodeFailed(
-            f"phase {job.spec['phase']} was started once already on node rank {job.node_rank} "
-            "(a requeue?); it runs at most once"
+            f"phase {job.spec['phase']} was already started on node rank {job.node_rank} (was the "
+            "job requeued?); a phase runs at most once"
         ) from None
 
 
@@ -183,10 +174,10 @@ def _job_id() -> str:
 
 
 def _reset_signals() -> None:
-    """submitit handles USR2 by requeueing and passes over TERM; we want the plain meanings."""
+    """Undo submitit's handlers: it requeues the job on USR2 and ignores TERM."""
 
     def terminate(_signum: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; let the clean-up finish
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second TERM must not stop the clean-up
         raise Terminated
 
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Process trees, looked at and ended by pid and start time: a pid alone may be somebody else's."""
+"""Finds and ends process trees by pid and start time, since the kernel reuses pids."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PRCTL = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may be l
 
 
 def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
-    """The pid and start time in a rank's event `start`; None where they can be no process's."""
+    """The pid and start time in a rank's event `start`; None if they cannot be a process's."""
     pid, started = start.get("pid"), start.get("pid_started")
-    if type(pid) is not int or pid <= 0:  # True is an int, and no pid
+    if type(pid) is not int or pid <= 0:  # not isinstance: True is an int
         return None
     if not isinstance(started, float) or not math.isfinite(started):
         return None
@@ -34,7 +34,7 @@ def identity(start: Mapping[str, Any]) -> tuple[int, float] | None:
 
 
 def alive(pid: int, started: float | None = None) -> bool:
-    """Whether that very process runs; a zombie has ended."""
+    """Whether exactly that process runs; a zombie has ended."""
     return find(pid, started) is not None
 
 
@@ -49,7 +49,7 @@ def find(pid: int, started: float | None = None) -> psutil.Process | None:
 
 
 def running(process: psutil.Process) -> bool:
-    """Whether it still runs: a zombie has ended."""
+    """Whether the process still runs; a zombie has ended."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -57,7 +57,7 @@ def running(process: psutil.Process) -> bool:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """The process and all its descendants, as they are at this moment."""
+    """The process and all its current descendants."""
     try:
         top = psutil.Process(pid)
         return [top, *top.children(recursive=True)]
@@ -66,8 +66,8 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def adopt_orphans() -> None:
-    """From now on a descendant that loses its parent becomes this process's child, not init's:
-    what it starts stays known, whoever of them ends first."""
+    """Make descendants that lose their parent children of this process instead of init, so that
+    they can still be found."""
     PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -77,16 +77,15 @@ def children() -> list[psutil.Process]:
 
 
 def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
-    """All that descends from this process and still runs, but for the children `besides` and what
-    descends from them."""
-    ours = [child for child in children() if child not in besides]
-    return {process for child in ours for process in tree(child.pid) if running(process)}
+    """The running descendants of this process, without the children `besides` and theirs."""
+    chosen = [child for child in children() if child not in besides]
+    return {process for child in chosen for process in tree(child.pid) if running(process)}
 
 
 def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Process]:
-    """TERM, then after `grace_s` KILL. Returns what is still there (in uninterruptible sleep).
+    """Send TERM, and KILL after `grace_s`. Returns processes in uninterruptible sleep.
 
-    Nothing is reaped: an exit status is for whoever started the process, and there only once.
+    Nothing is reaped: an exit status can be read only once, by the process's parent.
     """
     left = list(processes)
     for stop, within_s in (
@@ -101,21 +100,21 @@ def end(processes: Iterable[psutil.Process], grace_s: float) -> list[psutil.Proc
 
 
 def _left(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
-    """Which of these have not ended by themselves within this time."""
+    """Wait for these processes to end; returns those that still run after this time."""
     deadline = time.monotonic() + within_s
-    while (left := [one for one in processes if running(one)]) and time.monotonic() < deadline:
+    while (left := [p for p in processes if running(p)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
     return left
 
 
 def end_with_parent() -> None:
-    """Called in a child before its exec: it gets TERM when its parent ends, by KILL too, so that a
-    launcher that was killed leaves no torchrun behind (which then ends its ranks)."""
+    """Called in a child before its exec: send it TERM when its parent ends, even by KILL. A killed
+    launcher then leaves no torchrun behind, and torchrun ends its ranks."""
     PRCTL(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def send(pid: int, started: float | None, signum: signal.Signals) -> None:
-    """Send a signal to that very process; nothing happens where it has ended."""
+    """Send a signal to exactly that process; do nothing if it has ended."""
     process = find(pid, started)
     if process is not None:
         with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -123,8 +122,8 @@ def send(pid: int, started: float | None, signum: signal.Signals) -> None:
 
 
 def exit_code(pid: int, started: float) -> int | None:
-    """How that very process ended, as torchrun counts: its exit status, or minus the number of the
-    signal. None where it runs, or its parent has reaped it already, or the kernel does not say."""
+    """How that process ended, as torchrun counts: its exit status, or minus the signal's number.
+    None if it runs, if its parent has already reaped it, or if the kernel does not say."""
     try:
         if start_s(pid) != started or psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
             return None
@@ -135,7 +134,7 @@ def exit_code(pid: int, started: float) -> int | None:
 
 
 def started_at(pid: int) -> float:
-    """When the process started, in seconds since boot; 0.0 where it has ended already."""
+    """When the process started, in seconds since boot; 0.0 if it has already ended."""
     try:
         return start_s(pid)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What each local rank has said so far, and whether one died, failed or stands still."""
+"""Follows the progress of each local rank, and detects ranks that died, failed or stalled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from . import process_tree
 from .node_job import NodeJob
 
-# Stages that a program names itself get the most patient limit.
+# For stages that a program names itself.
 DEFAULT_LIMIT_S = 600.0
-# From a rank's last word to its process's end; destructors of a device or a communicator can hang.
+# From a rank's `done` to the end of its process; destructors of a device or communicator can hang.
 EXIT_LIMIT_S = 60.0
-# A process that has ended may have said more in its last instant than was read before.
+# After a process has ended, its last events may still have to be read.
 READ_AGAIN_S = 0.3
 
 
@@ -45,17 +45,18 @@ class _Rank:
     stage: str = "init"
     step: int = 0
     steps: int = 0
-    moved: float = 0.0
+    progressed_at: float = 0.0
     done: bool = False
     error: dict[str, Any] | None = None
-    gone_since: float = 0.0
+    exited_at: float = 0.0
     exit_code: int | None = None
 
 
 class RankWatch:
-    """Reads the ranks' events as they come. Times are this node's monotonic seconds.
+    """Reads the ranks' events as they are written. Times are this node's monotonic seconds.
 
-    `stopped` tells for how many seconds the whole job was stopped so far: nobody stood still then.
+    `stopped` returns how many seconds the whole job has been stopped so far; these do not count as
+    a stall.
     """
 
     def __init__(self, job: NodeJob, stopped: Callable[[], float] = lambda: 0.0) -> None:
@@ -63,12 +64,12 @@ class RankWatch:
         self._limits: dict[str, float] = job.spec["stage_limits_s"]
         now = time.monotonic()
         self._timeout_at = now + float(job.spec["timeout_s"])
-        self._ranks = [_Rank(rank, moved=now) for rank in job.ranks]
-        self._ends = _Ends()
-        self.paused_s = 0.0  # of what `stopped` tells, what the limits have been moved by
+        self._ranks = [_Rank(rank, progressed_at=now) for rank in job.ranks]
+        self._exit_poll = _ExitPoll()
+        self.paused_s = 0.0  # the part of `stopped()` by which the limits have been extended
 
     def read(self) -> None:
-        self._excuse()
+        self._extend_limits()
         for rank in self._ranks:
             self._read(rank)
 
@@ -87,42 +88,42 @@ class RankWatch:
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
-                _take(rank, record)
+                _apply_event(rank, record)
         if lines:
-            rank.moved = time.monotonic()
+            rank.progressed_at = time.monotonic()
 
     def trouble(self) -> Trouble | None:
-        """The first thing that is wrong, in the order of how much it explains."""
-        self._excuse()
-        self._note_ends()
-        for look in (self._error, self._death, self._stall):
+        """The first problem found; problems that explain more are looked for first."""
+        self._extend_limits()
+        self._note_exits()
+        for find in (self._error, self._death, self._stall):
             for rank in self._ranks:
-                found = look(rank)
-                if found is not None:
-                    return found
+                trouble = find(rank)
+                if trouble is not None:
+                    return trouble
         if time.monotonic() > self._timeout_at:
             limit = self._job.spec["timeout_s"]
-            return Trouble("timeout", f"the phase ran past its limit of {limit:g} s", None)
+            return Trouble("timeout", f"the phase exceeded its limit of {limit:g} s", None)
         return None
 
-    def _excuse(self) -> None:
-        """Move all limits by what the job was stopped since this was last asked."""
+    def _extend_limits(self) -> None:
+        """Extend all limits by the time the job was stopped since the last call."""
         more_s = self._stopped() - self.paused_s
         if more_s <= 0:
             return
         self.paused_s += more_s
         self._timeout_at += more_s
         for rank in self._ranks:
-            rank.moved = min(rank.moved + more_s, time.monotonic())
+            rank.progressed_at = min(rank.progressed_at + more_s, time.monotonic())
 
-    def _note_ends(self) -> None:
-        now = time.monotonic()  # one for all: within one look nobody can say who was first
+    def _note_exits(self) -> None:
+        now = time.monotonic()  # one time for all: the order of exits within one pass is unknown
         for rank in self._ranks:
-            if rank.done or not rank.pid or rank.gone_since:
+            if rank.done or not rank.pid or rank.exited_at:
                 continue
             if not process_tree.alive(rank.pid, rank.pid_started):
-                rank.gone_since = now
-                # torchrun has not reaped it yet, or a moment ago: then its log tells.
+                rank.exited_at = now
+                # None if torchrun has reaped it already; its log then has the exit code.
                 rank.exit_code = process_tree.exit_code(rank.pid, rank.pid_started)
 
     def _error(self, rank: _Rank) -> Trouble | None:
@@ -132,9 +133,9 @@ class RankWatch:
         return Trouble("rank_error", f"rank {rank.rank}: {what}"[:2000], rank.rank)
 
     def _death(self, rank: _Rank) -> Trouble | None:
-        if rank.done or not rank.gone_since:
+        if rank.done or not rank.exited_at:
             return None
-        if time.monotonic() - rank.gone_since < READ_AGAIN_S:
+        if time.monotonic() - rank.exited_at < READ_AGAIN_S:
             return None
         where = f"in stage {rank.stage}" + (f" at step {rank.step}" if rank.step else "")
         why = f"rank {rank.rank} (pid {rank.pid}) ended {where} without finishing"
@@ -143,22 +144,25 @@ class RankWatch:
     def _stall(self, rank: _Rank) -> Trouble | None:
         if rank.done:
             return self._exit_stall(rank)
-        still_s, limit_s = time.monotonic() - rank.moved, self._limit_s(rank)
+        still_s, limit_s = time.monotonic() - rank.progressed_at, self._limit_s(rank)
         if still_s <= limit_s:
             return None
         where = f"stage {rank.stage}" + (
             f", step {rank.step} of {rank.steps}" if rank.steps else ""
         )
-        why = f"rank {rank.rank} has not moved for {still_s:.0f} s in {where} (limit {limit_s:g} s)"
+        why = (
+            f"rank {rank.rank} has made no progress for {still_s:.0f} s in {where} "
+            f"(limit {limit_s:g} s)"
+        )
         return Trouble("stalled", why, rank.rank, {"stage": rank.stage, "step": rank.step})
 
     def _exit_stall(self, rank: _Rank) -> Trouble | None:
-        still_s = time.monotonic() - rank.moved
+        still_s = time.monotonic() - rank.progressed_at
         if still_s <= EXIT_LIMIT_S or not process_tree.alive(rank.pid, rank.pid_started):
             return None
         why = (
-            f"rank {rank.rank} (pid {rank.pid}) was done {still_s:.0f} s ago and still hangs in "
-            f"interpreter exit (limit {EXIT_LIMIT_S:g} s)"
+            f"rank {rank.rank} (pid {rank.pid}) was done {still_s:.0f} s ago and still has not "
+            f"exited (limit {EXIT_LIMIT_S:g} s)"
         )
         return Trouble("stalled", why, rank.rank, {"stage": "exit", "step": 0})
 
@@ -167,17 +171,17 @@ class RankWatch:
         return float(self._limits.get(key, DEFAULT_LIMIT_S))
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until a rank's process ends."""
-        self._ends.wait(
-            seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.gone_since]
+        """Wait this long, or until a rank's process ends."""
+        self._exit_poll.wait(
+            seconds, [rank.pid for rank in self._ranks if rank.pid and not rank.exited_at]
         )
 
     def close(self) -> None:
-        self._ends.close()
+        self._exit_poll.close()
 
-    def someone_is_gone(self) -> bool:
-        """Whether a rank's process has ended that has not said it was done."""
-        return any(rank.gone_since and not rank.done for rank in self._ranks)
+    def has_dead_rank(self) -> bool:
+        """Whether the process of a rank without `done` has ended."""
+        return any(rank.exited_at and not rank.done for rank in self._ranks)
 
     def live(self) -> list[tuple[int, int, float]]:
         """(rank, pid, start time) of every local rank whose process runs."""
@@ -188,19 +192,19 @@ class RankWatch:
         ]
 
     def states(self, ended_by_us: Iterable[int] = ()) -> list[dict[str, Any]]:
-        """Each rank as it is now: for the diagnosis, which looks at all nodes at once.
+        """The current state of each rank, for the diagnosis of all nodes.
 
-        Where a rank has ended, torchrun ends the others within half a second: they count as alive,
-        as do those that were `ended_by_us`.
+        Once a rank has ended, torchrun ends the others within half a second: those count as alive,
+        as do the ranks in `ended_by_us`.
         """
         live = {rank for rank, _, _ in self.live()} | set(ended_by_us)
-        ends = [rank.gone_since for rank in self._ranks if rank.gone_since and not rank.done]
+        ends = [rank.exited_at for rank in self._ranks if rank.exited_at and not rank.done]
         first = min(ends, default=0.0)
         return [
             {
                 "rank": rank.rank,
                 "alive": rank.rank in live
-                or (bool(rank.pid) and not rank.done and rank.gone_since != first),
+                or (bool(rank.pid) and not rank.done and rank.exited_at != first),
                 "started": bool(rank.pid),
                 "done": rank.done,
                 "failed": rank.error is not None,
@@ -215,13 +219,14 @@ class RankWatch:
         return [rank.rank for rank in self._ranks if not rank.done]
 
 
-class _Ends:
-    """The ends of processes, told by the kernel at once: torchrun, which then ends the other ranks,
-    looks twice a second. Where the kernel has no such thing (before 5.3) they are seen late."""
+class _ExitPoll:
+    """Waits for the exit of processes with pidfds, which is faster than torchrun: it looks twice a
+    second, and then ends the other ranks. Kernels before 5.3 have no pidfds, so exits are seen
+    later."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
-        self._known: dict[int, int] = {}  # pid -> its descriptor; below 0 where there is none
+        self._known: dict[int, int] = {}  # pid -> its descriptor, or -1
 
     def wait(self, seconds: float, pids: list[int]) -> None:
         for pid in set(pids) - self._known.keys():
@@ -243,8 +248,8 @@ class _Ends:
         self._known.clear()
 
 
-def _take(rank: _Rank, record: dict[str, Any]) -> None:
-    """Note what an event says; one that is not as it should be says nothing."""
+def _apply_event(rank: _Rank, record: dict[str, Any]) -> None:
+    """Update the rank's state from an event; a malformed event changes nothing."""
     event = record.get("event")
     if event == "start":
         rank.pid, rank.pid_started = process_tree.identity(record) or (rank.pid, rank.pid_started)
@@ -252,7 +257,7 @@ def _take(rank: _Rank, record: dict[str, Any]) -> None:
         rank.stage, rank.step, rank.steps = str(record.get("name")), 0, 0
     elif event == "step":
         step, steps = record.get("step"), record.get("steps")
-        if type(step) is int and type(steps) is int and step > 0:  # a bool is an int elsewhere
+        if type(step) is int and type(steps) is int and step > 0:  # not isinstance: bools are ints
             rank.step, rank.steps = step, steps
     elif event == "error":
         rank.error = record

@@ -1,8 +1,8 @@
-"""The watch over this node's ranks: a rank that dies or stands still ends the phase on all nodes.
+"""Supervises this node's ranks: a rank that dies or stalls ends the phase on all nodes.
 
-torchrun does not carry a node's death to the others, so the nodes tell each other through a flag
-in the run directory. Whoever raises or sees it takes dumps of its own ranks first (stacks, flight
-recorder), and only then ends them.
+torchrun does not report a node's death to the other nodes, so they use a flag in the run directory.
+A node that raises or sees the flag first takes dumps of its own ranks (stacks, flight recorder),
+and only then ends them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from . import node_dumps, process_tree
 from .abort_flag import raise_abort, visible
 from .node_job import NodeJob
 from .rank_progress import RankWatch, Trouble
-from .suspension import Pauses
+from .suspension import SuspensionClock
 
 TICK_S = 0.1
-FLAG_POLL_S = 0.5  # every node sees the flag within a second; the file system is shared, so no more
-# From TERM to KILL. Where torchrun still lives, the phase is cut short: the dumps are taken, and a
-# controller that cancels waits for little longer than this. What outlived torchrun gets more.
+FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
+# From TERM to KILL. If torchrun still runs, the phase is cut short: the dumps are taken, and a
+# controller that cancels waits little longer than this. Processes that outlived torchrun get more.
 CUT_SHORT_GRACE_S = 0.2
 OUTLIVED_GRACE_S = 1.0
-REAP_S = 5.0  # torchrun has been killed; what is still there then sleeps uninterruptibly
+REAP_S = 5.0  # after KILL; a process still there after that is in uninterruptible sleep
 
 
 def supervise_ranks(
@@ -49,8 +49,8 @@ def supervise_ranks(
             stderr=log,
             preexec_fn=process_tree.end_with_parent,
         )
-    pauses = Pauses()  # from here on there is a thread: nothing is run before a child's exec
-    watch = RankWatch(job, pauses.seconds)
+    suspension = SuspensionClock()  # starts a thread: from here on no preexec_fn is safe
+    watch = RankWatch(job, suspension.seconds)
     try:
         events.write("torchrun_start", command=command, pid=agent.pid)
         trouble = _watch(job, agent, watch)
@@ -69,7 +69,7 @@ def supervise_ranks(
     finally:
         _end(agent, watch, others)
         watch.close()
-        pauses.close()
+        suspension.close()
     if watch.paused_s:
         events.write("paused", seconds=round(watch.paused_s, 1))
     if not result["ok"]:
@@ -89,8 +89,8 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
         returncode = agent.poll()
         watch.read()
         trouble = watch.trouble()
-        if held != watch.someone_is_gone():
-            # Before torchrun sees so, too, and ends the others, whose dumps are still to be taken.
+        if held != watch.has_dead_rank():
+            # Before torchrun notices, too, and ends the other ranks, whose dumps are still missing.
             held = not held
             agent.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if trouble is not None:
@@ -109,14 +109,14 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
 def _judge(
     agent: subprocess.Popen[bytes], watch: RankWatch, trouble: Trouble | None
 ) -> dict[str, Any]:
-    """Success is torchrun's zero and every local rank's `done`; either alone is nothing."""
+    """Success needs both: exit status 0 of torchrun and `done` from every local rank."""
     if trouble is not None:
         return {"ok": False, **trouble.as_fields()}
     unfinished = watch.unfinished()
     if agent.returncode == 0 and not unfinished:
         return {"ok": True}
     if agent.returncode == 0:
-        why = f"torchrun ended with status 0, but rank {unfinished[0]} never said it was done"
+        why = f"torchrun ended with status 0, but rank {unfinished[0]} never reported `done`"
         return {"ok": False, "reason": "rank_ended_early", "why": why, "rank": unfinished[0]}
     why = f"torchrun ended with status {agent.returncode}"
     return {"ok": False, "reason": "torchrun", "why": why, "rank": None}
@@ -124,7 +124,7 @@ def _judge(
 
 @contextlib.contextmanager
 def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Stop torchrun while the dumps are taken: it would end the ranks where one has failed."""
+    """Stop torchrun while the dumps are taken: it would end the ranks once one has failed."""
     agent.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -133,10 +133,10 @@ def _held(agent: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
-    """The scheduler ends all nodes once one task fails; so give the others time to write first."""
+    """Give the other nodes time to write: the scheduler ends all nodes once a task fails."""
     deadline = time.monotonic() + limit_s
-    silent = {job.node_rank, (read_json(job.dir.abort) or {}).get("gone")}
-    others = [node for node in range(job.nodes) if node not in silent]
+    excluded = {job.node_rank, (read_json(job.dir.abort) or {}).get("gone")}
+    others = [node for node in range(job.nodes) if node not in excluded]
     while others and time.monotonic() < deadline:
         others = [
             node
@@ -151,11 +151,11 @@ def _await_other_dumps(job: NodeJob, limit_s: float) -> None:
 def _end(
     agent: subprocess.Popen[bytes], watch: RankWatch, others: Collection[psutil.Process]
 ) -> None:
-    """End torchrun and all that it and its ranks have started, whatever session it moved to; not
-    the `others`, which were here before."""
+    """End torchrun and all processes that it and its ranks started, in whatever session; not the
+    `others`, which were there before."""
     grace_s = CUT_SHORT_GRACE_S if agent.poll() is None else OUTLIVED_GRACE_S
     tried: set[psutil.Process] = set()
-    # Again, for what was started meanwhile, or came to us when its parent ended.
+    # Repeat for processes that were started meanwhile, or adopted when their parent ended.
     while group := (process_tree.descendants(besides=others) | _ranks(watch)) - tried:
         process_tree.end(group, grace_s)
         tried |= group
@@ -164,5 +164,5 @@ def _end(
 
 
 def _ranks(watch: RankWatch) -> set[psutil.Process]:
-    """The live ranks and all below them, wherever they belong now."""
-    return {one for _, pid, _ in watch.live() for one in process_tree.tree(pid)}
+    """The live ranks and their descendants, even if torchrun is no longer their parent."""
+    return {process for _, pid, _ in watch.live() for process in process_tree.tree(pid)}

@@ -1,7 +1,7 @@
-"""How long this process was stopped, and all of its job with it: by the scheduler, which suspends
+"""Measures how long this process, and its job with it, was stopped: by a scheduler that suspends
 jobs, or because the machine was paused.
 
-A thread that does nothing but wait sees it. Waiting for a slow file system does not hold it up.
+A thread that only sleeps measures it; a slow file system does not delay that thread.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import threading
 import time
 
 BEAT_S = 0.5
-# A beat that comes so much too late. Nothing less is of weight; no busy machine is as late.
+# A beat this late means that the process was stopped; load alone does not cause such a delay.
 PAUSED_S = 5.0
 
 
-class Pauses:
-    """Counts from its making to `close`."""
+class SuspensionClock:
+    """Counts from construction to `close`."""
 
     def __init__(self) -> None:
         self._lock, self._over = threading.Lock(), threading.Event()
@@ -24,7 +24,7 @@ class Pauses:
         self._thread.start()
 
     def seconds(self) -> float:
-        """How long it was stopped until now, though the thread may not have run since."""
+        """Seconds stopped so far, including a stop after which the thread has not run yet."""
         with self._lock:
             late_s = time.monotonic() - self._beaten - BEAT_S
             if late_s > PAUSED_S:

@@ -11,25 +11,24 @@ from typing import Any, NamedTuple
 
 from ..evidence.run_directory import PhaseDir
 from .node_job import NodeJob
-from .rendezvous import Meeting
+from .rendezvous import Endpoint
 
-# torchrun looks at its ranks this often. Our own watch is quicker, so that it can take dumps of
-# the other ranks before torchrun ends them; the cost is up to this much at the end of a good run.
+# How often torchrun looks at its ranks. Our own watch is quicker, so that it can take dumps of the
+# other ranks before torchrun ends them. This adds up to this much to the end of a good run.
 MONITOR_INTERVAL_S = 0.5
-# What a login shell or a set-up line may have left, and must not reach the ranks: a build directory
-# shared with others can hold a stale lock, at which a compile waits for ever; NCCL's choice of
-# subsystems can hide the connections that criteria judge.
-# The fault that ranks stage is set from the job's spec alone.
+# Variables of a login shell or a set-up line that must not reach the ranks. A shared build
+# directory can hold a stale lock, on which a compile waits forever. NCCL_DEBUG_SUBSYS can hide the
+# connections that criteria judge. The fault that ranks stage comes only from the job's spec.
 FAULT = "CLUSTERSMOKE_FAULT"
 NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
-# Levels of NCCL_DEBUG from which the transports can be read; NCCL takes them in any case.
+# Levels of NCCL_DEBUG that show the transports; NCCL accepts them in upper or lower case.
 TELLING_LEVELS = ("INFO", "TRACE")
 
 
 def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> None:
-    """Set and unset the profile's variables again here: they may not have survived the way.
+    """Set and unset the profile's variables again: they may have been lost on the way to the node.
 
-    The interpreter's own directory goes first on PATH: DeepSpeed looks for ninja there.
+    The interpreter's own directory goes first on PATH, where DeepSpeed looks for ninja.
     """
     for name in (*NEVER_INHERITED, *to_unset):
         os.environ.pop(name, None)
@@ -38,9 +37,9 @@ def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> Non
 
 
 def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
-    """The torchrun line of a phase for people, with what only the node knows as shell variables."""
+    """The readable torchrun line of a phase, with shell variables for what only the node knows."""
     names = Agent("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-    # `@` needs no quotes, and `$` would be quoted away.
+    # shlex does not quote `@`, but it would quote `$`.
     words = arguments(spec, directory, Agent(*(f"@{name}@" for name in names)))
     line = shlex.join(["torchrun", *words])
     for name in names:
@@ -48,15 +47,15 @@ def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
     return line
 
 
-def command(job: NodeJob, meeting: Meeting) -> list[str]:
+def command(job: NodeJob, endpoint: Endpoint) -> list[str]:
     """The exact command of this node's torchrun agent."""
-    node = Agent(str(job.node_rank), meeting.address, str(meeting.port))
+    node = Agent(str(job.node_rank), endpoint.address, str(endpoint.port))
     run = [sys.executable, "-m", "torch.distributed.run"]
     return [*run, *arguments(job.spec, job.dir, node)]
 
 
 class Agent(NamedTuple):
-    """What differs between the agents of a job, as torchrun's words."""
+    """The arguments that differ between the torchrun agents of a job."""
 
     node_rank: str
     master_addr: str
@@ -89,15 +88,15 @@ def launcher_environment(
     node_name: str,
     profile: Mapping[str, str],
 ) -> dict[str, str]:
-    """What the launcher sets for the ranks, whatever the variables of the `profile` say (but for
-    a level of NCCL_DEBUG that tells enough)."""
+    """Variables that the launcher sets for the ranks, even if the `profile` sets them; only a level
+    of NCCL_DEBUG that shows the transports is kept."""
     level = profile.get("NCCL_DEBUG", "")
     return {
         "CLUSTERSMOKE_PHASE_DIR": str(directory.root),
         "CLUSTERSMOKE_NODE_RANK": str(node_rank),
         "CLUSTERSMOKE_NODE_NAME": node_name,
         "CLUSTERSMOKE_DEVICE": device,
-        # One file a process: the lines of two processes in one file tear each other.
+        # One file per process: lines of two processes in one file would overwrite each other.
         "NCCL_DEBUG": level if level.upper() in TELLING_LEVELS else "INFO",
         "NCCL_DEBUG_FILE": str(directory.nccl_logs(node_rank) / "%h.%p.log"),
         "PYTHONUNBUFFERED": "1",
@@ -106,16 +105,16 @@ def launcher_environment(
 
 
 def defaults(directory: PhaseDir, node_rank: int | str) -> dict[str, str]:
-    """What the launcher sets where neither the profile nor the node has it (the node's build
-    directory counts for nothing: NEVER_INHERITED).
+    """Variables that the launcher sets if neither the profile nor the node does (the node's build
+    directory is not inherited: NEVER_INHERITED).
 
-    The build directory is this run's and node's own: no stale lock, no race with another build.
+    Each run and node has a build directory of its own: no stale lock, no race with another build.
     """
     return {"TORCH_EXTENSIONS_DIR": str(directory.build(node_rank)), "OMP_NUM_THREADS": "1"}
 
 
-def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
-    """The environment of the ranks: this process's own, and what tells them where to write."""
+def rank_environment(job: NodeJob, endpoint: Endpoint) -> dict[str, str]:
+    """The environment of the ranks: this process's own, and the launcher's variables."""
     env = dict(os.environ)
     job.dir.nccl_logs(job.node_rank).mkdir(parents=True, exist_ok=True)
     job.dir.output.mkdir(parents=True, exist_ok=True)
@@ -125,8 +124,8 @@ def rank_environment(job: NodeJob, meeting: Meeting) -> dict[str, str]:
     )
     for name, value in defaults(job.dir, job.node_rank).items():
         env.setdefault(name, value)
-    if meeting.one_host and job.spec["device"] != "cuda":
-        # Virtual nodes of one machine: nothing may listen beyond loopback.
+    if endpoint.one_host and job.spec["device"] != "cuda":
+        # Virtual nodes of one machine: nothing must listen beyond loopback.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", FAULT):
         env.pop(name, None)

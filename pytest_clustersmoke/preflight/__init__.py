@@ -1,19 +1,24 @@
-"""What can be known to fail before a GPU is spent; everything found at once.
+"""Checks before submission: find what would fail before a GPU is used, and report it together.
 
-Usage errors, known without a scheduler; those in the user's own words in the dry run, too:
+Usage errors, known without a scheduler; a dry run reports those in the user's own files:
 
-way.py         the way to the cluster: its commands, directories that can be written
-shared.py      what all nodes must see lies where they see it; mounts.py: on which file system
-precision.py   hardware without bf16
-launchers.py   launchers that need SSH
-disk.py        room for what the phases write
+access.py               Slurm's commands, directories that can be written, Slurm's refusals
+shared_paths.py         paths that every node must see; mounts.py: their file systems
+precision.py            bf16 on hardware without it
+launchers.py            launchers that need SSH
+disk_space.py           space for what the phases write
+transport_variables.py  variables that rule out the expected transports
 
-Findings, what the scheduler says, asked once for all phases when the run starts:
+Findings from Slurm, which is asked once for all phases when the run starts:
 
-check.py       the questions, and all that keeps a phase from running
-ahead.py       the same beside usage errors, in their words
-judge.py       a phase against partitions and nodes
-rights.py      a phase against accounts, QOS and their limits
+slurm_check.py          the questions, and everything that keeps a phase from running
+partition_fit.py        a phase compared with partitions and nodes
+account_limits.py       a phase compared with accounts, QOS and their limits
+
+Remarks about environment variables, which never change a verdict:
+
+variable_remarks.py     before the job
+observed_variables.py   after the job, from what the nodes saw
 """
 
 from __future__ import annotations
@@ -21,55 +26,69 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..config.phase import Phase, misfits
+from ..config.phase import Phase, check_sizes
 from ..config.profile import Profile
 from ..text import Problem
 from . import disk_space, launchers, precision, shared_paths, variable_remarks
-from .access import Start, missing_commands, prepare, refusals, unusable
+from .access import (
+    Start,
+    find_missing_commands,
+    find_slurm_problems,
+    find_unusable_paths,
+    prepare_run,
+)
 
 __all__ = [
     "Start",
-    "misplaced",
-    "missing_commands",
-    "planned",
-    "prepare",
-    "problems",
-    "refusals",
-    "remarks",
+    "find_misplaced_paths",
+    "find_missing_commands",
+    "find_plan_problems",
+    "find_slurm_problems",
+    "find_start_problems",
+    "prepare_run",
+    "remark_on_variables",
 ]
 
 
-def remarks(profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]) -> list[str]:
-    """What is to be said of the variables that the nodes will see, each once for all phases."""
-    told = {one.name: variable_remarks.planned(one, profile, environ) for one in phases}
-    return variable_remarks.lines(variable_remarks.grouped(told))
+def remark_on_variables(
+    profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
+) -> list[str]:
+    """Remarks about the variables that the nodes will see, each once for all phases."""
+    by_phase = {
+        phase.name: variable_remarks.remark_on_plan(phase, profile, environ) for phase in phases
+    }
+    return variable_remarks.format_remarks(variable_remarks.group_remarks(by_phase))
 
 
-def planned(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
-    """What is wrong in the user's own words and files, whatever machine this is."""
+def find_plan_problems(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
+    """Problems in the user's options and files, which do not depend on this machine."""
     phases = list(phases)
     return [
-        *(problem for phase in phases for problem in misfits(phase, profile)),
-        *(problem for phase in phases for problem in variable_remarks.problems(phase, profile)),
-        *launchers.launchers(profile, phases),
-        *(problem for phase in phases for problem in precision.bf16_arguments(phase, profile)),
+        *(problem for phase in phases for problem in check_sizes(phase, profile)),
+        *(
+            problem
+            for phase in phases
+            for problem in variable_remarks.find_contradictory_settings(phase, profile)
+        ),
+        *launchers.find_launchers(profile, phases),
+        *(problem for phase in phases for problem in precision.find_bf16_arguments(phase, profile)),
     ]
 
 
-def misplaced(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
-    """Paths that the nodes of a run could not see; a plan is printed all the same."""
-    return list(shared_paths.node_local(profile, phases))
+def find_misplaced_paths(profile: Profile, phases: Iterable[Phase]) -> list[Problem]:
+    """Paths that the nodes could not see; a dry run reports them and still prints its plan."""
+    return list(shared_paths.find_node_local(profile, phases))
 
 
-def problems(
+def find_start_problems(
     profile: Profile, phases: Iterable[Phase], report_dir: Path, environ: Mapping[str, str]
 ) -> list[Problem]:
-    """What is wrong with the way from this machine to the cluster, and with its directories."""
+    """Problems with access from this machine to the cluster, and with its directories."""
     phases = list(phases)
     return [
-        *misplaced(profile, phases),
-        *missing_commands(profile, environ),
-        *unusable(profile, phases, report_dir),
-        *shared_paths.unshared(profile, phases, environ),
-        *disk_space.room(profile, phases),
+        *find_misplaced_paths(profile, phases),
+        *find_missing_commands(profile, environ),
+        *find_unusable_paths(profile, phases, report_dir),
+        *shared_paths.find_unshared(profile, phases, environ),
+        *disk_space.find_lack_of_space(profile, phases),
     ]

@@ -1,17 +1,24 @@
-"""A phase against what its user may use: accounts, QOS, groups, and the limits that they set."""
+"""Compare a phase with the user's rights: accounts, QOS, groups, and their limits."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from math import inf
 
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import Finding
 from ..jobs.slurm_records import AccountingLimits, Association, SlurmQos
 from ..text import near
-from .partition_fit import RequestedResources, Slurm, listed, option, span, written
+from .partition_fit import (
+    RequestedResources,
+    Slurm,
+    format_time,
+    name_some,
+    sbatch_option,
+    setting_evidence,
+)
 
-# A QOS may lift its partition's limits (man sacctmgr, QOS flags), by finding and partition limit.
+# Finding -> the QOS flag that lifts the partition's limit (man sacctmgr, QOS flags).
 LIFTS = {
     "time-over-limit": "PartitionTimeLimit",
     "too-many-nodes": "PartitionMaxNodes",
@@ -25,174 +32,196 @@ COLUMNS = {
 NODES, GPUS = "node", "gres/gpu"
 
 
-def lifted(finding: Finding, asked: RequestedResources, slurm: Slurm) -> bool:
-    """Whether the phase's QOS lifts the partition's limit that the finding is about."""
-    qos = _qos(asked, slurm)
+def is_lifted(finding: Finding, request: RequestedResources, slurm: Slurm) -> bool:
+    """Whether the phase's QOS lifts the partition limit that the finding reports."""
+    qos = _find_qos(request, slurm)
     return qos is not None and LIFTS.get(finding.id, "-") in qos.flags
 
 
-def of_rights(asked: RequestedResources, slurm: Slurm, said: Collection[str]) -> Iterator[Finding]:
-    """Account, QOS and group of a job that sbatch refuses. `said`: the causes that its words name.
+def check_rights(
+    request: RequestedResources, slurm: Slurm, causes: Collection[str]
+) -> Iterator[Finding]:
+    """Explain a refusal of sbatch by account, QOS or group. `causes`: those that sbatch names.
 
-    Of some rules not all is seen from here (accounts below others, operators, groups of the
-    controller's own): by those something is found only where sbatch names the same.
+    Some rules cannot be seen completely from here (parent accounts, operators, groups known only to
+    the controller): a finding by one of them needs sbatch to name the same cause.
     """
-    yield from _account(asked, slurm, said)
-    yield from _qos_name(asked, slurm, said)
-    groups = asked.partition.rules.get("AllowGroups")
-    refused = "submission-refused" in said
+    yield from _check_account(request, slurm, causes)
+    yield from _check_qos(request, slurm, causes)
+    groups = request.partition.rules.get("AllowGroups")
+    refused = "submission-refused" in causes
     if refused and groups is not None and slurm.groups and not slurm.groups & groups:
         yield Finding(
             "submission-refused",
-            f"partition {asked.partition.name} is for the groups {listed(groups)}, and this user "
-            f"is in {listed(slurm.groups)}",
-            "set another partition, or ask to be put into one of these groups",
+            f"partition {request.partition.name} allows only the groups {name_some(groups)}, but "
+            f"this user is in {name_some(slurm.groups)}",
+            "choose another partition, or ask to be added to one of these groups",
             evidence=(
-                *written(asked.phase.slurm.get("partition"), "partition"),
-                asked.note(asked.partition.text),
+                *setting_evidence(request.phase.slurm.get("partition"), "partition"),
+                request.note(request.partition.text),
             ),
         )
 
 
-def _account(asked: RequestedResources, slurm: Slurm, said: Collection[str]) -> Iterator[Finding]:
-    name, where = option(asked.phase, "account"), asked.phase.slurm.get("account")
+def _check_account(
+    request: RequestedResources, slurm: Slurm, causes: Collection[str]
+) -> Iterator[Finding]:
+    name, where = sbatch_option(request.phase, "account"), request.phase.slurm.get("account")
     mine = slurm.associations
     if mine is not None and "associations" in slurm.enforced:
-        accounts = {one.account for one in mine}
-        partitions = {one.partition for one in mine if one.account == name}
-        elsewhere = partitions and not partitions & {"", asked.partition.name}
+        accounts = {association.account for association in mine}
+        partitions = {each.partition for each in mine if each.account == name}
+        elsewhere = partitions and not partitions & {"", request.partition.name}
         if not mine or (name and name not in accounts) or (name and elsewhere):
-            what = f"account `{name}`" if name else "an account"
+            what = f"asks for account `{name}`" if name else "needs an account"
             why = (
-                f"this user may use it in {listed(partitions)} only"
+                f"this user may use it only in {name_some(partitions)}"
                 if elsewhere
-                else f"this user's accounts are {listed(accounts)}"
+                else f"this user's accounts are {name_some(accounts)}"
             )
             yield Finding(
                 "account-refused",
-                f"phase {asked.phase.name} would run under {what} in partition "
-                f"{asked.partition.name}, and {why}",
+                f"phase {request.phase.name} {what} in partition {request.partition.name}, but "
+                f"{why}",
                 near(name, accounts) or "set `slurm.account` in cluster.yaml to one of them",
-                evidence=(*written(where, "account"), *(asked.note(o.limits.text) for o in mine)),
+                evidence=(
+                    *setting_evidence(where, "account"),
+                    *(request.note(each.limits.text) for each in mine),
+                ),
             )
             return
-    if "account-refused" in said:
-        yield from _by_rule(asked, "account", name)
+    if "account-refused" in causes:
+        yield from _check_partition_rule(request, "account", name)
 
 
-def _qos_name(asked: RequestedResources, slurm: Slurm, said: Collection[str]) -> Iterator[Finding]:
-    name, where = asked.qos, asked.phase.slurm.get("qos")
+def _check_qos(
+    request: RequestedResources, slurm: Slurm, causes: Collection[str]
+) -> Iterator[Finding]:
+    name, where = request.qos, request.phase.slurm.get("qos")
     if name and slurm.qos is not None and name not in slurm.qos:
         yield Finding(
             "qos-refused",
-            f"there is no QOS `{name}`; this cluster has {listed(slurm.qos)}",
+            f"there is no QOS `{name}`; this cluster has {name_some(slurm.qos)}",
             near(name, slurm.qos) or "set `slurm.qos` in cluster.yaml to one of them",
-            evidence=written(where, "qos"),
+            evidence=setting_evidence(where, "qos"),
         )
         return
-    if "qos-refused" not in said:
+    if "qos-refused" not in causes:
         return
-    one = _association(asked, slurm)
-    changes = one is not None and any(word[0] in "+-" for word in one.qos)
-    if name and one is not None and "qos" in slurm.enforced and not changes and name not in one.qos:
+    association = _find_association(request, slurm)
+    changes = association is not None and any(word[0] in "+-" for word in association.qos)
+    if (
+        name
+        and association is not None
+        and "qos" in slurm.enforced
+        and not changes
+        and name not in association.qos
+    ):
         yield Finding(
             "qos-refused",
-            f"QOS `{name}` is not among those that this user may use under account "
-            f"{one.account}: {listed(one.qos)}",
-            near(name, one.qos) or "set `slurm.qos` in cluster.yaml to one of them",
-            evidence=(*written(where, "qos"), asked.note(one.limits.text)),
+            f"this user may not use QOS `{name}` under account {association.account}; allowed "
+            f"there: {name_some(association.qos)}",
+            near(name, association.qos) or "set `slurm.qos` in cluster.yaml to one of them",
+            evidence=(*setting_evidence(where, "qos"), request.note(association.limits.text)),
         )
         return
-    yield from _by_rule(asked, "qos", name)
+    yield from _check_partition_rule(request, "qos", name)
 
 
-def _by_rule(asked: RequestedResources, key: str, name: str) -> Iterator[Finding]:
-    """The partition's own lists of accounts and QOS; where it allows some, none are denied."""
+def _check_partition_rule(request: RequestedResources, key: str, name: str) -> Iterator[Finding]:
+    """Check the partition's lists of accounts and QOS; Slurm ignores Deny if Allow is set."""
     kind = {"account": "Accounts", "qos": "Qos"}[key]
-    allowed = asked.partition.rules.get(f"Allow{kind}")
-    denied = asked.partition.rules.get(f"Deny{kind}", frozenset())
+    allowed = request.partition.rules.get(f"Allow{kind}")
+    denied = request.partition.rules.get(f"Deny{kind}", frozenset())
     word = {"account": "account", "qos": "QOS"}[key]
     if not name or (name in allowed if allowed is not None else name not in denied):
         return
-    rule = f"allows {listed(allowed)}" if allowed is not None else "denies it"
+    rule = f"allows only {name_some(allowed)}" if allowed is not None else "denies it"
     yield Finding(
         f"{key}-refused",
-        f"phase {asked.phase.name} would run with {word} `{name}`, and partition "
-        f"{asked.partition.name} {rule}",
-        f"set `slurm.{key}` in cluster.yaml to one that it allows, or another partition",
-        evidence=(*written(asked.phase.slurm.get(key), key), asked.note(asked.partition.text)),
+        f"phase {request.phase.name} asks for {word} `{name}`, but partition "
+        f"{request.partition.name} {rule}",
+        f"set `slurm.{key}` in cluster.yaml to one that it allows, or choose another partition",
+        evidence=(
+            *setting_evidence(request.phase.slurm.get(key), key),
+            request.note(request.partition.text),
+        ),
     )
 
 
-def of_limits(asked: RequestedResources, slurm: Slurm) -> Iterator[Finding]:
-    """Limits of QOS and association, where they are enforced. Of several the first holds: that of
-    the partition's QOS, of the job's QOS, of the association (Resource Limits, "Hierarchy")."""
+def check_limits(request: RequestedResources, slurm: Slurm) -> Iterator[Finding]:
+    """Check the limits of QOS and association, if Slurm enforces them.
+
+    The first limit of the partition's QOS, the job's QOS and the association applies (Resource
+    Limits, "Hierarchy").
+    """
     if not slurm.enforced & {"limits", "safe"}:
         return
-    levels = _levels(asked, slurm)
-    wall = next((one for one in levels if one.max_wall < inf), None)
-    if wall and asked.time is not None and seconds(asked.time.value) > wall.max_wall:
+    levels = _limit_levels(request, slurm)
+    wall = next((level for level in levels if level.max_wall < inf), None)
+    if wall and request.time is not None and parse_time_limit(request.time.value) > wall.max_wall:
         yield Finding(
             "time-over-limit",
-            f"phase {asked.phase.name} asks for {span(seconds(asked.time.value))}, and "
-            f"{wall.owner} allows a job {span(wall.max_wall)}",
-            f"set `slurm.time` to at most {span(wall.max_wall)}, or another QOS",
-            evidence=(*written(asked.time, "time"), asked.note(wall.text)),
+            f"phase {request.phase.name} asks for "
+            f"{format_time(parse_time_limit(request.time.value))}, but {wall.owner} "
+            f"allows a job at most {format_time(wall.max_wall)}",
+            f"set `slurm.time` to at most {format_time(wall.max_wall)}, or choose another QOS",
+            evidence=(*setting_evidence(request.time, "time"), request.note(wall.text)),
         )
     for column, whose in COLUMNS.items():
-        yield from _tres(asked, levels, column, whose)
+        yield from _check_tres(request, levels, column, whose)
 
 
-def _tres(
-    asked: RequestedResources, levels: list[AccountingLimits], column: str, whose: str
+def _check_tres(
+    request: RequestedResources, levels: list[AccountingLimits], column: str, whose: str
 ) -> Iterator[Finding]:
     counts = (
-        (NODES, "too-many-nodes", "nodes", asked.nodes, asked.phase.nodes, "nodes"),
+        (NODES, "too-many-nodes", "nodes", request.nodes, request.phase.nodes, "nodes"),
         (
             GPUS,
             "too-many-gpus",
             "GPUs",
-            asked.nodes * asked.gpus,
-            asked.phase.gpus_per_node,
+            request.nodes * request.gpus,
+            request.phase.gpus_per_node,
             "gpus_per_node",
         ),
     )
-    for kind, identity, what, asks, sourced, key in counts:
-        first = next((one for one in levels if kind in one.tres.get(column, {})), None)
+    for kind, finding_id, what, asks, sourced, key in counts:
+        first = next((level for level in levels if kind in level.tres.get(column, {})), None)
         most = first.tres[column][kind] if first else inf
         if first and asks > most:
             yield Finding(
-                identity,
-                f"phase {asked.phase.name} asks for {asks} {what}, and {first.owner} allows "
-                f"{whose} {most} ({column})",
-                f"set fewer {what}, or another QOS or account",
-                evidence=(*written(sourced, key), asked.note(first.text)),
+                finding_id,
+                f"phase {request.phase.name} asks for {asks} {what}, but {first.owner} allows "
+                f"{whose} at most {most} ({column})",
+                f"ask for fewer {what}, or choose another QOS or account",
+                evidence=(*setting_evidence(sourced, key), request.note(first.text)),
             )
 
 
-def _levels(asked: RequestedResources, slurm: Slurm) -> list[AccountingLimits]:
+def _limit_levels(request: RequestedResources, slurm: Slurm) -> list[AccountingLimits]:
     known = slurm.qos or {}
-    partitions, jobs = known.get(asked.partition.qos), _qos(asked, slurm)
+    partitions, jobs = known.get(request.partition.qos), _find_qos(request, slurm)
     order: list[SlurmQos | None] = [partitions, jobs]
     if jobs is not None and "OverPartQOS" in jobs.flags:
         order.reverse()
-    one = _association(asked, slurm)
+    association = _find_association(request, slurm)
     found = [qos.limits for qos in order if qos is not None]
-    return [*found, one.limits] if one is not None else found
+    return [*found, association.limits] if association is not None else found
 
 
-def _qos(asked: RequestedResources, slurm: Slurm) -> SlurmQos | None:
-    """The QOS that the job would have: the one it names, else its association's default."""
-    one = _association(asked, slurm)
-    name = asked.qos or (one.default_qos if one is not None else "")
+def _find_qos(request: RequestedResources, slurm: Slurm) -> SlurmQos | None:
+    """The job's QOS: the one it names, or else its association's default."""
+    association = _find_association(request, slurm)
+    name = request.qos or (association.default_qos if association is not None else "")
     return (slurm.qos or {}).get(name)
 
 
-def _association(asked: RequestedResources, slurm: Slurm) -> Association | None:
-    """The association that the job would have, where it can only be one."""
-    name, mine = option(asked.phase, "account"), slurm.associations or ()
-    fit = [one for one in mine if not name or one.account == name]
-    exact = [one for one in fit if one.partition == asked.partition.name]
-    general = [one for one in fit if not one.partition]
-    found = exact or general
-    return found[0] if len(found) == 1 else None
+def _find_association(request: RequestedResources, slurm: Slurm) -> Association | None:
+    """The job's association, if only one is possible."""
+    name, mine = sbatch_option(request.phase, "account"), slurm.associations or ()
+    matching = [each for each in mine if not name or each.account == name]
+    exact = [each for each in matching if each.partition == request.partition.name]
+    general = [each for each in matching if not each.partition]
+    candidates = exact or general
+    return candidates[0] if len(candidates) == 1 else None

@@ -1,4 +1,4 @@
-"""Room for what the phases write: free space and inodes."""
+"""Check that the run directory has space and inodes for what the phases write."""
 
 from __future__ import annotations
 
@@ -9,64 +9,70 @@ from dataclasses import dataclass
 from ..config.phase import Phase
 from ..config.profile import Profile
 from ..text import Problem
-from .mounts import existing
+from .mounts import resolve_existing
 
 GIB = 2**30
-# A run's own files (events, logs, dumps) are some megabytes and a few dozen files a rank.
+# A run's own files (events, logs, dumps) take a few megabytes and dozens of files per rank.
 LEAST_BYTES, FILES_PER_RANK, LEAST_FILES = 64 * 2**20, 50, 500
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a run may write at the same time."""
+class SpaceNeed:
+    """What the phases that run at the same time may write."""
 
     bytes: int
     files: int
     words: str
 
 
-def need_of(profile: Profile, phases: Iterable[Phase]) -> Need:
-    """Bytes and files of the phases that may run at once. What a phase writes is known where its
-    `writes_gib` says it; a checkpoint is deleted once its phase has passed."""
+def estimate_need(profile: Profile, phases: Iterable[Phase]) -> SpaceNeed:
+    """Bytes and files of the phases that may run at the same time, from their `writes_gib`.
+
+    Later phases need no space of their own: checkpoints of a phase that passed are deleted.
+    """
     phases = list(phases)
     written = sorted(
-        ((profile.phases[one.name].writes_gib or 0.0, one.name) for one in phases), reverse=True
+        ((profile.phases[phase.name].writes_gib or 0.0, phase.name) for phase in phases),
+        reverse=True,
     )[: profile.limits.max_jobs]
-    told = [f"{name} {gib:g} GiB" for gib, name in written if gib]
+    amounts = [f"{name} {gib:g} GiB" for gib, name in written if gib]
     ranks = sum(phase.world_size for phase in phases)
-    return Need(
+    return SpaceNeed(
         LEAST_BYTES + int(sum(gib for gib, _ in written) * GIB),
         LEAST_FILES + FILES_PER_RANK * ranks,
-        f"at once the phases write {', '.join(told)} (`writes_gib`)" if told else "",
+        f"phases that run at the same time write {', '.join(amounts)} (`writes_gib`)"
+        if amounts
+        else "",
     )
 
 
-def room(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
-    """What of the run directory's file system is too small for these phases."""
-    need = need_of(profile, phases)
-    directory = existing(profile.shared_dir)
+def find_lack_of_space(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
+    """Report too little space or too few inodes on the run directory's file system."""
+    need = estimate_need(profile, phases)
+    directory = resolve_existing(profile.shared_dir)
     try:
         free = os.statvfs(directory)
     except OSError:
-        return  # whether it can be used at all is checked elsewhere
+        return  # access.py checks whether the directory can be used
     where = profile.where("shared_dir")
-    if free.f_bavail * free.f_frsize < need.bytes:
+    available = free.f_bavail * free.f_frsize
+    if available < need.bytes:
         yield _too_small(
-            f"the file system of {directory} has {_size(free.f_bavail * free.f_frsize)} free",
+            f"the file system of {directory} has {_format_size(available)} free",
             where,
             need,
         )
-    # A file system without a fixed number of inodes says 0 of both.
+    # A file system without a fixed number of inodes reports 0 for both.
     if free.f_files and free.f_favail < need.files:
         what = f"the file system of {directory} has room for {free.f_favail} more files"
-        expected = f"room for {need.files}, as a run of these phases may make"
-        yield Problem(what, where, expected, "delete what is not needed, or set `shared_dir`")
+        expected = f"room for {need.files}, the most that a run of these phases may create"
+        yield Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
-def _too_small(what: str, where: str, need: Need) -> Problem:
-    expected = f"at least {_size(need.bytes)}" + (f": {need.words}" if need.words else "")
-    return Problem(what, where, expected, "delete what is not needed, or set `shared_dir`")
+def _too_small(what: str, where: str, need: SpaceNeed) -> Problem:
+    expected = f"at least {_format_size(need.bytes)}" + (f": {need.words}" if need.words else "")
+    return Problem(what, where, expected, "delete what is not needed, or move `shared_dir`")
 
 
-def _size(count: int) -> str:
+def _format_size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

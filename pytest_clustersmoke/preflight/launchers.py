@@ -1,8 +1,7 @@
-"""Launchers of their own, which start ranks on other nodes over SSH.
+"""Find launchers that start ranks on other nodes over SSH.
 
-Here the scheduler has started one task on each node already, and torchrun starts the ranks:
-nothing needs SSH between nodes, which many clusters do not allow (Gilbreth HPC Training Guide,
-section 4.3).
+They are not needed: the scheduler starts one task on each node, and torchrun starts the ranks. Many
+clusters do not allow SSH between nodes (Gilbreth HPC Training Guide, section 4.3).
 """
 
 from __future__ import annotations
@@ -20,92 +19,92 @@ LAUNCHERS = frozenset({"deepspeed", "pdsh", "mpirun", "mpiexec"})
 HOST_FILES = frozenset({"hostfile", "host_file", "hostsfile"})
 # DeepSpeed's --launcher (deepspeed/launcher/constants.py).
 REMOTE = frozenset({"pdsh", "openmpi", "mpich", "impi", "mvapich", "ssh"})
-# The calls by which Python starts another program: of subprocess, of os, and asyncio's.
+# Calls that start another program: of subprocess, os and asyncio.
 STARTERS = frozenset(
     {"run", "Popen", "call", "check_call", "check_output", "getoutput", "system", "popen"}
     | {"execv", "execve", "execvp", "execlp", "spawnv", "spawnvp"}
     | {"create_subprocess_exec", "create_subprocess_shell"}
 )
-EXPECTED = "a program that torchrun runs on each node, which `srun` reaches without SSH"
+EXPECTED = "a program that torchrun runs on each node (`srun` reaches the nodes without SSH)"
 
 
-def launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
-    """Launchers in `python` and `setup`, in phases' arguments and in their scripts."""
-    if profile.python and (word := _program(profile.python)) in LAUNCHERS:
+def find_launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
+    """Find launchers in `python`, `setup`, and the phases' arguments and scripts."""
+    if profile.python and (word := _program_of(profile.python)) in LAUNCHERS:
         yield Problem(
             f"`python` is the launcher `{word}`",
             profile.where("python"),
             "the shell command for Python on the nodes",
         )
     for index, line in enumerate(profile.setup):
-        if _program(line) == "deepspeed":
+        if _program_of(line) == "deepspeed":
             yield Problem(
                 "a setup line starts the launcher `deepspeed`, which reaches other nodes over SSH",
                 profile.where("setup", index),
                 EXPECTED,
-                "take it out: set-up runs before the job's work, on its first node",
+                "remove it: `setup` runs before the job's work, on its first node",
             )
     for phase in phases:
-        yield from _arguments(phase)
+        yield from _check_arguments(phase)
     for phase in {phase.script: phase for phase in phases}.values():
-        yield from _script(phase)
+        yield from _check_script(phase)
 
 
-def _arguments(phase: Phase) -> Iterator[Problem]:
-    for name, one in phase.args.items():
-        remote = name == "launcher" and str(one.value).lower() in REMOTE
-        if (name in HOST_FILES and one.value) or remote:
+def _check_arguments(phase: Phase) -> Iterator[Problem]:
+    for name, argument in phase.args.items():
+        remote = name == "launcher" and str(argument.value).lower() in REMOTE
+        if (name in HOST_FILES and argument.value) or remote:
             yield Problem(
-                f"phase `{phase.name}` has the argument {name}={one.value}: a launcher that "
-                "reaches other nodes over SSH",
-                one.source,
+                f"phase `{phase.name}` has the argument {name}={argument.value}, for a launcher "
+                "that reaches other nodes over SSH",
+                argument.source,
                 EXPECTED,
-                "take the argument out",
+                "remove the argument",
             )
 
 
-def _script(phase: Phase) -> Iterator[Problem]:
-    for line, launcher in _started_launchers(phase.script):
+def _check_script(phase: Phase) -> Iterator[Problem]:
+    for line, launcher in _find_started_launchers(phase.script):
         yield Problem(
             f"the script of phase `{phase.name}` starts the launcher `{launcher}`, which reaches "
             "other nodes over SSH, once for each rank",
             f"{phase.script}:{line}",
             EXPECTED,
-            "train in the script itself: torchrun has started one for each rank",
+            "train in the script itself: torchrun starts it once for each rank",
         )
 
 
-def _started_launchers(script: Path) -> list[tuple[int, str]]:
-    """Line and launcher of each call that starts one; none where the script is not Python."""
+def _find_started_launchers(script: Path) -> list[tuple[int, str]]:
+    """Line and launcher of each call that starts one; empty if the script is not Python."""
     try:
         text = script.read_text(errors="replace")
-        if not any(word in text for word in LAUNCHERS):  # looking is quicker than parsing
+        if not any(word in text for word in LAUNCHERS):  # a search is faster than parsing
             return []
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    started = [(call.lineno, _command(call)) for call in calls if _name(call) in STARTERS]
+    started = [(call.lineno, _command_of(call)) for call in calls if _callee_of(call) in STARTERS]
     return sorted((line, word) for line, word in started if word in LAUNCHERS)
 
 
-def _name(call: ast.Call) -> str:
+def _callee_of(call: ast.Call) -> str:
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
-def _command(call: ast.Call) -> str:
-    """The program that a call starts, where its name stands in the source."""
+def _command_of(call: ast.Call) -> str:
+    """The program that a call starts, if the source names it literally."""
     first = call.args[0] if call.args else None
     if isinstance(first, ast.List | ast.Tuple):
         first = first.elts[0] if first.elts else None
     command = first.value if isinstance(first, ast.Constant) else None
-    return _program(command) if isinstance(command, str) else ""
+    return _program_of(command) if isinstance(command, str) else ""
 
 
-def _program(line: str) -> str:
-    """The program that a shell line starts, where that can be told."""
+def _program_of(line: str) -> str:
+    """The program that a shell line starts; empty if that is unknown."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:

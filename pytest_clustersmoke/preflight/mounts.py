@@ -1,4 +1,4 @@
-"""Which file system a path lies on, by the kernel's table of mounts."""
+"""Find the file system of a path in the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 MOUNTS = Path("/proc/self/mountinfo")
 EXPORTS = Path("/etc/exports")
 EXPORT = re.compile(r'\s*(?:"(/[^"]*)"|(/\S*))')
-# In the memory of one machine, or the layers of one container: no other node ever sees it.
+# In one machine's memory or one container's layers: no other node can see it.
 PRIVATE = frozenset({"tmpfs", "ramfs", "devtmpfs", "overlay", "aufs"})
-# On a disk of one machine, which may export it to the nodes.
+# On one machine's disk, which may be exported to the nodes.
 LOCAL_DISK = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs"})
 
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of the table: where, of which kind (`nfs4`, `ext4`), and what is mounted."""
+    """A line of the table: mount point, kind (`nfs4`, `ext4`), and what is mounted there."""
 
     point: Path
     kind: str
@@ -26,7 +26,7 @@ class Mount:
 
 
 def read_mounts(table: Path = MOUNTS) -> list[Mount]:
-    """The mounts of this machine; none where the table cannot be read."""
+    """This machine's mounts; empty if the table cannot be read."""
     try:
         text = table.read_text(errors="replace")
     except OSError:
@@ -35,55 +35,55 @@ def read_mounts(table: Path = MOUNTS) -> list[Mount]:
 
 
 def parse(text: str) -> list[Mount]:
-    """The lines of a mountinfo (man 5 proc): the mount point is the fifth field; kind and source
-    stand behind the lone `-`."""
+    """Parse mountinfo (man 5 proc): the mount point is the fifth field; kind and source follow the
+    single `-`."""
     mounts = []
     for line in text.splitlines():
         before, dash, behind = line.partition(" - ")
         fields, tail = before.split(), behind.split()
         if dash and len(fields) >= 5 and len(tail) >= 2:
-            mounts.append(Mount(Path(_plain(fields[4])), tail[0], _plain(tail[1])))
+            mounts.append(Mount(Path(_unescape(fields[4])), tail[0], _unescape(tail[1])))
     return mounts
 
 
-def _plain(text: str) -> str:
-    """A space in a path is written `\\040`, in octal."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+def _unescape(text: str) -> str:
+    """Special characters in a path are octal escapes, such as `\\040` for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def exported(path: Path) -> bool:
+def is_exported(path: Path) -> bool:
     """Whether this machine's NFS server exports the path or a directory above it (man 5 exports);
-    False where its tables cannot be read."""
-    there = path.resolve()
+    False if its tables cannot be read."""
+    target = path.resolve()
     tables = [EXPORTS, *sorted(EXPORTS.with_name("exports.d").glob("*.exports"))]
-    return any(there.is_relative_to(one) for table in tables for one in _directories(table))
+    return any(target.is_relative_to(folder) for table in tables for folder in _read_exports(table))
 
 
-def _directories(table: Path) -> list[Path]:
+def _read_exports(table: Path) -> list[Path]:
     try:
         lines = table.read_text(errors="replace").replace("\\\n", " ").splitlines()
     except OSError:
         return []
-    first = [found[1] or found[2] for line in lines if (found := EXPORT.match(line))]
-    return [Path(_plain(one)).resolve() for one in first]
+    folders = [match[1] or match[2] for line in lines if (match := EXPORT.match(line))]
+    return [Path(_unescape(folder)).resolve() for folder in folders]
 
 
-def existing(path: Path) -> Path:
-    """The path, or the nearest directory above it that exists, with its links followed."""
-    there = next((one for one in (path, *path.parents) if exists(one)), Path("/"))
-    return there.resolve()
+def resolve_existing(path: Path) -> Path:
+    """The path, or the nearest existing directory above it, with links resolved."""
+    nearest = next((each for each in (path, *path.parents) if exists(each)), Path("/"))
+    return nearest.resolve()
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a path, as far as this user can see."""
+    """Whether the path exists, as far as this user can see."""
     try:
         return path.exists()
-    except OSError:  # below a directory that this user may not search
+    except OSError:  # in a directory that this user may not search
         return False
 
 
-def mount_of(path: Path, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a path lies on: the deepest above it, and of several there the last."""
-    there = existing(path)  # looking at it also has an automounter mount it
-    above = [one for one in mounts if there.is_relative_to(one.point)]
-    return max(reversed(above), key=lambda one: len(one.point.parts), default=None)
+def find_mount(path: Path, mounts: Iterable[Mount]) -> Mount | None:
+    """The mount of a path: the deepest one above it, and the last of several there."""
+    target = resolve_existing(path)  # the access also triggers an automounter
+    above = [mount for mount in mounts if target.is_relative_to(mount.point)]
+    return max(reversed(above), key=lambda mount: len(mount.point.parts), default=None)

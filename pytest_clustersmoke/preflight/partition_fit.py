@@ -1,4 +1,4 @@
-"""A phase against what Slurm says of partitions and nodes -> findings, each with its numbers."""
+"""Compare a phase with Slurm's partitions and nodes; each finding has its numbers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from ..config.hostlist import expand_hostlist
 from ..config.phase import Phase, Sourced
 from ..config.profile import Profile
-from ..config.sbatch_options import seconds
+from ..config.sbatch_options import parse_time_limit
 from ..evidence.finding import MAX_TEXT, Evidence, Finding
 from ..jobs.slurm_records import Association, SlurmNode, SlurmPartition, SlurmQos
-from ..text import near
+from ..text import near, plural, shorten
 
 SIMPLE_CONSTRAINT = re.compile(r"[\w.-]+(&[\w.-]+)*")
 MAX_NAMED = 20
 
-# Puts a line of Slurm's into the phase's record, and says where it stands there.
+# Adds a line of Slurm's output to the phase's record and returns its place there.
 Note = Callable[[str], Evidence]
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """What Slurm said of itself; None where it was not asked or did not answer."""
+    """Slurm's answers about itself; None where it was not asked or did not answer."""
 
     partitions: Mapping[str, SlurmPartition] | None = None
     nodes: Mapping[str, SlurmNode] | None = None
@@ -37,7 +37,7 @@ class Slurm:
 
 @dataclass(frozen=True)
 class RequestedResources:
-    """What a phase asks of a partition."""
+    """A phase that asks for a partition's resources."""
 
     phase: Phase
     profile: Profile
@@ -50,29 +50,31 @@ class RequestedResources:
 
     @property
     def gpus(self) -> int:
-        """GPUs a node; none where the cluster is asked for none."""
+        """GPUs per node; 0 if the profile requests none."""
         none = self.profile.hardware.gpu == "none"
         return 0 if none else int(self.phase.gpus_per_node.value)
 
     @property
     def qos(self) -> str:
-        return option(self.phase, "qos")
+        return sbatch_option(self.phase, "qos")
 
     @property
     def time(self) -> Sourced | None:
-        """The shortest time limit that will do."""
-        given = [key for key in ("time_min", "time") if option(self.phase, key)]
+        """The shortest time limit that the phase accepts."""
+        given = [key for key in ("time_min", "time") if sbatch_option(self.phase, key)]
         return self.phase.slurm[given[0]] if given else None
 
 
-def option(phase: Phase, name: str) -> str:
-    """An sbatch option as text; empty where it is not given, or dropped."""
-    one = phase.slurm.get(name)
-    return "" if one is None or one.value is None or one.value is False else str(one.value)
+def sbatch_option(phase: Phase, name: str) -> str:
+    """An sbatch option as text; empty if it is missing or dropped."""
+    sourced = phase.slurm.get(name)
+    if sourced is None or sourced.value is None or sourced.value is False:
+        return ""
+    return str(sourced.value)
 
 
-def written(sourced: Sourced | None, name: str) -> tuple[Evidence, ...]:
-    """The line of the setting, where somebody wrote one."""
+def setting_evidence(sourced: Sourced | None, name: str) -> tuple[Evidence, ...]:
+    """The line where a setting was written, as evidence; empty if nobody wrote one."""
     if sourced is None:
         return ()
     file, _, line = sourced.source.rpartition(":")
@@ -82,22 +84,22 @@ def written(sourced: Sourced | None, name: str) -> tuple[Evidence, ...]:
     return (Evidence(file, int(line), text),)
 
 
-def partition_of(
+def find_partitions(
     phase: Phase, slurm: Slurm, note: Note
 ) -> tuple[list[SlurmPartition], list[Finding]]:
-    """The partitions that a phase may run in, and what is wrong with their names."""
+    """The partitions in which a phase may run, and a finding for each unknown name."""
     known = slurm.partitions
     if not known:
         return [], []
-    names = [one for one in option(phase, "partition").split(",") if one]
+    names = [name for name in sbatch_option(phase, "partition").split(",") if name]
     if not names:
-        return [one for one in known.values() if one.default], []
+        return [partition for partition in known.values() if partition.default], []
     unknown = [
         Finding(
             "partition-unknown",
-            f"there is no partition `{name}`; this cluster has {listed(known)}",
+            f"there is no partition `{name}`; this cluster has {name_some(known)}",
             near(name, known) or "set `slurm.partition` in cluster.yaml to one of them",
-            evidence=written(phase.slurm.get("partition"), "partition"),
+            evidence=setting_evidence(phase.slurm.get("partition"), "partition"),
         )
         for name in names
         if name not in known
@@ -105,51 +107,51 @@ def partition_of(
     return [known[name] for name in names if name in known], unknown
 
 
-def listed(names: Any) -> str:
-    words = sorted(map(str, names))
-    more = f" and {len(words) - MAX_NAMED} more" if len(words) > MAX_NAMED else ""
-    return ", ".join(f"`{word}`" for word in words[:MAX_NAMED]) + more or "none"
+def name_some(names: Any) -> str:
+    """Sorted names in backquotes; of many the first."""
+    return shorten([f"`{name}`" for name in sorted(map(str, names))], MAX_NAMED) or "none"
 
 
-def of_partition(asked: RequestedResources) -> Iterator[Finding]:
-    """The partition's own state and limits."""
-    one, phase = asked.partition, asked.phase
-    where = written(phase.slurm.get("partition"), "partition")
-    if one.state not in ("UP", ""):
+def check_partition(request: RequestedResources) -> Iterator[Finding]:
+    """Check the partition's own state and limits."""
+    partition, phase = request.partition, request.phase
+    where = setting_evidence(phase.slurm.get("partition"), "partition")
+    if partition.state not in ("UP", ""):
         yield Finding(
             "partition-down",
-            f"partition {one.name} is {one.state}, and starts no jobs",
+            f"partition {partition.name} is {partition.state} and starts no jobs",
             "ask the administrators, or set `slurm.partition` to one that is up",
-            evidence=(*where, asked.note(one.text)),
+            evidence=(*where, request.note(partition.text)),
         )
-    if one.max_nodes is not None and asked.nodes > one.max_nodes:
+    if partition.max_nodes is not None and request.nodes > partition.max_nodes:
         yield Finding(
             "too-many-nodes",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} allows a "
-            f"job {one.max_nodes}",
-            f"set `nodes` to at most {one.max_nodes}, or another partition",
-            evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
+            f"phase {phase.name} asks for {request.nodes} nodes, but partition {partition.name} "
+            f"allows a job at most {partition.max_nodes}",
+            f"set `nodes` to at most {partition.max_nodes}, or choose another partition",
+            evidence=(*setting_evidence(phase.nodes, "nodes"), request.note(partition.text)),
         )
-    if asked.nodes < one.min_nodes:
+    if request.nodes < partition.min_nodes:
         yield Finding(
             "submission-refused",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} wants at "
-            f"least {one.min_nodes}",
-            "set another partition, or more nodes",
-            evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
+            f"phase {phase.name} asks for {plural(request.nodes, 'node')}, but partition "
+            f"{partition.name} requires at least {partition.min_nodes}",
+            "ask for more nodes, or choose another partition",
+            evidence=(*setting_evidence(phase.nodes, "nodes"), request.note(partition.text)),
         )
-    if asked.time is not None and seconds(asked.time.value) > one.max_time:
+    if request.time is not None and parse_time_limit(request.time.value) > partition.max_time:
         yield Finding(
             "time-over-limit",
-            f"phase {phase.name} asks for {span(seconds(asked.time.value))}, and partition "
-            f"{one.name} allows {span(one.max_time)}",
-            f"set `slurm.time` to at most {span(one.max_time)}, or another partition",
-            evidence=(*written(asked.time, "time"), asked.note(one.text)),
+            f"phase {phase.name} asks for {format_time(parse_time_limit(request.time.value))}, but "
+            f"partition {partition.name} allows at most {format_time(partition.max_time)}",
+            f"set `slurm.time` to at most {format_time(partition.max_time)}, or choose another "
+            "partition",
+            evidence=(*setting_evidence(request.time, "time"), request.note(partition.text)),
         )
 
 
-def span(length: float) -> str:
-    """Seconds as Slurm writes a time limit."""
+def format_time(length: float) -> str:
+    """Seconds in the form of Slurm's time limits."""
     if length == inf:
         return "no limit"
     minutes, secs = divmod(int(length), 60)
@@ -158,139 +160,161 @@ def span(length: float) -> str:
     return (f"{days}-" if days else "") + f"{hours:02d}:{minutes:02d}:{secs:02d}"
 
 
-def of_nodes(asked: RequestedResources, nodes: Mapping[str, SlurmNode]) -> Iterator[Finding]:
-    """Whether enough of the partition's nodes have what is asked for, and can be used today."""
-    one, phase = asked.partition, asked.phase
-    here = {n.name: n for n in nodes.values() if one.name in n.partitions}
+def check_nodes(request: RequestedResources, nodes: Mapping[str, SlurmNode]) -> Iterator[Finding]:
+    """Check that enough nodes of the partition have the resources and take jobs."""
+    partition, phase = request.partition, request.phase
+    here = {node.name: node for node in nodes.values() if partition.name in node.partitions}
     if not here:
-        return  # nodes that come and go with the jobs are in no list
-    if asked.nodes > len(here):
+        return  # dynamic nodes, which come and go with jobs, are not listed
+    if request.nodes > len(here):
         yield Finding(
             "too-many-nodes",
-            f"phase {phase.name} asks for {asked.nodes} nodes, and partition {one.name} has "
-            f"{len(here)}",
-            f"set `nodes` to at most {len(here)}, or another partition",
-            evidence=(*written(phase.nodes, "nodes"), asked.note(one.text)),
+            f"phase {phase.name} asks for {request.nodes} nodes, but partition {partition.name} "
+            f"has {len(here)}",
+            f"set `nodes` to at most {len(here)}, or choose another partition",
+            evidence=(*setting_evidence(phase.nodes, "nodes"), request.note(partition.text)),
         )
         return
-    unfit = list(_capacity(asked, here)) + list(_named(asked, here, nodes))
+    unfit = list(_check_capacity(request, here)) + list(_check_named_nodes(request, here, nodes))
     yield from unfit
     if not unfit:
-        yield from unavailable(asked, nodes)
+        yield from check_availability(request, nodes)
 
 
-def _capacity(asked: RequestedResources, here: Mapping[str, SlurmNode]) -> Iterator[Finding]:
-    """GPUs, CPUs and memory of a node, and features."""
-    phase, partition = asked.phase, asked.partition.name
-    cpus, memory = _number(option(phase, "cpus_per_task")), _mib(option(phase, "mem"))
+def _check_capacity(
+    request: RequestedResources, here: Mapping[str, SlurmNode]
+) -> Iterator[Finding]:
+    """Check GPUs, CPUs, memory and features of the nodes."""
+    phase, partition = request.phase, request.partition.name
+    cpus, memory = (
+        _parse_count(sbatch_option(phase, "cpus_per_task")),
+        _parse_mib(sbatch_option(phase, "mem")),
+    )
     wants: list[tuple[str, str, int, Callable[[SlurmNode], int], Sourced | None, str]] = [
-        ("too-many-gpus", "GPUs a node", asked.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
+        ("too-many-gpus", "GPUs per node", request.gpus, lambda n: n.gpus, phase.gpus_per_node, ""),
         *[
             ("submission-refused", what, most, has, phase.slurm.get(key), key)
             for what, most, has, key in (
-                ("CPUs a node", cpus, _cpus, "cpus_per_task"),
-                ("MiB of memory a node", memory, _memory, "mem"),
+                ("CPUs per node", cpus, _cpus, "cpus_per_task"),
+                ("MiB of memory per node", memory, _memory, "mem"),
             )
         ],
     ]
-    for identity, what, most, has, sourced, key in wants:
+    for finding_id, what, most, has, sourced, key in wants:
         enough = [node for node in here.values() if has(node) >= most]
-        if len(enough) >= asked.nodes:
+        if len(enough) >= request.nodes:
             continue
         largest = max(here.values(), key=has)
-        told = f"at most {has(largest)}" if not enough else f"as many on {len(enough)} of them only"
+        nodes = plural(len(here), "node")
+        supply = (
+            f"only {len(enough)} of the {nodes} of partition {partition} "
+            f"{'has' if len(enough) == 1 else 'have'} as many"
+            if enough
+            else f"no node of partition {partition} has more than {has(largest)}"
+        )
         setting = key or "gpus_per_node"
         yield Finding(
-            identity,
-            f"phase {phase.name} asks for {most} {what} on {asked.nodes} "
-            f"node{'s' * (asked.nodes > 1)}, and the {len(here)} of partition {partition} have "
-            f"{told}",
-            f"set `{setting}` to what the nodes have, or another partition",
-            evidence=(*written(sourced, setting), asked.note(largest.text)),
+            finding_id,
+            f"phase {phase.name} asks for {most} {what} on {plural(request.nodes, 'node')}, but "
+            f"{supply}",
+            f"set `{setting}` to what the nodes have, or choose another partition",
+            evidence=(*setting_evidence(sourced, setting), request.note(largest.text)),
         )
-    yield from _constraint(asked, here)
+    yield from _check_constraint(request, here)
 
 
-def _constraint(asked: RequestedResources, here: Mapping[str, SlurmNode]) -> Iterator[Finding]:
-    wanted = option(asked.phase, "constraint")
+def _check_constraint(
+    request: RequestedResources, here: Mapping[str, SlurmNode]
+) -> Iterator[Finding]:
+    wanted = sbatch_option(request.phase, "constraint")
     if not SIMPLE_CONSTRAINT.fullmatch(wanted):
-        return  # none, or an expression, which sbatch reads for itself
+        return  # none, or an expression, which is left to sbatch
     features = set(wanted.split("&"))
     enough = [node for node in here.values() if features <= node.features]
-    if len(enough) >= asked.nodes:
+    if len(enough) >= request.nodes:
         return
     known = frozenset().union(*(node.features for node in here.values()))
-    hints = [hint for one in sorted(features - known) if (hint := near(one, known))]
+    hints = [hint for name in sorted(features - known) if (hint := near(name, known))]
     yield Finding(
         "submission-refused",
-        f"phase {asked.phase.name} asks for {asked.nodes} nodes with the feature {wanted}, and "
-        f"partition {asked.partition.name} has {len(enough)}; its features are {listed(known)}",
+        f"phase {request.phase.name} asks for {plural(request.nodes, 'node')} with the feature "
+        f"{wanted}, but partition {request.partition.name} has {len(enough)}; its "
+        f"features are {name_some(known)}",
         hints[0] if hints else "set `slurm.constraint` to features that its nodes have",
-        evidence=written(asked.phase.slurm.get("constraint"), "constraint"),
+        evidence=setting_evidence(request.phase.slurm.get("constraint"), "constraint"),
     )
 
 
-def _named(
-    asked: RequestedResources, here: Mapping[str, SlurmNode], nodes: Mapping[str, SlurmNode]
+def _check_named_nodes(
+    request: RequestedResources, here: Mapping[str, SlurmNode], nodes: Mapping[str, SlurmNode]
 ) -> Iterator[Finding]:
-    """Nodes that `nodelist` and `exclude` name, but which are not there."""
+    """Find nodes that `nodelist` and `exclude` name but that do not exist."""
     for key in ("nodelist", "exclude"):
-        named = expand_hostlist(option(asked.phase, key))
+        named = expand_hostlist(sbatch_option(request.phase, key))
         known = here if key == "nodelist" else nodes
-        strange = [one for one in named if one not in known]
-        if strange:
-            where = f"partition {asked.partition.name}" if key == "nodelist" else "this cluster"
+        unknown = [name for name in named if name not in known]
+        if unknown:
+            where = f"partition {request.partition.name}" if key == "nodelist" else "this cluster"
             yield Finding(
                 "submission-refused",
-                f"`{key}` of phase {asked.phase.name} names {listed(strange)}, and {where} has no "
-                "such node",
-                near(strange[0], known) or f"set `slurm.{key}` to nodes that are there",
-                evidence=written(asked.phase.slurm.get(key), key),
+                f"`{key}` of phase {request.phase.name} names {name_some(unknown)}, but {where} "
+                "has no such node",
+                near(unknown[0], known) or f"set `slurm.{key}` to nodes that exist",
+                evidence=setting_evidence(request.phase.slurm.get(key), key),
             )
 
 
-def candidates(asked: RequestedResources, nodes: Mapping[str, SlurmNode]) -> list[SlurmNode]:
-    """The partition's nodes on which this phase could run, whatever their state."""
-    phase = asked.phase
-    wanted, left_out = (set(expand_hostlist(option(phase, key))) for key in ("nodelist", "exclude"))
-    constraint = option(phase, "constraint")
+def find_candidates(request: RequestedResources, nodes: Mapping[str, SlurmNode]) -> list[SlurmNode]:
+    """Nodes of the partition on which this phase could run, whatever their state."""
+    phase = request.phase
+    wanted, left_out = (
+        set(expand_hostlist(sbatch_option(phase, key))) for key in ("nodelist", "exclude")
+    )
+    constraint = sbatch_option(phase, "constraint")
     simple = SIMPLE_CONSTRAINT.fullmatch(constraint)
     features = set(constraint.split("&")) if simple else set()
-    cpus, memory = _number(option(phase, "cpus_per_task")), _mib(option(phase, "mem"))
+    cpus, memory = (
+        _parse_count(sbatch_option(phase, "cpus_per_task")),
+        _parse_mib(sbatch_option(phase, "mem")),
+    )
     return [
         node
         for node in nodes.values()
-        if asked.partition.name in node.partitions
+        if request.partition.name in node.partitions
         and (not wanted or node.name in wanted)
         and node.name not in left_out
         and features <= node.features
-        and node.gpus >= asked.gpus
+        and node.gpus >= request.gpus
         and node.cpus >= cpus
         and node.memory >= memory
     ]
 
 
-def unavailable(
-    asked: RequestedResources, nodes: Mapping[str, SlurmNode], also_away: bool = False
+def check_availability(
+    request: RequestedResources, nodes: Mapping[str, SlurmNode], also_away: bool = False
 ) -> Iterator[Finding]:
-    """Too few nodes take jobs: those that do not are named. `also_away` counts those that will take
-    jobs again by themselves, too, as where Slurm says that the phase cannot run."""
-    fit = candidates(asked, nodes)
-    need = max(asked.nodes, len(set(expand_hostlist(option(asked.phase, "nodelist")))))
+    """Report that too few nodes take jobs, and name those that do not.
+
+    `also_away` also counts nodes that will come back by themselves; it is used where Slurm says
+    that the phase cannot run.
+    """
+    fit = find_candidates(request, nodes)
+    need = max(request.nodes, len(set(expand_hostlist(sbatch_option(request.phase, "nodelist")))))
     bad = [node for node in fit if node.gone or (also_away and node.away)]
     left = len(fit) - len(bad)
     if not bad or left >= need:
         return
-    shown = bad[:MAX_NAMED]
-    more = f"; and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
     yield Finding(
         "nodes-unavailable",
-        f"phase {asked.phase.name} needs {need} nodes, and of the {len(fit)} of partition "
-        f"{asked.partition.name} that could run it {left} take jobs: "
-        + "; ".join(node.words for node in shown)
-        + more,
-        "have these nodes looked at and resumed (scontrol update nodename=... state=resume)",
-        evidence=(*written(asked.phase.nodes, "nodes"), *(asked.note(n.text) for n in shown)),
+        f"phase {request.phase.name} needs {plural(need, 'node')}, but of the "
+        f"{plural(len(fit), 'node')} of partition {request.partition.name} that could run it only "
+        f"{left} {'takes' if left == 1 else 'take'} jobs: "
+        + shorten([node.description for node in bad], MAX_NAMED, "; "),
+        "have these nodes checked and resumed (scontrol update nodename=... state=resume)",
+        evidence=(
+            *setting_evidence(request.phase.nodes, "nodes"),
+            *(request.note(n.text) for n in bad[:MAX_NAMED]),
+        ),
         hosts=tuple(node.name for node in bad),
     )
 
@@ -303,14 +327,14 @@ def _memory(node: SlurmNode) -> int:
     return node.memory
 
 
-def _number(text: str) -> int:
+def _parse_count(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _mib(text: str) -> int:
-    """A size as sbatch reads it, megabytes without a unit; 0 is all that a node has."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
-    if not found:
+def _parse_mib(text: str) -> int:
+    """A size as sbatch reads it, megabytes without a unit; 0 means all memory of a node."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    if not match:
         return 0
-    scale = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}[found[2]]
-    return int(int(found[1]) * scale)
+    scale = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}[match[2]]
+    return int(int(match[1]) * scale)

@@ -1,4 +1,4 @@
-"""bf16 is asked for on a GPU that has none."""
+"""Find requests for bf16 on GPUs without it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..text import Problem
 
-# bf16 arithmetic came with compute capability 8.0 (CUDA C++ Programming Guide, "Arithmetic
-# Instructions"); which GPU has which: https://developer.nvidia.com/cuda-gpus and, for older ones,
-# https://developer.nvidia.com/cuda-legacy-gpus. Names as the driver gives them.
+# bf16 arithmetic needs compute capability 8.0 (CUDA C++ Programming Guide, "Arithmetic
+# Instructions"). Capabilities: https://developer.nvidia.com/cuda-gpus and, for older GPUs,
+# https://developer.nvidia.com/cuda-legacy-gpus. Names are those that the driver reports.
 BF16_FROM = 8.0
 CAPABILITIES: tuple[tuple[re.Pattern[str], float], ...] = tuple(
     (re.compile(rf"\b(?:{name})\b", re.I), capability)
@@ -31,31 +31,31 @@ BF16 = re.compile(r"(torch\.)?(bf16|bfloat16)(-mixed|-true)?", re.I)
 
 
 def lacks_bf16(gpu: str) -> str:
-    """Why this GPU has no bf16, in a few words; empty where it has it, or is not known here."""
+    """Why this GPU has no bf16; empty if it has bf16 or is unknown."""
     for name, capability in CAPABILITIES:
         if name.search(gpu) and capability < BF16_FROM:
             return f"{gpu} has compute capability {capability}, and bf16 needs {BF16_FROM}"
     return ""
 
 
-def without_bf16(profile: Profile) -> str:
-    """Why ranks on this cluster have no bf16; on CPU torch computes in it, slowly."""
+def explain_missing_bf16(profile: Profile) -> str:
+    """Why ranks on this cluster have no bf16; empty on CPU, where torch emulates it slowly."""
     return lacks_bf16(profile.hardware.gpu) if profile.hardware.device == "cuda" else ""
 
 
-def bf16_arguments(phase: Phase, profile: Profile) -> list[Problem]:
-    """Arguments that ask for bf16 where the hardware has none."""
-    why = without_bf16(profile)
+def find_bf16_arguments(phase: Phase, profile: Profile) -> list[Problem]:
+    """Find arguments that ask for bf16 on hardware without it."""
+    why = explain_missing_bf16(profile)
     if not why:
         return []
     return [
         Problem(
-            f"phase `{phase.name}` asks for bf16 with {name}={one.value}, but {why} "
+            f"phase `{phase.name}` asks for bf16 with {name}={argument.value}, but {why} "
             f"({profile.where('hardware', 'gpu')})",
-            one.source,
+            argument.source,
             "fp16 or fp32 on this hardware",
         )
-        for name, one in phase.args.items()
-        if (name in FLAGS and one.value is True)
-        or (name in KINDS and isinstance(one.value, str) and BF16.fullmatch(one.value))
+        for name, argument in phase.args.items()
+        if (name in FLAGS and argument.value is True)
+        or (name in KINDS and isinstance(argument.value, str) and BF16.fullmatch(argument.value))
     ]

@@ -1,4 +1,4 @@
-"""What all nodes must see lies where they see it: run directory, scripts, interpreter, outputs."""
+"""Check that nodes can see the run directory, scripts, interpreter and outputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..jobs.slurm_records import SlurmNode
 from ..text import Problem
-from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, exported, mount_of, read_mounts
+from .mounts import LOCAL_DISK, PRIVATE, Mount, exists, find_mount, is_exported, read_mounts
 
-# Arguments by which programs are told where to write what outlives the job.
+# Arguments that say where a program writes what outlives the job.
 OUTPUTS = re.compile(
     r"(output|out|save|checkpoints?|ckpt|logging|log)_(dir|path|folder|root)|output|"
     r"resume_from(_checkpoint)?"
@@ -25,15 +25,15 @@ OUTPUTS = re.compile(
 CONFIGURATIONS = re.compile(r"deepspeed|deepspeed_config|ds_config")
 ANSWER_S = 5.0
 ROOT = Path("/")
-# What a system's image brings, each node's own as well as this machine's.
+# Parts of a system's image, which every node has.
 OF_THE_IMAGE = tuple(map(Path, ("/bin", "/lib", "/lib64", "/opt", "/sbin", "/usr")))
 
 
 class SharedPath(NamedTuple):
-    """A path of which nodes must see the same, and where it was written.
+    """A path that all nodes must see, and where it was configured.
 
-    `folder`: where it lies; a link lies elsewhere than what it leads to. `installed`: the root file
-    system may have it of a system's image, which a node's may be, too.
+    `folder` is the directory in which it lies: a link and its target can lie in different ones.
+    `installed`: it may come from a system image that the nodes use too.
     """
 
     what: str
@@ -44,37 +44,38 @@ class SharedPath(NamedTuple):
     installed: bool = False
 
     def is_private(self, mount: Mount) -> bool:
-        """Whether no node can see it, where it lies on this mount."""
+        """Whether no node can see the path if it lies on this mount."""
         return mount.kind in PRIVATE and not (self.installed and mount.point == ROOT)
 
 
-def node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
-    """Scripts, interpreter, outputs and DeepSpeed configuration under a path that every node has
-    for itself.
+def find_node_local(profile: Profile, phases: Iterable[Phase]) -> Iterator[Problem]:
+    """Find scripts, interpreter, outputs and DeepSpeed configuration under a `node_local` path.
 
-    The same of `shared_dir` is found when cluster.yaml is read.
+    `shared_dir` is checked when cluster.yaml is read.
     """
     phases = list(phases)
     for local in profile.node_local:
-        yield from _scripts([one for one in phases if one.script.is_relative_to(local)], local)
+        yield from _check_scripts(
+            [phase for phase in phases if phase.script.is_relative_to(local)], local
+        )
     if profile.backend != "slurm":
         return
-    python = _interpreter(profile)
+    python = _find_interpreter(profile)
     for local in profile.node_local:
         if python is not None and python.is_relative_to(local):
             yield Problem(
-                f"the interpreter of the nodes, {python}, lies under {local}, which every node has "
-                "for itself",
+                f"the interpreter of the nodes, {python}, lies under {local}, which nodes do not "
+                "share",
                 profile.where("python"),
                 "an interpreter that all nodes share",
-                "make the environment on a shared file system, and name its `python`",
+                "create the environment on a shared file system, and set `python` to its Python",
             )
         for phase in phases:
-            yield from _arguments(phase, local)
+            yield from _check_arguments(phase, local)
 
 
-def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
-    """One problem for all scripts under one path."""
+def _check_scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
+    """Report all scripts under one path as one problem."""
     if not phases:
         return
     what = f"the script of phase `{phases[0].name}`, {phases[0].script}, lies"
@@ -82,15 +83,15 @@ def _scripts(phases: Sequence[Phase], local: str) -> Iterator[Problem]:
         names = ", ".join(f"`{phase.name}`" for phase in phases)
         what = f"the scripts of phases {names}, in {phases[0].script.parent}, lie"
     yield Problem(
-        f"{what} under {local}, which every node has for itself",
+        f"{what} under {local}, which nodes do not share",
         phases[0].where,
         "a script on a file system that all nodes share",
         "move the suite there",
     )
 
 
-def _interpreter(profile: Profile) -> Path | None:
-    """The interpreter by its path; None where a command is looked up on the nodes."""
+def _find_interpreter(profile: Profile) -> Path | None:
+    """The interpreter's path; None if the nodes look up a command."""
     if profile.python is None:
         return Path(sys.executable)
     try:
@@ -100,72 +101,72 @@ def _interpreter(profile: Profile) -> Path | None:
     return Path(word) if word.startswith("/") else None
 
 
-def _arguments(phase: Phase, local: str) -> Iterator[Problem]:
-    """Arguments of a phase of several nodes that name a path below `local`."""
-    for name, one in phase.args.items():
-        value = one.value
+def _check_arguments(phase: Phase, local: str) -> Iterator[Problem]:
+    """Find arguments of a phase of several nodes that name a path below `local`."""
+    for name, argument in phase.args.items():
+        value = argument.value
         if not isinstance(value, str) or phase.nodes.value < 2:
             continue
         if not value.startswith("/") or not Path(value).is_relative_to(local):
             continue
         what = (
             f"phase `{phase.name}` of {phase.nodes.value} nodes has {name}={value}, under "
-            f"{local}, which every node has for itself"
+            f"{local}, which nodes do not share"
         )
         if OUTPUTS.fullmatch(name):
             yield Problem(
                 what,
-                one.source,
-                "a directory that all nodes share: no node could read what another wrote",
-                "leave it out where the program writes into the run's own directory",
+                argument.source,
+                "a directory that all nodes share, so that each can read what another wrote",
+                "omit it if the program can write to the run's own directory",
             )
         elif CONFIGURATIONS.fullmatch(name):
-            yield Problem(what, one.source, "a file that all nodes share")
+            yield Problem(what, argument.source, "a file that all nodes share")
 
 
-def places(profile: Profile, phases: Iterable[Phase]) -> list[SharedPath]:
+def list_shared_paths(profile: Profile, phases: Iterable[Phase]) -> list[SharedPath]:
     """The paths that every node must see as this machine does."""
     where, shared = profile.where("shared_dir"), profile.shared_dir
-    found = [SharedPath("the run directory", shared, where, "set `shared_dir` to one", shared)]
+    found = [SharedPath("the run directory", shared, where, "move `shared_dir` to one", shared)]
     scripts = {phase.script: phase for phase in phases}
     for script, phase in scripts.items():
         what = f"the script of phase `{phase.name}`"
         found.append(SharedPath(what, script, phase.where, "move the suite to one", script))
-    return [*found, *_interpreters(profile)]
+    return [*found, *_list_interpreters(profile)]
 
 
-def _interpreters(profile: Profile) -> Iterator[SharedPath]:
-    """The interpreter, and what it is a link to: both have to be there on every node."""
-    python = _interpreter(profile)
+def _list_interpreters(profile: Profile) -> Iterator[SharedPath]:
+    """The interpreter and the target of its link: every node needs both."""
+    python = _find_interpreter(profile)
     if python is None or not exists(python):
         return
-    todo = "make the environment on one, and name its `python`"
-    others = (*OF_THE_IMAGE, *map(Path, profile.node_local))  # of these it is told by itself
+    todo = "create the environment on one, and set `python` to its Python"
+    others = (*OF_THE_IMAGE, *map(Path, profile.node_local))  # reported elsewhere
     by_folder = {path.parent: path for path in (python.resolve(), python)}
     for folder, path in reversed(by_folder.items()):
-        what = "the interpreter" if path == python else "what the interpreter is a link to"
-        if not any(path.is_relative_to(one) for one in others):
+        what = "the interpreter" if path == python else "the target of the interpreter's link"
+        if not any(path.is_relative_to(other) for other in others):
             yield SharedPath(what, path, profile.where("python"), todo, folder, installed=True)
 
 
-def unshared(
+def find_unshared(
     profile: Profile, phases: Iterable[Phase], environ: Mapping[str, str]
 ) -> list[Problem]:
-    """Paths on a file system that never leaves this machine, where nodes are other machines."""
+    """Find paths on a file system that only this machine sees, if nodes are other machines."""
     if profile.backend != "slurm":
         return []
     mounts = read_mounts()
     bad = [
         (place, mount)
-        for place in places(profile, phases)
-        if (mount := mount_of(place.folder, mounts)) and place.is_private(mount)
+        for place in list_shared_paths(profile, phases)
+        if (mount := find_mount(place.folder, mounts)) and place.is_private(mount)
     ]
-    if not bad or _one_machine(profile, environ):
+    if not bad or _is_one_machine(profile, environ):
         return []
     return [
         Problem(
-            f"{place.what}, {place.path}, lies on {mount.point}, a file system of this machine's "
-            f"own ({mount.kind}), which no node sees",
+            f"{place.what}, {place.path}, lies on {mount.point}, a file system that only this "
+            f"machine sees ({mount.kind})",
             place.where,
             "a file system that all nodes share, such as NFS or Lustre",
             place.todo,
@@ -174,47 +175,51 @@ def unshared(
     ]
 
 
-def doubtful(profile: Profile, phases: Iterable[Phase], nodes: Iterable[SlurmNode]) -> list[str]:
-    """What is to be said of paths on a disk of this machine that it does not export itself: nodes
-    may see it some other way. Silent where every node is this machine."""
+def find_doubtful(
+    profile: Profile, phases: Iterable[Phase], nodes: Iterable[SlurmNode]
+) -> list[str]:
+    """Remarks about paths on a disk of this machine that it does not export.
+
+    Nodes may still see them in another way. No remarks if every node is this machine.
+    """
     hosts = {node.host for node in nodes}
-    if profile.lab or not hosts or hosts <= _this_host():
+    if profile.lab or not hosts or hosts <= _own_names():
         return []
     mounts = read_mounts()
     by_mount: dict[Mount, list[SharedPath]] = {}
-    for place in places(profile, phases):
-        mount = mount_of(place.folder, mounts)
-        if mount is None or place.is_private(mount):  # that was told as an error
+    for place in list_shared_paths(profile, phases):
+        mount = find_mount(place.folder, mounts)
+        if mount is None or place.is_private(mount):  # reported as an error
             continue
-        if mount.kind in LOCAL_DISK | PRIVATE and not exported(place.folder):
+        if mount.kind in LOCAL_DISK | PRIVATE and not is_exported(place.folder):
             by_mount.setdefault(mount, []).append(place)
     return [
-        f"{' and '.join(f'{one.what} ({one.path}, {one.where})' for one in told[:3])} "
-        f"{'lies' if len(told) == 1 else 'lie'} on {mount.point}, a file system of this machine "
+        f"{' and '.join(f'{path.what} ({path.path}, {path.where})' for path in paths[:3])} "
+        f"{'lies' if len(paths) == 1 else 'lie'} on {mount.point}, a file system of this machine "
         f"({mount.kind} on {mount.source}): nodes see it only if it is exported to them"
-        for mount, told in by_mount.items()
+        for mount, paths in by_mount.items()
     ]
 
 
-def _one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
-    """Whether this Slurm's nodes are all this machine. Asked only where a path looks wrong."""
+def _is_one_machine(profile: Profile, environ: Mapping[str, str]) -> bool:
+    """Whether all nodes of this Slurm are this machine; asked only if a path looks wrong."""
     if profile.lab or _is_lab(environ):
         return True
-    from ..jobs.slurm_client import SlurmClient, SlurmSilent
+    from ..jobs.slurm_client import SlurmClient, SlurmUnavailable
 
     try:
         hosts = {node.host for node in SlurmClient(environ, ANSWER_S).nodes().values()}
-    except SlurmSilent:
+    except SlurmUnavailable:
         return False
-    return bool(hosts) and hosts <= _this_host()
+    return bool(hosts) and hosts <= _own_names()
 
 
 def _is_lab(environ: Mapping[str, str]) -> bool:
-    """Whether SLURM_CONF is that of a lab, which writes lab.json beside it."""
+    """Whether SLURM_CONF belongs to a lab, which has lab.json beside it."""
     conf = environ.get("SLURM_CONF")
     return bool(conf) and Path(str(conf)).with_name("lab.json").is_file()
 
 
-def _this_host() -> set[str]:
+def _own_names() -> set[str]:
     name = socket.gethostname()
     return {name, name.split(".")[0], "localhost"}

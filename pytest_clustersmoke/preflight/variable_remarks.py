@@ -1,6 +1,6 @@
-"""What is to be said of the variables that a phase's nodes will see, and of those they saw.
+"""Remarks about environment variables, before the job.
 
-Remarks never change a verdict. What the profile itself gets certainly wrong is a usage error.
+Remarks never change a verdict. A certain mistake in the profile itself is a usage error.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ..evidence.variable_names import judge_name, of_families, shown
 from ..evidence.variable_values import slip, subsystems_slip
 from ..node.torchrun import NEVER_INHERITED, TELLING_LEVELS
 from ..text import Problem
-from .transport_variables import Contradiction, Expected, contradictions
+from .transport_variables import Contradiction, Expected, find_contradictions
 
 NOTE, WARNING = "note", "warning"
 SHELL = "this shell"
-# The levels of NCCL_DEBUG that NCCL knows, in any case.
+# The levels of NCCL_DEBUG that NCCL knows; it ignores case.
 LEVELS = ("VERSION", "WARN", "ABORT", *TELLING_LEVELS)
-# What the launcher sets for the ranks, whatever a shell has: torchrun.launcher_environment.
+# Variables that the launcher always sets for the ranks: see torchrun.launcher_environment.
 LAUNCHER_SETS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 LAUNCHER_SETS_LOCALLY = ("NCCL_HOSTID",)
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing to know of a variable. `severity`: `note` or `warning`; `source`: who set it, as
-    file:line where a file did."""
+    """A remark about a variable: `severity` is `note` or `warning`, `source` is the place where it
+    was set, as file:line if that is known."""
 
     name: str
     severity: str
@@ -40,9 +40,9 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A phase on its cluster, as far as its variables can be judged by it. `ran_gloo`: it is
-    known to have run, on `device: auto` say, without NCCL."""
+class PhaseContext:
+    """What judging a phase's variables needs. `ran_gloo`: the phase is known to have run without
+    NCCL, for example on `device: auto`."""
 
     phase: Phase
     profile: Profile
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def expected(self) -> Expected | None:
-        """What NCCL is expected to use; None where nothing is, or no NCCL runs."""
+        """What NCCL is expected to use; None if nothing is expected or NCCL does not run."""
         expect = self.profile.expect.get(self.phase.name)
         if expect is None or not self.runs_nccl:
             return None
@@ -63,139 +63,152 @@ class Scene:
 
     @property
     def own(self) -> dict[str, str]:
-        """The profile's variables of these families."""
-        return of_families({key: str(one.value) for key, one in self.phase.env_set.items()})
+        """The profile's variables of the families that are checked."""
+        return of_families({name: str(value.value) for name, value in self.phase.env_set.items()})
 
     @property
     def launchers(self) -> tuple[str, ...]:
-        """The names that the launcher sets for the ranks, whatever a shell has."""
+        """Names of the variables that the launcher always sets for the ranks."""
         local = LAUNCHER_SETS_LOCALLY if self.profile.backend == "local" else ()
         return (*LAUNCHER_SETS, *local)
 
     def inherited(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What the ranks inherit of the shell that pytest runs in: sbatch, srun and local jobs
-        pass on every variable that neither the profile nor the launcher sets or unsets."""
+        """Variables of pytest's shell that reach the ranks: sbatch, srun and local jobs pass on
+        every variable that neither the profile nor the launcher sets or unsets."""
         decided = {*self.phase.env_set, *self.phase.env_unset, *self.launchers, *NEVER_INHERITED}
-        return {name: one for name, one in of_families(environ).items() if name not in decided}
+        return {name: value for name, value in of_families(environ).items() if name not in decided}
 
     def remark(self, name: str, severity: str, source: str, text: str) -> Remark:
-        """A remark; of NCCL where none runs it is no more than a note."""
+        """A remark; if NCCL does not run, one about its variables is only a note."""
         if not self.runs_nccl and name.startswith(("NCCL_", "TORCH_NCCL_")):
             severity = NOTE
         return Remark(name, severity, source, text)
 
 
-def problems(phase: Phase, profile: Profile) -> list[Problem]:
-    """Where the profile's own variables contradict what it expects of the phase."""
-    scene = Scene(phase, profile)
-    if scene.expected is None:
+def find_contradictory_settings(phase: Phase, profile: Profile) -> list[Problem]:
+    """Find variables of the profile that contradict its expectation for the phase."""
+    context = PhaseContext(phase, profile)
+    if context.expected is None:
         return []
     return [
-        _problem(scene, contradiction)
-        for contradiction in contradictions(scene.own, scene.expected)
+        _to_problem(context, contradiction)
+        for contradiction in find_contradictions(context.own, context.expected)
     ]
 
 
-def planned(phase: Phase, profile: Profile, environ: Mapping[str, str]) -> list[Remark]:
-    """What can be said before the job: of the profile's variables, and of those that the shell
-    of pytest, `environ`, would leak into it."""
-    scene = Scene(phase, profile)
-    inherited = scene.inherited(environ)
-    found = of_profile(scene)
+def remark_on_plan(phase: Phase, profile: Profile, environ: Mapping[str, str]) -> list[Remark]:
+    """Remarks before the job: about the profile's variables, and about those of pytest's shell
+    (`environ`) that would leak into it."""
+    context = PhaseContext(phase, profile)
+    inherited = context.inherited(environ)
+    found = remark_on_profile(context)
     for name, value in inherited.items():
         if is_read(name):
             text = (
-                f"{name}={shown(value)} reaches the nodes unless `setup` unsets it, and the "
+                f"{name}={shown(value)} reaches the nodes unless `setup` unsets it, but the "
                 f"profile does not set it; `env.common.unset: [{name}]` keeps it out"
             )
-            found.append(scene.remark(name, WARNING, SHELL, text))
-        found += of_variable(scene, name, value, SHELL)
-    return found + list(contradicted(scene, inherited, SHELL))
+            found.append(context.remark(name, WARNING, SHELL, text))
+        found += remark_on_variable(context, name, value, SHELL)
+    return found + list(remark_on_contradictions(context, inherited, SHELL))
 
 
-def of_profile(scene: Scene) -> list[Remark]:
-    """What can be said of the variables that the profile sets."""
+def remark_on_profile(context: PhaseContext) -> list[Remark]:
+    """Remarks about the variables that the profile sets."""
     return [
         remark
-        for name, value in scene.own.items()
-        for remark in of_variable(scene, name, value, scene.phase.env_set[name].source)
+        for name, value in context.own.items()
+        for remark in remark_on_variable(context, name, value, context.phase.env_set[name].source)
     ]
 
 
 def is_read(name: str) -> bool:
-    """Whether anything may read the variable, so that it matters who sets it."""
+    """Whether anything may read the variable."""
     verdict = judge_name(name)
     return verdict is None or verdict.is_read
 
 
-def of_variable(scene: Scene, name: str, value: str, source: str) -> Iterator[Remark]:
-    """What can be said of one variable by its name and value."""
+def remark_on_variable(
+    context: PhaseContext, name: str, value: str, source: str
+) -> Iterator[Remark]:
+    """Remarks about one variable, from its name and value."""
     verdict = judge_name(name)
     if verdict is not None:
-        yield scene.remark(name, verdict.severity, source, verdict.text)
+        yield context.remark(name, verdict.severity, source, verdict.text)
     written = f"{name}={shown(value)}"
     words = slip(name, value)
     if words:
-        yield scene.remark(name, WARNING, source, f"{written}: {words}")
-    expected = scene.expected
+        yield context.remark(name, WARNING, source, f"{written}: {words}")
+    expected = context.expected
     if name == "NCCL_DEBUG" and value.upper() not in TELLING_LEVELS:
-        known = "hides the transports" if value.upper() in LEVELS else "is no level of NCCL"
-        yield scene.remark(name, NOTE, source, f"{written} {known}; the launcher sets INFO instead")
+        known = (
+            "hides the transports" if value.upper() in LEVELS else "is not a level that NCCL knows"
+        )
+        yield context.remark(
+            name, NOTE, source, f"{written} {known}; the launcher sets INFO instead"
+        )
     if name == "NCCL_DEBUG_SUBSYS" and value and expected and expected.of_transports:
         words = subsystems_slip(value)
         if words:
             text = f"{written} {words}: the transports cannot be judged; add INIT"
-            yield scene.remark(name, WARNING, source, text)
+            yield context.remark(name, WARNING, source, text)
 
 
-def contradicted(scene: Scene, others: Mapping[str, str], source: str) -> Iterator[Remark]:
-    """Contradictions with what is expected in which a variable of others than the profile has a
-    part: warnings, since a set-up line may still change it."""
-    if scene.expected is None:
+def remark_on_contradictions(
+    context: PhaseContext, others: Mapping[str, str], source: str
+) -> Iterator[Remark]:
+    """Contradictions of the expectation that need a variable from outside the profile.
+
+    They are warnings, since a setup line may still change that variable.
+    """
+    if context.expected is None:
         return
-    for one in contradictions({**others, **scene.own}, scene.expected):
-        foreign = [name for name in one.names if name not in scene.own]
+    for contradiction in find_contradictions({**others, **context.own}, context.expected):
+        foreign = [name for name in contradiction.names if name not in context.own]
         if foreign:
             values = " and ".join(
-                f"{name}={shown({**others, **scene.own}[name])}" for name in one.names
+                f"{name}={shown({**others, **context.own}[name])}" for name in contradiction.names
             )
-            verb = "leaves" if len(one.names) == 1 else "leave"
-            where = scene.profile.where("expect", scene.phase.name, one.key)
-            text = f"{values} {verb} nothing of what is expected: {one.expected} ({where})"
-            yield scene.remark(foreign[0], WARNING, source, text)
+            verb = "rules" if len(contradiction.names) == 1 else "rule"
+            where = context.profile.where("expect", context.phase.name, contradiction.key)
+            text = (
+                f"{values} {verb} out everything that is expected: {contradiction.expected} "
+                f"({where})"
+            )
+            yield context.remark(foreign[0], WARNING, source, text)
 
 
-def _problem(scene: Scene, one: Contradiction) -> Problem:
-    first, *more = one.names
-    variables = scene.phase.env_set
+def _to_problem(context: PhaseContext, contradiction: Contradiction) -> Problem:
+    first, *more = contradiction.names
+    variables = context.phase.env_set
     also = "".join(
         f" with {name}={shown(str(variables[name].value))} ({variables[name].source})"
         for name in more
     )
-    name = scene.phase.name
-    todo = f"change {' or '.join(one.names)}, or `expect.{name}.{one.key}`"
+    name = context.phase.name
+    todo = f"change {' or '.join(contradiction.names)}, or `expect.{name}.{contradiction.key}`"
     if first == "NCCL_IB_DISABLE":
-        todo += "; a plugin's InfiniBand is expected by its own name, such as `NET/IBext*`"
+        todo += "; a plugin's InfiniBand has its own name, such as `NET/IBext*`"
     return Problem(
-        f"{first}={shown(str(variables[first].value))}{also} leaves phase `{name}` nothing of what "
-        "is expected of it",
+        f"{first}={shown(str(variables[first].value))}{also} rules out everything that is expected "
+        f"of phase `{name}`",
         variables[first].source,
-        f"{one.expected} ({scene.profile.where('expect', name, one.key)})",
+        f"{contradiction.expected} ({context.profile.where('expect', name, contradiction.key)})",
         todo,
     )
 
 
-def grouped(by_phase: Mapping[str, Iterable[Remark]]) -> list[tuple[Remark, list[str]]]:
-    """Equal remarks once, with the phases they are of; warnings first."""
-    found: dict[Remark, list[str]] = {}
+def group_remarks(by_phase: Mapping[str, Iterable[Remark]]) -> list[tuple[Remark, list[str]]]:
+    """Each distinct remark with its phases; warnings first."""
+    phases_of: dict[Remark, list[str]] = {}
     for phase, remarks in by_phase.items():
         for remark in dict.fromkeys(remarks):
-            found.setdefault(remark, []).append(phase)
-    return sorted(found.items(), key=lambda pair: pair[0].severity != WARNING)
+            phases_of.setdefault(remark, []).append(phase)
+    return sorted(phases_of.items(), key=lambda pair: pair[0].severity != WARNING)
 
 
-def lines(groups: Iterable[tuple[Remark, list[str]]]) -> list[str]:
-    """A line for each remark, with its phases; of many phases only their number."""
+def format_remarks(groups: Iterable[tuple[Remark, list[str]]]) -> list[str]:
+    """One line per remark, with its phases, or their number if there are many."""
     return [
         f"environment: {remark} ({', '.join(names) if len(names) < 4 else f'{len(names)} phases'})"
         for remark, names in groups

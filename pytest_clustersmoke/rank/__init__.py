@@ -5,19 +5,21 @@
         for step in rank.steps(100, samples_per_rank=32):
             step.record(loss=train_one(model))
 
-| module | what happens there |
+| module | contents |
 |---|---|
 | `core.py` | `Rank`: everything a program calls |
-| `place.py` | which rank this is, from the environment |
+| `rank_environment.py` | which rank this is, from the environment |
 | `device.py` | which device it uses, and what that is |
-| `group.py` | the process group: opened with a timeout, first barrier |
-| `deepspeed_cpu.py` | what DeepSpeed must not do on CPU ranks |
-| `voice.py` | events to the rank's file, a readable line on rank 0's stdout |
+| `process_group.py` | opens the process group with a timeout, by torch or by DeepSpeed |
+| `rank_events.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |
-| `gradient_watch.py` | on which rank was a gradient not finite first? |
-| `gradients.py` | are gradients the mean over all ranks? |
+| `gradient_watch.py` | which rank's gradient stopped being finite first |
+| `gradients.py` | whether gradients are the mean over all ranks |
 | `checkpoint.py` | digests of nested state, files of a checkpoint |
-| `dumps.py` | stacks and flight-recorder entries of a rank that hangs |
+| `rank_dumps.py` | writes stacks and the flight recorder of a rank that hangs or fails |
+| `recorder_dump.py` | the flight recorder as JSON, for all versions of torch |
+| `abort_delay.py` | delays an abort until the flight recorder is written |
+| `hook.py` | where a staged fault acts |
 """
 
 from .core import Rank

@@ -1,4 +1,4 @@
-"""The rank as its program sees it: start, stages, facts, training steps, checks, an orderly end."""
+"""The API of a rank program: start, stages, facts, training steps, checks, an orderly end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import checkpoint, process_group
 from .device import choose_device, start_facts
 from .gradients import Probe
 from .hook import RankHook, load_hook
-from .rank_dumps import Dumps, leave_soon
+from .rank_dumps import RankDumps, limit_exit_time
 from .rank_environment import RankEnvironment, read_rank_environment
 from .rank_events import RankEventWriter
 from .steps import Step, StepLog
@@ -26,60 +26,61 @@ if TYPE_CHECKING:
     import torch
 
 Result = TypeVar("Result")
-# A step that takes longer than this is marked again while it lasts.
+# A step that lasts longer than this may be marked again.
 MARK_AGAIN_S = 1.0
 
 
 class Rank:
-    """One rank of a phase. Made by `Rank.start`, used inside its `with`.
+    """One rank of a phase, made by `Rank.start` and used inside its `with`.
 
-    Under the launcher it writes its events to the phase's directory. By hand, with torchrun or
-    plain `python`, it writes none: rank 0 prints what matters, and the output goes to a temporary
-    directory that is removed at the end.
+    Under the launcher it writes its events to the phase's directory. Run by hand, with torchrun or
+    plain `python`, it writes none: rank 0 prints the main results, and the output goes to a
+    temporary directory that is removed at the end.
     """
 
-    def __init__(self, place: RankEnvironment, timeout_s: float | None) -> None:
-        self.rank = place.rank
-        self.local_rank = place.local_rank
-        self.world_size = place.world_size
-        self.local_world_size = place.local_world_size
-        self.node_rank = place.node_rank
-        self.timeout_s = place.timeout_s if timeout_s is None else timeout_s
+    def __init__(self, environment: RankEnvironment, timeout_s: float | None) -> None:
+        self.rank = environment.rank
+        self.local_rank = environment.local_rank
+        self.world_size = environment.world_size
+        self.local_world_size = environment.local_world_size
+        self.node_rank = environment.node_rank
+        self.timeout_s = environment.timeout_s if timeout_s is None else timeout_s
         self.device: torch.device
-        self._place = place
-        self._voice = RankEventWriter(place)
+        self._environment = environment
+        self._events = RankEventWriter(environment)
         self._output_dir: Path | None = None
         self._began = time.monotonic()
         self._marked: tuple[int, float] = (0, 0.0)  # the last mark: step, monotonic seconds
-        self._hook: RankHook = load_hook(self, place.fault, self._voice.event)
+        self._hook: RankHook = load_hook(self, environment.fault, self._events.event)
 
     @classmethod
     @contextmanager
     def start(cls, init: str = "torch", timeout_s: float | None = None) -> Iterator[Rank]:
-        """Open the process group and give the rank; close it after a clean end.
+        """Open the process group and yield the rank; close the group after a clean end.
 
-        `init` says who opens the group: "torch", "deepspeed", or "trainer" (a library, later: the
-        program then calls `group_opened`). `timeout_s` is that of the group; without it
-        CLUSTERSMOKE_PG_TIMEOUT_S, else 600 s. An exception is written down and goes on its way; the
-        group is then left as it is, since closing it would wait for the others.
+        `init` says which library opens the group: "torch", "deepspeed", or "trainer" (a library
+        opens it later, and the program then calls `group_opened`). `timeout_s` is the timeout of
+        the group; the default is CLUSTERSMOKE_PG_TIMEOUT_S, or 600 s if that is not set. An
+        exception is recorded and raised again; the group then stays open, since closing it would
+        wait for the other ranks.
         """
         if init not in process_group.INITS:
             raise ValueError(f"init={init!r}; expected one of {', '.join(process_group.INITS)}")
         rank = cls(read_rank_environment(), timeout_s)
         dumps = None
         try:
-            if rank._place.phase_dir is not None:
-                dumps = Dumps(rank._place.phase_dir, rank.rank)
+            if rank._environment.phase_dir is not None:
+                dumps = RankDumps(rank._environment.phase_dir, rank.rank)
             rank._open(init)
             yield rank
             rank._close()
         except BaseException as error:
-            rank._failed(error, dumps)
+            rank._record_failure(error, dumps)
             raise
         if dumps is not None:
             dumps.close()
 
-    # -- What a program asks and says --------------------------------------------------------------
+    # -- Facts, stages and the process group -------------------------------------------------------
 
     @property
     def is_main(self) -> bool:
@@ -87,54 +88,59 @@ class Rank:
 
     @property
     def output_dir(self) -> Path:
-        """Where the program writes: one directory for all ranks, which exists."""
+        """The directory that the program writes to: the same for all ranks; it exists."""
         if self._output_dir is None:
-            if self._place.phase_dir is None:
-                raise RuntimeError("output_dir is agreed between the ranks once the group is open")
-            self._output_dir = self._place.phase_dir.output
+            if self._environment.phase_dir is None:
+                raise RuntimeError(
+                    "output_dir is not known before the process group is open: outside the "
+                    "launcher the ranks agree on a temporary directory then"
+                )
+            self._output_dir = self._environment.phase_dir.output
             self._output_dir.mkdir(parents=True, exist_ok=True)
         return self._output_dir
 
     def stage(self, name: str, function: Callable[[], Result]) -> Result:
-        """Run one stage, marked, so that a hang is known by its stage."""
-        self._voice.event("stage", name=name, state="begin")
+        """Run one stage and record its begin and end, so that a hang is reported with its stage."""
+        self._events.event("stage", name=name, state="begin")
         started = time.perf_counter()
         result = function()
         seconds = time.perf_counter() - started
-        self._voice.event("stage", name=name, state="end", seconds=seconds)
+        self._events.event("stage", name=name, state="end", seconds=seconds)
         return result
 
     def fact(self, **values: Any) -> None:
-        """Record what the program measured or read back."""
-        self._voice.event("fact", values=values)
+        """Record values that the program measured or read back."""
+        self._events.event("fact", values=values)
 
     def say(self, text: str) -> None:
         """Print on rank 0."""
-        self._voice.say(text)
+        self._events.say(text)
 
     def barrier(self) -> None:
         process_group.barrier(self.device)
 
     def group_opened(self) -> None:
-        """Record the process group, and try it with a barrier over all ranks.
+        """Record the process group and test it with a barrier over all ranks.
 
         With init="trainer" the program calls this on every rank once its library has opened the
-        group (inside its own `rank.stage("init", ...)`); otherwise `start` does.
+        group (inside its own `rank.stage("init", ...)`); otherwise `start` calls it.
         """
         import torch.distributed as dist
 
         world_size = dist.get_world_size()
         if world_size != self.world_size or dist.get_rank() != self.rank:
             raise RuntimeError(
-                f"the process group says rank {dist.get_rank()} of {world_size}, the environment "
-                f"says rank {self.rank} of {self.world_size}"
+                f"the process group has this rank as {dist.get_rank()} of {world_size}; expected "
+                f"{self.rank} of {self.world_size}, as RANK and WORLD_SIZE say"
             )
         backend = dist.get_backend()
-        self._voice.event("group", backend=backend, world_size=world_size, timeout_s=self.timeout_s)
-        self._voice.event("barrier", seconds=process_group.barrier(self.device))
-        if self._place.phase_dir is None:
-            mine = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
-            self._output_dir = Path(process_group.share_text(mine))
+        self._events.event(
+            "group", backend=backend, world_size=world_size, timeout_s=self.timeout_s
+        )
+        self._events.event("barrier", seconds=process_group.barrier(self.device))
+        if self._environment.phase_dir is None:
+            path = tempfile.mkdtemp(prefix="clustersmoke-") if self.is_main else ""
+            self._output_dir = Path(process_group.broadcast_text(path))
             self._output_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._hook.opened()
 
@@ -149,9 +155,9 @@ class Rank:
         warmup: int | None = None,
         gradients_of: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     ) -> StepLog:
-        """The timing behind `steps`, for loops that are not ours (a Trainer's callback)."""
+        """The timing behind `steps`, for loops that a library runs (a Trainer's callback)."""
         return StepLog(
-            voice=self._voice,
+            events=self._events,
             device=self.device,
             world_size=self.world_size,
             count=count,
@@ -173,11 +179,11 @@ class Rank:
     ) -> Iterator[Step]:
         """Time `count` training steps, each ended by `step.record(loss=...)`, in stage "train".
 
-        `samples_per_rank` and `tokens_per_rank` are those of one step on one rank. `warmup` steps
-        are left out of the steady figures: at most 5, and at most a fifth of all, if not given.
+        `samples_per_rank` and `tokens_per_rank` count one step on one rank. The steady figures
+        leave out the first `warmup` steps; the default is a fifth of all steps, at most 5.
         `gradients_of` names the parameters (`model.named_parameters()`) whose gradients must be
-        finite on this rank in every step, before any reduction; leave it out under a loss scale
-        that is found by overflow (fp16).
+        finite on this rank in every step, before any reduction; omit it with dynamic loss scaling
+        (fp16), which overflows on purpose.
         """
         log = self.step_log(
             count,
@@ -191,7 +197,7 @@ class Rank:
             yield Step(index, log)
             if log.recorded != index + 1:
                 raise RuntimeError(
-                    f"step {index + 1} recorded {log.recorded - index} times; expected one "
+                    f"step {index + 1} was recorded {log.recorded - index} times; expected one "
                     "step.record(loss=...) at the end of each step"
                 )
         log.finish()
@@ -206,13 +212,13 @@ class Rank:
         precision: str = "fp32",
         scale: float = 1.0,
     ) -> bool:
-        """Compare the gradients the engine would apply with the mean of the ranks' own.
+        """Compare the gradients the engine would apply with the mean of the ranks' local ones.
 
         `local_loss` computes the loss of this rank's batch with the bare model, so that no hook of
-        the engine runs; `backward` runs the engine's own forward and backward on the same batch;
-        `applied` gives a parameter's gradient afterwards (`p.grad` if not given) and `scale` what
-        it must be multiplied with where the engine scales. All ranks call this, before a step is
-        taken; it leaves the engine's gradients in place. See `gradients.py`.
+        the engine runs. `backward` runs the engine's own forward and backward on the same batch.
+        `applied` returns a parameter's gradient afterwards (default: `p.grad`); `scale` is the
+        factor that undoes the engine's scaling. All ranks call this before the optimizer's step; it
+        leaves the engine's gradients in place. See `gradients.py`.
         """
         named = list(named_parameters)
         self._hook.parameters = [parameter for _, parameter in named]
@@ -231,37 +237,37 @@ class Rank:
             world_size=self.world_size,
         )
         result = self.stage("probe", probe.run)
-        self._voice.event("gradients", **result)
+        self._events.event("gradients", **result)
         return bool(result["synced"])
 
-    # -- Programs that are no training loop --------------------------------------------------------
+    # -- Programs without a training loop ----------------------------------------------------------
 
     def mark(self, step: int, steps: int) -> None:
         """Mark progress, inside `rank.stage("train", ...)`: `step` of `steps` are done.
 
-        The same step may be marked again, as often as the program likes, while the next one lasts:
-        a mark a second is written, so that slow is not taken for hung.
+        A program may mark the same step as often as it likes while the next one lasts. One mark a
+        second is written, so that a slow rank is not reported as hung.
         """
-        done, at = self._marked
-        if step != done or time.monotonic() - at >= MARK_AGAIN_S:
+        marked_step, marked_at = self._marked
+        if step != marked_step or time.monotonic() - marked_at >= MARK_AGAIN_S:
             self._marked = step, time.monotonic()
-            self._voice.event("step", step=step, steps=steps)
+            self._events.event("step", step=step, steps=steps)
 
     def measured(self, what: str, **values: Any) -> None:
-        """Record one measurement as an event of its own, on its way before this returns."""
-        self._voice.event("measured", what=what, **values)
+        """Record one measurement as an event of its own, written before this returns."""
+        self._events.event("measured", what=what, **values)
 
     def metrics(self, **values: float) -> None:
-        """Record the phase's metrics, all at once, by their names in `telemetry.METRICS`."""
+        """Record the phase's metrics, all at once, by their names in `config.metrics.METRICS`."""
         unknown = set(values) - set(METRICS)
         if unknown:
-            raise ValueError(f"unknown metrics {sorted(unknown)}; known: {', '.join(METRICS)}")
-        self._voice.event("metrics", values=values)
+            raise ValueError(f"unknown metrics {sorted(unknown)}; expected {', '.join(METRICS)}")
+        self._events.event("metrics", values=values)
 
     # -- Checkpoints -------------------------------------------------------------------------------
 
     def save_checkpoint(self, save: Callable[[], object]) -> None:
-        """Run `save` on all ranks in stage "checkpoint"; then rank 0 lists what lies there."""
+        """Run `save` on all ranks in stage "checkpoint"; then rank 0 lists the files written."""
 
         def save_and_wait() -> None:
             self._hook.save(save)
@@ -272,26 +278,26 @@ class Rank:
         if self.is_main:
             files = checkpoint.list_files(self.output_dir)
             seconds = time.perf_counter() - started
-            self._voice.event("checkpoint", files=files, seconds=seconds)
+            self._events.event("checkpoint", files=files, seconds=seconds)
         self._hook.saved()
 
     def digest(self, state: Any) -> checkpoint.Digest:
-        """What `verify_reload` compares, for a state too large to be kept until then."""
+        """The digest that `verify_reload` compares, for a state too large to keep until then."""
         return checkpoint.digest(state)
 
     def verify_reload(self, before: Any, reload: Callable[[], Any]) -> bool:
-        """Compare the state before saving with that of a model built anew and loaded, bit for bit.
+        """Compare the state before saving with the state of a new model that loaded it, bit by bit.
 
         `before` is a nested state (dicts, lists, tensors, plain values) or its `digest`. `reload`
         builds the model, loads the checkpoint and returns the same nested state.
         """
         expected = before if isinstance(before, checkpoint.Digest) else self.digest(before)
-        found = self.stage("reload", lambda: self.digest(reload()))
-        mismatched = checkpoint.mismatched(expected, found)
-        self._voice.event(
+        reloaded = self.stage("reload", lambda: self.digest(reload()))
+        mismatched = checkpoint.mismatched_paths(expected, reloaded)
+        self._events.event(
             "reload",
             equal=not mismatched,
-            tensors=found.tensors,
+            tensors=reloaded.tensors,
             mismatched=mismatched[:10],
             source="model built anew",
         )
@@ -301,43 +307,43 @@ class Rank:
 
     def _open(self, init: str) -> None:
         if init == "trainer":
-            self._introduce(init)
+            self._record_start(init)
         else:
             self.stage("init", lambda: self._open_group(init))
 
-    def _introduce(self, init: str) -> None:
-        self.device = choose_device(self._place)
+    def _record_start(self, init: str) -> None:
+        self.device = choose_device(self._environment)
         process_group.prepare(init, self.device)
-        self._voice.event("start", **start_facts(self._place, self.device), init=init)
+        self._events.event("start", **start_facts(self._environment, self.device), init=init)
         self._hook.introduced()
 
     def _open_group(self, init: str) -> None:
-        self._introduce(init)
+        self._record_start(init)
         process_group.open_group(init, self.device, self.timeout_s)
         self.group_opened()
 
     def _close(self) -> None:
-        if self._place.phase_dir is None and self._output_dir is not None:
-            self.barrier()  # the others may still be reading what is removed now
+        if self._environment.phase_dir is None and self._output_dir is not None:
+            self.barrier()  # other ranks may still read from this directory
             if self.local_rank == 0:
                 shutil.rmtree(self._output_dir, ignore_errors=True)
         process_group.close_group()
-        self._voice.event("done", seconds=time.monotonic() - self._began)
-        self._voice.close()
+        self._events.event("done", seconds=time.monotonic() - self._began)
+        self._events.close()
 
-    def _failed(self, error: BaseException, dumps: Dumps | None) -> None:
-        # Before the error is told: the node's watch ends the phase on it, and where ranks were out
-        # of step the record of the one that raised is needed to say which.
+    def _record_failure(self, error: BaseException, dumps: RankDumps | None) -> None:
+        # Before the error event, on which the node's watch ends the phase: where ranks were out of
+        # step, the flight recorder of the rank that raised is needed to say which.
         if dumps is not None and self.world_size > 1:
-            dumps.ask()
-        self._voice.event(
+            dumps.request()
+        self._events.event(
             "error",
             type=type(error).__name__,
             message=str(error),
             traceback="".join(traceback.format_exception(error)),
         )
-        self._voice.close()
+        self._events.close()
         if dumps is not None and self.world_size > 1:
-            dumps.finish()
-        # Registered last, so it runs first: from here on the interpreter's end is bounded.
-        atexit.register(leave_soon)
+            dumps.wait_for_lines()
+        # Registered last, so it runs first: from here on the interpreter's exit takes bounded time.
+        atexit.register(limit_exit_time)

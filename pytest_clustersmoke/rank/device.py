@@ -1,4 +1,4 @@
-"""Which device a rank uses, and what it is."""
+"""The device that a rank uses, and its description."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..evidence.process_start import start_s
 from ..evidence.telemetry import SCHEMA
+from ..text import plural
 
 if TYPE_CHECKING:
     import torch
@@ -15,55 +16,55 @@ if TYPE_CHECKING:
     from .rank_environment import RankEnvironment
 
 
-def choose_device(place: RankEnvironment) -> torch.device:
-    """The device of this rank, made current.
+def choose_device(environment: RankEnvironment) -> torch.device:
+    """Choose this rank's device and make it current.
 
-    "auto" takes CUDA where every rank of the node finds a device of its own: were some ranks on
-    CPU and others on GPUs, they would open different process groups and wait for each other.
+    "auto" takes CUDA only if every rank of the node has a device of its own. With some ranks on CPU
+    and others on GPUs, they would open different process groups and wait for each other.
     """
     import torch
 
-    wish = place.device_wish
-    found = torch.cuda.device_count() if wish != "cpu" and torch.cuda.is_available() else 0
-    if wish == "cuda" and found <= place.local_rank:
-        raise RuntimeError(_no_device(place, found))
-    if wish == "cuda" or (wish == "auto" and found >= max(1, place.local_world_size)):
-        device = torch.device("cuda", place.local_rank)
+    wanted = environment.wanted_device
+    found = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and found <= environment.local_rank:
+        raise RuntimeError(_describe_missing_device(environment, found))
+    if wanted == "cuda" or (wanted == "auto" and found >= max(1, environment.local_world_size)):
+        device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
 
 
-def _no_device(place: RankEnvironment, found: int) -> str:
+def _describe_missing_device(environment: RankEnvironment, found: int) -> str:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (
-        f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees {found} "
-        f"CUDA devices on {place.node} and local rank {place.local_rank} needs device "
-        f"{place.local_rank}; CUDA_VISIBLE_DEVICES is "
+        f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees "
+        f"{plural(found, 'CUDA device')} on {environment.node}; local rank "
+        f"{environment.local_rank} needs device {environment.local_rank}; CUDA_VISIBLE_DEVICES is "
         f"{'not set' if visible is None else repr(visible)}"
     )
 
 
-def start_facts(place: RankEnvironment, device: torch.device) -> dict[str, Any]:
+def start_facts(environment: RankEnvironment, device: torch.device) -> dict[str, Any]:
     """The fields of the `start` event."""
     import torch
 
     on_cuda = device.type == "cuda"
     return {
         "schema": SCHEMA,
-        "job": place.job,
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "node_rank": place.node_rank,
-        "world_size": place.world_size,
-        "local_world_size": place.local_world_size,
+        "job": environment.job,
+        "rank": environment.rank,
+        "local_rank": environment.local_rank,
+        "node_rank": environment.node_rank,
+        "world_size": environment.world_size,
+        "local_world_size": environment.local_world_size,
         "pid": os.getpid(),
         "pid_started": start_s(os.getpid()),
         "host": platform.node(),
-        "node": place.node,
+        "node": environment.node,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -1,9 +1,9 @@
-"""Which rank's own gradient stopped being finite first, and in which parameter.
+"""Finds the rank whose local gradient stopped being finite first, and the parameter.
 
-A reduction hands one rank's NaN to all: from the next step on every rank's loss is NaN, and nothing
-tells whose it was; or DeepSpeed leaves that step out, and no loss shows anything. So each gradient
-is added up where autograd hands it over, before any reduction: the sum is not finite where one of
-its numbers is not. It stays on the device, and nothing waits.
+A reduction spreads one rank's NaN to all ranks: from the next step on every loss is NaN, and
+nothing shows where it came from. DeepSpeed may skip that step, and then no loss shows anything. So
+a hook sums each gradient as autograd produces it, before any reduction; the sum is finite only if
+all its elements are. The sums stay on the device, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-# Sums are kept for so many steps, then one number a step.
+# Sums are kept for this many steps, then reduced to one number per step.
 ROWS = 1000
 
 
 class GradientWatch:
-    """`step_done` after each step, `close` at the end. Costs one read of the gradients a step."""
+    """Call `step_done` after each step, `close` at the end. It reads each gradient once a step."""
 
     def __init__(
         self,
@@ -30,16 +30,17 @@ class GradientWatch:
     ) -> None:
         import torch
 
-        trained = [(name, one) for name, one in named_parameters if one.requires_grad]
+        trained = [(name, p) for name, p in named_parameters if p.requires_grad]
         if not trained:
-            raise ValueError("no parameter requires a gradient: there is nothing to watch")
+            raise ValueError("no parameter requires a gradient, so there is nothing to watch")
         self._names = [name for name, _ in trained]
         shape = (min(count, ROWS), len(trained))
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
         self._row = 0
         self._folded: list[torch.Tensor] = []
         self._handles = [
-            one.register_hook(partial(self._see, index)) for index, (_, one) in enumerate(trained)
+            parameter.register_hook(partial(self._add_sum, index))
+            for index, (_, parameter) in enumerate(trained)
         ]
 
     def step_done(self) -> None:
@@ -48,33 +49,33 @@ class GradientWatch:
             self._fold()
 
     def close(self) -> dict[str, Any]:
-        """The fields of the `gradient_watch` event: how many parameters were watched, the first
-        step (from 1) in which one's gradient was not finite, and the name of the one nearest to the
-        loss, else None."""
+        """The fields of the `gradient_watch` event: the number of parameters watched, the first
+        step (from 1) with a gradient that was not finite, and the name of its parameter nearest to
+        the loss; None if all were finite."""
         import torch
 
         for handle in self._handles:
             handle.remove()
         self._fold()
-        at = torch.cat(self._folded)  # of each step a parameter, or -1
-        bad = (at >= 0).nonzero().flatten().tolist()
+        parameters = torch.cat(self._folded)  # one index for each step, -1 where all were finite
+        bad_steps = (parameters >= 0).nonzero().flatten().tolist()
         return {
             "parameters": len(self._names),
-            "not_finite_at": bad[0] + 1 if bad else None,
-            "not_finite_in": self._names[int(at[bad[0]])] if bad else None,
+            "not_finite_at": bad_steps[0] + 1 if bad_steps else None,
+            "not_finite_in": self._names[int(parameters[bad_steps[0]])] if bad_steps else None,
         }
 
-    def _see(self, index: int, gradient: torch.Tensor) -> None:
+    def _add_sum(self, index: int, gradient: torch.Tensor) -> None:
         import torch
 
-        # Added, since a step may have several backward passes.
+        # Add, because a step may have several backward passes.
         self._sums[self._row, index].add_(gradient.detach().sum(dtype=torch.float32))
 
     def _fold(self) -> None:
         import torch
 
         bad = ~torch.isfinite(self._sums[: self._row])
-        # The last of the model: a NaN goes from the loss to the first layers.
+        # The last parameter of the model: a NaN propagates from the loss to the first layers.
         last = bad.shape[1] - 1 - bad.flip(1).to(torch.int32).argmax(dim=1)
         self._folded.append(torch.where(bad.any(dim=1), last, -1).to(torch.int32))
         self._sums.zero_()

@@ -1,6 +1,6 @@
-"""What may act at the places where every rank program passes: a staged fault, and nothing else.
+"""The points in a rank program at which a staged fault can act; nothing else uses them.
 
-A phase's spec names the function that makes the hook; this package imports none of them.
+The phase's spec names the function that makes the hook, so this package imports none of them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class RankHook:
-    """A hook that does nothing; a staged fault overrides the methods at which it acts."""
+    """A hook that does nothing. A staged fault overrides the methods that it needs."""
 
-    parameters: Sequence[torch.nn.Parameter] = ()  # those that the gradient probe compares
+    parameters: Sequence[torch.nn.Parameter] = ()  # the ones that the gradient probe compares
 
     def introduced(self) -> None:
-        """The rank has recorded who it is; no process group is open yet."""
+        """The rank has recorded its `start` event; no process group is open yet."""
 
     def opened(self) -> None:
         """The process group is open, the libraries are loaded, no model is built yet."""
 
     def before_step(self, index: int, count: int) -> None:
-        """Step `index` of `count` (from 0) is about to begin: its time is running."""
+        """Step `index` of `count` (from 0) begins; its time is already running."""
 
     def after_backward(self) -> None:
         """The gradient probe's backward pass is done; its reduction is compared next."""
@@ -41,15 +41,15 @@ class RankHook:
 
 
 def load_hook(rank: Rank, fault: Mapping[str, Any] | None, event: Callable[..., None]) -> RankHook:
-    """Make the hook that the spec's `fault` names as `module:function`; without one, one that does
-    nothing.
+    """Make the hook that the spec's `fault` names as `module:function`; without a fault, one that
+    does nothing.
 
-    Raises ValueError where the fault names none, or one that cannot stage it.
+    Raises ValueError if the fault names no hook, or a hook that cannot stage it.
     """
     if not fault:
         return RankHook()
     module, _, function = str(fault.get("hook", "")).partition(":")
     if not module or not function:
-        raise ValueError(f"the fault {fault!r} does not say what stages it: `hook` is missing")
+        raise ValueError(f"the fault {fault!r} has no `hook`; expected `module:function`")
     hook: RankHook = getattr(importlib.import_module(module), function)(rank, fault, event)
     return hook

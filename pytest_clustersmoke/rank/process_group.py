@@ -1,4 +1,4 @@
-"""DeepSpeed on CPU ranks: nothing is compiled, and 0.14.0 runs without Intel's extensions."""
+"""The process group, and DeepSpeed on CPU ranks without compiling or Intel's extensions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# DeepSpeed compiles this op for CPU ranks when it opens the group: half a minute of C++ that needs
-# ninja and g++, and that waits for ever on the lock of a build that was killed. gloo does its work.
+# DeepSpeed compiles this op for CPU ranks when it opens the group. That takes half a minute, needs
+# ninja and g++, and waits forever on the lock of a build that was killed. gloo replaces it.
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 # Up to 0.14.0 DeepSpeed refuses CPU unless these two can be imported. Under gloo it uses neither.
 FREE_OF_INTEL = (0, 14, 1)
@@ -24,49 +24,49 @@ INTEL = ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch")
 
 
 def choose_cpu_accelerator() -> None:
-    """Tell DeepSpeed the device, before its first import."""
-    # Unset, DeepSpeed guesses with a warning; where GPUs exist it would guess them.
+    """Set DeepSpeed's device before its first import."""
+    # Without it DeepSpeed guesses with a warning, and picks GPUs where they exist.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def load_deepspeed_on_cpu() -> None:
-    """Import DeepSpeed and have it leave all communication to torch."""
-    if _version() < FREE_OF_INTEL:
+    """Import DeepSpeed and make it leave all communication to torch."""
+    if _deepspeed_version() < FREE_OF_INTEL:
         _import_without_intel()
     import deepspeed
 
-    # DeepSpeed's own table of what it may compile here.
+    # DeepSpeed's own table of the ops that it may compile here.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
 
 
-def _version() -> tuple[int, ...]:
-    found = importlib.metadata.version("deepspeed")
-    return tuple(int(part) for part in re.findall(r"\d+", found)[:3])
+def _deepspeed_version() -> tuple[int, ...]:
+    version = importlib.metadata.version("deepspeed")
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def _import_without_intel() -> None:
-    """Import DeepSpeed with empty modules in the place of Intel's, while the import lasts."""
+    """Import DeepSpeed with empty modules in place of Intel's during the import."""
     missing = [name for name in INTEL if importlib.util.find_spec(name) is None]
-    # With a spec, for libraries that ask for one while the import lasts.
+    # The modules have a spec, for libraries that ask for one during the import.
     sys.modules.update((n, importlib.util.module_from_spec(ModuleSpec(n, None))) for n in missing)
     try:
         from deepspeed.accelerator import get_accelerator
 
-        # oneCCL is its only choice here, and would be compiled; later versions fall back to gloo.
+        # Its only choice here is oneCCL, which it would compile; later versions fall back to gloo.
         get_accelerator()._communication_backend_name = "gloo"
     finally:
         for name in missing:
             del sys.modules[name]
 
 
-# The process group: opened with an explicit timeout, tried with one barrier, closed if clean.
+# The process group: opened with an explicit timeout, tested with one barrier, closed if clean.
 
 INITS = ("torch", "deepspeed", "trainer")
 FLIGHT_RECORDER_ENTRIES = "2000"
-# A thread of gloo lets go of a collective's tensors a moment after the collective has ended, and
-# needs Python's lock for it; the group's destructor holds that lock and waits for the thread. With
-# torch 2.2, ranks that ended right after a collective hung so, again and again.
-GLOO_LETS_GO_S = 0.2
+# A gloo thread releases a collective's tensors shortly after the collective has ended, and needs
+# Python's lock for it; the group's destructor holds that lock and waits for the thread. With torch
+# 2.2, ranks that ended right after a collective hung this way, again and again.
+GLOO_RELEASE_S = 0.2
 
 
 def backend_of(device: torch.device) -> str:
@@ -74,9 +74,9 @@ def backend_of(device: torch.device) -> str:
 
 
 def prepare(init: str, device: torch.device) -> None:
-    """Set what has to be set before the libraries are imported or the group is opened."""
-    # How many entries the flight recorder keeps. torch before 2.9 knows the old name only; later
-    # ones warn of it.
+    """Set the variables that must be set before libraries are imported or the group is opened."""
+    # The number of entries the flight recorder keeps. torch before 2.9 knows only the old name;
+    # later versions warn about it.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
     if _torch_version() < (2, 9):
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
@@ -91,7 +91,7 @@ def _torch_version() -> tuple[int, ...]:
 
 
 def open_group(init: str, device: torch.device, timeout_s: float) -> None:
-    """Open the default process group over all ranks, by torch or by DeepSpeed."""
+    """Open the default process group over all ranks, with torch or DeepSpeed."""
     import torch.distributed as dist
 
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -108,21 +108,21 @@ def open_group(init: str, device: torch.device, timeout_s: float) -> None:
 
 
 def barrier(device: torch.device) -> float:
-    """Wait for all ranks; the seconds it took. With NCCL it says which device is this rank's."""
+    """Wait for all ranks; returns the seconds it took. NCCL is given this rank's device."""
     import torch
     import torch.distributed as dist
 
     started = time.perf_counter()
     if dist.get_backend() == "nccl":
         dist.barrier(device_ids=[torch.cuda.current_device()])
-        # The barrier is a kernel: it has been passed when the device says so.
+        # The barrier is a kernel: it has completed only once the device has run it.
         torch.cuda.synchronize(device)
     else:
         dist.barrier()
     return time.perf_counter() - started
 
 
-def share_text(text: str) -> str:
+def broadcast_text(text: str) -> str:
     """Rank 0's text, on every rank."""
     import torch.distributed as dist
 
@@ -132,10 +132,10 @@ def share_text(text: str) -> str:
 
 
 def close_group() -> None:
-    """Close what is open. Only after a clean run: where a peer is gone this would wait for it."""
+    """Close the open group. Only after a clean run: with a peer gone, this would wait for it."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         if dist.get_backend() == "gloo":
-            time.sleep(GLOO_LETS_GO_S)
+            time.sleep(GLOO_RELEASE_S)
         dist.destroy_process_group()

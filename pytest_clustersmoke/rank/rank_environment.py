@@ -1,4 +1,4 @@
-"""Which rank this process is, from the environment of torchrun and of the node's launcher."""
+"""Reads which rank this process is, from the variables of torchrun and of the node's launcher."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FAULT = "CLUSTERSMOKE_FAULT"
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """This rank's place among the others, where it writes (None by hand), and the fault that it has
-    to stage (None but under --cluster-prove)."""
+    """This rank's numbers, the directory it writes to (None if run by hand), and the fault it has
+    to stage (None except under --cluster-prove)."""
 
     rank: int
     local_rank: int
@@ -26,21 +26,21 @@ class RankEnvironment:
     node_rank: int
     node: str
     phase_dir: PhaseDir | None
-    device_wish: str
+    wanted_device: str
     timeout_s: float
     fault: dict[str, Any] | None = None
 
     @property
     def job(self) -> str:
-        """The job whose rank this is, as its events name it; empty by hand."""
+        """The rank's job, as its events name it; empty if run by hand."""
         spec = read_json(self.phase_dir.spec) if self.phase_dir is not None else None
         return job_of(spec or {})
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Read the environment; a program started by plain `python` is the one rank of its world."""
+    """Read the environment; a program started with plain `python` is rank 0 of 1."""
     if "RANK" not in os.environ:
-        _stand_alone()
+        _set_single_rank()
     phase = os.environ.get("CLUSTERSMOKE_PHASE_DIR")
     phase_dir = PhaseDir(Path(phase)) if phase else None
     return RankEnvironment(
@@ -51,48 +51,51 @@ def read_rank_environment() -> RankEnvironment:
         node_rank=_count("CLUSTERSMOKE_NODE_RANK", os.environ.get("GROUP_RANK", "0")),
         node=os.environ.get("CLUSTERSMOKE_NODE_NAME") or socket.gethostname(),
         phase_dir=phase_dir,
-        device_wish=_device_wish(),
+        wanted_device=_wanted_device(),
         timeout_s=_timeout_s(),
-        fault=_fault(phase_dir) if phase_dir else None,
+        fault=_read_fault(phase_dir) if phase_dir else None,
     )
 
 
-def _fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
-    """The fault that the phase's spec names; the launcher must say the same, or nothing runs."""
-    found = (read_json(phase_dir.spec) or {}).get("fault")
-    fault = found if isinstance(found, dict) else {}
-    named, told = fault.get("name"), os.environ.get(FAULT)
-    if named != told:
+def _read_fault(phase_dir: PhaseDir) -> dict[str, Any] | None:
+    """The fault that the phase's spec names.
+
+    Raises ValueError if the launcher's variable does not name the same fault.
+    """
+    value = (read_json(phase_dir.spec) or {}).get("fault")
+    fault = value if isinstance(value, dict) else {}
+    name, variable = fault.get("name"), os.environ.get(FAULT)
+    if name != variable:
         raise ValueError(
-            f"{FAULT}={told!r} in the rank's environment, but {phase_dir.spec} names {named!r}: "
-            "faults are staged by --cluster-prove alone, which sets both"
+            f"{FAULT}={variable!r} in the rank's environment, but {phase_dir.spec} names {name!r}; "
+            "only --cluster-prove stages faults, and it sets both: unset the variable"
         )
     return fault or None
 
 
-def _stand_alone() -> None:
-    """The variables torchrun would set for one rank, with a free port of this machine."""
+def _set_single_rank() -> None:
+    """Set the variables that torchrun would set for one rank, with a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update(variables, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 def _count(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not text.isdecimal():
         raise ValueError(
-            f"{name}={text!r} in the rank's environment; expected a whole number, as torchrun sets"
+            f"{name}={text!r} in the rank's environment; expected a whole number, set by torchrun"
         )
     return int(text)
 
 
-def _device_wish() -> str:
-    wish = os.environ.get("CLUSTERSMOKE_DEVICE") or "auto"
-    if wish not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"CLUSTERSMOKE_DEVICE={wish!r}; expected auto, cpu or cuda")
-    return wish
+def _wanted_device() -> str:
+    wanted = os.environ.get("CLUSTERSMOKE_DEVICE") or "auto"
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"CLUSTERSMOKE_DEVICE={wanted!r}; expected auto, cpu or cuda")
+    return wanted
 
 
 def _timeout_s() -> float:
@@ -104,5 +107,7 @@ def _timeout_s() -> float:
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s < float("inf"):
-        raise ValueError(f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected seconds above 0")
+        raise ValueError(
+            f"CLUSTERSMOKE_PG_TIMEOUT_S={text!r}; expected a number of seconds above 0"
+        )
     return timeout_s

@@ -1,4 +1,4 @@
-"""What a rank says: events to its file, and from rank 0 a readable line on stdout."""
+"""Writes a rank's events to its file; rank 0 also prints them as readable lines."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from typing import Any
 
 from ..config.metrics import METRICS
 from ..evidence.telemetry import EventWriter
+from ..text import plural
 from .rank_environment import RankEnvironment
 
 
 class RankEventWriter:
-    """Writes events where there is a phase directory; prints on rank 0, by hand as on a cluster."""
+    """Writes events if there is a phase directory; rank 0 prints, on a cluster and by hand."""
 
-    def __init__(self, place: RankEnvironment) -> None:
-        self._speaks = place.rank == 0
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._prints = environment.rank == 0
         self._writer: EventWriter | None = None
-        if place.phase_dir is not None:
-            self._writer = EventWriter(place.phase_dir.rank_events(place.rank))
+        if environment.phase_dir is not None:
+            self._writer = EventWriter(environment.phase_dir.rank_events(environment.rank))
 
     def event(self, name: str, /, **fields: Any) -> None:
         if self._writer is not None:
             self._writer.write(name, **fields)
-        if self._speaks and (line := _line(name, fields)):
+        if self._prints and (line := _format_line(name, fields)):
             print(line, flush=True)
 
     def say(self, text: str) -> None:
-        if self._speaks:
+        if self._prints:
             print(text, flush=True)
 
     def close(self) -> None:
@@ -34,8 +35,8 @@ class RankEventWriter:
             self._writer = None
 
 
-def _line(name: str, fields: dict[str, Any]) -> str:
-    """The event as a line for people; empty where it tells them nothing."""
+def _format_line(name: str, fields: dict[str, Any]) -> str:
+    """The event as a readable line; empty if it is not printed."""
     if name == "start":
         return (
             f"rank {fields['rank']} of {fields['world_size']} on {fields['node']}: "
@@ -44,7 +45,7 @@ def _line(name: str, fields: dict[str, Any]) -> str:
     if name == "stage":
         return f"{name} {fields['name']}: {fields['seconds']:.2f} s" if "seconds" in fields else ""
     if name == "step":
-        if "steps_per_s" not in fields:  # marked by a program that prints what it measures itself
+        if "steps_per_s" not in fields:  # from `Rank.mark`: that program prints its own results
             return ""
         loss = fields.get("loss")
         tail = "" if loss is None else f"  loss {loss:.4f}"
@@ -54,19 +55,20 @@ def _line(name: str, fields: dict[str, Any]) -> str:
             f"{key} {value:.4g} {METRICS[key].unit}" for key, value in fields["values"].items()
         )
     if name == "losses":
-        return f"loss, mean of all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
+        return f"loss, mean over all ranks: {fields['mean'][0]:.4f} -> {fields['mean'][-1]:.4f}"
     if name == "gradients":
         return (
-            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: largest relative error "
-            f"{fields['max_relative_error']:.2e} of {fields['compared']} parameters "
-            f"({fields['worst']}), tolerance {fields['tolerance']:.0e}"
+            f"gradients {'in sync' if fields['synced'] else 'NOT in sync'}: the largest relative "
+            f"error in {plural(fields['compared'], 'parameter')} is "
+            f"{fields['max_relative_error']:.2e} ({fields['worst']}), tolerance "
+            f"{fields['tolerance']:.0e}"
         )
     if name == "checkpoint":
         size = sum(file["bytes"] for file in fields["files"])
-        return f"checkpoint: {len(fields['files'])} files, {size:,} bytes"
+        return f"checkpoint: {plural(len(fields['files']), 'file')}, {size:,} bytes"
     if name == "reload":
         state = "equal" if fields["equal"] else f"NOT equal: {', '.join(fields['mismatched'])}"
-        return f"reload: {fields['tensors']} tensors, {state}"
+        return f"reload: {plural(fields['tensors'], 'tensor')}, {state}"
     if name == "fact":
         return "\n".join(f"{key}: {value}" for key, value in fields["values"].items())
     return ""

@@ -1,7 +1,7 @@
-"""What torch's flight recorder holds of this rank, as JSON of one shape for all versions of torch.
+"""This rank's entries in torch's flight recorder, as JSON of one shape for all versions of torch.
 
-torch 2.2 to 2.5 record NCCL's collectives only; from 2.6 on gloo's, too. The members of each
-process group are added from Python's side, since gloo's groups tell none.
+torch 2.2 to 2.5 record only NCCL's collectives; 2.6 and later record gloo's, too. The members of
+each process group are added from Python, because gloo's groups do not record them.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import pickle
 import sys
 from typing import Any
 
-# The innermost of a call's frames; those of a Trainer's loop above them say little.
+# Innermost frames kept per call; the frames of a Trainer's loop above them say little.
 FRAMES = 20
 # `_nccl_` is the name before torch 2.6.
 DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 
 
 def flight_recorder_json(lines: bool = True) -> str:
-    """This rank's entries, with the source lines of their calls if asked for; without entries
-    where this torch has no recorder, or was never loaded."""
-    found = _dumped(lines)
-    # torch 2.2 gives the bare entries.
-    record = dict(found) if isinstance(found, dict) else {"entries": found or []}
-    record["entries"] = [_short(one) for one in record.get("entries", ())]
-    record["groups"] = _groups()
+    """This rank's entries, if asked with the source lines of their calls. There are no entries if
+    this torch has no recorder, or was never loaded."""
+    dump = _read_recorder(lines)
+    # torch 2.2 returns the bare entries.
+    record = dict(dump) if isinstance(dump, dict) else {"entries": dump or []}
+    record["entries"] = [_shorten_frames(entry) for entry in record.get("entries", ())]
+    record["groups"] = _group_members()
     return json.dumps(record, default=str)
 
 
-def _dumped(lines: bool) -> Any:
+def _read_recorder(lines: bool) -> Any:
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    # The pickled form: only it has the source lines. Its bytes come from this process.
+    # Only the pickled form has the source lines. Its bytes come from this process.
     for name in DUMPS:
         dump: Any = getattr(c10d, name, None)
         if dump is None:
@@ -40,23 +40,23 @@ def _dumped(lines: bool) -> Any:
             return pickle.loads(dump())
         try:
             return pickle.loads(dump(includeCollectives=True, includeStackTraces=False))
-        except TypeError:  # torch 2.2 and 2.3 take no such words
+        except TypeError:  # torch 2.2 and 2.3 do not have these arguments
             return pickle.loads(dump())
     return None
 
 
-def _short(entry: Any) -> Any:
+def _shorten_frames(entry: Any) -> Any:
     if not isinstance(entry, dict) or not isinstance(entry.get("frames"), list):
         return entry
     return entry | {"frames": entry["frames"][:FRAMES]}
 
 
-def _groups() -> dict[str, list[int]]:
-    """Name -> global ranks of each process group of this process."""
+def _group_members() -> dict[str, list[int]]:
+    """Maps the name of each process group of this process to its global ranks."""
     groups: dict[str, list[int]] = {}
     module = sys.modules.get("torch.distributed.distributed_c10d")
-    # torch's own bookkeeping, which the program may change meanwhile, or another version may name
-    # differently: without it the groups' members are those that have recorded calls.
+    # This is torch's own bookkeeping: the program may change it meanwhile, and another version may
+    # name it differently. Without it the diagnosis sees only members that have recorded calls.
     with contextlib.suppress(Exception):
         world: Any = module._world  # type: ignore[union-attr]
         for group, ranks in dict(world.pg_group_ranks).items():

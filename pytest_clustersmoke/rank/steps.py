@@ -1,8 +1,8 @@
 """Timing, losses and memory of a training loop, without waiting for the device at any step.
 
-On CUDA each step ends with an event on the stream and a copy of the loss into pinned memory before
-it: both are read when the device has passed them, so nothing stalls the queue of kernels. There is
-one synchronisation before the first step and one after the last.
+On CUDA each step ends with a copy of the loss into pinned memory and an event on the stream. Both
+are read once the device has passed them, so the queue of kernels never stalls. There is one
+synchronisation before the first step and one after the last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ..text import plural
 from .gradient_watch import GradientWatch
 from .rank_events import RankEventWriter
 
@@ -33,28 +34,28 @@ class Step:
         self._log = log
 
     def record(self, loss: torch.Tensor | float | None = None) -> None:
-        """End the step. The loss stays on its device: nothing waits for it."""
+        """End the step. The loss stays on its device, so nothing waits for it."""
         self._log.record(loss)
 
     def local_done(self) -> None:
-        """Mark the end of what this rank does alone in the step (its batch, its forward pass),
-        before the step's first collective. From there on ranks wait for each other, so that only
-        the time until here tells a slow one."""
+        """Mark the end of this rank's own work in the step (its batch, its forward pass), before
+        the step's first collective. After it the ranks wait for each other, so only the time
+        until here shows a slow rank."""
         self._log.local_done()
 
 
 class StepLog:
-    """start(), then record() at the end of each step, then finish() on all ranks.
+    """Call start(), then record() at the end of each step, then finish() on all ranks.
 
-    The steady figures (`steady_steps_per_s`, the step time's percentiles) leave the first `warmup`
-    steps out, min(5, count // 5) if not given; `steps_per_s` counts all. `gradients_of` is that of
-    `Rank.steps`; `before_step(index, count)` is called as each step begins.
+    The steady figures (`steady_steps_per_s`, percentiles of the step time) leave out the first
+    `warmup` steps, by default min(5, count // 5); `steps_per_s` counts all steps. `gradients_of` is
+    the argument of `Rank.steps`; `before_step(index, count)` is called as each step begins.
     """
 
     def __init__(
         self,
         *,
-        voice: RankEventWriter,
+        events: RankEventWriter,
         device: torch.device,
         world_size: int,
         count: int,
@@ -65,15 +66,15 @@ class StepLog:
         before_step: Callable[[int, int], None] | None = None,
     ) -> None:
         if count < 1:
-            raise ValueError(f"{count} steps; expected at least 1")
+            raise ValueError(f"count={count} steps; expected at least 1")
         self.count = count
         self.warmup = min(5, count // 5) if warmup is None else warmup
         if not 0 <= self.warmup < count:
             raise ValueError(
-                f"warmup of {self.warmup} steps; expected fewer than the {count} steps"
+                f"warmup={self.warmup} steps; expected at least 0 and fewer than count={count}"
             )
         self.recorded = 0
-        self._voice = voice
+        self._events = events
         self._device = device
         self._world_size = world_size
         self._samples_per_rank = samples_per_rank
@@ -91,11 +92,11 @@ class StepLog:
         import torch
 
         on_cuda = self._device.type == "cuda"
-        self._voice.event("stage", name="train", state="begin")
+        self._events.event("stage", name="train", state="begin")
         self._losses = torch.zeros(self.count, dtype=torch.float64, pin_memory=on_cuda)
         if on_cuda:
             torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()  # else what was there before counts as reserved
+            torch.cuda.empty_cache()  # otherwise earlier allocations count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
         if self._watched is not None:
             self._watch = GradientWatch(self._watched, self.count, self._device)
@@ -108,7 +109,9 @@ class StepLog:
         import torch
 
         if self.recorded == self.count:
-            raise RuntimeError(f"more steps recorded than the {self.count} that were announced")
+            raise RuntimeError(
+                f"a step was recorded after the last; expected {plural(self.count, 'step')}"
+            )
         if loss is None:
             self._has_loss = False
         elif isinstance(loss, torch.Tensor):
@@ -127,13 +130,15 @@ class StepLog:
             self._before_step(self.recorded, self.count)
 
     def local_done(self) -> None:
-        """The rank's own part of the step that is under way has ended."""
+        """Mark the end of the rank's own work in the current step."""
         self._clock.local_done()
 
     def finish(self) -> None:
-        """Write the figures. Ranks that recorded losses average them, so all ranks call this."""
+        """Write the results. Losses are averaged over the ranks, so all ranks must call this."""
         if self.recorded != self.count:
-            raise RuntimeError(f"{self.recorded} steps recorded, {self.count} announced")
+            raise RuntimeError(
+                f"{plural(self.recorded, 'step')} recorded before finish(); expected {self.count}"
+            )
         self._clock.wait()
         ended = time.perf_counter()
         wall_s = ended - self._began
@@ -141,20 +146,20 @@ class StepLog:
             self._mark(1, ended)
         self._mark(self.count, ended)
         means = self._average_losses() if self._has_loss else []
-        self._voice.event("stage", name="train", state="end", seconds=wall_s)
+        self._events.event("stage", name="train", state="end", seconds=wall_s)
         seconds = self._clock.step_seconds()
-        self._voice.event("metrics", values=self._metrics(wall_s, seconds, means))
-        self._voice.event(
+        self._events.event("metrics", values=self._metrics(wall_s, seconds, means))
+        self._events.event(
             "step_times",
             seconds=seconds[:MOST_STEP_TIMES],
             warmup=self.warmup,
             local_seconds=self._clock.local_seconds()[:MOST_STEP_TIMES],
         )
         if self._watch is not None:
-            self._voice.event("gradient_watch", **self._watch.close())
+            self._events.event("gradient_watch", **self._watch.close())
         if means:
             local = self._losses.tolist()
-            self._voice.event(
+            self._events.event(
                 "losses",
                 mean=means,
                 local_finite=all(map(math.isfinite, local)),
@@ -165,14 +170,14 @@ class StepLog:
             )
 
     def _mark(self, passed: int, now: float) -> None:
-        """Mark progress: the steps the device has passed, not those the host has queued."""
+        """Mark progress: the steps the device has finished, not those the host has queued."""
         if passed <= self._marked:
             return
         self._marked, self._marked_at = passed, now
         fields: dict[str, float] = {"steps_per_s": passed / (now - self._began)}
         if self._has_loss:
             fields["loss"] = float(self._losses[passed - 1])
-        self._voice.event("step", step=passed, steps=self.count, **fields)
+        self._events.event("step", step=passed, steps=self.count, **fields)
 
     def _metrics(self, wall_s: float, seconds: list[float], means: list[float]) -> dict[str, float]:
         steady = seconds[self.warmup :]
@@ -192,7 +197,7 @@ class StepLog:
 
     def _memory(self) -> dict[str, float]:
         if self._device.type != "cuda":
-            # Linux gives it in KiB.
+            # Linux reports KiB.
             kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return {"peak_memory_gib": kib * 1024 / GIB}
         import torch
@@ -203,10 +208,10 @@ class StepLog:
         }
 
     def _average_losses(self) -> list[float]:
-        """The mean over all ranks at each step; a NaN of any rank stays one."""
+        """The mean over all ranks at each step; NaN if any rank had NaN."""
         import torch.distributed as dist
 
-        losses = self._losses.to(self._device, copy=True)  # what this rank had is told, too
+        losses = self._losses.to(self._device, copy=True)  # the local losses are recorded, too
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)
             losses /= self._world_size
@@ -223,7 +228,7 @@ class _CpuClock:
         self._ticks.append(time.perf_counter())
 
     def local_done(self) -> None:
-        if len(self._locals) < len(self._ticks):  # of several micro batches the first one counts
+        if len(self._locals) < len(self._ticks):  # the first of several micro batches counts
             self._locals.append(time.perf_counter())
 
     def passed_steps(self) -> int:
@@ -236,7 +241,7 @@ class _CpuClock:
         return [end - begin for begin, end in zip(self._ticks, self._ticks[1:], strict=False)]
 
     def local_seconds(self) -> list[float]:
-        """Each step's, from its begin to its mark; nothing where a step had none."""
+        """Seconds from the begin of each step to its mark; empty if a step had no mark."""
         if len(self._locals) != self.passed_steps():
             return []
         return [done - begin for begin, done in zip(self._ticks, self._locals, strict=False)]
@@ -264,7 +269,7 @@ class _CudaClock:
         return event
 
     def passed_steps(self) -> int:
-        """Steps the device has ended; it ends them in order, so none is asked for twice."""
+        """Steps the device has finished; it does so in order, so no event is queried twice."""
         while self._passed + 1 < len(self._ticks) and self._ticks[self._passed + 1].query():
             self._passed += 1
         return self._passed
@@ -284,6 +289,6 @@ class _CudaClock:
 
 
 def _percentile(values: list[float], percent: int) -> float:
-    """The nearest-rank percentile: a value that was measured."""
+    """The nearest-rank percentile, which is always a measured value."""
     ordered = sorted(values)
     return ordered[math.ceil(len(ordered) * percent / 100) - 1]

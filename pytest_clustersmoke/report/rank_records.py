@@ -48,7 +48,7 @@ def _record(rank: RankResult, steps: int, behind: bool) -> RankRecord:
 def _behind(result: PhaseResult) -> set[int]:
     """The ranks that keep the others waiting; none where that could not be measured."""
     try:
-        return {one.rank.rank for one in stragglers.stragglers(result)}
+        return {one.rank.rank for one in stragglers.find_stragglers(result)}
     except Unmeasured:
         return set()
 

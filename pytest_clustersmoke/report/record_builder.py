@@ -19,7 +19,7 @@ from ..evidence.fingerprint import fingerprint_of
 from ..evidence.phase_result import PhaseResult, collect_phase, with_bounds
 from ..evidence.run_directory import RunDir
 from ..evidence.telemetry import read_events
-from ..preflight.observed_variables import seen
+from ..preflight.observed_variables import remark_on_job
 from .node_records import FactsCollector, find_differences
 from .rank_records import mean_losses, rank_records
 from .run_record import SCHEMA, MetricRecord, NodeRecord, PhaseRecord, ReferenceRecord, RunRecord
@@ -188,5 +188,5 @@ def _reference(reference: Reference | None) -> ReferenceRecord | None:
 def _remarks(result: PhaseResult, run: FinishedRun) -> list[dict[str, Any]]:
     """Remarks about environment variables, from what the nodes saw."""
     phase = run.phases.get(result.name)
-    found = seen(result, phase, run.profile, os.environ) if phase and run.profile else []
+    found = remark_on_job(result, phase, run.profile, os.environ) if phase and run.profile else []
     return [asdict(remark) for remark in found]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config.metrics import show
 from ..evidence.phase_result import PhaseResult
-from ..preflight.variable_remarks import Remark, grouped, lines
+from ..preflight.variable_remarks import Remark, format_remarks, group_remarks
 from ..text import sanitize_line, sanitize_lines
 from .run_record import GateRecord, KnownRecord, MetricRecord, PhaseRecord, RunRecord
 from .verdict import FIT, NOT_PROVEN, PROVEN, UNFIT
@@ -137,7 +137,7 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
         phase.phase: [Remark(**one) for one in phase.remarks if one["severity"] == "warning"]
         for phase in phases
     }
-    found = lines(grouped(by_phase))
+    found = format_remarks(group_remarks(by_phase))
     left = len(found) - MAX_WARNINGS
     more = [f"... and {left} more in report.json"] if left > 0 else []
     return found[:MAX_WARNINGS] + more

@@ -1,1 +1,1 @@
-"""One pytest session: items, phases chosen, the watching thread, xdist, progress, the live view."""
+"""One pytest session: items, selected phases, the watch thread, xdist, the live view."""

@@ -1,4 +1,4 @@
-"""What pytest collected of a suite: which of its phases the cluster runs, and all that is wrong."""
+"""The phases that pytest collected: which of them the cluster runs, and every problem with them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ..config.marker import Marked
-from ..config.phase import Phase, absence, resolve_all, undefined
+from ..config.phase import Phase, explain_absence, find_undefined, resolve_all
 from ..config.profile import Profile
 from ..report.acknowledgements import Acknowledgements
 from ..text import Problem
 from .items import PhaseClass, phase_class, phase_classes
-from .selection import collected, criteria, is_whole
+from .selection import all_criteria, criteria, is_whole
 
 
 class Collected:
@@ -30,8 +30,8 @@ class Collected:
             config.getoption("--cluster-report-dir") or config.rootpath / "reports"
         ).absolute()
         self.absences: list[str] = []
-        self.refused: list[Problem] = []  # why a run would be refused whose plan is printed
-        self._resolved_with: list[Problem] = []
+        self.refused: list[Problem] = []  # of a dry run: why a real run would be refused
+        self._phase_problems: list[Problem] = []
         self.phases: dict[str, Phase] = {}
         self._names: dict[PhaseClass, str] = {}
         self._all: list[pytest.Item] = []
@@ -43,45 +43,51 @@ class Collected:
 
     @cached_property
     def acknowledgements(self) -> Acknowledgements:
-        """Who answers for which failures; a worker knows its run's name only once it is made."""
+        """The known failures. Made late, since a worker gets its run id after `__init__`."""
         return Acknowledgements(self.profile, self.run_id)
 
-    def read(
-        self, read: Mapping[PhaseClass, Marked], problems: list[Problem], items: list[pytest.Item]
+    def resolve_phases(
+        self,
+        markers: Mapping[PhaseClass, Marked],
+        problems: list[Problem],
+        items: list[pytest.Item],
     ) -> None:
-        """Resolve the phases that this cluster runs, deselect the others."""
+        """Resolve the phases that this cluster runs, and deselect the others."""
         settings = self.config.getoption("--cluster-set")
-        phases, found = resolve_all(read.values(), self.profile, settings)
-        problems = [*problems, *found]
-        for cls, marked in read.items():
+        phases, unresolved = resolve_all(markers.values(), self.profile, settings)
+        problems = [*problems, *unresolved]
+        for cls, marked in markers.items():
             self._names[cls] = marked.name
             if marked.name in phases:
                 cls.add_marker(phases[marked.name].size_mark)
         self.absences = [
-            absence(marked, self.profile) for marked in read.values() if marked.name not in phases
+            explain_absence(marked, self.profile)
+            for marked in markers.values()
+            if marked.name not in phases
         ]
         if is_whole(self.config):
-            self.absences += undefined(read.values(), self.profile)
+            self.absences += find_undefined(markers.values(), self.profile)
         self.phases = phases
-        names = {self._names[cls]: cls.criteria_names for cls in read}
+        names = {self._names[cls]: cls.criteria_names for cls in markers}
         problems += self.acknowledgements.misnamed(names)
-        self._resolved_with = problems
+        self._phase_problems = problems
         self._all = list(items)
-        here = [item for item in items if self._runs(item)]
-        self.config.hook.pytest_deselected(items=[item for item in items if not self._runs(item)])
-        items[:] = here
+        kept = [item for item in items if self._is_on_cluster(item)]
+        gone = [item for item in items if not self._is_on_cluster(item)]
+        self.config.hook.pytest_deselected(items=gone)
+        items[:] = kept
 
     def select(self, items: list[pytest.Item]) -> None:
-        """Check the phases of the items that pytest selected; all problems at once."""
+        """Check the phases of the selected items, and report all problems at once."""
         phases = [self.phases[self._names[cls]] for cls in phase_classes(items)]
-        self._problems([*self._resolved_with, *self._preflight(phases)], phases)
+        self._raise_problems([*self._phase_problems, *self._preflight(phases)], phases)
 
     def scheduler_environ(self) -> tuple[Mapping[str, str], list[Problem]]:
-        """The environment for the scheduler's commands, with the lab's SLURM_CONF where the profile
-        is a lab's, and why no lab can be found."""
+        """The environment for the scheduler's commands, with SLURM_CONF for a lab profile, and the
+        reason if no lab was found."""
         from .. import preflight
 
-        if not self.profile.lab or preflight.missing_commands(self.profile, os.environ):
+        if not self.profile.lab or preflight.find_missing_commands(self.profile, os.environ):
             return os.environ, []
         from ..lab import LabError, find
 
@@ -94,30 +100,33 @@ class Collected:
     def _preflight(self, phases: Sequence[Phase]) -> list[Problem]:
         if self.config.getoption("collectonly"):
             return []
-        from .. import preflight  # not for a collection alone, which is to be quick
+        from .. import preflight  # not for --collect-only, which must be fast
 
-        found = preflight.planned(self.profile, phases)
+        problems = preflight.find_plan_problems(self.profile, phases)
         if self._plans_only:
-            self.refused = preflight.misplaced(self.profile, phases)
+            self.refused = preflight.find_misplaced_paths(self.profile, phases)
         else:
             environ, no_lab = self.scheduler_environ()
-            found += [*no_lab, *preflight.problems(self.profile, phases, self.report_dir, environ)]
-        return found
+            problems += no_lab
+            problems += preflight.find_start_problems(
+                self.profile, phases, self.report_dir, environ
+            )
+        return problems
 
-    def _problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
+    def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
         if problems:
-            raise pytest.UsageError("\n".join(map(str, [*problems, *self._refusals(phases)])))
+            raise pytest.UsageError("\n".join(map(str, [*problems, *self._ask_scheduler(phases)])))
 
-    def _refusals(self, phases: Sequence[Phase]) -> list[Problem]:
-        """What the scheduler would say next, so that one run tells all."""
+    def _ask_scheduler(self, phases: Sequence[Phase]) -> list[Problem]:
+        """What the scheduler would refuse, too, so that one run reports everything."""
         if self._plans_only:
             return []
         from .. import preflight
 
         environ, no_lab = self.scheduler_environ()
-        return [] if no_lab else preflight.refusals(self.profile, phases, environ)
+        return [] if no_lab else preflight.find_slurm_problems(self.profile, phases, environ)
 
-    def _runs(self, item: pytest.Item) -> bool:
+    def _is_on_cluster(self, item: pytest.Item) -> bool:
         cls = phase_class(item)
         return cls is None or self._names.get(cls) in self.phases
 
@@ -128,9 +137,9 @@ class Collected:
         hardware = self.profile.hardware
         return [
             f"cluster: {self.profile.name} ({self.profile.backend}; "
-            f"{hardware.gpus_per_node} x {hardware.gpu} a node), run {self.run_id}"
+            f"{hardware.gpus_per_node} x {hardware.gpu} per node), run {self.run_id}"
         ]
 
     def criteria(self, items: list[pytest.Item]) -> tuple[dict[str, list[str]], ...]:
-        """By phase all criteria that there are, and those among the items that are to run."""
-        return collected(self._names, self._all, self.config.args), criteria(self._names, items)
+        """By phase: all its criteria, and those among the selected items."""
+        return all_criteria(self._names, self._all, self.config.args), criteria(self._names, items)

@@ -1,4 +1,4 @@
-"""Which phase a fault is staged in, and the small phase that is made of it."""
+"""Chooses the phase that a fault is staged in, and derives the small phase to stage it in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..faults import FAULTS, HOOK, JOB, NOTHING, Fault
 from .items import PhaseClass, PhaseItem, suite_of
 
 STEPS = "test_all_steps_are_done"
-# What a class may have in place of its marker's `small`.
+# A class may have this attribute in place of its marker's `small`.
 SMALL_ARGS = "proof_args"
 
 
@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of its criteria; of one with several parameters, what they share."""
+        """The names of its criteria, without parameters."""
         return frozenset(item.name.partition("[")[0] for item in self.criteria)
 
     @property
@@ -39,74 +39,78 @@ class Candidate:
         return int(self.phase.nodes.value), self.phase.world_size
 
 
-def best(fault: Fault, candidates: Iterable[Candidate], profile: Profile) -> Candidate | str:
-    """The smallest phase that the fault can be staged in, the first of several; or why none can."""
-    known = list(candidates)
-    misfits = [misfit(fault, one, profile) for one in known]
-    fitting = [one for one, why in zip(known, misfits, strict=True) if why is None]
+def choose_candidate(
+    fault: Fault, candidates: Iterable[Candidate], profile: Profile
+) -> Candidate | str:
+    """The smallest phase that the fault can be staged in, or why there is none."""
+    phases = list(candidates)
+    misfits = [find_misfit(fault, candidate, profile) for candidate in phases]
+    fitting = [candidate for candidate, why in zip(phases, misfits, strict=True) if why is None]
     if fitting:
-        return min(fitting, key=lambda one: one.cost)
-    # The phase that lacks least says it best: the one that got furthest.
+        return min(fitting, key=lambda candidate: candidate.cost)
+    # The phase that passed the most checks gives the most useful reason.
     return max((why for why in misfits if why), key=lambda why: why.checked).reason
 
 
 class Misfit(NamedTuple):
-    """Why a fault cannot be staged in a phase, and how many things had been right before."""
+    """Why a fault cannot be staged in a phase, and how many checks passed before that one."""
 
     checked: int
     reason: str
 
 
-def misfit(fault: Fault, one: Candidate, profile: Profile) -> Misfit | None:
-    """The first thing that the fault needs and the phase has not; None where it has all."""
-    reasons = enumerate(_reasons(fault, one, profile))
+def find_misfit(fault: Fault, candidate: Candidate, profile: Profile) -> Misfit | None:
+    """The first requirement of the fault that the phase does not meet; None if it meets all."""
+    reasons = enumerate(_reasons(fault, candidate, profile))
     return next((Misfit(index, reason) for index, reason in reasons if reason), None)
 
 
-def _reasons(fault: Fault, one: Candidate, profile: Profile) -> Iterator[str]:
-    """What stands against it, check by check; empty where nothing does."""
-    absent = sorted(fault.red - {JOB} - one.names)
-    lacks_mark = bool(fault.mark) and fault.mark not in one.marks
+def _reasons(fault: Fault, candidate: Candidate, profile: Profile) -> Iterator[str]:
+    """The result of each check: a reason against the phase, or nothing."""
+    absent = sorted(fault.red - {JOB} - candidate.names)
+    lacks_mark = bool(fault.mark) and fault.mark not in candidate.marks
     other_backend = bool(fault.backend) and fault.backend != profile.backend
-    yield f"{profile.name} is no {fault.backend} cluster" if other_backend else ""
-    yield f"needs {fault.nodes} nodes" if one.phase.nodes.value < fault.nodes else ""
-    yield f"needs {fault.ranks} ranks" if one.phase.world_size < fault.ranks else ""
-    yield "needs a phase that trains" if fault.trains and STEPS not in one.names else ""
-    yield f"needs a phase that is marked `{fault.mark}`" if lacks_mark else ""
+    yield f"{profile.name} is not a {fault.backend} cluster" if other_backend else ""
+    yield f"needs {fault.nodes} nodes" if candidate.phase.nodes.value < fault.nodes else ""
+    yield f"needs {fault.ranks} ranks" if candidate.phase.world_size < fault.ranks else ""
+    yield "needs a phase that trains" if fault.trains and STEPS not in candidate.names else ""
+    yield f"needs a phase marked `{fault.mark}`" if lacks_mark else ""
     yield f"needs a phase with {', '.join(absent)}" if absent else ""
-    yield _transports(fault, one, profile) if fault.transports else ""
+    yield _explain_transports(fault, candidate, profile) if fault.transports else ""
 
 
-def _transports(fault: Fault, one: Candidate, profile: Profile) -> str:
-    """A transport that is switched off shows only where NCCL is used and another one is expected
-    than what remains."""
+def _explain_transports(fault: Fault, candidate: Candidate, profile: Profile) -> str:
+    """Why switching a transport off would go unnoticed; empty if it would be seen.
+
+    It is seen only where NCCL is used and `expect` does not accept the transport that remains.
+    """
     if profile.hardware.device == "cpu":
-        return f"the ranks of {profile.name} talk over gloo, which has no transports of NCCL"
+        return f"the ranks of {profile.name} communicate over gloo, which has no NCCL transports"
     inside = fault.transports == "inside"
     where = "inside nodes" if inside else "between nodes"
-    if inside and one.phase.gpus_per_node.value < 2:
-        return "needs a phase of two ranks a node"
-    expect = profile.expect.get(one.phase.name)
+    if inside and candidate.phase.gpus_per_node.value < 2:
+        return "needs a phase with two ranks per node"
+    expect = profile.expect.get(candidate.phase.name)
     globs = (expect.intra_node if inside else expect.inter_node) if expect else ()
     if expect is None or not (globs or expect.forbid):
-        return f"cluster.yaml expects nothing of transports {where}"
-    accepted = [wording for wording in fault.unexpected if _accepted(wording, globs, expect)]
+        return f"cluster.yaml states no expected transports {where}"
+    accepted = [wording for wording in fault.unexpected if _is_accepted(wording, globs, expect)]
     if accepted:
-        return f"what remains, {accepted[0]}, is accepted by `expect` {where}"
+        return f"`expect` accepts the transport that remains {where}: {accepted[0]}"
     return ""
 
 
-def _accepted(wording: str, globs: Iterable[str], expect: Expectation) -> bool:
+def _is_accepted(wording: str, globs: Iterable[str], expect: Expectation) -> bool:
     if any(matches(wording, glob) for glob in expect.forbid):
         return False
-    known = list(globs)
-    return not known or any(matches(wording, glob) for glob in known)
+    accepted = list(globs)
+    return not accepted or any(matches(wording, glob) for glob in accepted)
 
 
-def with_fault(fault: Fault, one: Candidate) -> Phase:
-    """The small phase in which the fault is staged, on its last rank where it is one rank's."""
+def with_fault(fault: Fault, candidate: Candidate) -> Phase:
+    """The small phase with the fault staged in it, on its last rank if the fault is of one rank."""
     source = f"staged: {fault.name}"
-    phase = _small(one, f"{PREFIX}{fault.name}")
+    phase = _shrink(candidate, f"{PREFIX}{fault.name}")
     assert phase.staged is not None
     staged = replace(
         phase.staged, fault=fault.name, setup=fault.setup, python_flags=fault.python_flags
@@ -123,52 +127,54 @@ def with_fault(fault: Fault, one: Candidate) -> Phase:
         timeout_s=timeout_s,
         slurm={**phase.slurm, **_sourced(fault.slurm, source)},
         env_set={**phase.env_set, **_sourced(fault.env, source)},
-        env_unset={name: one for name, one in phase.env_unset.items() if name not in fault.env},
+        env_unset={name: value for name, value in phase.env_unset.items() if name not in fault.env},
         stage_limits_s={**phase.stage_limits_s, **limits},
         staged=staged,
     )
 
 
-def alone(one: Candidate) -> Phase:
-    """The small phase with nothing staged, to compare with."""
-    return _small(one, f"{PREFIX}{NOTHING}-{one.phase.name}")
+def without_fault(candidate: Candidate) -> Phase:
+    """The same small phase with nothing staged, to compare with."""
+    return _shrink(candidate, f"{PREFIX}{NOTHING}-{candidate.phase.name}")
 
 
-def _small(one: Candidate, name: str) -> Phase:
-    phase = one.phase
-    given = getattr(one.cls.obj, SMALL_ARGS, {})
+def _shrink(candidate: Candidate, name: str) -> Phase:
+    phase = candidate.phase
+    given = getattr(candidate.cls.obj, SMALL_ARGS, {})
     small = {**phase.small, **_sourced(given, f"{phase.where}: {SMALL_ARGS}")}
-    said = {name: value for name, value in phase.args.items() if value.source == "--cluster-set"}
+    overridden = {
+        name: value for name, value in phase.args.items() if value.source == "--cluster-set"
+    }
     staged = Staged(NOTHING, phase.name, phase.world_size - 1, HOOK)
-    return replace(phase, name=name, args={**phase.args, **small, **said}, staged=staged)
+    return replace(phase, name=name, args={**phase.args, **small, **overridden}, staged=staged)
 
 
 def _sourced(values: Any, source: str) -> dict[str, Sourced]:
     return {name: Sourced(value, source) for name, value in values.items()}
 
 
-# A gate as pytest collects it: every fault of every phase, of which the suite keeps the best.
+# pytest collects every fault for every phase; the suite keeps the best phase for each.
 
 PREFIX = "prove-"
 
 
 class GateItem(PhaseItem):
-    """One fault staged in one phase: passes where it turned its criterion red, as it must."""
+    """One fault staged in one phase; passes if the fault turned its criterion red."""
 
-    def __init__(self, *, fault: Fault, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, fault: Fault, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.fault = fault
 
     @property
     def staged_name(self) -> str:
-        """The name of the phase in which the fault is staged."""
+        """The name of the phase that the fault is staged in."""
         return f"{PREFIX}{self.fault.name}"
 
     def runtest(self) -> None:
         suite_of(self.config).run_gate(self)
 
 
-def gates(cls: PhaseClass) -> Iterator[GateItem]:
+def make_gates(cls: PhaseClass) -> Iterator[GateItem]:
     for fault in FAULTS.values():
         gate: GateItem = GateItem.from_parent(cls, name=f"prove[{fault.name}]", fault=fault)
         yield gate

@@ -1,4 +1,4 @@
-"""Signals that end a run cancel its jobs from the handler: pytest's own way out comes later."""
+"""Signals that end a run: the handler cancels its jobs, as pytest itself exits later."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-# SIGHUP: the terminal is gone, unless that was asked to be of no consequence (nohup).
+# SIGHUP: the terminal is gone; under nohup it is ignored.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# CI systems send two, some seconds apart; people are impatient.
+# CI systems send two, some seconds apart; people press Ctrl-C several times.
 LET_PASS = 3
 
 
 class Interrupts:
-    """From `catch` to `release` the first of SIGNALS calls `cancel` and raises KeyboardInterrupt;
-    later ones are ignored, as the end is bounded from there on.
+    """Between `catch` and `release` the first of SIGNALS calls `cancel` and raises
+    KeyboardInterrupt. Later ones are ignored, since the time to the end is bounded from then on.
 
-    Once all is judged (`ending`) the first LET_PASS are let pass: what is left is the report.
+    After `ending` only the report is left to write: the first LET_PASS signals do not interrupt it.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
@@ -45,6 +45,6 @@ class Interrupts:
         if self._let_pass:
             self._let_pass -= 1
             return
-        for one in self._handlers:
-            signal.signal(one, signal.SIG_IGN)
+        for each in self._handlers:
+            signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt

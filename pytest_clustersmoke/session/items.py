@@ -1,4 +1,4 @@
-"""What pytest collects of a phase: a class with a `phase` marker, its criteria, and its job."""
+"""What pytest collects for a phase: a class with a `phase` marker, its job, and its criteria."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class JobFailed(Exception):
     """The phase's job did not pass; the text is its outcome and findings."""
 
 
-class _Told(TerminalRepr):
-    """A failed job's findings; where one line must do (summary, JUnit's message) the first."""
+class _FailureText(TerminalRepr):
+    """A failed job's findings; a summary line and JUnit's message take the first line."""
 
     def __init__(self, text: str, path: str, line: int) -> None:
         self._text = text
@@ -49,32 +49,32 @@ class _Told(TerminalRepr):
 class PhaseClass(pytest.Class):
     """A class marked `@pytest.mark.phase(...)`: its job comes first, then its criteria."""
 
-    criteria: Sequence[pytest.Item | pytest.Collector] = ()  # all, whatever is selected of them
+    criteria: Sequence[pytest.Item | pytest.Collector] = ()  # all of them, whatever is selected
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         yield JobItem.from_parent(self, name="job")
         self.criteria = list(super().collect())
         yield from self.criteria
         if self.config.getoption("--cluster-prove"):
-            from .gates import gates
+            from .gates import make_gates
 
-            yield from gates(self)
+            yield from make_gates(self)
 
     @property
     def criteria_names(self) -> list[str] | None:
-        """All criteria by name; None where a class inside this one holds some."""
-        items = [one for one in self.criteria if isinstance(one, pytest.Item)]
-        return [one.name for one in items] if len(items) == len(self.criteria) else None
+        """The names of all criteria; None if a nested class holds some."""
+        items = [item for item in self.criteria if isinstance(item, pytest.Item)]
+        return [item.name for item in items] if len(items) == len(self.criteria) else None
 
     @property
     def marker(self) -> pytest.Mark:
-        found = self.get_closest_marker("phase")
-        assert found is not None
-        return found
+        marker = self.get_closest_marker("phase")
+        assert marker is not None
+        return marker
 
     @property
     def line(self) -> int:
-        """The class's first line, its decorators included."""
+        """The first line of the class, decorators included."""
         try:
             return inspect.getsourcelines(self.obj)[1]
         except (OSError, TypeError):
@@ -82,17 +82,17 @@ class PhaseClass(pytest.Class):
 
     @property
     def where(self) -> str:
-        """file:line of the class, the file as seen from where pytest was started."""
-        return f"{_short(self.path)}:{self.line}"
+        """file:line of the class; the file is relative to the current directory."""
+        return f"{_shorten(self.path)}:{self.line}"
 
 
 class PhaseItem(pytest.Item):
-    """A test of a phase that is no function of its class."""
+    """A test of a phase that is not a function of its class."""
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if isinstance(excinfo.value, JobFailed):
             path, line, _ = self.reportinfo()
-            return _Told(str(excinfo.value), str(path), (line or 0) + 1)
+            return _FailureText(str(excinfo.value), str(path), (line or 0) + 1)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -101,7 +101,7 @@ class PhaseItem(pytest.Item):
 
 
 class JobItem(PhaseItem):
-    """The phase's job as a test of its own: it carries the outcome and the findings."""
+    """The phase's job as a test: it carries the outcome and the findings."""
 
     def runtest(self) -> None:
         suite = suite_of(self.config)
@@ -115,7 +115,7 @@ def phase_class(item: pytest.Item) -> PhaseClass | None:
 
 
 def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
-    """The phases of these items, each once, in their order."""
+    """The phases of these items, each once, in order."""
     seen: set[int] = set()
     for item in items:
         cls = phase_class(item)
@@ -125,16 +125,16 @@ def phase_classes(items: Iterable[pytest.Item]) -> Iterator[PhaseClass]:
 
 
 def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked], list[Problem]]:
-    """Check every phase marker, all problems at once: two phases of one name are one too."""
+    """Read every phase marker; returns all problems at once, also phases of the same name."""
     from ..config.marker import read_marker
 
-    read: dict[PhaseClass, Marked] = {}
+    phases: dict[PhaseClass, Marked] = {}
     problems: list[Problem] = []
     places: dict[str, str] = {}
     for cls in phase_classes(items):
         marker, where = cls.marker, cls.where
-        marked, found = read_marker(marker.args, marker.kwargs, cls.path, where)
-        problems += found
+        marked, misfits = read_marker(marker.args, marker.kwargs, cls.path, where)
+        problems += misfits
         if marked is None:
             continue
         if marked.name in places:
@@ -142,21 +142,21 @@ def read_phases(items: Iterable[pytest.Item]) -> tuple[dict[PhaseClass, Marked],
                 Problem(
                     f"two phases are named `{marked.name}`",
                     where,
-                    "a name of its own for each phase",
-                    f"the other one is at {places[marked.name]}",
+                    "a unique name for each phase",
+                    f"the other is at {places[marked.name]}",
                 )
             )
         places.setdefault(marked.name, where)
-        cls.extra_keyword_matches.add(marked.name)  # so that `-k` finds a phase by its name
-        read[cls] = marked
-    return read, problems
+        cls.extra_keyword_matches.add(marked.name)  # `-k` finds a phase by its name
+        phases[cls] = marked
+    return phases, problems
 
 
 def suite_of(config: pytest.Config) -> Any:
-    """The suite of a session that has a cluster; None without one."""
+    """The suite of a session with a cluster; None without one."""
     return config.pluginmanager.get_plugin("clustersmoke-suite")
 
 
-def _short(path: Path) -> str:
+def _shorten(path: Path) -> str:
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

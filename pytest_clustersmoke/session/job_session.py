@@ -1,8 +1,8 @@
-"""One run: submits all phases, watches them, tells each one's result, cancels what is left.
+"""The jobs of one run: submits all phases, watches them, records results, cancels what is left.
 
-A thread of its own talks to the scheduler, so that no criterion waits for another phase, and no
-Ctrl-C in the main thread cuts a submission in half. What it learns is written to the run directory
-(that is how xdist's workers hear of it) and told to whoever waits.
+A separate thread talks to the scheduler, so that no criterion waits for another phase, and Ctrl-C
+in the main thread never interrupts a submission. The thread writes what it learns to the run
+directory, where xdist's workers read it, and posts it on the board for those who wait.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..evidence.run_directory import PhaseDir, RunDir, make_phase, read_json, wr
 from ..evidence.scheduler_record import JobState
 from ..evidence.telemetry import EventWriter
 from ..jobs.backend import Backend, Refused, make_spec
-from ..jobs.job_watch import Poller, Watched
+from ..jobs.job_watch import Poller, WatchedJob
 from ..jobs.outcome import Judgement, job_times, judge
 from ..node.abort_flag import visible
 from ..preflight.slurm_check import Checked
 from ..report.verdict import CriterionResult
-from .live.board import TICK_S, Board, Progress, WatchFailed, nothing
+from .live.board import TICK_S, Board, Progress, WatchFailed, do_nothing
 
 __all__ = ["Progress", "Session", "WatchFailed"]
 
 CLOSE_S = 2.7  # and about a second to write the report and leave
 CANCEL_CONFIRM_S = 2.0
-# How long the end may wait for a scheduler that has not answered yet; its command goes on alone.
+# How long the end waits for a scheduler that has not answered; its command continues alone.
 LAST_CALL_S = 0.3
 
 
@@ -55,58 +55,60 @@ class Session:
         self._backend, self._check = backend, check
         self._starts: Mapping[str, float] = {}
         self._waiting = list(self.phases.values())
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, WatchedJob] = {}
         self._submitted_wall: dict[str, float] = {}
         self._judged: dict[tuple[str, str], str] = {}
         self._beaten = time.monotonic()
         self.board = Board(self.phases)
-        self.results: dict[str, PhaseResult] = {}  # each read once, when its job is over
+        self.results: dict[str, PhaseResult] = {}  # each read once, when its job has ended
         self._stop = threading.Event()
         self._submitting: Phase | None = None
         self._ending = threading.Lock()
         self._ended_ids: set[str] = set()
         self._journal = EventWriter(run.journal)
-        self._thread = threading.Thread(target=self._work, name="clustersmoke-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self._watch_jobs, name="clustersmoke-watch", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
 
     def wait(
-        self, phase: str, tell: Callable[[Progress], None], tick: Callable[[], None] = nothing
+        self, phase: str, report: Callable[[Progress], None], tick: Callable[[], None] = do_nothing
     ) -> None:
         """Return when the phase's result is known, as Board.wait does."""
-        self.board.wait(phase, tell, tick)
+        self.board.wait(phase, report, tick)
 
     @property
     def outcomes(self) -> dict[str, Judgement]:
         return self.board.outcomes
 
-    def judged(self, phase: str, criterion: str, one: CriterionResult) -> None:
-        """Keep what was judged: where this process is killed, the journal alone tells it."""
-        self._beat()
-        if self._judged.get((phase, criterion)) != one.result:
-            self._judged[phase, criterion] = one.result
+    def record_criterion(self, phase: str, criterion: str, result: CriterionResult) -> None:
+        """Journal the result of a criterion, in case this process is killed before its report."""
+        self._send_heartbeat()
+        if self._judged.get((phase, criterion)) != result.result:
+            self._judged[phase, criterion] = result.result
             with contextlib.suppress(OSError):  # a full disk must not fail a criterion
-                self._journal.write("judged", phase=phase, criterion=criterion, **one.as_dict())
+                self._journal.write("judged", phase=phase, criterion=criterion, **result.as_dict())
 
-    def failed(self, test: str) -> None:
-        """Keep that a test failed which is no phase's."""
+    def record_failed_test(self, test: str) -> None:
+        """Journal the failure of a test that belongs to no phase."""
         with contextlib.suppress(OSError):
             self._journal.write("failed", test=test)
 
     def cancel(self) -> None:
-        """Have every job ended; returns at once, so that a signal handler may call it.
+        """End every job. Returns at once, so that a signal handler may call it.
 
-        A thread of its own does it: the watching one may be waiting for a slow scheduler.
+        It uses another thread, since the watch thread may be waiting for a slow scheduler.
         """
         if not self._stop.is_set():
             self._stop.set()
-            _aside(self._cancel_quietly)
+            _run_in_thread(self._cancel_quietly)
 
     def close(self) -> list[str]:
-        """Cancel what is left and wait, for a bounded time, until the scheduler has taken it.
+        """Cancel what is left, and wait a bounded time for the scheduler to accept it.
 
-        Returns the phases whose submission the scheduler has not answered: their jobs may yet
+        Returns the phases whose submission the scheduler did not answer: their jobs may still
         appear in its queue.
         """
         self._stop.set()
@@ -116,52 +118,56 @@ class Session:
             with contextlib.suppress(OSError):  # a full disk must not hide the verdict
                 self._journal.write("closed")
             return []
-        _aside(self._cancel_quietly).join(timeout=LAST_CALL_S)
+        _run_in_thread(self._cancel_quietly).join(timeout=LAST_CALL_S)
         phase = self._submitting
         if phase is None:
             return []
         directory = self.run.phase(phase.name)
-        _aside(lambda: self._backend.cancel_named(phase, directory)).join(timeout=LAST_CALL_S)
+        _run_in_thread(lambda: self._backend.cancel_named(phase, directory)).join(
+            timeout=LAST_CALL_S
+        )
         return [phase.name]
 
-    def _work(self) -> None:
+    def _watch_jobs(self) -> None:
         try:
-            self._preflight()
+            self._run_preflight()
             poller = Poller(self._backend, self.profile.limits.poll_s)
             while (self._waiting or self._watched) and not self._stop.is_set():
-                self._beat()
+                self._send_heartbeat()
                 self._submit_ready(poller)
                 poller.poll(self._watched.values())
-                self._look()
+                self._check_jobs()
                 self._stop.wait(TICK_S)
             if self._watched or self._waiting:
                 self._cancel_all()
-        except BaseException as error:  # told to whoever waits; a thread has nobody else to tell
+        except BaseException as error:  # raised again in `Board.wait`
             self.board.fail(error)
             self._cancel_quietly()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if time.monotonic() - self._beaten >= BEAT_S:
             self._beaten = time.monotonic()
             beat(self.run)
 
-    def _preflight(self) -> None:
-        """Ask the scheduler about all phases; those that it would not run are told now."""
+    def _run_preflight(self) -> None:
+        """Ask the scheduler about all phases; finish those that it would not run."""
         if self._check is None:
             return
-        self.board.awaits("preflight")
+        self.board.set_waiting_reason("preflight")
         checked = self._check(list(self._waiting), self.run)
-        self.board.awaits("")
+        self.board.set_waiting_reason("")
         self._starts = checked.starts
         for line in checked.lines:
-            self.board.tell("preflight", line)
-        for phase in [one for one in self._waiting if one.name in checked.findings]:
+            self.board.post("preflight", line)
+        refused = [phase for phase in self._waiting if phase.name in checked.findings]
+        for phase in refused:
             findings = checked.findings[phase.name]
             self._waiting.remove(phase)
             self._write_spec(phase)
             self._journal.write("refused", phase=phase.name, words=findings[0].cause)
-            nodes = all(one.id == "nodes-unavailable" for one in findings)
-            judgement = Judgement("cluster_failed" if nodes else "never_ran", findings[0].cause)
+            lacks_nodes = all(finding.id == "nodes-unavailable" for finding in findings)
+            outcome = "cluster_failed" if lacks_nodes else "never_ran"
+            judgement = Judgement(outcome, findings[0].cause)
             self._finish(phase.name, judgement, None, "", findings)
 
     def _write_spec(self, phase: Phase) -> PhaseDir:
@@ -173,22 +179,22 @@ class Session:
     def _submit_ready(self, poller: Poller) -> None:
         while self._waiting and not self._stop.is_set() and self._has_room(self._waiting[0]):
             self._submit(self._waiting.pop(0))
-            poller.soon()
+            poller.poll_soon()
 
     def _has_room(self, phase: Phase) -> bool:
-        """On this machine the cap follows cores or GPUs, so that ranks do not thrash."""
+        """Whether another job may start: local jobs share the cores or GPUs of this machine."""
         if len(self._watched) >= self.profile.limits.max_jobs:
             return False
-        most = self._backend.ranks_at_once
-        if most is None or not self._watched:
+        capacity = self._backend.ranks_at_once
+        if capacity is None or not self._watched:
             return True
         busy = sum(self.phases[name].world_size for name in self._watched)
-        return busy + phase.world_size <= most
+        return busy + phase.world_size <= capacity
 
     def _submit(self, phase: Phase) -> None:
         directory = self._write_spec(phase)
         make_phase(directory, phase.nodes.value)
-        self._journal.write("intent", phase=phase.name, **self._fault_of(phase.name))
+        self._journal.write("intent", phase=phase.name, **self._fault_mark(phase.name))
         self._submitted_wall[phase.name] = time.time()
         self._submitting = phase
         try:
@@ -200,38 +206,40 @@ class Session:
             judgement = Judgement("never_ran", f"the scheduler refused the job: {refusal}")
             self._finish(phase.name, judgement, None, "", [finding])
             return
-        watched = Watched(phase.name, job_id, directory, int(phase.nodes.value), time.monotonic())
-        self._watched[phase.name] = watched  # first: what goes wrong from here on ends the job
+        watched = WatchedJob(
+            phase.name, job_id, directory, int(phase.nodes.value), time.monotonic()
+        )
+        self._watched[phase.name] = watched  # first, so that any later error cancels the job
         self._submitting = None
         self._journal.write("submitted", phase=phase.name, job_id=job_id)
-        when = self._submitted_wall[phase.name]
-        self.board.submitted(phase.name, job_id, when, self._starts.get(phase.name))
+        submitted = self._submitted_wall[phase.name]
+        self.board.set_submitted(phase.name, job_id, submitted, self._starts.get(phase.name))
 
-    def _look(self) -> None:
+    def _check_jobs(self) -> None:
         for job in list(self._watched.values()):
-            if job.over():
+            if job.is_over():
                 self._settle(job, "")
                 continue
             limit = self.profile.limits.queue_wait_s
             if not job.running and limit and time.monotonic() - job.submitted_at > limit:
                 self._settle(job, f"queue: the job did not start within {limit:g} s")
-            elif job.straggling():
+            elif job.is_straggling():
                 self._backend.cancel([job.job_id])
                 self._settle(job, "")
             else:
-                self.board.see(job)
+                self.board.update(job)
 
-    def _settle(self, job: Watched, ours: str) -> None:
+    def _settle(self, job: WatchedJob, our_reason: str) -> None:
         pending = job.state is not None and job.state.kind in ("pending", "held")
-        if pending and job.job_id not in self._ended_ids and not job.succeeded():
-            self._backend.cancel([job.job_id])  # nobody waits for it any more; it may be requeued
+        if pending and job.job_id not in self._ended_ids and not job.has_succeeded():
+            self._backend.cancel([job.job_id])  # it was requeued, and must not run again
         result = collect_phase(job.directory)
         if not self._stop.is_set():
-            job.ask_details(self._backend, result)
+            job.save_details(self._backend, result)
             result = name_silent_nodes(result)
-        judgement = judge(result, job.witness(), ours)
+        judgement = judge(result, job.last_state(), our_reason)
         findings = [] if judgement.outcome == "passed" else diagnose.diagnose(result, judgement)
-        if judgement.outcome == "failed":  # a node's own words may be those of a victim
+        if judgement.outcome == "failed":  # the reason that a node gave may be a consequence
             judgement = Judgement("failed", findings[0].cause)
         findings += check_warnings(result)
         self._finish(job.phase, judgement, job.state, job.job_id, findings, result)
@@ -255,7 +263,7 @@ class Session:
             "job_id": job_id,
             "outcome": judgement.outcome,
             "reason": judgement.reason,
-            **self._fault_of(name),
+            **self._fault_mark(name),
             "scheduler_state": state.raw if state else "",
             "scheduler_nodes": state.nodes if state else "",
             "estimated_start": self._starts.get(name),
@@ -267,13 +275,13 @@ class Session:
         self._journal.write("ended", phase=name, job_id=job_id, outcome=judgement.outcome)
         self.board.finish(name, judgement, times["run_s"])
 
-    def _fault_of(self, name: str) -> dict[str, str]:
-        """The mark of a phase in which a fault is staged, for every record of it."""
+    def _fault_mark(self, name: str) -> dict[str, str]:
+        """Marks the records of a phase that a fault is staged in."""
         staged = self.phases[name].staged
         return {"fault": staged.fault} if staged else {}
 
     def _cancel_all(self) -> None:
-        """One call ends every job of the run; then the scheduler's word on each, for a while."""
+        """End every job with one call, and wait a while for the scheduler to confirm each."""
         jobs = list(self._watched.values())
         failed = {job.phase for job in jobs if visible(job.directory.abort)}
         self._end_jobs()
@@ -282,8 +290,8 @@ class Session:
             states = self._backend.states([job.job_id for job in jobs])
             for job in jobs:
                 if job.job_id in states:
-                    job.hear(states[job.job_id])
-            self._end_jobs()  # again where the scheduler did not take it
+                    job.record_state(states[job.job_id])
+            self._end_jobs()  # again, if the scheduler did not accept it
             time.sleep(TICK_S)
         for job in jobs:
             self._settle(job, "" if job.phase in failed else "the run was interrupted")
@@ -293,7 +301,7 @@ class Session:
             self._finish(phase.name, judgement, None, "", [])
 
     def _end_jobs(self) -> None:
-        """End the jobs that were not ended yet, with one call; from whichever thread is first."""
+        """End the jobs that were not ended yet, with one call. Any thread may call this."""
         with self._ending:
             jobs = {job.job_id for job in list(self._watched.values())} - self._ended_ids
             if jobs and self._backend.cancel(sorted(jobs)):
@@ -308,8 +316,8 @@ class Session:
                 self._journal.write("cancel_failed", why=str(error))
 
 
-def _aside(call: Callable[[], object]) -> threading.Thread:
-    """Run a call in a thread that holds up nobody."""
+def _run_in_thread(call: Callable[[], object]) -> threading.Thread:
+    """Run a call in a daemon thread."""
     thread = threading.Thread(target=call, name="clustersmoke-cancel", daemon=True)
     thread.start()
     return thread

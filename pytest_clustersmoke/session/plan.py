@@ -1,4 +1,4 @@
-"""`--cluster-dry-run`: all that would be submitted, and where each value came from."""
+"""`--cluster-dry-run`: everything that would be submitted, and where each value came from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..config.profile import Profile
 from ..evidence.run_directory import PhaseDir, RunDir
 from ..jobs.backend import make_backend, make_spec
 from ..node.torchrun import defaults, describe, launcher_environment
-from ..preflight.variable_remarks import planned
+from ..preflight.variable_remarks import remark_on_plan
 from ..text import Problem
 
 
@@ -21,7 +21,7 @@ def print_plan(
     phases: Iterable[Phase], profile: Profile, run_id: str, refused: Iterable[Problem] = ()
 ) -> None:
     """Print each phase's batch script, environment, torchrun line and sources to stdout, after
-    what a run would be refused for."""
+    the reasons why a real run would be refused."""
     backend = make_backend(profile, os.environ)
     run = RunDir(profile.shared_dir / run_id)
     out = sys.stdout
@@ -34,50 +34,50 @@ def print_plan(
         out.write(f"\n=== {phase.name} ({phase.where})\n")
         out.write(f"--- batch script\n{backend.script(phase, directory)}\n")
         for title, lines in (
-            ("environment of the node", _environment(phase, profile, directory)),
-            ("torchrun line, on each node", [_torchrun(phase, profile, directory)]),
-            ("where each value came from", _sources(phase)),
+            ("environment of the node", _environment_lines(phase, profile, directory)),
+            ("torchrun line, on each node", [_torchrun_line(phase, profile, directory)]),
+            ("where each value came from", _source_lines(phase)),
         ):
             out.write(f"--- {title}\n")
             out.writelines(f"{line}\n" for line in lines)
     out.flush()
 
 
-def _torchrun(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
+def _torchrun_line(phase: Phase, profile: Profile, directory: PhaseDir) -> str:
     run_id = directory.root.parent.parent.name
     return describe(make_spec(phase, profile, run_id, directory.root), directory)
 
 
-def _environment(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:
-    for name, one in phase.env_unset.items():
-        yield f"unset {name}    # {one.source}"
-    for name, one in phase.env_set.items():
-        yield f"{name}={one.value}    # {one.source}"
-    asked = {name: str(one.value) for name, one in phase.env_set.items()}
+def _environment_lines(phase: Phase, profile: Profile, directory: PhaseDir) -> Iterator[str]:
+    for name, setting in phase.env_unset.items():
+        yield f"unset {name}    # {setting.source}"
+    for name, setting in phase.env_set.items():
+        yield f"{name}={setting.value}    # {setting.source}"
+    configured = {name: str(setting.value) for name, setting in phase.env_set.items()}
     ours = launcher_environment(
-        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME", asked
+        directory, profile.hardware.device, "$NODE_RANK", "$SLURMD_NODENAME", configured
     )
     for name, value in ours.items():
         yield f"{name}={value}    # the launcher"
     for name, value in defaults(directory, "$NODE_RANK").items():
         if name not in phase.env_set:
-            yield f"{name}={value}    # the launcher, unless it is set"
-    for remark in planned(phase, profile, os.environ):
+            yield f"{name}={value}    # the launcher, unless already set"
+    for remark in remark_on_plan(phase, profile, os.environ):
         yield str(remark)
 
 
-def _sources(phase: Phase) -> Iterator[str]:
+def _source_lines(phase: Phase) -> Iterator[str]:
     rows: list[tuple[str, Any, str]] = [("script", phase.script, phase.where)]
     for name in ("nodes", "gpus_per_node", "timeout_s"):
-        one: Sourced = getattr(phase, name)
-        rows.append((name, one.value, one.source))
+        setting: Sourced = getattr(phase, name)
+        rows.append((name, setting.value, setting.source))
     groups: Mapping[str, Mapping[str, Sourced]] = {
         "args": phase.args,
         "slurm": phase.slurm,
         "stage_limits_s": phase.stage_limits_s,
     }
     for group, values in groups.items():
-        rows += [(f"{group}.{name}", one.value, one.source) for name, one in values.items()]
+        rows += [(f"{group}.{name}", value.value, value.source) for name, value in values.items()]
     width = max(len(name) for name, _, _ in rows)
     for name, value, source in rows:
         yield f"{name:<{width}}  {value}    # {source}"

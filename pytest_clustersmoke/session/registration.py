@@ -1,4 +1,4 @@
-"""`--cluster-list`: the clusters of the file, a line each."""
+"""`--cluster-list`, and which suite a session gets: a run's, a proof's, or one of xdist's two."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from .suite import Suite
 
 
 def print_clusters(config: pytest.Config) -> int:
-    from ..config.cluster_file import find_config, load
-    from ..text import UsageProblems
-
+    """Print the clusters of the cluster file, and return the exit status."""
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         file = load(path, os.environ)
@@ -25,27 +23,26 @@ def print_clusters(config: pytest.Config) -> int:
     for name in file.names:
         try:
             profile = file.profile(name)
-        except UsageProblems as problems:  # a variable that only that cluster's users set
+        except (
+            UsageProblems
+        ) as problems:  # such as a variable that only the users of that cluster set
             print(f"{name:<{width}}  cannot be used here: {problems.problems[0]}")
             continue
-        gpus = f"{profile.hardware.gpus_per_node} x {profile.hardware.gpu} a node"
+        gpus = f"{profile.hardware.gpus_per_node} x {profile.hardware.gpu} per node"
         print(f"{name:<{width}}  {profile.backend:<5}  {gpus}  {profile.description}".rstrip())
         print(f"{'':<{width}}  phases: {', '.join(profile.phases)}")
     return 0
 
 
-# Which suite a session with a cluster gets: its own, that of a proof, or xdist's two.
-
-
-def register(config: pytest.Config, name: str) -> None:
-    """Read the profile and register the suite; a worker gets one that only waits."""
+def register_suite(config: pytest.Config, name: str) -> None:
+    """Read the profile, and register the suite of the session."""
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load(path, os.environ).profile(name)
-    except UsageProblems as found:
+    except UsageProblems as error:
         if getattr(config.option, "tx", None):
-            raise pytest.UsageError(str(found)) from None
-        config.pluginmanager.register(Unusable(found.problems), "clustersmoke-suite")
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(UnusableSuite(error.problems), "clustersmoke-suite")
         return
     jobs = config.getoption("--cluster-max-jobs")
     if jobs:
@@ -60,7 +57,7 @@ def register(config: pytest.Config, name: str) -> None:
         from .xdist_suites import WorkerSuite
 
         suite = WorkerSuite(config, profile)
-    elif getattr(config.option, "tx", None):  # xdist's workers, by -n or --tx
+    elif getattr(config.option, "tx", None):  # pytest-xdist, by -n or --tx
         from .xdist_suites import ControllerSuite
 
         suite = ControllerSuite(config, profile)
@@ -69,14 +66,14 @@ def register(config: pytest.Config, name: str) -> None:
     config.pluginmanager.register(suite, "clustersmoke-suite")
 
 
-class Unusable:
-    """In the place of a suite where cluster.yaml cannot be used: what is wrong with the phases'
-    markers is told with it, all at once."""
+class UnusableSuite:
+    """Takes a suite's place if cluster.yaml cannot be used: its problems are reported together
+    with those of the phases' markers."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self._problems = list(problems)
 
-    def read(self, read: object, problems: list[Problem], items: object) -> None:
+    def resolve_phases(self, markers: object, problems: list[Problem], items: object) -> None:
         raise pytest.UsageError("\n".join(map(str, [*self._problems, *problems])))
 
     def header(self) -> list[str]:

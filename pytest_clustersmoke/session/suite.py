@@ -1,7 +1,7 @@
-"""The suite of one pytest session with a cluster: which phases, their jobs, their results.
+"""The suite of one pytest session with a cluster: its phases, their jobs and results.
 
-It exists only where a cluster was chosen. Under xdist the controller owns the jobs and each worker
-has a suite that waits for results in the run directory.
+It exists only if a cluster was chosen. Under xdist the controller owns the jobs, and the suite of
+each worker waits for results in the run directory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..text import UsageProblems
 from .collection import Collected
 from .interrupts import Interrupts
 from .items import JobFailed, JobItem, phase_class, phase_classes
-from .live.live_view import Show, say
-from .tally import count_report, count_selection, mark_known, mark_report, words_of
+from .live.live_view import LiveView, say
+from .tally import count_report, count_selection, failure_text, mark_known, mark_report
 
 if TYPE_CHECKING:
     from ..criteria.phase_criteria import PhaseView
@@ -46,14 +46,14 @@ class Suite(Collected):
         self.tally = RunTally(frozenset(profile.require))
         self.verdict: RunVerdict | None = None
         self.known_remarks: list[str] = []
-        self.remarks: list[str] = []  # on the report itself
+        self.remarks: list[str] = []  # on writing the report
         self.run: RunDir | None = None
         self.session: Session | None = None
-        self.show: Show | None = None
+        self.view: LiveView | None = None
         self._results: dict[str, PhaseView] = {}
         self._controller: ControllerLock | None = None
         self._interrupts = Interrupts(self._cancel)
-        # junit.xml lies in the run's own directory, unless the user asked for one elsewhere.
+        # junit.xml goes to the run's report directory, unless the user asked for another place.
         self._has_own_junit = not getattr(config.option, "xmlpath", None) and not self._plans_only
         if self._has_own_junit and not hasattr(config, "workerinput"):
             config.option.xmlpath = str(self.report_path / "junit.xml")
@@ -69,10 +69,10 @@ class Suite(Collected):
             from .plan import print_plan
 
             print_plan(phases, self.profile, self.run_id, self.refused)
-            session.items.clear()  # nothing runs, and nothing is reported as if it had
+            session.items.clear()  # nothing runs, so nothing must be reported as run
             return (yield)
-        goes_on = not session.testsfailed or self.config.option.continue_on_collection_errors
-        if phases and not self._plans_only and goes_on:
+        continues = not session.testsfailed or self.config.option.continue_on_collection_errors
+        if phases and not self._plans_only and continues:
             self.start(phases)
         return (yield)
 
@@ -82,11 +82,11 @@ class Suite(Collected):
         defined: Mapping[str, Iterable[str]],
         selected: Mapping[str, Iterable[str]],
     ) -> None:
-        """These phases were chosen, and these of their criteria."""
+        """Count the chosen phases and criteria for the verdict."""
         count_selection(self.tally, self.config, phases, self.profile, defined, selected)
 
     def start(self, phases: list[Phase]) -> None:
-        """Check what can be known before, then submit. Raises UsageError with all problems."""
+        """Run the preflight checks, then submit. Raises UsageError with all problems."""
         from .. import preflight
         from .job_session import Session as JobSession
 
@@ -95,46 +95,46 @@ class Suite(Collected):
             environ, no_lab = self.scheduler_environ()
             if no_lab:
                 raise UsageProblems(no_lab)
-            start = preflight.prepare(self.profile, self.run_id, environ)
+            start = preflight.prepare_run(self.profile, self.run_id, environ)
         except UsageProblems as problems:
             raise pytest.UsageError(str(problems)) from None
         self.run = start.run
-        for line in preflight.remarks(self.profile, phases, os.environ):
+        for line in preflight.remark_on_variables(self.profile, phases, os.environ):
             say(self.config, line)
         self._announce(start.run)
         self.session = JobSession(start.run, self.profile, phases, start.backend, start.check)
-        self.show = Show(self.config, self.session)
+        self.view = LiveView(self.config, self.session)
         self._interrupts.catch()
         self._recover()
         self.session.start()
 
     def _take_cluster(self) -> None:
-        """Under --cluster-exclusive take the cluster's lock until pytest has done with all else."""
+        """Under --cluster-exclusive take the cluster's lock, until pytest is done."""
         if self.config.getoption("--cluster-exclusive"):
             from ..evidence.locks import lock_cluster
 
-            held = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
-            self.config.add_cleanup(held.release)
+            lock = lock_cluster(self.profile.shared_dir, self.profile.name, self.run_id)
+            self.config.add_cleanup(lock.release)
 
     def _announce(self, run: RunDir) -> None:
-        """From here on a later command can tell what became of the run, whatever ends this one."""
+        """Record the run, so that a later command can report it even if this process is killed."""
         from ..evidence.locks import ControllerLock
 
         try:
             self._controller = ControllerLock(run)
-            self._controller.announce(self.asked(), self.report_path)
+            self._controller.announce(self.describe_request(), self.report_path)
         except OSError as error:
             raise pytest.UsageError(f"nothing is submitted: {error}") from None
 
     def _recover(self) -> None:
-        """Tell what became of runs before this one that were never reported."""
+        """Report earlier runs whose controller was killed."""
         from ..report.recovery import recover
 
         for line in recover(self.report_dir, os.environ):
             say(self.config, line)
 
-    def asked(self) -> dict[str, Any]:
-        """What run.json says of what was asked, beside the cluster."""
+    def describe_request(self) -> dict[str, Any]:
+        """What was requested, for run.json; the cluster is added elsewhere."""
         config = find_config(self.config.rootpath, self.config.getoption("--cluster-config"))
         return {
             "phases_chosen": list(self.tally.phases),
@@ -144,7 +144,7 @@ class Suite(Collected):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What run.json says of the run that was started."""
+        """The contents of run.json."""
         assert self._controller is not None
         return self._controller.about
 
@@ -153,7 +153,7 @@ class Suite(Collected):
             self.session.cancel()
 
     def result_of(self, item: pytest.Item) -> PhaseView:
-        """Wait for the item's phase, and give the item the phase's properties."""
+        """Wait for the item's phase, and add the phase's properties to the item."""
         cls = phase_class(item)
         assert cls is not None
         name = self._names[cls]
@@ -165,31 +165,30 @@ class Suite(Collected):
             result = with_bounds(self.read_phase(name), self.profile, self.report_dir)
             self._results[name] = view_phase(result)
         result = self._results[name]
-        known = {key for key, _ in item.user_properties}
-        if "phase" not in known:
+        if "phase" not in dict(item.user_properties):
             from ..report.junit import phase_properties
 
             item.user_properties += phase_properties(result)
         return result
 
     def read_phase(self, name: str) -> PhaseResult:
-        """The evidence of a phase whose job is over, as the watching thread read it."""
+        """The evidence of a phase whose job has ended, as read by the watch thread."""
         assert self.session is not None
         return self.session.results[name]
 
     def results(self) -> dict[str, PhaseResult]:
-        """The evidence of every phase whose job is over, read once for criteria and report."""
+        """The evidence of every phase whose job has ended, read once for criteria and report."""
         from ..evidence.phase_result import with_bounds
 
-        found = self.session.results if self.session is not None else {}
+        results = self.session.results if self.session is not None else {}
         return {
             name: self._results.get(name) or with_bounds(result, self.profile)
-            for name, result in found.items()
+            for name, result in results.items()
         }
 
     def wait(self, name: str) -> None:
-        assert self.show is not None
-        self.show.wait(name)
+        assert self.view is not None
+        self.view.wait(name)
 
     def run_job(self, item: JobItem) -> None:
         result = self.result_of(item)
@@ -200,7 +199,7 @@ class Suite(Collected):
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> None:
-        """A criterion of a job that did not pass ends in one line that points to the job."""
+        """End a criterion of a job that did not pass with one line that points to the job."""
         cls = phase_class(pyfuncitem)
         if cls is None:
             return
@@ -227,21 +226,21 @@ class Suite(Collected):
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        judged = self._count(report)
-        if judged is not None and self.session is not None:
-            phase, name = judged
-            self.session.judged(phase, name, self.tally.phases[phase].criteria[name])
+        criterion = self._count(report)
+        if criterion is not None and self.session is not None:
+            phase, name = criterion
+            self.session.record_criterion(phase, name, self.tally.phases[phase].criteria[name])
         elif self.session is not None and report.failed:
-            self.session.failed(report.nodeid)
+            self.session.record_failed_test(report.nodeid)
 
     def _count(self, report: pytest.TestReport) -> tuple[str, str] | None:
         return count_report(self.tally, report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """With --continue-on-collection-errors the phases run all the same."""
+        """Under --continue-on-collection-errors the phases run all the same."""
         self.tally.other_failures += report.failed
         if report.skipped:
-            self.tally.skipped_files.append(f"{report.nodeid} ({words_of(report)})")
+            self.tally.skipped_files.append(f"{report.nodeid} ({failure_text(report)})")
 
     def pytest_keyboard_interrupt(self) -> None:
         self.tally.interrupted = True
@@ -251,15 +250,17 @@ class Suite(Collected):
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
         if self.session is None:
             self._drop_junit()  # nothing ran, so there is no run to report
-            self._no_verdict(session, int(exitstatus))
+            self._refuse_other_success(session, int(exitstatus))
             return (yield)
         self._interrupts.ending()
         self._judge_run(session, int(exitstatus))
         try:
             yield
-        except Exception as error:  # junit.xml on a full disk, say; or another plugin's end
-            self._say_traceback()
-            self.remarks.append(f"pytest's own end failed: {type(error).__name__}: {error}")
+        except Exception as error:  # such as junit.xml on a full disk, or another plugin's error
+            self._print_traceback()
+            self.remarks.append(
+                f"pytest failed to end the session: {type(error).__name__}: {error}"
+            )
             if session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         try:
@@ -268,22 +269,22 @@ class Suite(Collected):
             self._interrupts.release()
         return None
 
-    def _no_verdict(self, session: pytest.Session, exitstatus: int) -> None:
-        """Whoever asked for a cluster shall not take other tests' success for its verdict."""
-        asked = self.config.getoption("--cluster") and not self._plans_only
-        if asked and exitstatus == pytest.ExitCode.OK:
+    def _refuse_other_success(self, session: pytest.Session, exitstatus: int) -> None:
+        """With --cluster, other tests' success must not pass for a verdict on the cluster."""
+        wanted = self.config.getoption("--cluster") and not self._plans_only
+        if wanted and exitstatus == pytest.ExitCode.OK:
             say(self.config, f"no phase ran on {self.profile.name}: no verdict")
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def _judge_run(self, session: pytest.Session, exitstatus: int) -> None:
-        """Have every job ended, then give the verdict: pytest writes its files with it next."""
-        assert self.session is not None and self.show is not None and self.run is not None
+        """End every job, then give the verdict, which pytest's own files need next."""
+        assert self.session is not None and self.view is not None and self.run is not None
         for name in self.session.close():
             self.absences.append(
-                f"{name}: the scheduler has not answered its submission; look into the queue"
+                f"{name}: the scheduler did not answer the submission; check the queue for its job"
             )
         with contextlib.suppress(OSError):  # the terminal is gone
-            self.show.close()
+            self.view.close()
         for name, judgement in self.session.outcomes.items():
             self.tally.phase(name).outcome = judgement.outcome
         self.tally.exitstatus = exitstatus
@@ -291,9 +292,9 @@ class Suite(Collected):
         session.exitstatus = self.verdict.exit_status
         try:
             self._complete_junit()
-        except Exception as error:  # of ours, and no reason to lose the verdict
-            self._say_traceback()
-            self.remarks.append(f"junit.xml is not complete: {type(error).__name__}: {error}")
+        except Exception as error:  # our own mistake must not lose the verdict
+            self._print_traceback()
+            self.remarks.append(f"junit.xml is incomplete: {type(error).__name__}: {error}")
 
     def _give_verdict(self) -> RunVerdict:
         return judge(self.tally)
@@ -304,19 +305,19 @@ class Suite(Collected):
         assert self.run is not None
         self.known_remarks = self.acknowledgements.remarks(self.tally, self.run)
         xml = self.config.stash.get(xml_key, None)
-        if xml is not None:  # else `-p no:junitxml`, say
+        if xml is not None:  # None under `-p no:junitxml`
             complete(xml, self._finished())
 
     def _drop_junit(self) -> None:
-        """No file is written, and none is announced."""
+        """Have pytest neither write nor announce junit.xml."""
         xml = self.config.stash.get(xml_key, None)
         if self._has_own_junit and xml is not None:
-            xml.logfile = os.devnull  # its own end of the session is under way already
+            xml.logfile = os.devnull  # its hook at the end of the session runs already
             del self.config.stash[xml_key]
             self.config.pluginmanager.unregister(xml)
 
     def _finished(self) -> FinishedRun:
-        """What the report is made from."""
+        """Everything the report is made from."""
         from ..report.record_builder import FinishedRun
 
         assert self.run is not None and self.verdict is not None
@@ -334,8 +335,8 @@ class Suite(Collected):
         )
 
     @staticmethod
-    def _say_traceback() -> None:
-        with contextlib.suppress(OSError):  # nobody hears it
+    def _print_traceback() -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
             traceback.print_exc()
 
     def _publish(self, session: pytest.Session) -> None:

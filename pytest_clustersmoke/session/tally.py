@@ -1,6 +1,6 @@
-"""What pytest's reports say of a run: each is marked where it is made, and counted for the verdict.
+"""Counts pytest's reports for the verdict; each report is marked where it is made.
 
-Under xdist a worker marks a report and the controller counts it: the marks travel as plain texts.
+Under xdist a worker marks a report and the controller counts it, so marks are plain strings.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..report.acknowledgements import Acknowledgements
 from ..report.verdict import CriterionResult, KnownFailure, PhaseTally, RunTally
 from ..text import sanitize_lines
 from .items import JobFailed
-from .selection import criterion_of, is_whole, scope_words
+from .selection import criterion_of, describe_selection, is_whole
 
 MARKS = "clustersmoke"  # an attribute of reports
-CRASHED = "???"  # xdist's word for when a test failed whose worker died
-# How a criterion says that something does not hold; any other exception is a mistake in its code.
+CRASHED = "???"  # xdist's `when` for a test whose worker died
+# A criterion that does not hold raises one of these; any other exception is an error in its code.
 JUDGED = (AssertionError, JobFailed, pytest.fail.Exception)
-MAX_WORDS = 4000
+MAX_CHARACTERS = 4000
 
 
 # Where a report is made
@@ -36,15 +36,15 @@ def mark_report(
     phase: str,
     result: PhaseResult | None,
 ) -> None:
-    """Give the report of a phase's test what the verdict has to know: the phase, and which kinds of
-    criteria were judged or could not be. JUnit's properties say the same, but any test may write
-    those."""
+    """Mark the report of a phase's test with what the verdict needs: the phase, and which kinds of
+    criteria were judged or could not be measured. JUnit's properties say the same, but any test
+    can write those."""
     marks = {"phase": phase}
     if result is not None and result.judged and report.when == "call":
         marks["judged"] = ",".join(sorted(result.judged))
         report.user_properties.append(("judged", marks["judged"]))
     setattr(report, MARKS, marks)
-    if "phase" not in dict(report.user_properties):  # it did not come to its fixture
+    if "phase" not in dict(report.user_properties):  # the test did not reach its fixture
         report.user_properties.append(("phase", phase))
     if report.skipped and call.excinfo and isinstance(getattr(call.excinfo.value, "kind", 0), str):
         unmeasured = ("unmeasured", getattr(call.excinfo.value, "kind", ""))
@@ -62,10 +62,10 @@ def mark_known(
     error: object,
     acknowledgements: Acknowledgements,
 ) -> None:
-    """Make a failure that is known one that was expected; leave any other as it is.
+    """Turn a known failure into an expected one; leave any other failure as it is.
 
-    Where the job did not pass, set-up and teardown have nothing to work on: whatever they raise is
-    known with the job. An xfail of the suite gets its owner here, where it has one.
+    If the job did not pass, set-up and teardown have nothing to work on, so any error of theirs is
+    known with the job. An xfail of the suite gets its owner here, if it has one.
     """
     if not report.failed and not hasattr(report, "wasxfail"):
         return
@@ -81,15 +81,16 @@ def mark_known(
         ("known_where", known.where),
     ]
     marks_of(report).update(properties)
-    for one in (item, report):  # JUnit reads those of the teardown
-        one.user_properties += [pair for pair in properties if pair not in one.user_properties]
-    first = next(iter(words_of(report).splitlines()), "")
+    for holder in (item, report):  # JUnit reads the properties of the teardown's report
+        present = holder.user_properties
+        present += [pair for pair in properties if pair not in present]
+    first_line = next(iter(failure_text(report).splitlines()), "")
     report.outcome = "skipped"
-    report.wasxfail = f"{known.sentence}: {first}"
+    report.wasxfail = f"{known.sentence}: {first_line}"
 
 
 def marks_of(report: pytest.TestReport) -> dict[str, str]:
-    """What `mark_report` gave a report; nothing where it is no phase's."""
+    """The marks that `mark_report` set; none on a report of any other test."""
     return getattr(report, MARKS, {})
 
 
@@ -104,8 +105,8 @@ def count_selection(
     defined: Mapping[str, Iterable[str]],
     selected: Mapping[str, Iterable[str]],
 ) -> None:
-    """Count what was selected of all that the cluster runs, and how its phases were changed: a
-    verdict must name it. The criteria are by phase: all that are defined, and those selected."""
+    """Count what was selected of the cluster's phases, and how they were changed, since a verdict
+    must name it. Criteria are by phase: all `defined` ones, and those `selected`."""
     for phase in chosen:
         counted = tally.phase(phase.name)
         counted.sides = _sides(phase)
@@ -117,19 +118,19 @@ def count_selection(
     tally.is_whole = is_whole(config)
     is_part = len(tally.phases) < len(tally.phases_of_cluster)
     is_cut = any(phase.is_cut for phase in tally.phases.values())
-    tally.selection = scope_words(config, is_cut, tally.phases if is_part else ())
+    tally.selection = describe_selection(config, is_cut, tally.phases if is_part else ())
 
 
 def _sides(phase: Phase) -> frozenset[str]:
-    """Where a phase's ranks talk to each other: kinds of what transport_checks.py judges."""
+    """Where the ranks of a phase communicate: inside nodes, between nodes, or both."""
     inside = {INSIDE} if int(phase.gpus_per_node.value) > 1 else set()
     return frozenset(inside | ({BETWEEN} if int(phase.nodes.value) > 1 else set()))
 
 
 def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] | None:
-    """Count one report; a criterion's result is its worst part.
+    """Count one report; the result of a criterion is that of its worst part.
 
-    Returns the phase and the criterion, where there is a result of one.
+    Returns the phase and the criterion, if the report is of one.
     """
     marks = marks_of(report)
     if "phase" not in marks:
@@ -150,37 +151,36 @@ def count_report(tally: RunTally, report: pytest.TestReport) -> tuple[str, str] 
 def _count_result(
     phase: PhaseTally, name: str, report: pytest.TestReport, marks: Mapping[str, str]
 ) -> None:
-    held = phase.criteria.get(name)
+    earlier = phase.criteria.get(name)
     if report.failed:
-        phase.criteria[name] = CriterionResult("failed", words_of(report))
+        phase.criteria[name] = CriterionResult("failed", failure_text(report))
     elif report.skipped and _is_expected(report, marks):
-        if held is None or held.result in ("passed", "skipped"):
-            known = _known(f"{phase.name}: {name}", marks)
-            phase.criteria[name] = CriterionResult("known", words_of(report), known)
-    elif held is None and report.skipped:
-        phase.criteria[name] = CriterionResult("skipped", words_of(report))
-    elif held is None and report.when == "call":
+        if earlier is None or earlier.result in ("passed", "skipped"):
+            known = _known_failure(f"{phase.name}: {name}", marks)
+            phase.criteria[name] = CriterionResult("known", failure_text(report), known)
+    elif earlier is None and report.skipped:
+        phase.criteria[name] = CriterionResult("skipped", failure_text(report))
+    elif earlier is None and report.when == "call":
         phase.criteria[name] = CriterionResult("passed")
 
 
 def _is_expected(report: pytest.TestReport, marks: Mapping[str, str]) -> bool:
-    """Whether a failure was expected: by `known` of cluster.yaml, or by an xfail of the suite, for
-    which nobody answers."""
+    """Whether a failure was expected: by `known` of cluster.yaml, or by a plain xfail."""
     return bool(marks.get("known")) or hasattr(report, "wasxfail")
 
 
-def _known(what: str, marks: Mapping[str, str]) -> KnownFailure | None:
+def _known_failure(name: str, marks: Mapping[str, str]) -> KnownFailure | None:
     if not marks.get("known"):
         return None
-    return KnownFailure(what, marks["known"], marks["known_until"], marks["known_where"])
+    return KnownFailure(name, marks["known"], marks["known_until"], marks["known_where"])
 
 
-def words_of(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test failed or was skipped, or a file was, without its traceback."""
+def failure_text(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test or file failed or was skipped, without the traceback."""
     why = report.longrepr
-    if isinstance(why, tuple):  # of a skip: file, line, reason
-        words = str(why[2]).removeprefix("Skipped: ")
+    if isinstance(why, tuple):  # a skip: file, line, reason
+        text = str(why[2]).removeprefix("Skipped: ")
     else:
         crash = getattr(why, "reprcrash", None)
-        words = str(crash.message) if crash is not None else str(why or "")
-    return sanitize_lines(words[-MAX_WORDS:])
+        text = str(crash.message) if crash is not None else str(why or "")
+    return sanitize_lines(text[-MAX_CHARACTERS:])

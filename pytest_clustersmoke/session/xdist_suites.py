@@ -1,8 +1,8 @@
 """pytest-xdist: the controller owns the jobs, the workers wait for their results.
 
-The controller has no items of its own. Each worker writes the phases it collected into the run's
-plan before xdist hears of its collection; the controller submits once, on the first of them. A
-worker learns of a result from the phase's `result.json`, which the controller writes.
+The controller collects no items. Each worker writes a plan of the phases it collected before it
+reports its collection to xdist; the controller submits once, from the first plan. A worker reads
+results from the phase's `result.json`, which the controller writes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ControllerSuite(Suite):
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         super().__init__(config, profile)
-        if config.getoption("--cluster-dry-run"):  # one plan, printed once
+        if config.getoption("--cluster-dry-run"):  # no workers, so that the plan is printed once
             config.option.dist, config.option.tx, config.option.numprocesses = "no", [], None
-        # Workers are on this machine; the shared directory may be unusable, which is told later.
+        # Local, since the shared directory may be unusable, which is reported later.
         self._exchange = Path(tempfile.mkdtemp(prefix="clustersmoke-xdist-"))
         self._submitted = False
 
@@ -52,7 +52,7 @@ class ControllerSuite(Suite):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Criteria of one phase stay on one worker; a `--dist` the user chose is left alone."""
+        """Keep the criteria of a phase on one worker, unless the user chose a `--dist`."""
         if config.getoption("dist") != "load":
             return None
         from xdist.scheduler import LoadScopeScheduling
@@ -64,19 +64,21 @@ class ControllerSuite(Suite):
         if self._submitted:
             return
         self._submitted = True
-        collected = read_json(self._exchange / f"{node.gateway.id}.json")
-        if collected is None:
+        plan = read_json(self._exchange / f"{node.gateway.id}.json")
+        if plan is None:
             raise RuntimeError(f"worker {node.gateway.id} left no plan in {self._exchange}")
-        self.absences = collected["absences"]
-        marked = [Marked(**{**one, "script": Path(one["script"])}) for one in collected["phases"]]
-        self.phases, _ = resolve_all(marked, self.profile, self.config.getoption("--cluster-set"))
-        chosen = [self.phases[name] for name in collected["chosen"] if name in self.phases]
-        self._problems([Problem(text) for text in collected["problems"]], chosen)
-        self._count_selection(chosen, *collected["criteria"])
+        self.absences = plan["absences"]
+        markers = [
+            Marked(**{**marker, "script": Path(marker["script"])}) for marker in plan["phases"]
+        ]
+        self.phases, _ = resolve_all(markers, self.profile, self.config.getoption("--cluster-set"))
+        chosen = [self.phases[name] for name in plan["chosen"] if name in self.phases]
+        self._raise_problems([Problem(text) for text in plan["problems"]], chosen)
+        self._count_selection(chosen, *plan["criteria"])
         if chosen and not self._plans_only:
             self.start(chosen)
-            assert self.run is not None and self.show is not None
-            self.show.wait_with_xdist()
+            assert self.run is not None and self.view is not None
+            self.view.wait_with_xdist()
             write_json(self._exchange / "run.json", {"root": str(self.run.root)})
 
     @pytest.hookimpl(wrapper=True)
@@ -87,48 +89,50 @@ class ControllerSuite(Suite):
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
-        with contextlib.suppress(OSError):  # workers also see that their parent is gone
+        with contextlib.suppress(OSError):  # workers also notice that their parent is gone
             write_json(self._exchange / "over.json", {"exitstatus": int(exitstatus)})
         yield from super().pytest_sessionfinish(session, exitstatus)
         shutil.rmtree(self._exchange, ignore_errors=True)
 
 
 class WorkerSuite(Suite):
-    """The suite of one xdist worker: it submits nothing and waits for files."""
+    """The suite of an xdist worker: it submits nothing, and waits for files."""
 
     def __init__(self, config: pytest.Config, profile: Profile) -> None:
         super().__init__(config, profile)
-        given = config.workerinput[INPUT]  # type: ignore[attr-defined]
-        self.run_id, self._exchange = given["run_id"], Path(given["exchange"])
-        self._parent: int = given["controller"]
-        self._found: list[Problem] = []
-        self._marked: list[Marked] = []
+        handed = config.workerinput[INPUT]  # type: ignore[attr-defined]
+        self.run_id, self._exchange = handed["run_id"], Path(handed["exchange"])
+        self._parent: int = handed["controller"]
+        self._problems: list[Problem] = []
+        self._markers: list[Marked] = []
 
-    def read(self, read: Any, problems: list[Problem], items: list[pytest.Item]) -> None:
-        self._marked = list(read.values())
-        super().read(read, problems, items)
+    def resolve_phases(
+        self, markers: Any, problems: list[Problem], items: list[pytest.Item]
+    ) -> None:
+        self._markers = list(markers.values())
+        super().resolve_phases(markers, problems, items)
 
-    def _problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
-        self._found += problems  # the controller raises them, once
+    def _raise_problems(self, problems: list[Problem], phases: Sequence[Phase]) -> None:
+        self._problems += problems  # the controller raises them, once
 
-    @pytest.hookimpl(tryfirst=True)  # before xdist tells the controller that we have collected
+    @pytest.hookimpl(tryfirst=True)  # before xdist reports it to the controller
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        record = {
-            "phases": [{**vars(one), "script": str(one.script)} for one in self._marked],
+        plan = {
+            "phases": [{**vars(marker), "script": str(marker.script)} for marker in self._markers],
             "chosen": [self._names[cls] for cls in phase_classes(session.items)],
             "criteria": self.criteria(session.items),
             "absences": self.absences,
-            "problems": [str(problem) for problem in self._found],
+            "problems": [str(problem) for problem in self._problems],
         }
         worker = self.config.workerinput["workerid"]  # type: ignore[attr-defined]
-        write_json(self._exchange / f"{worker}.json", record)
+        write_json(self._exchange / f"{worker}.json", plan)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[Any]:
         return (yield)
 
     def read_phase(self, name: str) -> PhaseResult:
-        """The evidence of a phase whose job is over; this process has not read it yet."""
+        """The evidence of a phase whose job has ended; this process has not read it yet."""
         from ..evidence.phase_result import collect_phase
 
         assert self.run is not None

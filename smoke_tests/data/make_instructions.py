@@ -3,7 +3,7 @@
     python smoke_tests/data/make_instructions.py
 
 Every answer is computed or stated here, so the data belongs to the project and has its licence. The
-same seed gives the same file, byte for byte; a test holds that. Half of the examples have an
+same seed gives the same file, byte for byte, as a test checks. Half of the examples have an
 `input`, as in the data set of the documents (alpaca-cleaned), so both prompt formats are trained.
 """
 
@@ -108,7 +108,7 @@ def choose(rng: random.Random, *texts: str) -> str:
     return rng.choice(texts)
 
 
-# --- without an input: the instruction says it all ---
+# --- without an input: the instruction is complete ---
 
 
 def add(rng: random.Random) -> Example:
@@ -217,7 +217,7 @@ def fact(rng: random.Random) -> Example:
     return asked, "", f"{name}: {meaning}."
 
 
-# --- with an input: the instruction is done to it ---
+# --- with an input: the instruction applies to it ---
 
 
 def sort_words(rng: random.Random) -> Example:
@@ -318,7 +318,7 @@ WITH_INPUT: tuple[Maker, ...] = (
 
 
 def make(count: int = EXAMPLES, seed: int = SEED) -> list[dict[str, str]]:
-    """`count` different examples, with and without an input in turn."""
+    """`count` different examples, alternating between no input and an input."""
     rng = random.Random(seed)
     made: dict[tuple[str, str], Example] = {}
     while len(made) < count:

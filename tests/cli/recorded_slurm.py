@@ -1,4 +1,4 @@
-"""A Slurm that answers `scontrol` and `sacctmgr` with recorded words, as programs on PATH."""
+"""A fake Slurm: `scontrol` and `sacctmgr` on PATH give recorded answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Slurm:
 def run(
     slurm: Slurm | None, *words: str | Path, cwd: Path, **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """`clustersmoke init` as a user runs it; without a Slurm there is none on PATH."""
+    """Run `clustersmoke init` as a user does; without a Slurm none is on PATH."""
     env = {name: value for name, value in os.environ.items() if name not in READ}
     path = [str(slurm.bin)] if slurm else []
     env |= {"PATH": ":".join([*path, "/nowhere"] if not slurm else [*path, "/usr/bin", "/bin"])}

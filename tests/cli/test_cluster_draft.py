@@ -1,4 +1,4 @@
-"""What Slurm says becomes a profile that the loader accepts, with what was guessed marked."""
+"""Slurm's answers become a profile that the loader accepts, with guesses marked."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ MARK = re.compile(r"check this: (.*)")
 
 
 def unwrapped(text: str) -> str:
-    """The file with comments that go over several lines joined."""
-    return re.sub(r"\n *# (?!check this)(?=[a-z`(\[N])", " ", text)
+    """The file with wrapped comments joined."""
+    return re.sub(r"\n *# (?!check this)(?=[a-z`(\[GN])", " ", text)
 
 
 def marks(text: str) -> list[str]:
     return MARK.findall(unwrapped(text))
 
 
-def test_a_cluster_of_four_a100_a_node(profile: Made) -> None:
+def test_profile_of_nodes_with_four_a100(profile: Made) -> None:
     """Partition, GPUs, nodes, and each GPU's share of CPUs and memory come from Slurm; phases that
-    need eight GPUs a node are left out, with the reason."""
+    need eight GPUs per node are left out, with the reason."""
     made, text = profile("--shared-dir", "/scratch/me/runs")
     assert made.name == "pf" and made.backend == "slurm" and not made.lab
     assert made.slurm == {"partition": "gpu"}
@@ -54,13 +54,13 @@ def test_a_cluster_of_four_a100_a_node(profile: Made) -> None:
     assert one.slurm == {"cpus_per_task": 2, "mem": "230G", "time": "00:30:00"}
     assert made.phases["allreduce_1node"].gpus_per_node == 4
     assert made.phases["allreduce_multinode"].nodes == 4
-    assert "# lora_sft_2node is left out: needs 8 GPUs a node, they have 4" in text
+    assert "# lora_sft_2node is left out: needs 8 GPUs per node, nodes have 4" in text
     assert str(made.shared_dir) == "/scratch/me/runs"
     assert any("Slurm calls it a100" in one for one in marks(text))
 
 
-def test_all_that_is_marked_is_told(init: Init, tmp_path: Path) -> None:
-    """Each mark of the file stands in the output, with its key and reason."""
+def test_every_guess_is_printed(init: Init, tmp_path: Path) -> None:
+    """Each mark of the file is in the output, with its key and reason."""
     said = init().stdout
     told = re.findall(r"^  ([a-z_.0-9]+): (.*)$", said.partition("\nphases: ")[0], re.MULTILINE)
     reasons = [why for _, why in told]
@@ -70,9 +70,9 @@ def test_all_that_is_marked_is_told(init: Init, tmp_path: Path) -> None:
     assert "hardware.gpu" in dict(told)
 
 
-def test_transports_are_required_and_what_is_not_known_says_so(profile: Made) -> None:
-    """Inside a node any but the network; what is between nodes is to be written by a person, and
-    until then no run is FIT."""
+def test_transports_are_required_and_unknown_ones_are_marked(profile: Made) -> None:
+    """Inside a node any transport except the network is accepted. Transports between nodes must be
+    written by a person; until then no run is FIT."""
     made, text = profile()
     assert made.require == ("transports",)
     assert made.expect["ddp_2gpu"].forbid == ("NET/*",)
@@ -82,26 +82,26 @@ def test_transports_are_required_and_what_is_not_known_says_so(profile: Made) ->
     assert any("INCONCLUSIVE" in one for one in marks(text))
 
 
-def test_three_nodes_and_an_hour_are_heeded(slurm: Slurm, profile: Made) -> None:
+def test_limits_of_nodes_and_time_are_respected(slurm: Slurm, profile: Made) -> None:
     """A phase of four nodes is left out on three; all-reduce takes three; no job asks for more time
-    than the partition gives."""
+    than the partition allows."""
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:h100:8") for i in range(3)))
     slurm.partitions(partition("gpu", time="00:20:00"))
     made, text = profile("--cluster", "mine")
     assert made.name == "mine"
-    assert "zero1_4node is left out: needs 4 nodes, a job gets 3" in text
+    assert "zero1_4node is left out: needs 4 nodes, a job can have 3" in text
     assert made.phases["allreduce_multinode"].nodes == 3
     assert made.phases["lora_sft_2node"].gpus_per_node == 8
     assert "Mistral-7B" in text
     assert {one.slurm["time"] for one in made.phases.values()} == {"00:20:00"}
 
 
-def test_a_job_gets_fewer_nodes_than_there_are(slurm: Slurm, profile: Made) -> None:
+def test_max_nodes_of_the_partition_limits_phases(slurm: Slurm, profile: Made) -> None:
     """The partition's MaxNodes decides what fits, not the number of its nodes."""
     slurm.partitions(partition("gpu", nodes="2"))
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:2") for i in range(6)))
     made, text = profile()
-    assert "zero1_4node is left out: needs 4 nodes, a job gets 2" in text
+    assert "zero1_4node is left out: needs 4 nodes, a job can have 2" in text
     assert made.phases["allreduce_multinode"].nodes == 2 and made.hardware.nodes == 6
 
 
@@ -110,12 +110,12 @@ def test_one_node_of_one_gpu(slurm: Slurm, profile: Made) -> None:
     slurm.nodes(node("n0", partitions="gpu", gres="gpu:1"))
     made, text = profile()
     assert set(made.phases) == {"mlp_1gpu"} and made.expect == {}
-    assert "allreduce_1node is left out: needs 2 GPUs a node, they have 1" in text
+    assert "allreduce_1node is left out: needs 2 GPUs per node, nodes have 1" in text
     assert any("Slurm does not name it" in one for one in marks(text))
 
 
 def test_nodes_of_one_gpu(slurm: Slurm, profile: Made) -> None:
-    """All-reduce between nodes is listed, and what joins them is to be written."""
+    """All-reduce between nodes is listed, and its transports are left to be written."""
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="gpu:a100:1") for i in range(2)))
     made, _ = profile()
     assert set(made.phases) == {"mlp_1gpu", "allreduce_multinode"}
@@ -131,9 +131,9 @@ def test_gpus_without_bf16(slurm: Slurm, profile: Made) -> None:
     assert text.count("compute capability 7.0") == 4
 
 
-def test_nodes_that_differ(slurm: Slurm, init: Init, profile: Made) -> None:
-    """The kind that most nodes have is taken, those with more of the same count with them, and the
-    others are named; slices of GPUs count for nothing."""
+def test_most_common_kind_of_node_is_chosen(slurm: Slurm, init: Init, profile: Made) -> None:
+    """Nodes with more GPUs of the same type are included, other nodes are named, and GPU slices
+    are not counted."""
     slurm.nodes(
         *(node(f"a{i}", partitions="gpu", gres="gpu:a100:2") for i in range(3)),
         node("b0", partitions="gpu", gres="gpu:a100:4"),
@@ -147,11 +147,11 @@ def test_nodes_that_differ(slurm: Slurm, init: Init, profile: Made) -> None:
     for words in ("4 have 2 x a100", "1 with 4 x a100", "1 with 8 x h100", "1 with no GPU"):
         assert words in differ
     said = init("--force").stdout
-    assert "7 slices of GPUs (MIG)" in said
+    assert "7 GPU slices (MIG)" in said
 
 
-def test_todays_slurm(slurm: Slurm, profile: Made) -> None:
-    """Of a node of 24.11: whole GPUs without slices, CPUs without those kept for the system."""
+def test_node_record_of_slurm_24_11(slurm: Slurm, profile: Made) -> None:
+    """Whole GPUs without slices, CPUs without those reserved for the system."""
     slurm.nodes(NODE_24.replace("IDLE+CLOUD+DRAIN+DYNAMIC_NORM+NOT_RESPONDING", "IDLE"))
     slurm.partitions(
         PARTITION_24.replace("AllowGroups=hpc,gpu AllowAccounts=euge,lab", "AllowGroups=ALL")
@@ -162,8 +162,8 @@ def test_todays_slurm(slurm: Slurm, profile: Made) -> None:
     assert made.phases["mlp_1gpu"].slurm["mem"] == "150G"  # 515002 MiB x 0.9 / 3
 
 
-def test_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
-    """The default one where it has GPUs; else that with the most, marked; or the one asked for."""
+def test_choice_of_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
+    """The default one if it has GPUs; else the one with the most, marked; or the one asked for."""
     slurm.nodes(
         node("c0", partitions="cpu", gres="(null)"),
         node("a0", partitions="few,cpu2", gres="gpu:a100:2"),
@@ -179,7 +179,7 @@ def test_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
     )
     made, text = profile()
     assert made.slurm["partition"] == "many"
-    why = "the default partition cpu has no GPUs; of the others this one has the most (8)"
+    why = "the default partition cpu has no GPUs; of the others, this one has the most GPUs (8)"
     assert why in marks(text)
     made, text = profile("--partition", "few", "--force")
     assert made.slurm["partition"] == "few" and why not in marks(text)
@@ -191,8 +191,8 @@ def test_the_partition(slurm: Slurm, init: Init, profile: Made) -> None:
     )
 
 
-def test_a_cluster_without_gpus(slurm: Slurm, profile: Made) -> None:
-    """Small sizes on CPU, and no GPU is asked for."""
+def test_cluster_without_gpus_gets_small_phases(slurm: Slurm, profile: Made) -> None:
+    """Small sizes on CPU, without GPUs."""
     slurm.nodes(*(node(f"n{i}", partitions="gpu", gres="(null)") for i in range(4)))
     made, _ = profile()
     assert (made.hardware.gpu, made.hardware.device) == ("none", "cpu")
@@ -210,15 +210,15 @@ def test_a_cluster_without_gpus(slurm: Slurm, profile: Made) -> None:
 def test_accounts(
     slurm: Slurm, profile: Made, accounts: str, default: str, wanted: str, marked: bool
 ) -> None:
-    """The one account, else the default one with the others named beside it."""
+    """The only account, or else the default one, with the others named."""
     slurm.accounts(accounts, default)
     made, text = profile()
     assert made.slurm["account"] == wanted
-    assert any("accounts are euge, lab" in one for one in marks(text)) is marked
+    assert any("has the accounts euge, lab" in one for one in marks(text)) is marked
 
 
-def test_needs_are_those_of_the_markers(tmp_path: Path) -> None:
-    """Nodes and GPUs of each phase are what its marker asks for, and no phase is forgotten."""
+def test_needs_match_the_markers(tmp_path: Path) -> None:
+    """Nodes and GPUs of every phase are those of its marker."""
     code = (
         "import pytest\n"
         "from pytest_clustersmoke.session.items import read_phases\n"
@@ -238,11 +238,11 @@ def test_needs_are_those_of_the_markers(tmp_path: Path) -> None:
     }
 
 
-def test_without_slurm_the_profile_is_this_machine(tmp_path: Path) -> None:
-    """The profile `local`, as it ships, and it says so; a partition cannot be had then."""
+def test_without_slurm_the_profile_runs_on_this_machine(tmp_path: Path) -> None:
+    """The shipped profile `local`, and the output says so; --partition is refused."""
     done = run(None, "new", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "no Slurm here (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
+    assert "no Slurm found (no `scontrol` on PATH): the profile runs on this machine" in done.stdout
     environ = {"HOME": "/home/me"}
     made = load(tmp_path / "new" / "cluster.yaml", environ).profile("local")
     shipped = SHIPPED.profile("local")
@@ -251,27 +251,28 @@ def test_without_slurm_the_profile_is_this_machine(tmp_path: Path) -> None:
     refused = run(None, "other", "--partition", "gpu", cwd=tmp_path)
     assert refused.returncode == 2 and not (tmp_path / "other").exists()
     assert refused.stderr.startswith(
-        "clustersmoke: --partition: Slurm cannot be asked: no `scontrol` on PATH; omit it"
+        "clustersmoke: --partition: Slurm is not available: no `scontrol` on PATH; omit it"
     )
 
 
-def test_a_silent_slurm(slurm: Slurm, init: Init, tmp_path: Path) -> None:
-    """Its last word is told; where SLURM_CONF names it, no profile of this machine is written in
-    its place."""
+def test_slurm_without_an_answer(slurm: Slurm, init: Init, tmp_path: Path) -> None:
+    """The error is quoted; if SLURM_CONF is set, no profile of this machine is written instead."""
     (slurm.bin / "config").unlink()
     refused = init(SLURM_CONF="/etc/slurm/slurm.conf")
     assert refused.returncode == 2 and not (tmp_path / "new").exists()
     assert refused.stderr == (
-        "clustersmoke: SLURM_CONF: Slurm cannot be asked: `scontrol show config` ended with status "
-        "1: scontrol: fatal: no such thing; try again when it answers, or unset SLURM_CONF for a "
-        "profile of this machine\n"
+        "clustersmoke: SLURM_CONF: Slurm is not available: `scontrol show config` ended with "
+        "status 1: scontrol: fatal: no such thing; try again when it answers, or unset SLURM_CONF "
+        "to get a profile for this machine\n"
     )
     done = init()
     assert done.returncode == 0 and "no such thing): the profile runs on this" in done.stdout
 
 
-def test_what_the_shell_tells(tmp_path: Path, slurm: Slurm, profile: Made) -> None:
-    """Loaded modules become `setup`, $SCRATCH the place of runs; `$` in a path stays text."""
+def test_modules_and_scratch_of_the_shell_are_used(
+    tmp_path: Path, slurm: Slurm, profile: Made
+) -> None:
+    """Loaded modules become `setup`, runs go below $SCRATCH; `$` in a path stays text."""
     scratch = tmp_path / "scr$HOME"
     scratch.mkdir()
     made, text = profile(
@@ -283,11 +284,13 @@ def test_what_the_shell_tells(tmp_path: Path, slurm: Slurm, profile: Made) -> No
         "module load conda/2024.10-py312",
     )
     assert made.shared_dir == scratch / "clustersmoke" / "runs"
-    assert any("below $SCRATCH of this shell" in one for one in marks(text))
+    assert any("taken from $SCRATCH of this shell" in one for one in marks(text))
 
 
-def test_hostile_words_of_slurm(tmp_path: Path, slurm: Slurm, init: Init, profile: Made) -> None:
-    """Names that YAML, a terminal or the loader would read otherwise are text, or refused."""
+def test_hostile_names_of_slurm_are_text_or_refused(
+    tmp_path: Path, slurm: Slurm, init: Init, profile: Made
+) -> None:
+    """Names that YAML, a terminal or the loader would misread."""
     slurm.answer("config", "ClusterName = \x1b[31m: {x\nSLURM_VERSION = 1\x07\n")
     name = "a:b,[c]#d&$e"
     slurm.nodes(node("n0", partitions=name.split(",")[0], gres="gpu:a100\x1b[2J:2"))
@@ -299,18 +302,21 @@ def test_hostile_words_of_slurm(tmp_path: Path, slurm: Slurm, init: Init, profil
     slurm.partitions(partition("p#$e&"))
     refused = init("--force")
     assert refused.returncode == 2 and refused.stderr == (
-        "clustersmoke: what was found makes no profile: clusters.31m-x.slurm.partition is `p#$e&`; "
-        "expected a name\n"
+        "clustersmoke: the values found make no valid profile: clusters.31m-x.slurm.partition is "
+        "`p#$e&`; expected a name\n"
     )
     assert "a:b" in (tmp_path / "new" / "cluster.yaml").read_text()
 
 
-def test_a_slurm_with_no_nodes(slurm: Slurm, init: Init, tmp_path: Path) -> None:
-    """No partition that jobs can go to, or one without nodes, is refused."""
+def test_slurm_without_usable_nodes_is_refused(slurm: Slurm, init: Init, tmp_path: Path) -> None:
+    """No usable partition, or one without nodes."""
     slurm.nodes("")
     for words, said in (
-        ((), "Slurm names no partition that is up, has nodes and is open to this user"),
-        (("--partition", "gpu"), "--partition: partition gpu has no nodes; expected one that has"),
+        ((), "Slurm lists no partition that is up, has nodes and is open to this user"),
+        (
+            ("--partition", "gpu"),
+            "--partition: partition gpu has no nodes; expected a partition with nodes",
+        ),
     ):
         refused = init(*words)
         assert refused.returncode == 2 and said in refused.stderr, refused.stderr
@@ -327,7 +333,7 @@ def test_a_slurm_with_no_nodes(slurm: Slurm, init: Init, tmp_path: Path) -> None
         ("/home/me/runs", "/home/me", os.uname().nodename, []),
     ],
 )
-def test_tmp_is_each_nodes_own(
+def test_tmp_is_node_local(
     runs: str,
     suite: str,
     host: str,
@@ -335,8 +341,8 @@ def test_tmp_is_each_nodes_own(
     slurm: Slurm,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Unless runs or suite lie there, or every node is this machine; of other machines it is said
-    that they must see the runs."""
+    """Unless runs or suite are there, or every node is this machine; a reason says that other
+    machines must see the runs."""
     monkeypatch.setattr(sys, "executable", "/opt/bin/python")
     slurm.nodes(node("n0", host=host, partitions="gpu"))
     survey = survey_cluster({"PATH": f"{slurm.bin}:/usr/bin:/bin"})

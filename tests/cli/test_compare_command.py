@@ -30,8 +30,8 @@ def pair(directory: Path, first: dict[str, Any], second: dict[str, Any], **chang
     add(of_night(101, phase(**second), **{"run_id": "b", **changes}), directory)
 
 
-def test_two_like_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Metrics that lie nearer than 5 % are no difference, and the status is 0."""
+def test_similar_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics less than 5 % apart are not a difference; status 0."""
     pair(tmp_path, {}, {"metrics": {**phase()["metrics"], "steps_per_s": metric(9.1)}})
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differ"], found["differences"]) == (0, False, [])
@@ -68,14 +68,14 @@ def test_two_like_runs_do_not_differ(tmp_path: Path, capsys: pytest.CaptureFixtu
         ),
     ],
 )
-def test_what_differs_is_named(
+def test_differences_are_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     first: dict[str, Any],
     second: dict[str, Any],
     told: str,
 ) -> None:
-    """Outcome, criteria and metrics that differ are told in words, and the status is 1."""
+    """Outcome, criteria and metrics that differ are listed; status 1."""
     pair(tmp_path, first, second)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (1, [told])
@@ -83,20 +83,20 @@ def test_what_differs_is_named(
     assert f"differences:\n  {told}\n" in capsys.readouterr().out
 
 
-def test_a_verdict_and_a_phase_that_is_missing_differ(
+def test_verdict_and_missing_phase_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The verdict is compared, and a phase that only one run has."""
+    """The verdict is compared, and so is a phase that one run lacks."""
     add(of_night(0, phase("a"), phase("b"), run_id="a"), tmp_path)
     add(of_night(1, phase("a"), run_id="b", verdict="UNFIT"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (1, ["verdict FIT -> UNFIT", "b: passed -> none"])
 
 
-def test_versions_and_nodes_alone_are_no_difference(
+def test_versions_and_nodes_do_not_count_as_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the runs ran on is told; by itself it leaves the status at 0."""
+    """They are listed, but the status is 0."""
     other = phase(versions=with_versions(nccl="2.22", driver="560.1"))
     other["nodes"][3]["node"] = "node7"
     add(of_night(0, run_id="a"), tmp_path)
@@ -111,10 +111,10 @@ def test_versions_and_nodes_alone_are_no_difference(
     ]
 
 
-def test_noise_of_the_past_widens_the_threshold(
+def test_past_noise_widens_the_threshold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With eight good runs that scatter, 7 % is no difference; without them it is."""
+    """With eight good runs that vary, 7 % is not a difference; without them it is."""
     first, second = ({"metrics": {"steps_per_s": metric(value)}} for value in (9.5, 8.83))
     pair(tmp_path, first, second)
     assert compared(capsys, tmp_path, "a", "b")[0] == 1
@@ -124,9 +124,11 @@ def test_noise_of_the_past_widens_the_threshold(
     assert found["phases"][0]["metrics"]["steps_per_s"]["told_from"] == pytest.approx(1.431, 0.01)
 
 
-def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`latest`, `previous` (of the same cluster), a whole id that begins another, and a unique
-    beginning of one."""
+def test_runs_are_found_by_id_prefix_and_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`latest`, `previous` (of the same cluster), an id that is a prefix of another, and a unique
+    prefix."""
     for number, (name, cluster) in enumerate(
         [
             ("20261101-a", "one"),
@@ -150,30 +152,30 @@ def test_runs_are_found_by_words(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (
             ("2026", "latest"),
-            "`2026` is the beginning of several runs; such as 20261102-b, 20261101-a",
+            "`2026` matches several runs; give more of the id, such as 20261102-b, 20261101-a",
         ),
         (
             ("lates", "latest"),
-            "no run `lates` in the history; expected a run id, the beginning of one, `latest` or "
+            "no run `lates` in the history; expected a run id, a prefix of one, `latest` or "
             "`previous`; did you mean `latest`?",
         ),
         (
             ("latest", "20261101-b"),
-            "no run `20261101-b` in the history; expected a run id, the beginning of one, `latest` "
+            "no run `20261101-b` in the history; expected a run id, a prefix of one, `latest` "
             "or `previous`; did you mean `20261102-b`?",
         ),
-        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, the beginning"),
-        (("", "latest"), "no run `` in the history; expected a run id, the beginning of one, "),
+        (("\udcff", "latest"), "no run `\ufffd` in the history; expected a run id, a prefix"),
+        (("", "latest"), "no run `` in the history; expected a run id, a prefix of one, "),
         (
             ("latest", "previous", "--cluster", "two"),
             "--cluster: no cluster `two` in the history; expected one of `one`",
         ),
     ],
 )
-def test_words_that_mean_no_run_are_refused(
+def test_unknown_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    """A run that is not there ends in one line with what is meant, and status 2."""
+    """One line with a near match, and status 2."""
     for number, name in enumerate(("20261101-a", "20261102-b")):
         add(of_night(number, run_id=name, cluster="one"), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), *words]) == 2
@@ -183,25 +185,23 @@ def test_words_that_mean_no_run_are_refused(
     assert captured.err.count("\n") == 1
 
 
-def test_the_first_run_has_none_before_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`previous` of one run is refused in words."""
+def test_first_run_has_no_previous_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`previous` is refused if there is one run."""
     add(of_night(0), tmp_path)
     assert main(["compare", "--report-dir", str(tmp_path), "previous", "latest"]) == 2
-    assert capsys.readouterr().err == "clustersmoke: there is no previous run in the history\n"
+    assert capsys.readouterr().err == "clustersmoke: the history has no previous run\n"
 
 
-def test_a_phase_that_only_one_run_was_asked_for_is_no_difference(
+def test_phase_selected_in_one_run_only_is_not_a_difference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told beside; where both were asked for all, its absence is a difference."""
+    """It is mentioned; in two unrestricted runs its absence is a difference."""
     both = [phase(), phase(phase="lora_sft_ddp")]
     add(of_night(100, *both, run_id="a"), tmp_path)
     add(of_night(101, phase(), run_id="b", selection="zero1"), tmp_path)
     add(of_night(102, phase(), run_id="c"), tmp_path)
     status, found = compared(capsys, tmp_path, "a", "b")
     assert (status, found["differences"]) == (0, [])
-    assert "in the first run alone: lora_sft_ddp" in found["also_different"]
+    assert "only in the first run: lora_sft_ddp" in found["also_different"]
     status, found = compared(capsys, tmp_path, "a", "c")
     assert (status, found["differences"]) == (1, ["lora_sft_ddp: passed -> none"])

@@ -54,13 +54,13 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
-    """The first cause first, each with where it was read."""
+    """The first cause comes first, each with its place."""
     said = run("--json", log)
     assert said.status == 1
     first, *others = said.json
     assert first == {
         "id": "cuda_oom",
-        "cause": "GPU memory is used up (asked for 2.00 GiB)",
+        "cause": "the GPU is out of memory (asked for 2.00 GiB)",
         "fix": first["fix"],
         "primary": True,
         "evidence": [{"file": str(log), "line": 2, "text": OOM.strip()}],
@@ -72,14 +72,14 @@ def test_json_is_a_list_with_every_key(run: Any, log: Path) -> None:
 
 
 def test_text_has_cause_place_evidence_and_next_step(run: Any, log: Path) -> None:
-    """What follows from it has a line each."""
+    """Each consequence has one line."""
     said = run(log)
     lines = said.out.splitlines()
     assert said.status == 1 and said.err == ""
-    assert lines[0] == "GPU memory is used up (asked for 2.00 GiB) [cuda_oom]"
+    assert lines[0] == "the GPU is out of memory (asked for 2.00 GiB) [cuda_oom]"
     assert lines[1] == "   where: rank 3"
     assert lines[2] == f"   {log}:2: {OOM.strip()}"
-    assert lines[3].startswith("   next: smaller batch")
+    assert lines[3].startswith("   next: use a smaller batch")
     assert lines[5] == "follows from it:" and len(lines) == 8
     assert f"(1 line; {log}:3)" in said.out
 
@@ -89,13 +89,13 @@ def test_several_causes_are_numbered(run: Any, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("OSError: [Errno 28] No space left on device\n" * 9 + OOM)
     out = run(log).out
-    assert out.index("1. a file system is full") < out.index("2. GPU memory is used up")
-    assert "   ... 9 lines in all\n" in out
+    assert out.index("1. a file system is full") < out.index("2. the GPU is out of memory")
+    assert "   ... 9 lines in total\n" in out
 
 
 @pytest.mark.parametrize("word", ["--json", None])
-def test_nothing_wrong(run: Any, tmp_path: Path, word: str | None) -> None:
-    """An empty list, or a line that says how much was read; exit status 0."""
+def test_healthy_log_gives_no_findings(run: Any, tmp_path: Path, word: str | None) -> None:
+    """An empty list, or a line with the number of files; status 0."""
     log = tmp_path / "fine.log"
     log.write_text("FutureWarning: The pynvml package is deprecated\nPASSED\n")
     said = run(*filter(None, [word]), log)
@@ -105,15 +105,15 @@ def test_nothing_wrong(run: Any, tmp_path: Path, word: str | None) -> None:
 
 
 def test_standard_input(log: Path) -> None:
-    """`-` is read to its end, and its lines are numbered."""
+    """`-` is read to the end, and its lines are numbered."""
     with log.open() as stream:
         done = subprocess.run([*COMMAND, "--json", "-"], stdin=stream, capture_output=True)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)[0]["evidence"][0]["file"] == "<stdin>"
 
 
-def test_an_unknown_cause(run: Any, tmp_path: Path) -> None:
-    """It is told as such, with the exception and its place."""
+def test_unknown_exception_is_reported(run: Any, tmp_path: Path) -> None:
+    """The finding has the exception and its place."""
     log = tmp_path / "a.log"
     log.write_text(TRACEBACK.format("[rank2]: "))
     said = run(log)
@@ -122,8 +122,8 @@ def test_an_unknown_cause(run: Any, tmp_path: Path) -> None:
     assert "   where: rank 2\n" in said.out
 
 
-def test_what_cannot_be_read_is_named_behind_what_could(run: Any, log: Path) -> None:
-    """Exit status 2, each file with the reason; the findings of the others stand."""
+def test_unreadable_files_are_named_after_the_findings(run: Any, log: Path) -> None:
+    """Status 2, each file with the reason; the findings of the others are printed."""
     gone, packed = log.with_name("job.lgo"), log.with_name("packed.gz")
     packed.write_bytes(b"\x1f\x8b\x08\0")
     said = run("--json", log, gone, packed)
@@ -132,16 +132,16 @@ def test_what_cannot_be_read_is_named_behind_what_could(run: Any, log: Path) -> 
     assert f"{packed} is compressed" in said.err
 
 
-def test_a_fifo_is_refused_in_this_commands_words(run: Any, tmp_path: Path) -> None:
-    """It might never end."""
+def test_fifo_is_refused(run: Any, tmp_path: Path) -> None:
+    """It may never end."""
     os.mkfifo(tmp_path / "pipe")
     said = run(tmp_path / "pipe")
     assert said.status == 2 and said.out == ""
     assert "clustersmoke diagnose -" in said.err
 
 
-def test_a_directory_stands_for_the_texts_below_it(run: Any, log: Path) -> None:
-    """What is no text there is passed over; what is compressed is told."""
+def test_directory_means_all_text_files_below_it(run: Any, log: Path) -> None:
+    """Files that are not text are skipped; compressed ones are named."""
     (log.parent / "deep").mkdir()
     (log.parent / "deep" / "b.err").write_text("RuntimeError: No CUDA GPUs are available\n")
     (log.parent / "model.pt").write_bytes(b"PK\3\4\0\0\0\0")
@@ -165,8 +165,8 @@ def phase(root: Path, name: str = "small") -> PhaseDir:
     return directory
 
 
-def test_the_place_of_a_log_of_ours_tells_rank_and_node(run: Any, tmp_path: Path) -> None:
-    """Node 1's second rank is rank 3; what the program wrote itself is no log."""
+def test_path_of_a_log_gives_rank_and_node(run: Any, tmp_path: Path) -> None:
+    """Node 1's second rank is rank 3; files of the program itself are not logs."""
     directory = phase(tmp_path)
     for word in (directory.root, tmp_path):
         found = {one["id"]: one for one in run("--json", word).json}
@@ -176,8 +176,8 @@ def test_the_place_of_a_log_of_ours_tells_rank_and_node(run: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_what_a_rank_of_ours_survived_is_no_finding(run: Any, tmp_path: Path, done: bool) -> None:
-    """It caught an out of memory, tried again and was done; the same of one that was not counts."""
+def test_error_that_a_rank_survived_is_not_a_finding(run: Any, tmp_path: Path, done: bool) -> None:
+    """The rank caught an out-of-memory error and finished; otherwise the error counts."""
     directory = phase(tmp_path)
     directory.torchrun_log(1).write_text("all is well\n")
     writer = EventWriter(directory.rank_events(3))
@@ -191,33 +191,32 @@ def test_what_a_rank_of_ours_survived_is_no_finding(run: Any, tmp_path: Path, do
 
 
 @pytest.mark.parametrize("spec", [{}, {"nodes": 10**9}, {"nodes": "x"}, {"nodes": True}])
-def test_a_phase_whose_record_is_none_is_read_as_logs(
+def test_phase_with_an_unusable_record_is_read_as_logs(
     run: Any, tmp_path: Path, spec: dict[str, Any]
 ) -> None:
-    """Nothing of it is taken for survived, whatever stands there."""
+    """No error counts as survived, whatever the record contains."""
     directory = phase(tmp_path)
     write_json(directory.spec, {"ranks_per_node": 2, **spec})
     assert run("--json", directory.root).status == 1
 
 
-def test_the_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:
-    """One order of causes for two jobs would be none."""
+def test_logs_of_several_jobs_are_refused(run: Any, tmp_path: Path) -> None:
+    """Causes of two jobs have no common order."""
     phase(tmp_path, "one")
     phase(tmp_path, "two")
     said = run(tmp_path)
     assert said.status == 2 and said.out == ""
-    assert "holds the logs of 2 jobs; give that of one: " in said.err
+    assert "contains the logs of 2 jobs; name the directory of one: " in said.err
 
 
-def test_an_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> None:
-    """Nothing read is nothing said."""
+def test_empty_directory_is_not_a_healthy_job(run: Any, tmp_path: Path) -> None:
+    """Nothing was read, so nothing is reported as healthy."""
     said = run(tmp_path)
-    assert (said.status, said.out) == (2, "") and "holds no logs" in said.err
+    assert (said.status, said.out) == (2, "") and "contains no logs" in said.err
 
 
-def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None:
-    """Zeros stand where a node's words were lost; what is behind them counts. Zeros alone are no
-    log, and so is nothing that was wrong with them."""
+def test_log_that_begins_with_zeros_is_read(run: Any, tmp_path: Path) -> None:
+    """Zeros replace lost output of a node; the text after them counts. Zeros are not a log."""
     log = tmp_path / "holed.log"
     log.write_bytes(bytes(5000) + OOM.encode())
     assert run(log).status == 1
@@ -226,9 +225,9 @@ def test_a_log_that_begins_with_a_hole_is_read(run: Any, tmp_path: Path) -> None
     assert said.status == 2 and "is binary" in said.err
 
 
-def test_garbage_behind_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> None:
-    """A log that was named, or is called as logs are, is searched to its end; what else looks
-    binary below a directory is a checkpoint, whatever words stand in it."""
+def test_garbage_after_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> None:
+    """A named file, or one with a log's suffix, is searched to the end; other binary files below
+    a directory are taken for checkpoints."""
     raw = OOM.encode() + bytes(range(256)) * 40
     torn, model = tmp_path / "torn.out", tmp_path / "model.pt"
     torn.write_bytes(raw)
@@ -238,13 +237,13 @@ def test_garbage_behind_a_cause_does_not_hide_it(run: Any, tmp_path: Path) -> No
         assert said.json[0]["id"] == "cuda_oom" and said.json[0]["ranks"] == [3]
     torn.rename(model)
     said = run("--json", tmp_path)
-    assert (said.status, said.out) == (2, "") and f"{tmp_path} holds no text" in said.err
+    assert (said.status, said.out) == (2, "") and f"{tmp_path} contains no text" in said.err
     tmp_path.joinpath("job.log").write_text("step 1\n")
     assert run("--json", tmp_path).json == []
 
 
-def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
-    """Control characters of a log, and of its name, never reach the terminal."""
+def test_hostile_text_is_sanitised(run: Any, tmp_path: Path) -> None:
+    """Control characters of a log and its name never reach the terminal."""
     log = tmp_path / "a\x1b]0;x\x07.log"
     log.write_bytes(b"\x1b[2J\x9b RuntimeError: CUDA out of memory \x07\x08\xe2\x80\xae\xff\n")
     said = run(log)
@@ -253,8 +252,8 @@ def test_hostile_text_moves_no_cursor(run: Any, tmp_path: Path) -> None:
     assert run("--json", log).json[0]["id"] == "cuda_oom"
 
 
-def test_a_terminal_without_the_characters(log: Path) -> None:
-    """Whatever the encoding of the output, it is written."""
+def test_output_in_any_encoding(log: Path) -> None:
+    """The output is written, whatever its encoding."""
     log.write_text("RuntimeError: CUDA out of memory \u4f60\u597d\n")
     done = subprocess.run(
         [*COMMAND, str(log)],
@@ -265,22 +264,22 @@ def test_a_terminal_without_the_characters(log: Path) -> None:
 
 
 def test_many_ranks_are_shortened(run: Any, tmp_path: Path) -> None:
-    """For people; programs get all."""
+    """In text; JSON has all ranks."""
     log = tmp_path / "a.log"
     log.write_text("".join(OOM.replace("rank3", f"rank{rank}") for rank in range(40)))
     assert "14, 15, and 24 more\n" in run(log).out
     assert run("--json", log).json[0]["ranks"] == list(range(40))
 
 
-def test_closed_standard_input_is_told(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to read, which is no healthy job."""
+def test_closed_standard_input_is_an_error(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to read, so no job is reported as healthy."""
     monkeypatch.setattr(sys, "stdin", None)
     said = run("-")
-    assert said.status == 2 and "it is closed" in said.err
+    assert said.status == 2 and "standard input is closed" in said.err
 
 
-def test_help_tells_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    """Examples and exit status stand in the help."""
+def test_help_has_examples_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help has both."""
     with pytest.raises(SystemExit):
         parser().parse_args(["diagnose", "--help"])
     said = capsys.readouterr().out

@@ -30,16 +30,16 @@ def run(capsys: pytest.CaptureFixture[str], *words: str | Path) -> tuple[int, st
 
 @pytest.fixture
 def held(tmp_path: Path) -> Path:
-    """Twelve good nights, an upgrade of NCCL, and a night at two thirds of the speed."""
+    """Twelve good runs, an upgrade of NCCL, and a run at two thirds of the speed."""
     nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
     nights(tmp_path, 9, first=12)
     add(night(21, 6.6, criteria={"test_t": {"result": "failed", "text": ""}}), tmp_path)
     return tmp_path
 
 
-def test_one_phase_night_by_night(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest night first, its failed criterion, the change of versions where it happened, and
-    the metric's level with a sparkline that drops at its end."""
+def test_one_phase_is_shown_run_by_run(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The newest run first, its failed criterion, the change of versions at its run, and the
+    metric's level with a sparkline that drops at the end."""
     status, out, _ = run(capsys, "history", "--report-dir", held)
     lines = out.splitlines()
     assert status == 0
@@ -58,8 +58,8 @@ def test_one_phase_night_by_night(held: Path, capsys: pytest.CaptureFixture[str]
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_several_phases_have_a_line_each(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each phase of each cluster with its newest run and its chief metric."""
+def test_several_phases_have_one_line_each(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each phase of each cluster, with its newest run and main metric."""
     add(of_night(30, phase("a"), phase("b", metrics={}, outcome="lost")), held)
     status, out, _ = run(capsys, "history", "--report-dir", held)
     assert status == 0
@@ -73,10 +73,10 @@ def test_several_phases_have_a_line_each(held: Path, capsys: pytest.CaptureFixtu
     assert rows[2][6:] == ["lost"]
 
 
-def test_last_cluster_phase_and_metric_choose(
+def test_last_cluster_phase_and_metric_select(
     held: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each option leaves what it names, and no more."""
+    """Each option keeps only what it names."""
     add(of_night(30, phase("a"), cluster="nebius"), held)
     words = ("--cluster", "nebius", "--phase", "a", "--metric", "peak_memory_gib", "--last", "1")
     status, out, _ = run(capsys, "history", "--report-dir", held, *words, "--json")
@@ -90,9 +90,9 @@ def test_last_cluster_phase_and_metric_choose(
     assert only["versions"]["nccl"] == "2.21.5"
 
 
-def test_csv_has_a_line_for_each_metric(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A header, then every metric of every run; a run without metrics and what is not finite are
-    there too."""
+def test_csv_has_one_line_per_metric(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A header, then every metric of every run, including runs without metrics and values that are
+    not finite."""
     add(of_night(30, phase("zero1_4node", metrics={}, outcome="never_ran")), held)
     bad = {**metric(1.0), "value": "nan"}
     add(night(31, metrics={"steps_per_s": bad, "final_loss": metric(0.5, "1")}), held)
@@ -132,7 +132,7 @@ def test_csv_has_a_line_for_each_metric(held: Path, capsys: pytest.CaptureFixtur
 def test_unknown_names_are_refused(
     held: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str], told: str
 ) -> None:
-    """A name that is not in the history ends in one line with those that are."""
+    """One line with the known names."""
     assert run(capsys, "history", "--report-dir", held, *words) == (
         2,
         "",
@@ -141,20 +141,20 @@ def test_unknown_names_are_refused(
 
 
 @pytest.mark.parametrize("last", ["0", "-1", "x", "1.5", "²"])
-def test_a_count_that_is_none_is_refused(
+def test_invalid_count_is_refused(
     held: Path, capsys: pytest.CaptureFixture[str], last: str
 ) -> None:
-    """--last takes whole numbers from 1 on."""
+    """--last accepts whole numbers from 1."""
     with pytest.raises(SystemExit) as raised:
         run(capsys, "history", "--report-dir", held, f"--last={last}")
     assert raised.value.code == 2
-    assert f"`{last}` is no count; expected a number of runs" in capsys.readouterr().err
+    assert f"`{last}` is not a number of runs; expected 1 or more" in capsys.readouterr().err
 
 
-def test_without_a_history_the_place_is_named(
+def test_missing_history_is_refused_with_its_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each command says where it looked, and a damaged file is told in one line."""
+    """Each command names the path, and a damaged file gives one line."""
     for command in (
         ("history",),
         ("compare", "a", "b"),
@@ -173,16 +173,16 @@ def test_without_a_history_the_place_is_named(
     assert "is damaged, or no database" in err
 
 
-def test_an_empty_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A history with a run that has no phases shows one line."""
+def test_history_without_phases_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A history whose run has no phases gives one line."""
     add({**of_night(0), "phases": []}, tmp_path)
     assert run(capsys, "history", "--report-dir", tmp_path)[:2] == (
         0,
-        "the history holds no phases\n",
+        "the history has no phases\n",
     )
 
 
-def test_what_jobs_said_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_text_is_sanitised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Escapes in a version or a reason reach neither terminal nor JSON."""
     nights(tmp_path, 1)
     nights(tmp_path, 1, first=1, versions=with_versions(torch="\x1b]0;x\x07[bold]2.6[/bold]"))
@@ -195,7 +195,7 @@ def test_what_jobs_said_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def on_terminal(width: int, *words: str | Path, **environ: str) -> str:
-    """What the command writes on a terminal of this width."""
+    """The output of the command on a terminal of this width."""
     ours, theirs = pty.openpty()
     env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(width), "LINES": "50", **environ}
     command = [sys.executable, "-m", "pytest_clustersmoke.cli", *map(str, words)]
@@ -215,8 +215,8 @@ def on_terminal(width: int, *words: str | Path, **environ: str) -> str:
     return held.decode()
 
 
-def test_a_terminal_has_colours_and_its_own_width(held: Path) -> None:
-    """On a terminal the head is bold and no line is wider than it; NO_COLOR takes that away."""
+def test_output_fits_a_terminal_and_has_colours(held: Path) -> None:
+    """On a terminal the head is bold and no line is too wide; NO_COLOR removes the bold."""
     words = ("history", "--report-dir", held)
     out = on_terminal(100, *words)
     assert "\x1b[1m" in out
@@ -226,16 +226,16 @@ def test_a_terminal_has_colours_and_its_own_width(held: Path) -> None:
     assert "▁" in plain
 
 
-def test_a_terminal_without_bars_has_none(held: Path) -> None:
-    """Where the encoding has no block characters the trend is left out, and nothing breaks."""
+def test_terminal_without_block_characters_has_no_trend(held: Path) -> None:
+    """The trend is left out."""
     out = on_terminal(100, "history", "--report-dir", held, PYTHONIOENCODING="ascii", NO_COLOR="1")
     assert "steps_per_s" in out
     assert "trend" not in out
     assert "\\u" not in out
 
 
-def test_the_commands_only_read(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """None of the commands changes a byte of the history, or leaves a file beside it."""
+def test_commands_do_not_change_the_history(held: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command changes the history, or leaves a file next to it."""
     before = held.joinpath("history.db").read_bytes()
     run(capsys, "history", "--report-dir", held)
     run(capsys, "compare", "previous", "latest", "--report-dir", held)
@@ -244,17 +244,15 @@ def test_the_commands_only_read(held: Path, capsys: pytest.CaptureFixture[str]) 
     assert [path.name for path in held.iterdir()] == ["history.db"]
 
 
-def test_the_command_is_quick_to_start() -> None:
+def test_command_loads_nothing_slow() -> None:
     """Importing the command loads neither SQLite nor rich nor statistics."""
     code = "import sys, pytest_clustersmoke.cli; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"rich", "statistics", "sparklines", "filelock"} & set(done.stdout.split())
 
 
-def test_the_median_is_that_of_the_record_whatever_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--last` is how many runs are shown, not what the newest is judged against."""
+def test_median_does_not_depend_on_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--last` limits the runs shown, not those that the newest is judged against."""
     steps = [9.0 + 0.05 * night for night in range(30)]
     for number, value in enumerate(steps):
         last = night(number, value)

@@ -1,4 +1,4 @@
-"""Edges of a job merged for people and programs: what is one, what differs, what is asymmetric."""
+"""Edges of a job merged into links: what is merged, what differs, what is asymmetric."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_ends_are_compared_by_channel() -> None:
     assert [link.asymmetric for link in one.links] == [False, False]
 
 
-def test_what_one_end_alone_told_is_neither() -> None:
+def test_link_logged_by_one_end_is_not_compared() -> None:
     """P2P is logged by its sender, and of NET one log may be missing: nothing is compared."""
     one = job(
         SEND.format(channel=0, told="IB/0"),
@@ -68,7 +68,7 @@ def test_what_one_end_alone_told_is_neither() -> None:
     assert [link.asymmetric for link in one.links] == [None, None]
 
 
-def test_nics_are_told_by_end() -> None:
+def test_nics_are_kept_per_end() -> None:
     """A NIC's number is one of its own logger's list, whose names the ends may have differently."""
     (link,) = job(
         "a:1:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>",
@@ -80,7 +80,7 @@ def test_nics_are_told_by_end() -> None:
     assert link.nics == ("mlx5_0", "mlx5_7")
 
 
-def test_nodes_are_counted_by_placement_where_nccl_does_not() -> None:
+def test_nodes_are_counted_by_placement_if_nccl_does_not() -> None:
     """Before 2.20.3 no line counts nodes: where every rank has its node their names are counted."""
     lines = [
         f"{host}:1:9 [0] NCCL INFO comm 0x1 rank {rank} nranks 2 cudaDev 0 busId 18000 - "

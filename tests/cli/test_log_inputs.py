@@ -1,4 +1,4 @@
-"""What the words of the command line stand for, and what is refused with which words."""
+"""The files that arguments of the command stand for, and what is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def names(*words: Path | str) -> list[str]:
 
 
 def refusal(word: Path | str) -> str:
-    """Why the only word is refused."""
+    """Why the only argument is refused."""
     inputs = Inputs.of([str(word)])
     assert not inputs.found
     ((name, why),) = inputs.refused
@@ -40,14 +40,14 @@ def phase(root: Path, *hosts: str) -> PhaseDir:
 
 
 def test_files_are_read_once_in_the_order_given(tmp_path: Path) -> None:
-    """A file named twice, or by its directory too, is one."""
+    """A file named twice, or also by its directory, is read once."""
     second, first = write(tmp_path / "b.log"), write(tmp_path / "a.log")
     (tmp_path / "same.log").symlink_to(first)
     assert names(second, first, tmp_path, "-", "-") == [str(second), str(first), "<stdin>"]
 
 
-def test_a_directory_is_all_files_below_it(tmp_path: Path) -> None:
-    """In order of their names, without hidden ones, and without what is no file."""
+def test_directory_means_all_files_below_it(tmp_path: Path) -> None:
+    """In order of their names, without hidden files and what is not a file."""
     wanted = [write(tmp_path / name) for name in ("a.log", "b/c.log", "b/d/e")]
     write(tmp_path / ".hidden")
     write(tmp_path / ".git" / "config")
@@ -55,8 +55,8 @@ def test_a_directory_is_all_files_below_it(tmp_path: Path) -> None:
     assert names(tmp_path) == [str(path) for path in wanted]
 
 
-def test_of_a_phase_only_its_nccl_logs_are_read_each_with_its_node(tmp_path: Path) -> None:
-    """The directory of a node tells apart nodes of one host name, whichever way it was named."""
+def test_only_nccl_logs_of_a_phase_are_read(tmp_path: Path) -> None:
+    """The directory of a node distinguishes nodes of one host name."""
     directory = phase(tmp_path / "small", "h", "h")
     write(directory.output / "checkpoint")
     for word in (directory.root, directory.root / "nccl"):
@@ -66,23 +66,23 @@ def test_of_a_phase_only_its_nccl_logs_are_read_each_with_its_node(tmp_path: Pat
     assert one.scope == "0001"
 
 
-def test_directories_of_other_tools_tell_no_nodes(tmp_path: Path) -> None:
+def test_directories_of_other_tools_name_no_nodes(tmp_path: Path) -> None:
     """`nccl/0000` beside no spec.json may be a rank's: it is no evidence of a node."""
     write(tmp_path / "nccl" / "0000" / "h.7.log")
     (one,) = Inputs.of([str(tmp_path / "nccl")]).found
     assert one.scope == ""
 
 
-def test_a_run_of_one_phase_with_logs_is_that_phase(tmp_path: Path) -> None:
-    """Phases under gloo write no logs of NCCL's, and are no choice."""
+def test_run_with_one_logged_phase_means_that_phase(tmp_path: Path) -> None:
+    """Phases under gloo write no NCCL logs, and do not count."""
     run = RunDir(tmp_path)
     phase(run.phase("gloo").root)
     directory = phase(run.phase("zero1").root, "h")
     assert names(tmp_path) == [str(directory.nccl_logs(0) / "h.7.log")]
 
 
-def test_a_run_of_several_jobs_is_refused(tmp_path: Path) -> None:
-    """The logs of two jobs together would be read as one: the phases to choose from are named."""
+def test_run_with_several_jobs_is_refused(tmp_path: Path) -> None:
+    """The error names the phases to choose from."""
     for name in ("one", "two"):
         phase(RunDir(tmp_path).phase(name).root, "h")
     told = refusal(tmp_path)
@@ -94,10 +94,10 @@ def test_a_run_of_several_jobs_is_refused(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), "holds no files; expected NCCL's logs"),
-        (lambda path: path.symlink_to("gone"), "is a link to what does not exist"),
-        (os.mkfifo, "is a FIFO, which might never end; expected a file (cat FIFO | "),
-        (phase, "holds no NCCL logs of its phases (those under gloo write none)"),
+        (lambda path: path.mkdir(), "contains no files; expected NCCL logs"),
+        (lambda path: path.symlink_to("gone"), "is a broken link"),
+        (os.mkfifo, "is a FIFO, which may never end; expected a file (cat FIFO | "),
+        (phase, "contains no NCCL logs (phases under gloo write none)"),
     ],
     ids=["missing", "empty", "dangling", "fifo", "gloo"],
 )
@@ -125,7 +125,7 @@ def test_devices_but_the_empty_one_are_refused() -> None:
 def test_a_directory_that_cannot_be_listed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root may list all, so the system's refusal is staged; it is told once."""
+    """Root may list everything, so the error is faked; it is reported once."""
     listed = os.scandir
 
     def refuse(path: str | Path) -> object:
@@ -139,7 +139,7 @@ def test_a_directory_that_cannot_be_listed_is_refused(
 
 
 def test_the_size_of_all_is_known_only_of_files(tmp_path: Path) -> None:
-    """Progress has a total where there is one."""
+    """Progress has a total if it is known."""
     path = str(write(tmp_path / "a.log"))
     assert Inputs.of([path]).size == 5
     assert Inputs.of([path, "-"]).size is None

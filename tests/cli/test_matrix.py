@@ -94,7 +94,9 @@ def test_a_claim_of_too_many_ranks_is_not_drawn() -> None:
         f"k1:{n}:9 [0] NCCL INFO Channel 00 : {2 * n}[0] -> {2 * n + 1}[1] via P2P/IPC"
         for n in range(1, 1100)
     ]
-    assert "2,198 ranks are too many to draw (at most 2,048); --json has all" in drawn(job(*lines))
+    assert "2,198 ranks are too many to draw (at most 2,048); --json lists all edges" in drawn(
+        job(*lines)
+    )
 
 
 def test_ranks_of_no_line_are_left_out() -> None:
@@ -106,4 +108,4 @@ def test_ranks_of_no_line_are_left_out() -> None:
             f"{head}Channel 00/0 : 0[0] -> 7[7] via P2P/CUMEM",
         )
     )
-    assert "(998 ranks without any line left out)" in text
+    assert "(998 ranks without a log line left out)" in text

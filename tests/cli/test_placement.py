@@ -64,7 +64,7 @@ def sides(placement: Placement, *pairs: tuple[int, int]) -> list[bool | None]:
 # -- Who is where ----------------------------------------------------------------------------------
 
 
-def test_a_rank_stands_where_the_process_of_its_init_does() -> None:
+def test_rank_is_on_the_host_of_its_init() -> None:
     """Hosts decide, not numbers: ranks laid out in turn are placed as they ran."""
     placement = Placement(communicator(["a", "b", "a", "b"]))
     assert placement.ranks_of == {HostNode("", "a"): [0, 2], HostNode("", "b"): [1, 3]}
@@ -72,7 +72,7 @@ def test_a_rank_stands_where_the_process_of_its_init_does() -> None:
 
 
 @pytest.mark.parametrize(("role", "rank"), [("send", 0), ("receive", 1)])
-def test_a_rank_without_init_stands_where_it_logged_an_edge(role: str, rank: int) -> None:
+def test_rank_without_init_is_on_the_host_of_its_edge(role: str, rank: int) -> None:
     """The logger of an edge is its sender or its receiver, as the line says."""
     one = edge(0, 1, "NET/IB/0", role=role, logger=who("a"))
     log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
@@ -80,7 +80,7 @@ def test_a_rank_without_init_stands_where_it_logged_an_edge(role: str, rank: int
     assert placement.nodes == {rank: HostNode("", "a")}
 
 
-def test_the_other_end_of_an_edge_is_not_placed_by_its_transport() -> None:
+def test_transport_does_not_place_the_other_end() -> None:
     """P2P to a rank that logged nothing puts neither that rank on this node nor the edge inside."""
     one = edge(0, 1, "P2P/CUMEM", logger=who("a"))
     log = Log((), (Communicator(0, None, None, None, {}),), (one,), (), ())
@@ -95,7 +95,7 @@ def test_p2p_between_hosts_is_between_nodes() -> None:
     assert placement.same_node(edge(0, 1, "P2P/CUMEM")) is False
 
 
-def test_an_edge_that_may_be_of_several_communicators_places_nobody() -> None:
+def test_ambiguous_edge_places_no_rank() -> None:
     """Whose rank its logger is, is open; that the logger is the edge's sender is not."""
     both = Communicator(0, None, 2, None, {}), Communicator(1, None, 2, None, {})
     one = edge(0, 1, logger=who("a"), communicators=(0, 1))
@@ -104,7 +104,7 @@ def test_an_edge_that_may_be_of_several_communicators_places_nobody() -> None:
     assert first.ends(one) == (HostNode("", "a"), None)
 
 
-def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
+def test_rank_claimed_by_two_hosts_has_no_node() -> None:
     """Contradicting evidence is no evidence: the rank is disputed, and its edges unknown."""
     one = edge(0, 1, logger=who("b"))
     log = Log((), (communicator(["a", "a"]),), (one,), (), ())
@@ -112,7 +112,7 @@ def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
     assert placement.node(0) is None
     assert placement.disputed == {0: [HostNode("", "a"), HostNode("", "b")]}
     assert placement.same_node(one) is None
-    assert placement.doubts == ["processes on a and b both logged as one rank"]
+    assert placement.doubts == ["processes on a and b logged as the same rank"]
 
 
 # -- One name, several nodes -----------------------------------------------------------------------
@@ -123,41 +123,41 @@ def test_a_rank_that_two_hosts_claim_has_no_node() -> None:
     [{"bus_id": ["18000", "3a000", "18000", "3a000"]}, {"local_rank": [0, 1, 0, 1]}],
     ids=["bus id", "localRank"],
 )
-def test_two_ranks_with_one_gpu_or_local_rank_show_two_nodes_of_one_name(shared: Any) -> None:
+def test_shared_gpu_or_local_rank_shows_two_nodes_of_one_name(shared: Any) -> None:
     """Edges within such a name are unknown; those to another name are between nodes still."""
     shared = {key: [*values, None] for key, values in shared.items()}
     placement = Placement(communicator(["twin"] * 4 + ["other"], **shared))
     assert sides(placement, (0, 1), (0, 2), (0, 4)) == [None, None, False]
-    assert "several nodes are called twin" in placement.doubts[0]
+    assert "several nodes have the name twin" in placement.doubts[0]
     assert placement.count is None
 
 
-def test_more_nodes_than_names_leave_no_name_certain() -> None:
+def test_more_nodes_than_names_make_names_ambiguous() -> None:
     """NCCL counts 4 nodes, the names are 2: each may be several, so only its own ranks are open."""
     placement = Placement(communicator(["a", "a", "b", "b"], nodes=4))
     assert sides(placement, (0, 1), (2, 3), (0, 2)) == [None, None, False]
 
 
-def test_a_name_of_one_rank_is_one_node() -> None:
+def test_name_of_one_rank_is_one_node() -> None:
     """Of 3 nodes under 2 names the one with a single rank cannot be the one that is two."""
     placement = Placement(communicator(["a", "a", "b"], nodes=3))
     assert set(placement.ambiguous) == {HostNode("", "a")}
 
 
-def test_nodes_beyond_the_names_may_be_those_of_silent_ranks() -> None:
+def test_extra_nodes_may_belong_to_ranks_without_lines() -> None:
     """Logs of one node of two: NCCL's count is no contradiction while ranks are missing."""
     placement = Placement(communicator(["a", "a", None, None], nodes=2))
     assert sides(placement, (0, 1), (1, 2)) == [True, None]
 
 
-def test_a_name_that_explains_the_count_leaves_the_others_certain() -> None:
+def test_name_that_explains_the_count_leaves_the_others_certain() -> None:
     """Equal bus ids show that `a` is two nodes; with `b` that makes NCCL's three."""
     buses = ["18000", "18000", "18000", "3a000"]
     placement = Placement(communicator(["a", "a", "b", "b"], nodes=3, bus_id=buses))
     assert sides(placement, (0, 1), (2, 3)) == [None, True]
 
 
-def test_directories_of_nodes_tell_apart_nodes_of_one_name() -> None:
+def test_node_directories_distinguish_nodes_of_one_name() -> None:
     """Where the reader knew which node kept which log, one host name is two nodes."""
     members = {0: Member(who("h", 1, "0000")), 1: Member(who("h", 1, "0001"))}
     placement = Placement(Communicator(0, None, 2, 2, members))
@@ -168,7 +168,7 @@ def test_directories_of_nodes_tell_apart_nodes_of_one_name() -> None:
 # -- Several names, one node -----------------------------------------------------------------------
 
 
-def test_fewer_nodes_than_names_leave_names_open() -> None:
+def test_fewer_nodes_than_names_make_names_ambiguous() -> None:
     """Containers of one node have names of their own: between two names nothing is certain, within
     one all is."""
     placement = Placement(communicator(["c1", "c1", "c2"], nodes=1))
@@ -176,7 +176,7 @@ def test_fewer_nodes_than_names_leave_names_open() -> None:
     assert "containers" in placement.doubts[0]
 
 
-def test_as_many_nodes_as_names_is_no_doubt() -> None:
+def test_equal_counts_of_nodes_and_names_leave_no_doubt() -> None:
     """NCCL's own count and the names agree."""
     placement = Placement(communicator(["a", "a", "b", "b"], nodes=2, bus_id=["1", "2", "1", "2"]))
     assert sides(placement, (0, 1), (1, 2)) == [True, False]

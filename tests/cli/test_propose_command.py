@@ -1,4 +1,4 @@
-"""`clustersmoke references propose`: what it prints can be pasted."""
+"""`clustersmoke references propose`: its output can be pasted."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def pasted(directory: Path, text: str) -> dict[str, dict[str, Reference]]:
     return load(path, {}).profile("gilbreth").references
 
 
-def test_what_is_printed_is_accepted_where_it_is_pasted(
+def test_output_can_be_pasted_into_cluster_yaml(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The loader of cluster.yaml takes it as it is, with value, bound, unit and source."""
+    """The loader of cluster.yaml accepts it unchanged, with value, bound, unit and source."""
     for number in range(10):
         metrics = {
             "steps_per_s": metric(9.5 + 0.05 * (number % 5 - 2)),
@@ -79,16 +79,16 @@ def test_what_is_printed_is_accepted_where_it_is_pasted(
     )
     memory = found["zero1_4node"]["peak_memory_gib"]
     assert (memory.lower, memory.upper) == (None, 0.11)
-    assert "# latency_us is left out: times, latencies and losses scatter too far" in text
+    assert "# latency_us is left out: times, latencies and losses vary too much" in text
 
 
 @pytest.mark.parametrize("higher", [True, False])
 @pytest.mark.parametrize("noise", [0.01, 0.2, 0.3])
-def test_a_bound_is_where_the_history_fails(
+def test_bound_is_where_the_history_check_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], noise: float, higher: bool
 ) -> None:
-    """However much the past scattered, the bound is at least 10 % off, and no nearer than the
-    history's own."""
+    """However much past values vary, the bound is at least 10 % off, and not closer than that of
+    the history check."""
     name, unit = ("steps_per_s", "steps/s") if higher else ("peak_memory_gib", "GiB")
     values = [9.4567 + noise * (number % 7 - 3) for number in range(21)]
     for number, value in enumerate(values):
@@ -119,13 +119,13 @@ def test_phases_with_too_few_runs_are_named(
     add(of_night(20, phase("lora_sft_ddp", outcome="lost")), tmp_path)
     text = proposed(capsys, tmp_path)
     assert (
-        "    # left out: ddp_2gpu, 7 good runs on the versions of the newest (12 on any); 8 are "
+        "    # left out: ddp_2gpu, 7 good runs with the newest setup (12 in total); 8 are "
         "needed\n    # left out: lora_sft_ddp, 0 good runs; 8 are needed\n"
     ) in text
     assert list(pasted(tmp_path, text)) == ["zero1_4node"]
 
 
-def test_one_later_run_of_another_kind_hides_no_nights(
+def test_one_later_run_of_another_setup_hides_no_past(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the newest good run stands alone, the newest setup with enough good runs is proposed,
@@ -137,14 +137,14 @@ def test_one_later_run_of_another_kind_hides_no_nights(
     assert "# 30 runs, median 9.5 steps/s" in text
     day = moment(BEGUN + 50 * DAY_S)[:10]
     assert (
-        f"      # not of the newest good run, {day}: fewer than 8 like it; others since: "
+        f"      # not from the newest good run ({day}): fewer than 8 like it; changed since: "
         "args.steps 30 -> 60\n"
     ) in text
     assert list(pasted(tmp_path, text)["zero1_4node"]) == ["steps_per_s"]
 
 
-def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--phase leaves one; where none has enough, what is printed is comments alone."""
+def test_phase_option_selects_one_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """If no phase has enough runs, only comments are printed."""
     nights(tmp_path, 8)
     add(of_night(0, phase("ddp_2gpu")), tmp_path)
     text = proposed(capsys, tmp_path, "--phase", "ddp_2gpu")
@@ -154,7 +154,7 @@ def test_one_phase_and_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert list(found) == ["zero1_4node"]
 
 
-def test_metrics_that_can_have_no_bound_are_named(
+def test_metrics_without_a_bound_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Too noisy, not positive, too rare or unknown: named in a comment, and the rest stays."""
@@ -173,29 +173,29 @@ def test_metrics_that_can_have_no_bound_are_named(
     for words in (
         "# steps_per_s is left out: too noisy for a bound, spread ",
         "# peak_memory_reserved_gib is left out: its median is 0",
-        "# final_loss is left out: times, latencies and losses scatter too far",
-        "# vanished is left out: this clustersmoke has no such metric in m",
+        "# final_loss is left out: times, latencies and losses vary too much",
+        "# vanished is left out: this version has no such metric in m",
         "# peak_memory_gib is left out: too few of these runs have it",
     ):
         assert words in text
     assert list(pasted(tmp_path, text)["zero1_4node"]) == ["samples_per_s"]
 
 
-def test_a_phase_without_any_bound_is_named(
+def test_phase_without_any_bound_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A phase no metric of which can have a bound is left out, in a comment."""
     for number in range(8):
         add(night(number, metrics={"final_loss": metric(-1.0, "1", False)}), tmp_path)
     text = proposed(capsys, tmp_path)
-    assert "# left out: zero1_4node, no metric of which can have bounds" in text
+    assert "# left out: zero1_4node, none of its metrics can have bounds" in text
     assert pasted(tmp_path, text) == {}
 
 
-def test_hostile_names_stay_in_their_line(
+def test_hostile_names_stay_on_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What jobs said of versions and hardware breaks out of neither quotes nor comments."""
+    """Recorded versions and hardware cannot break out of quotes or comments."""
     versions = with_versions(torch='2.5"}\n  evil: [', nccl="${HOME}: # x 😀")
     nights(tmp_path, 8, versions=versions, hardware="H100\n    evil: true")
     found = pasted(tmp_path, proposed(capsys, tmp_path))
@@ -218,7 +218,7 @@ def test_hostile_names_stay_in_their_line(
 def test_unknown_names_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], told: str
 ) -> None:
-    """A cluster or phase that is not in the history ends in one line, and status 2."""
+    """An unknown cluster or phase gives one line, and status 2."""
     nights(tmp_path, 1)
     assert main(["references", "propose", "--report-dir", str(tmp_path), *words]) == 2
     assert capsys.readouterr().err.startswith(f"clustersmoke: {told}")

@@ -1,5 +1,5 @@
-"""The files of a new cluster are written where nothing is in the way, and nothing is overwritten
-that was not meant to be."""
+"""The files of a new cluster are written only if nothing is in the way, and nothing is overwritten
+unasked."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def tree(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in found if p.is_file()}
 
 
-def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
-    """Directories above it are made; nothing else is."""
+def test_new_directory_has_all_files(tmp_path: Path) -> None:
+    """Parent directories are created; nothing else is."""
     new = tmp_path / "x" / "y"
     assert write_files(new, FILES, force=False) == list(FILES)
     assert tree(tmp_path) == {f"x/y/{name}": data for name, data in FILES.items()}
@@ -37,23 +37,23 @@ def test_a_new_directory_appears_whole(tmp_path: Path) -> None:
     assert (new / "a").stat().st_mode & 0o777 == 0o777 & ~umask
 
 
-def test_files_of_others_stay(tmp_path: Path) -> None:
-    """In a directory that is there only the files of the set are new."""
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    """In an existing directory only the files of the set are new."""
     tmp_path.joinpath("a").mkdir()
     tmp_path.joinpath("a/mine.py").write_bytes(b"mine")
     write_files(tmp_path, FILES, force=False)
     assert tree(tmp_path) == {**FILES, "a/mine.py": b"mine"}
 
 
-def test_what_is_there_already_is_written_again_by_nobody(tmp_path: Path) -> None:
-    """The same content is no refusal: what an earlier call could not finish is finished."""
+def test_existing_files_with_the_same_content_are_accepted(tmp_path: Path) -> None:
+    """So an interrupted call can be repeated."""
     write_files(tmp_path, FILES, force=False)
     (tmp_path / "three").unlink()
     assert write_files(tmp_path, FILES, force=False) == ["three"]
     assert write_files(tmp_path, FILES, force=False) == []
 
 
-def test_all_refusals_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     """Each file that is there with other content, each directory in a file's place and each file in
     a directory's; nothing is written. --force helps against the first alone."""
     tmp_path.joinpath("a").mkdir()
@@ -64,7 +64,7 @@ def test_all_refusals_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageProblems) as refused:
         write_files(tmp_path, FILES, force=False)
     assert [problem.what for problem in refused.value.problems] == [
-        f"{tmp_path}/a/one.py is there already",
+        f"{tmp_path}/a/one.py already exists",
         f"{tmp_path}/a/b is not a directory",
         f"{tmp_path}/three is a directory",
     ]
@@ -76,7 +76,7 @@ def test_all_refusals_at_once(tmp_path: Path) -> None:
 
 
 def test_force_replaces_files_and_links(tmp_path: Path) -> None:
-    """The file itself is replaced, and not what a link points to."""
+    """A link is replaced, and not its target."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"kept")
     new = tmp_path / "new"
@@ -86,14 +86,14 @@ def test_force_replaces_files_and_links(tmp_path: Path) -> None:
     assert tree(new) == FILES and elsewhere.read_bytes() == b"kept"
 
 
-def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
-    """Before anything is made."""
+def test_directory_below_a_file_is_refused(tmp_path: Path) -> None:
+    """It is refused before anything is created."""
     tmp_path.joinpath("file").touch()
     with pytest.raises(UsageProblems, match=r"file is not a directory; expected a directory"):
         write_files(tmp_path / "file" / "new", FILES, force=False)
 
 
-def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
+def test_command_reports_all_problems_at_once(init: Init, tmp_path: Path) -> None:
     """A second cluster in the same place: each file that differs, status 2, nothing changed; and a
     word that is no name with them. --force writes it."""
     assert init().returncode == 0
@@ -103,8 +103,8 @@ def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
     refused = init("--cluster", "other")
     assert refused.returncode == 2 and refused.stdout == "" and tree(new) == before
     assert [line.split(";")[0] for line in refused.stderr.splitlines()] == [
-        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py is there already",
-        f"clustersmoke: DIRECTORY: {new}/cluster.yaml is there already",
+        f"clustersmoke: DIRECTORY: {new}/smoke_tests/test_mlp.py already exists",
+        f"clustersmoke: DIRECTORY: {new}/cluster.yaml already exists",
     ]
     done = init("--cluster", "other", "--force")
     assert "wrote cluster.yaml, smoke_tests/ (1 files) in" in done.stdout
@@ -114,26 +114,24 @@ def test_the_command_refuses_all_at_once(init: Init, tmp_path: Path) -> None:
         assert words in refused.stderr
 
 
-def test_a_home_directory_that_does_not_exist_is_refused(init: Init, tmp_path: Path) -> None:
+def test_missing_home_directory_is_refused(init: Init, tmp_path: Path) -> None:
     """Nothing is written."""
     refused = init("--shared-dir", "~no_such_user_here/x")
     assert refused.returncode == 2 and not (tmp_path / "new").exists()
-    assert "--shared-dir: there is no home directory `~no_such_user_here`" in refused.stderr
+    assert "--shared-dir: no home directory `~no_such_user_here`" in refused.stderr
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_of_another_encoding_is_told_all_the_same(
-    slurm: Slurm, tmp_path: Path, encoding: str
-) -> None:
-    """What it cannot show is escaped, and the files are written."""
+def test_output_in_any_encoding(slurm: Slurm, tmp_path: Path, encoding: str) -> None:
+    """Characters that it lacks are escaped, and the files are written."""
     place = tmp_path / "cluster\u2026"
     done = run(slurm, place, cwd=tmp_path, PYTHONIOENCODING=encoding)
     assert done.returncode == 0 and done.stderr == ""
     assert "cluster\\u2026" in done.stdout and (place / "cluster.yaml").is_file()
 
 
-def test_a_closed_output_costs_nothing(slurm: Slurm, tmp_path: Path) -> None:
-    """`>&-` is a choice like /dev/null: the files are written, and nothing is said."""
+def test_closed_output_is_accepted(slurm: Slurm, tmp_path: Path) -> None:
+    """With `>&-` the files are written, and nothing is printed."""
     command = f"exec {shlex.quote(sys.executable)} -m pytest_clustersmoke.cli init new >&-"
     env = {**os.environ, "PATH": f"{slurm.bin}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
@@ -155,7 +153,7 @@ def test_a_closed_output_costs_nothing(slurm: Slurm, tmp_path: Path) -> None:
         ("pytest.ini", "", False),
     ],
 )
-def test_pytest_ini_is_written_where_pytest_needs_it(
+def test_pytest_ini_is_written_if_needed(
     init: Init, tmp_path: Path, name: str, text: str, own: bool
 ) -> None:
     """Settings of pytest that are there stay the only ones, and the next command fits them."""
@@ -171,7 +169,7 @@ def test_pytest_ini_is_written_where_pytest_needs_it(
     assert (new / name).read_text() == text
 
 
-def test_the_suite_is_the_one_of_the_repository() -> None:
+def test_suite_is_that_of_the_repository() -> None:
     """Programs, their tests and their data; no caches and no hidden files."""
     root = Path(__file__).parents[2]
     listed = subprocess.run(

@@ -39,7 +39,7 @@ def read(logs: JobLogs, folder: Path) -> JobTransports:
     return JobTransports(reader.log())
 
 
-def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -> None:
+def test_healthy_job_has_no_remarks(healthy: JobLogs, tmp_path: Path) -> None:
     """Two nodes of eight, P2P inside and InfiniBand with GPUDirect between: no remark at all."""
     assert told(read(healthy, tmp_path)) == ""
 
@@ -56,13 +56,13 @@ def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -
         (
             (0, 9),
             "NET/Socket/0",
-            "NET/Socket beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "NET/Socket alongside NET/IB/GDRDMA: 1 of 32 pairs",
             "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/Socket/0: k001.4000.log:",
         ),
         (
             (0, 9),
             "NET/IB/3",
-            "NET/IB without GPUDirect RDMA beside NET/IB/GDRDMA: 1 of 32 pairs",
+            "NET/IB without GPUDirect RDMA alongside NET/IB/GDRDMA: 1 of 32 pairs",
             "0 (k001, GPU 0) -> 9 (k002, GPU 1): NET/IB/3: k001.4000.log:",
         ),
         (
@@ -80,7 +80,7 @@ def test_nothing_stands_out_in_a_healthy_job(healthy: JobLogs, tmp_path: Path) -
     ],
     ids=["net inside", "socket", "no gpudirect", "shm", "shm between"],
 )
-def test_a_pair_that_differs_is_named(
+def test_unusual_pair_is_named(
     healthy: JobLogs, tmp_path: Path, pair: Pair, transport: str, text: str, example: str
 ) -> None:
     """The remark counts pairs; its example has both ranks, their hosts and GPUs, and the line."""
@@ -90,13 +90,13 @@ def test_a_pair_that_differs_is_named(
     assert example in found
 
 
-def test_mnnvl_between_nodes_is_no_surprise(healthy: JobLogs, tmp_path: Path) -> None:
+def test_mnnvl_between_nodes_is_no_remark(healthy: JobLogs, tmp_path: Path) -> None:
     """Multi-node NVLink is P2P between nodes."""
     healthy.overrides[0, 9] = "P2P/MNNVL"
     assert told(read(healthy, tmp_path)) == ""
 
 
-def test_ends_that_differ_are_named_with_their_roles() -> None:
+def test_asymmetric_ends_are_named_with_their_roles() -> None:
     """The sender has GPUDirect RDMA, the receiver has not: both lines are shown."""
     one = job(
         "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA",
@@ -106,43 +106,43 @@ def test_ends_that_differ_are_named_with_their_roles() -> None:
     assert "9 -> 2: NET/IB/1 (receive): x.log:2" in told(one)
 
 
-def test_an_init_that_did_not_complete_names_its_ranks() -> None:
+def test_incomplete_init_names_its_ranks() -> None:
     """First of all: a rank that began and did not end is where the job hung."""
     line = INFO + "comm 0x1 rank 1 nranks 2 cudaDev 0 nvmlDev 3 busId 1000 commId 0xa - Init START"
     first = remarks(job(line))[0]
-    assert first.text == "init of communicator 0 began and did not complete on 1 rank: 1"
+    assert first.text == "communicator 0: init started and did not complete on 1 rank: 1"
     assert first.examples == ["1 (k1, GPU 3)"]
 
 
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([], "is this the log of a rank, and NCCL_DEBUG=INFO set?"),
-        (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO writes edges"),
-        (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO writes edges"),
+        ([], "is this a rank's log, and was NCCL_DEBUG=INFO set?"),
+        (["NCCL version 2.20.5+cuda12.4"], "NCCL_DEBUG=INFO logs edges"),
+        (["k1:1:9 [0] init.cc:3 NCCL WARN No device"], "NCCL_DEBUG=INFO logs edges"),
         ([INFO + "Using network IB"], "NCCL_DEBUG_SUBSYS hides them"),
-        ([INFO + "Using network IB"], "it may have failed, or the log be cut"),
+        ([INFO + "Using network IB"], "it may have failed, or the log may be cut"),
         (["NCCL version 2.22.3+cuda12.6", INFO + "Using network IB"], "NCCL_RUNTIME_CONNECT=0"),
         (
             [INFO + "comm 0x1 rank 0 nranks 1 cudaDev 0 busId 1000 - Init COMPLETE"],
-            "communicators of one rank connect nothing",
+            "communicators of one rank have no edges",
         ),
     ],
 )
-def test_a_log_without_edges_says_why_that_may_be(lines: list[str], reason: str) -> None:
+def test_log_without_edges_has_possible_reasons(lines: list[str], reason: str) -> None:
     """Each reason that the log allows; none is a verdict."""
     found = told(job(*lines))
     assert "no edges" in found
     assert reason in found
 
 
-def test_lazy_connection_is_no_reason_before_it_existed() -> None:
+def test_lazy_connection_is_no_reason_before_nccl_2_22() -> None:
     """NCCL 2.21 connected in init."""
     found = told(job("NCCL version 2.21.5+cuda12.4", INFO + "Using network IB"))
     assert "NCCL_RUNTIME_CONNECT" not in found
 
 
-def test_networks_and_devices_that_differ_by_host_are_named() -> None:
+def test_different_networks_and_devices_are_named() -> None:
     """One node without InfiniBand makes all talk over sockets."""
     found = told(
         job(
@@ -152,13 +152,13 @@ def test_networks_and_devices_that_differ_by_host_are_named() -> None:
             INFO.replace("k1", "k2") + "Using network Socket",
         )
     )
-    assert "the networks chosen differ\n  IB: k1\n  Socket: k2" in found
+    assert "processes chose different networks\n  IB: k1\n  Socket: k2" in found
     assert "NET/IB found no device on 1 of 2 hosts: k2" in found
 
 
-def test_versions_that_differ_are_named() -> None:
+def test_different_versions_are_named() -> None:
     """Two NCCLs in one job."""
-    assert "NCCL's version differs: 2.19.3, 2.20.5" in told(
+    assert "NCCL versions differ: 2.19.3, 2.20.5" in told(
         job("NCCL version 2.20.5+cuda12.4", "NCCL version 2.19.3+cuda12.3")
     )
 
@@ -169,11 +169,11 @@ def test_ranks_without_a_line_are_counted_not_listed() -> None:
     assert "ranks 0-4, 6-9999998 (9,999,998 of 9,999,999)" in told(job(line))
 
 
-def test_what_has_no_side_says_why() -> None:
+def test_pairs_of_unknown_side_have_a_reason() -> None:
     """Pairs are counted; what makes a node doubtful is named, else what is always needed."""
     found = told(job(INFO + "Channel 00 : 0[0] -> 1[1] via P2P/IPC"))
-    assert "whether inside a node or between nodes is unknown of 1 of 1 pair" in found
-    assert "an end has no line that is surely its own" in found
+    assert "unknown whether inside a node or between nodes: 1 of 1 pair" in found
+    assert "an end has no line that is certainly its own" in found
     comm = "comm 0x1 rank {0} nranks 2 cudaDev 0 busId 1000 commId 0xa - Init COMPLETE"
     twins = [INFO.replace(":1:", f":{rank}:") + comm.format(rank) for rank in (0, 1)]
     found = told(job(*twins, INFO + "Channel 00 : 0[1000] -> 1[1000] via P2P/IPC"))
@@ -183,7 +183,7 @@ def test_what_has_no_side_says_why() -> None:
 def test_torn_lines_are_counted_with_their_places() -> None:
     """An edge that was cut is missing, which must be said."""
     found = told(job(INFO + "Channel 00/0 : 0[0] -> 1[1] via P2P/CUM"))
-    assert "1 line cut or torn; the edges on them are missing here\n  x.log:1" in found
+    assert "1 line cut or torn; their edges are missing\n  x.log:1" in found
 
 
 @pytest.mark.parametrize(

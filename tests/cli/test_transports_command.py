@@ -219,7 +219,7 @@ def test_numbers_hidden_in_quoted_logs_are_null(run: Any, tmp_path: Path) -> Non
 # -- Text ------------------------------------------------------------------------------------------
 
 
-def test_the_text_says_what_there_is(run: Any, ring: Path) -> None:
+def test_text_report_of_a_small_job(run: Any, ring: Path) -> None:
     """Header, summary, edges and warnings; no colour in a pipe, no control character of a log."""
     said = run(ring)
     assert said.status == 0
@@ -231,7 +231,7 @@ NCCL 2.20.5: 1 communicator, 1 edge, 1 file read
 communicator 0 (id 0xf0): 2 ranks on 2 nodes, init complete
   k1  rank 0
   k2  rank 1
-network chosen: IB on 1 host (only the edges show what carried anything)
+network chosen: IB on 1 host (only the edges show what carried data)
 NVLS: no connection logged; CollNet: no connection logged
 
 side        kind           pairs  used for     NICs (pairs)
@@ -246,7 +246,7 @@ edge    transport        side        NIC                hosts     channels  logg
     )
 
 
-def test_what_is_not_known_is_called_unknown(run: Any, tmp_path: Path) -> None:
+def test_unknown_values_are_called_unknown(run: Any, tmp_path: Path) -> None:
     """Nothing is left blank: version, ranks, nodes, NICs, hosts, channels."""
     path = tmp_path / "quoted.log"
     path.write_text("9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA\n")
@@ -282,7 +282,7 @@ def test_many_communicators_are_counted_by_their_size(run: Any, tmp_path: Path) 
     assert "100 communicators: 1 rank on 1 node, init complete\n" in run(path).out
 
 
-def test_the_matrix_stands_in_place_of_the_table(run: Any, ring: Path) -> None:
+def test_matrix_replaces_the_table(run: Any, ring: Path) -> None:
     """Header, picture, warnings."""
     out = run("--matrix", ring).out
     assert "k1  0  \\ G" in out
@@ -291,7 +291,7 @@ def test_the_matrix_stands_in_place_of_the_table(run: Any, ring: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["--json", "--matrix", "--all"])
-def test_a_log_without_edges_is_no_error(run: Any, tmp_path: Path, form: str) -> None:
+def test_log_without_edges_is_not_an_error(run: Any, tmp_path: Path, form: str) -> None:
     """Nothing was found in what could be read: status 0, in every form."""
     path = tmp_path / "x.log"
     path.write_text("epoch 1 loss 0.3\n")
@@ -312,7 +312,7 @@ def test_a_long_list_of_edges_is_not_aligned(
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_a_terminal_gets_colours_and_lines_that_fit(ring: Path, columns: int) -> None:
+def test_output_fits_a_terminal_and_has_colours(ring: Path, columns: int) -> None:
     """Bold headings; no line is longer than the terminal is wide."""
     text = on_terminal(["env", "-C", str(ring.parent), *COMMAND, ring.name], columns)
     assert text.startswith("\x1b[1mNCCL 2.20.5")
@@ -321,14 +321,12 @@ def test_a_terminal_gets_colours_and_lines_that_fit(ring: Path, columns: int) ->
     assert max(map(len, plain.splitlines())) <= columns
 
 
-def test_no_color_is_heeded(ring: Path) -> None:
+def test_no_color_is_respected(ring: Path) -> None:
     """https://no-color.org"""
     assert "\x1b" not in on_terminal([*COMMAND, str(ring)], 100, {"NO_COLOR": "1"})
 
 
-def test_nodes_of_one_host_name_are_told_apart_by_a_runs_directories(
-    run: Any, tmp_path: Path
-) -> None:
+def test_run_directories_distinguish_nodes_of_one_host_name(run: Any, tmp_path: Path) -> None:
     """Virtual nodes of one machine share its name and GPU; the launcher kept their logs apart."""
     phase = PhaseDir(tmp_path / "small")
     write_json(phase.spec, {})
@@ -372,7 +370,7 @@ def test_mutated_logs_are_reported_in_every_form(seed: int, tmp_path: Path) -> N
 # -- What cannot be read ---------------------------------------------------------------------------
 
 
-def test_what_can_be_read_is_printed_and_the_rest_named(run: Any, ring: Path) -> None:
+def test_unreadable_files_are_named_after_the_report(run: Any, ring: Path) -> None:
     """Status 2, the report on stdout, and one line on stderr for each file with what to do."""
     packed = ring.with_name("packed.log.gz")
     packed.write_bytes(b"\x1f\x8b" + bytes(20))
@@ -395,7 +393,7 @@ def test_what_can_be_read_is_printed_and_the_rest_named(run: Any, ring: Path) ->
 
 
 @pytest.mark.parametrize("form", [(), ("--json",), ("--matrix",)])
-def test_where_nothing_can_be_read_nothing_is_printed(
+def test_nothing_is_printed_if_nothing_can_be_read(
     run: Any, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
     """Status 2 and the reason alone."""
@@ -414,7 +412,7 @@ def test_many_unreadable_files_are_counted(run: Any, tmp_path: Path) -> None:
     assert "and 10 more" in said.err
 
 
-def test_an_error_while_reading_keeps_what_was_read(run: Any, ring: Path) -> None:
+def test_error_during_reading_keeps_earlier_results(run: Any, ring: Path) -> None:
     """/proc/self/mem is a file whose first byte cannot be read."""
     said = run(ring, "/proc/self/mem")
     assert said.status == 2
@@ -427,7 +425,7 @@ def test_closed_standard_input_is_unreadable(run: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdin", None)
     said = run("-")
     assert (said.status, said.out) == (2, "")
-    assert said.err == "clustersmoke: <stdin> cannot be read: it is closed\n"
+    assert said.err == "clustersmoke: <stdin> cannot be read: standard input is closed\n"
 
 
 # -- As a user runs it -----------------------------------------------------------------------------
@@ -441,7 +439,7 @@ def test_standard_input_is_read_as_bytes(ring: Path) -> None:
     assert (edge["file"], edge["line"]) == ("<stdin>", 6)
 
 
-def test_a_pipe_of_the_shell_is_read(ring: Path) -> None:
+def test_pipe_of_the_shell_is_read(ring: Path) -> None:
     """`<(zcat LOG.gz)` is a pipe under /dev/fd."""
     script = f'{" ".join(COMMAND)} <(cat "$1")'
     done = subprocess.run(
@@ -450,7 +448,7 @@ def test_a_pipe_of_the_shell_is_read(ring: Path) -> None:
     assert "1 edge" in done.stdout
 
 
-def test_a_fifo_is_refused_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_is_refused_without_waiting(tmp_path: Path) -> None:
     """Nobody may ever write into it."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
@@ -459,7 +457,7 @@ def test_a_fifo_is_refused_not_waited_for(tmp_path: Path) -> None:
     assert "is a FIFO" in done.stderr
 
 
-def test_an_output_that_closes_early_ends_it(tmp_path: Path) -> None:
+def test_closed_output_ends_the_command(tmp_path: Path) -> None:
     """`| head -1`: no traceback."""
     JobLogs(16, 8).write(tmp_path)
     script = f"{' '.join(COMMAND)} --all {tmp_path} | head -1"
@@ -468,7 +466,7 @@ def test_an_output_that_closes_early_ends_it(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_names_that_are_no_text_are_printed(tmp_path: Path) -> None:
+def test_names_that_are_not_text_are_printed(tmp_path: Path) -> None:
     """A terminal of ASCII, a file name of bytes, a log of another encoding: nothing breaks."""
     path = os.fsencode(tmp_path) + b"/\xff\n.log"
     Path(os.fsdecode(path)).write_text(RING.replace("k2", "kö"), encoding="latin-1")
@@ -480,7 +478,7 @@ def test_names_that_are_no_text_are_printed(tmp_path: Path) -> None:
     assert b"\\ufffd .log:4" in done.stdout
 
 
-def test_a_job_of_512_ranks_is_reported_within_ten_seconds(tmp_path: Path) -> None:
+def test_job_of_512_ranks_is_reported_within_ten_seconds(tmp_path: Path) -> None:
     """64 nodes of 8, 16 channels, each form, start-up included, on a machine that is busy."""
     JobLogs(64, 8, noise=20).write(tmp_path)
     for form in ("--all", "--matrix", "--json"):

@@ -1,5 +1,5 @@
-"""What `init` needs travels in the wheel: from there it writes a suite that pytest plans, and that
-runs on a real Slurm."""
+"""The wheel contains what `init` needs to write a suite that pytest plans, and that runs on a
+real Slurm."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def own_data() -> dict[str, bytes]:
     return {one.relative_to(REPOSITORY).as_posix(): one.read_bytes() for one in data}
 
 
-def test_the_wheel_holds_the_suite(wheel: Path) -> None:
+def test_wheel_contains_the_suite(wheel: Path) -> None:
     """Each file of the suite, byte for byte, and nothing beside it; cluster.yaml and the package's
     own data, too."""
     held = {}
@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_suite(wheel: Path) -> None:
     assert config == (REPOSITORY / "cluster.yaml").read_bytes()
 
 
-def test_an_editable_install_points_here(tmp_path: Path) -> None:
+def test_editable_install_points_to_the_repository(tmp_path: Path) -> None:
     """It copies nothing, so that the suite which is found is the one that is edited."""
     with zipfile.ZipFile(built("editable", tmp_path / "dist")) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
@@ -96,11 +96,11 @@ def test_an_editable_install_points_here(tmp_path: Path) -> None:
     assert suite_files.shipped_suite() == REPOSITORY / "smoke_tests"
 
 
-def test_from_the_wheel_to_a_dry_run(installed: dict[str, str], tmp_path: Path) -> None:
+def test_init_from_the_wheel_and_dry_run(installed: dict[str, str], tmp_path: Path) -> None:
     """Without Slurm: the profile `local`, and a plan of all its phases."""
     env = {**installed, "PATH": "/nowhere"}
     said = call(env, tmp_path, "pytest_clustersmoke.cli", "init", "new").stdout
-    assert "no Slurm here" in said and "wrote pytest.ini, cluster.yaml, smoke_tests/" in said
+    assert "no Slurm found" in said and "wrote pytest.ini, cluster.yaml, smoke_tests/" in said
     words = ("-p", "no:cacheprovider", "--cluster", "local", "--cluster-dry-run")
     plan = call(env, tmp_path / "new", "pytest", *words).stdout
     assert "train_zero.py" in plan and str(REPOSITORY / "smoke_tests") not in plan
@@ -117,7 +117,7 @@ def own_lab() -> Iterator[lab.Lab]:
 
 
 @pytest.mark.lab
-def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.Lab) -> None:
+def test_init_from_the_wheel_and_real_run(installed: dict[str, str], own_lab: lab.Lab) -> None:
     """On a real Slurm: a dry run, then a phase on two nodes; what does not fit is left out."""
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     try:
@@ -125,7 +125,7 @@ def test_from_the_wheel_to_a_real_run(installed: dict[str, str], own_lab: lab.La
         words = ("init", "--cluster", "mine", "new")
         said = call(env, folder, "pytest_clustersmoke.cli", *words).stdout
         assert "partition main (the default): 2 nodes of 2 x fake" in said
-        assert "zero1_4node: needs 4 nodes, a job gets 2" in said
+        assert "zero1_4node: needs 4 nodes, a job can have 2" in said
         new = folder / "new"
         run = ("pytest", "-p", "no:cacheprovider", "--cluster", "mine")
         plan = call(env, new, *run, "--cluster-dry-run").stdout

@@ -1,4 +1,4 @@
-"""What the tests of cluster.yaml share: a file from a text, its problems, and its profile."""
+"""Fixtures for the tests of cluster.yaml: load a text, its problems, and its profile."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def problems(profile: Callable[..., Profile], tmp_path: Path) -> Callable[..., l
     def found(text: str | bytes, **environ: str) -> list[str]:
         with pytest.raises(UsageProblems) as raised:
             profile(text, **environ)
-        return [str(each).replace(f"{tmp_path}/", "") for each in raised.value.problems]
+        return [str(problem).replace(f"{tmp_path}/", "") for problem in raised.value.problems]
 
     return found
 
 
 @pytest.fixture
 def one_slurm() -> str:
-    """The least that a file with a Slurm profile `one` can hold."""
+    """A minimal file with a Slurm profile `one`."""
     return """\
 clusters:
   one:

@@ -1,4 +1,4 @@
-"""The phase marker, checked for itself; the words of its errors are in test_usage_errors.py."""
+"""The phase marker on its own; test_usage_errors.py checks the texts of its errors."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ def read(*args: Any, **kwargs: Any) -> tuple[Marked | None, list[str]]:
     return marked, list(map(str, problems))
 
 
-def test_defaults() -> None:
-    """One node, one GPU, no arguments, an hour; the script lies beside the test file."""
+def test_marker_has_defaults() -> None:
+    """One node, one GPU, no arguments, one hour; the script is next to the test file."""
     marked, problems = read("small")
     assert problems == []
     assert marked == Marked("small", Path(__file__), 1, 1, {}, 3600.0, "here.py:1")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "a/b", "../a", "a%j", "a\n", "a.b", "x" * 65, 7])
-def test_names_that_cannot_be_a_directory_or_a_job(name: object) -> None:
-    """A name is a directory, a job's name and a key of cluster.yaml: others are refused."""
+def test_invalid_phase_name_is_refused(name: object) -> None:
+    """A name must work as a directory, a job's name and a key of cluster.yaml."""
     marked, problems = read(name)
-    assert marked is None and "has no usable name" in problems[0]
+    assert marked is None and "has no valid name" in problems[0]
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", fullmatch=True))
-def test_every_name_can_be_set_on_the_command_line(name: str) -> None:
-    """What the marker accepts as a name, --cluster-set can name."""
+def test_every_valid_name_works_with_cluster_set(name: str) -> None:
+    """--cluster-set accepts every name that the marker accepts."""
     assert read(name)[1] == []
     assert parse_setting(f"{name}.nodes=2") == (name, "nodes", "", 2)
 
 
-def test_small_arguments_are_read_and_checked_as_the_others() -> None:
-    """They are options with plain values, too."""
+def test_small_arguments_are_checked_like_args() -> None:
+    """`small` takes options with plain values, as `args` does."""
     marked, _ = read("one", args={"steps": 100}, small={"steps": 3})
     assert marked is not None and (marked.args, marked.small) == ({"steps": 100}, {"steps": 3})
     _, problems = read("one", small={"steps": {1: 2}})
     assert problems[0].startswith(
-        "here.py:1: small['steps']={1: 2} of phase 'one'; expected a name"
+        "here.py:1: small['steps']={1: 2} of phase 'one' cannot be passed to the program; expected"
+        " a name with text"
     )
 
 
-def test_all_mistakes_of_a_marker_at_once() -> None:
-    """Name, script, counts, arguments and unknown keys: each is told."""
+def test_all_mistakes_of_a_marker_are_reported() -> None:
+    """Name, script, counts, arguments and unknown keys each give a problem."""
     _, problems = read(script=None, nodes=0, gpus_per_node=1.5, timeout_s="x", args=[1], gpu=2)
     assert len(problems) == 7

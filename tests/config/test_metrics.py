@@ -1,4 +1,4 @@
-"""Bounds on metrics: what meets them, what does not, and the words for both."""
+"""Metrics against their references, and numbers as they are shown."""
 
 from __future__ import annotations
 
@@ -34,29 +34,33 @@ def reference(value: float = 100.0, **bounds: float) -> Reference:
         (0.1, {"upper": 0.1}, True),
     ],
 )
-def test_bounds(value: float, bounds: dict[str, float], met: bool) -> None:
-    """A bound that is absent cannot be missed; the bound itself is met."""
+def test_value_is_compared_with_its_bounds(
+    value: float, bounds: dict[str, float], met: bool
+) -> None:
+    """A value on the bound passes; a missing bound cannot fail."""
     assert compare("steps_per_s", value, reference(**bounds)).met is met
 
 
-def test_the_words_of_a_comparison() -> None:
-    """Value, unit, difference, reference, what is allowed and where the reference is from."""
+def test_comparison_text_has_all_numbers() -> None:
+    """Value, unit, difference, reference, allowed range and source of the reference."""
     assert compare("steps_per_s", 80, reference(lower=-0.1)).text == (
         "steps_per_s is 80.00 steps/s: -20.0 % against the reference 100.0 steps/s "
         "(allowed: at least 90.00; source: a test)"
     )
 
 
-def test_no_reference_is_neither_met_nor_missed() -> None:
-    """Without a reference the value is told, and nothing is judged."""
-    told = compare("steps_per_s", 80, None)
-    assert told.met is None and told.text == "steps_per_s is 80.00 steps/s; no reference"
+def test_value_without_reference_is_not_judged() -> None:
+    """The value is reported, and neither passes nor fails."""
+    comparison = compare("steps_per_s", 80, None)
+    assert (
+        comparison.met is None and comparison.text == "steps_per_s is 80.00 steps/s; no reference"
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("against", [None, reference(lower=-0.1)])
-def test_what_is_no_number_is_missed(value: float, against: Any) -> None:
-    """NaN and infinity meet nothing, with a reference and without one."""
+def test_value_that_is_not_finite_fails(value: float, against: Any) -> None:
+    """NaN and infinity fail, with a reference and without one."""
     assert compare("steps_per_s", value, against).met is False
 
 
@@ -74,12 +78,12 @@ def test_what_is_no_number_is_missed(value: float, against: Any) -> None:
         (math.nan, "nan"),
     ],
 )
-def test_numbers_as_people_read_them(value: float, text: str) -> None:
+def test_numbers_are_shown_with_four_digits(value: float, text: str) -> None:
     """Four significant digits; no exponent in the usual range."""
     assert show(value) == text
 
 
 @given(st.floats(-1e300, 1e300))
-def test_a_shown_number_is_the_number(value: float) -> None:
-    """What is shown is within a thousandth of the value."""
+def test_shown_number_is_close_to_the_value(value: float) -> None:
+    """The shown number is within a thousandth of the value."""
     assert float(show(value).replace(",", "")) == pytest.approx(value, rel=1e-3, abs=1e-300)

@@ -1,4 +1,4 @@
-"""Marker and profile become a phase: precedence, sources, environment, the program's arguments."""
+"""A phase from marker and profile: precedence, sources, environment, program arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from pytest_clustersmoke.config import sbatch_options
 from pytest_clustersmoke.config.marker import read_marker, size_mark
-from pytest_clustersmoke.config.phase import Sourced, absence, misfits, parse_setting
+from pytest_clustersmoke.config.phase import Sourced, check_sizes, explain_absence, parse_setting
 from tests.support.evidence import make_phase, make_profile
 
 
@@ -30,7 +30,7 @@ def test_precedence_of_resources(tmp_path: Path) -> None:
 
 
 def test_precedence_of_options(tmp_path: Path) -> None:
-    """Of one sbatch option the phase's own wins over the cluster's; others stay."""
+    """A phase's sbatch option wins over the cluster's; other options stay."""
     profile = make_profile(
         tmp_path,
         backend="slurm",
@@ -45,7 +45,7 @@ def test_precedence_of_options(tmp_path: Path) -> None:
     }
 
 
-def test_a_dropped_time_limit_bounds_nothing(tmp_path: Path) -> None:
+def test_dropped_time_limit_does_not_shorten_the_phase(tmp_path: Path) -> None:
     """A phase that drops the cluster's `time`, in the file or for one run, keeps its own limit."""
     cluster: dict[str, Any] = {"backend": "slurm", "slurm": {"time": "00:05:00"}}
     limited = make_profile(tmp_path, **cluster)
@@ -60,8 +60,8 @@ FULL, SMALL = {"layers": 8, "steps": 100, "seed": 1}, {"layers": 2, "steps": 3}
 
 
 @pytest.mark.parametrize("sizes", ["full", "small"])
-def test_small_sizes_are_for_profiles_that_ask_for_them(tmp_path: Path, sizes: str) -> None:
-    """Elsewhere the phase keeps them for staged faults; what the profile sets of the phase wins."""
+def test_small_arguments_apply_where_sizes_is_small(tmp_path: Path, sizes: str) -> None:
+    """Other profiles keep them for staged faults; arguments of the profile win over both."""
     profile = make_profile(tmp_path, sizes=sizes, phases={"small": {"args": {"steps": 7}}})
     phase = make_phase(profile, args=FULL, small=SMALL)
     layers = Sourced(2, "test_x.py:1: small") if sizes == "small" else Sourced(8, "test_x.py:1")
@@ -71,7 +71,7 @@ def test_small_sizes_are_for_profiles_that_ask_for_them(tmp_path: Path, sizes: s
 
 
 def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
-    """The cluster replaces single arguments of the marker, and keeps the others."""
+    """The cluster replaces single arguments of the marker and keeps the others."""
     profile = make_profile(tmp_path, phases={"small": {"args": {"steps": 2}}})
     phase = make_phase(
         profile, args={"steps": 1, "layers": 4}, settings=setting("small.args.lr=1e-3")
@@ -100,15 +100,13 @@ def test_settings_of_other_phases_change_nothing(tmp_path: Path) -> None:
         ({"rate": 0.5}, ["--rate", "0.5"]),
     ],
 )
-def test_arguments_as_the_program_gets_them(
-    tmp_path: Path, args: dict[str, Any], argv: list[str]
-) -> None:
-    """A flag a name; true is the bare flag, false and null leave it out, a list repeats values."""
+def test_arguments_become_flags(tmp_path: Path, args: dict[str, Any], argv: list[str]) -> None:
+    """true is the bare flag, false and null omit it, and the values of a list follow one flag."""
     assert make_phase(make_profile(tmp_path), args=args).argv() == argv
 
 
-def test_environment_blocks_in_their_order(tmp_path: Path) -> None:
-    """common, then the block of the phase's size, then the phase's own: the later one wins."""
+def test_later_environment_block_wins(tmp_path: Path) -> None:
+    """The order is common, then the block for the number of nodes, then the phase's own."""
     profile = make_profile(
         tmp_path,
         env={
@@ -129,7 +127,7 @@ def test_environment_blocks_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_command_line_sets_a_variable_last(tmp_path: Path) -> None:
-    """--cluster-set PHASE.env.X wins over every block, and its text is not read as YAML."""
+    """--cluster-set PHASE.env.X wins over every block; its text is not read as YAML."""
     profile = make_profile(tmp_path, env={"common": {"unset": ["A"]}})
     phase = make_phase(profile, settings=setting("small.env.A=01"))
     assert phase.env_set["A"] == Sourced("01", "--cluster-set")
@@ -137,7 +135,7 @@ def test_the_command_line_sets_a_variable_last(tmp_path: Path) -> None:
 
 
 def test_the_block_follows_the_nodes_of_the_command_line(tmp_path: Path) -> None:
-    """A phase put on two nodes by --cluster-set gets the environment for several nodes."""
+    """A phase set to two nodes by --cluster-set gets the environment for several nodes."""
     profile = make_profile(
         tmp_path,
         env={"single_node": {"set": {"A": "1"}}, "multi_node": {"set": {"B": "1"}}},
@@ -149,7 +147,7 @@ def test_the_block_follows_the_nodes_of_the_command_line(tmp_path: Path) -> None
     ("nodes", "gpus", "mark"), [(1, 1, "singlegpu"), (1, 2, "multigpu"), (2, 1, "multinode")]
 )
 def test_size_marks(nodes: int, gpus: int, mark: str) -> None:
-    """The mark is that of the resources: several nodes before several GPUs."""
+    """Several nodes count before several GPUs."""
     assert size_mark(nodes, gpus) == mark
 
 
@@ -174,8 +172,8 @@ def test_settings_are_read(text: str, parsed: object) -> None:
     assert parse_setting(text) == parsed
 
 
-def test_absence_says_why(tmp_path: Path) -> None:
-    """A phase that a cluster does not list is told with what it lacks."""
+def test_absence_is_explained(tmp_path: Path) -> None:
+    """A phase that a cluster does not list is reported with what the cluster lacks."""
     profile = make_profile(
         tmp_path, hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2}
     )
@@ -184,17 +182,19 @@ def test_absence_says_why(tmp_path: Path) -> None:
         args = {"script": __file__, **marker}
         marked, _ = read_marker(("big",), args, Path(__file__), "x:1")
         assert marked is not None
-        return absence(marked, profile)
+        return explain_absence(marked, profile)
 
-    assert why(gpus_per_node=8) == "big is not on one: needs 8 GPUs a node, it has 2"
-    assert why(nodes=3) == "big is not on one: needs 3 nodes, it has 2"
-    assert why() == "big is not on one: not listed under its phases"
+    assert (
+        why(gpus_per_node=8) == "big does not run on one: it needs 8 GPUs per node, and one has 2"
+    )
+    assert why(nodes=3) == "big does not run on one: it needs 3 nodes, and one has 2"
+    assert why() == "big does not run on one: its profile does not list it under `phases`"
 
 
 def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
     """A phase that the hardware can hold gives no problem."""
     profile = make_profile(tmp_path)
-    assert misfits(make_phase(profile, gpus_per_node=8), profile) == []
+    assert check_sizes(make_phase(profile, gpus_per_node=8), profile) == []
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
         ("UNLIMITED", float("inf")),
     ],
 )
-def test_time_limits_as_sbatch_reads_them(text: Any, seconds: float) -> None:
+def test_every_form_of_time_limit_is_read(text: Any, seconds: float) -> None:
     """Every form of man sbatch, in seconds."""
-    assert sbatch_options.seconds(text) == seconds
+    assert sbatch_options.parse_time_limit(text) == seconds
 
 
-def test_our_limit_comes_before_the_schedulers(tmp_path: Path) -> None:
-    """A phase's own limit leaves a minute to take dumps before the job's time is over."""
+def test_phase_ends_before_its_job(tmp_path: Path) -> None:
+    """The phase's limit leaves a minute for dumps before the job's time limit."""
     profile = make_profile(tmp_path, backend="slurm", phases={"small": {"slurm": {"time": 30}}})
     phase = make_phase(profile, timeout_s=3600.0)
     assert phase.timeout_s.value == 1740 and "slurm.time" in phase.timeout_s.source

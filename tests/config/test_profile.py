@@ -40,16 +40,16 @@ def test_variables_are_filled_in(text: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["${", "${A", "${A:-b", "${A:-${B}", "${A?}", "${}", "${1}"])
-def test_an_unfinished_variable_is_refused(text: str) -> None:
-    """Text that starts a variable and does not finish it is an error."""
+def test_unfinished_variable_is_refused(text: str) -> None:
+    """Text that starts a variable but does not finish it is an error."""
     with pytest.raises(MalformedVariableError):
         expand(text, lambda name: "x", [])
 
 
-def test_an_unset_variable_matters_only_in_the_chosen_profile(
+def test_unset_variable_matters_only_in_the_chosen_profile(
     loaded: Callable[..., ClusterFile], problems: Callable[..., list[str]], one_slurm: str
 ) -> None:
-    """Other profiles' variables are ignored; the chosen one's are all reported at once."""
+    """Variables of other profiles are ignored; those of the chosen one are all reported."""
     text = one_slurm.replace("/shared", "/x/$CS_A/${CS_B}")
     other = one_slurm.replace("clusters:\n", "").replace("  one:", "  two:")
     assert loaded(text + other).profile("two").name == "two"
@@ -60,10 +60,10 @@ def test_an_unset_variable_matters_only_in_the_chosen_profile(
     ]
 
 
-def test_a_value_is_checked_once_its_variables_are_filled_in(
+def test_value_is_checked_after_expansion(
     problems: Callable[..., list[str]], profile: Profiles, one_slurm: str
 ) -> None:
-    """A variable cannot bring in a value that the file may not hold."""
+    """A variable cannot smuggle in a value that the file itself may not have."""
     text = one_slurm.replace("/shared", "$CS_DIR") + "    slurm: {time: $CS_TIME}\n"
     assert profile(text, CS_DIR="/a", CS_TIME="30").slurm == {"time": "30"}
     assert problems(text, CS_DIR="a", CS_TIME="soon") == [
@@ -88,7 +88,7 @@ def test_setup_lines_are_left_to_the_node(profile: Profiles, one_slurm: str) -> 
     assert profile(text).setup == ("cd $SLURM_TMPDIR", "echo ${x%%.*} $$")
 
 
-def test_values_that_are_text_stay_as_written(profile: Profiles, one_slurm: str) -> None:
+def test_text_values_stay_as_written(profile: Profiles, one_slurm: str) -> None:
     """Variables and versions keep the form that the file gives them."""
     chosen = profile(
         one_slurm + "    env: {common: {set: {A: 1, B: 1.50, C: true, D: 007, E: 1e3, F: ''}}}\n"
@@ -100,7 +100,7 @@ def test_values_that_are_text_stay_as_written(profile: Profiles, one_slurm: str)
     assert chosen.expect["ddp_2gpu"].versions == {"torch": "2.10"}
 
 
-def test_options_keep_their_type_and_an_empty_one_is_dropped(
+def test_options_keep_their_type_and_empty_ones_are_dropped(
     profile: Profiles, one_slurm: str
 ) -> None:
     """Numbers, flags and texts of sbatch options are kept; an empty value is `false`."""
@@ -130,9 +130,7 @@ def test_plugin_options_are_accepted(profile: Profiles, one_slurm: str) -> None:
     assert profile(f"{one_slurm}    slurm: {{{listed}}}\n").slurm == options
 
 
-def test_stage_limits_keep_the_defaults_that_are_not_written(
-    profile: Profiles, one_slurm: str
-) -> None:
+def test_missing_stage_limits_keep_their_defaults(profile: Profiles, one_slurm: str) -> None:
     """A profile that sets one limit keeps the others; one that sets none has them all."""
     assert profile(one_slurm).stage_limits_s == STAGE_LIMITS_S
     chosen = profile(one_slurm + "    stage_limits_s: {init: 7}\n")
@@ -140,8 +138,8 @@ def test_stage_limits_keep_the_defaults_that_are_not_written(
     assert chosen.phases["ddp_2gpu"].stage_limits_s == {}
 
 
-def test_where_names_the_line_of_a_value(profile: Profiles, one_slurm: str) -> None:
-    """The line of a key, also behind an anchor; for an absent key, its parent's line."""
+def test_where_gives_the_line_of_a_value(profile: Profiles, one_slurm: str) -> None:
+    """The line of a key, even behind an anchor; for a missing key, its parent's line."""
     chosen = profile(
         "x-args: &args\n  hidden-size: 5\n"
         + one_slurm.replace("{ddp_2gpu: }", "\n      ddp_2gpu:\n        args: *args")
@@ -168,7 +166,7 @@ def test_paths_are_shown_relative_to_the_working_directory(
     assert loaded(one_slurm).profile("one").where("shared_dir") == "cluster.yaml:4"
 
 
-def test_bounds_are_the_value_with_its_tolerance() -> None:
+def test_bounds_follow_from_value_and_tolerance() -> None:
     """A side without a tolerance has no bound."""
     below = Reference.model_validate(
         {"value": 200, "lower": "-10 %", "unit": "steps/s", "source": "x"}

@@ -1,4 +1,4 @@
-"""Every mistake in a profile is one line: where, what, what was expected, what to do."""
+"""Every mistake in a profile gives one line: where, what, what was expected, what to do."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def added(lines: str) -> str:
         ),
     ],
 )
-def test_a_mistake_is_reported_in_one_line(problems: Problems, lines: str, expected: str) -> None:
-    """A mistake gives exactly one problem, at its line, in these words."""
+def test_mistake_is_reported_in_one_line(problems: Problems, lines: str, expected: str) -> None:
+    """A mistake gives exactly one problem, with its line and this text."""
     assert problems(added(lines)) == [f"cluster.yaml:7: {expected}"]
 
 
@@ -226,7 +226,7 @@ def test_a_mistake_is_reported_in_one_line(problems: Problems, lines: str, expec
         ),
     ],
 )
-def test_a_reference_that_makes_no_sense_is_refused(
+def test_invalid_reference_is_refused(
     problems: Problems, metric: str, reference: str, expected: str
 ) -> None:
     """Metrics, units and tolerances are checked before anything is measured against them."""
@@ -257,13 +257,13 @@ def test_a_reference_that_makes_no_sense_is_refused(
         (
             "/shared",
             "/sha%red",
-            "4: clusters.one.shared_dir is `/sha%red`; expected a path without `%` and control "
+            "4: clusters.one.shared_dir is `/sha%red`; expected a path without `%` or control "
             "characters, which sbatch would misread",
         ),
         (
             "/shared",
             '"/sha\\nred"',
-            "4: clusters.one.shared_dir is `/sha red`; expected a path without `%` and control "
+            "4: clusters.one.shared_dir is `/sha red`; expected a path without `%` or control "
             "characters, which sbatch would misread",
         ),
         (
@@ -329,7 +329,7 @@ def test_a_reference_that_makes_no_sense_is_refused(
         ),
     ],
 )
-def test_a_mistake_in_a_required_key_is_reported_in_one_line(
+def test_mistake_in_a_required_key_is_reported_in_one_line(
     problems: Problems, old: str, new: str, expected: str
 ) -> None:
     """A mistake in a key that every profile has gives exactly one problem, at its line."""
@@ -354,7 +354,7 @@ def test_slurm_options_under_a_local_backend_are_refused(problems: Problems) -> 
 
 
 @pytest.mark.parametrize("option", sorted(OWNED))
-def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> None:
+def test_options_reserved_for_the_tool_are_refused(problems: Problems, option: str) -> None:
     """An option that the tool sets itself is refused with what to do instead."""
     assert problems(added(f"slurm: {{{option.replace('_', '-')}: x}}")) == [
         f"cluster.yaml:7: `{option}` in clusters.one.slurm is reserved for the tool; "
@@ -362,8 +362,8 @@ def test_options_of_the_tool_are_refused(problems: Problems, option: str) -> Non
     ]
 
 
-def test_rules_between_keys_are_checked_beside_other_mistakes(problems: Problems) -> None:
-    """A mistake in one key does not hide a mistake that two others make together."""
+def test_rules_between_keys_are_checked_despite_other_mistakes(problems: Problems) -> None:
+    """A mistake in one key does not hide a contradiction between two others."""
     text = added(
         "setpu: []\n"
         "node_local: [/shared]\n"
@@ -385,7 +385,7 @@ def test_all_problems_are_reported_at_once(problems: Problems) -> None:
     assert lines == ["4", "5", "5", "9", "10", "10"]
 
 
-def test_an_unknown_profile_is_refused_with_a_near_match(
+def test_unknown_profile_is_refused_with_a_near_match(
     loaded: Callable[..., ClusterFile], tmp_path: Path
 ) -> None:
     """The problem lists the names that are in the file."""
@@ -396,7 +396,7 @@ def test_an_unknown_profile_is_refused_with_a_near_match(
     )
 
 
-def test_the_file_is_found_or_a_problem_says_what_to_do(
+def test_missing_file_is_reported_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The named file comes first, then the one in the root directory."""

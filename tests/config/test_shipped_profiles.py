@@ -1,4 +1,4 @@
-"""What ships: the profiles of cluster.yaml, the JSON Schema, and the reference page."""
+"""The shipped profiles of cluster.yaml, the JSON Schema, and the reference page."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shipped() -> ClusterFile:
 
 
 def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> None:
-    """Under cron, which sets hardly any variable, each profile still has all its values."""
+    """Under cron, which sets hardly any variables, every profile still loads."""
     assert shipped.names == ("local", "lab", "gilbreth", "nebius")
     for name in shipped.names:
         profile = shipped.profile(name)
@@ -58,13 +58,13 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 def test_profiles_list_their_phases(
     shipped: ClusterFile, name: str, phases: tuple[str, ...]
 ) -> None:
-    """Small machines run the whole ladder, the documents' clusters what they documented, and
-    every one measures its collectives."""
+    """Small machines run the whole ladder, the documents' clusters what their documents describe,
+    and every cluster measures its collectives."""
     assert tuple(shipped.profile(name).phases) == phases
 
 
 def test_environment_variables_choose_account_and_directory() -> None:
-    """Another account or another directory for local runs needs no other file."""
+    """Another account or another directory for local runs does not need another file."""
     environ = {"CLUSTERSMOKE_ACCOUNT": "mine", "CLUSTERSMOKE_SHARED_DIR": "/there", "USER": "me"}
     file = load(ROOT / "cluster.yaml", environ)
     gilbreth = file.profile("gilbreth")
@@ -73,9 +73,9 @@ def test_environment_variables_choose_account_and_directory() -> None:
     assert file.profile("local").shared_dir == Path("/there")
 
 
-def test_gilbreth_asks_for_what_the_job_headers_ask_for(shipped: ClusterFile) -> None:
-    """Resources by phase are those of each job's own header; the sweep of collectives, which the
-    guide has not, follows the jobs of its own number of nodes."""
+def test_gilbreth_requests_the_resources_of_its_guide(shipped: ClusterFile) -> None:
+    """Each phase has the resources of its job's header in the guide. The guide has no sweep of
+    collectives: it uses the resources of the job with as many nodes."""
     phases = shipped.profile("gilbreth").phases
     resources = {name: (p.nodes, p.gpus_per_node, dict(p.slurm)) for name, p in phases.items()}
     assert resources.pop("allreduce_1node") == resources["ddp_2gpu"]
@@ -94,7 +94,7 @@ def test_gilbreth_asks_for_what_the_job_headers_ask_for(shipped: ClusterFile) ->
 
 
 def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFile) -> None:
-    """Module order and the interfaces of several nodes are what its guide calls critical."""
+    """Its guide calls the order of modules and the interfaces between nodes critical."""
     profile = shipped.profile("gilbreth")
     assert profile.setup[:2] == ("module purge", "module load external")
     assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(profile.env.multi_node.unset)
@@ -116,7 +116,7 @@ def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None
 def test_every_phase_with_several_ranks_expects_its_transports(
     shipped: ClusterFile, name: str
 ) -> None:
-    """Where transports are required, each phase with several ranks says which ones."""
+    """Where transports are required, each phase with several ranks names them."""
     profile = shipped.profile(name)
     assert "transports" in profile.require
     for phase, chosen in profile.phases.items():
@@ -127,7 +127,7 @@ def test_every_phase_with_several_ranks_expects_its_transports(
 
 
 def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
-    """Two nodes talk over TCP on eth0, and the expectation says so."""
+    """Two nodes use TCP on eth0, and `expect` requires it."""
     profile = shipped.profile("nebius")
     assert profile.env.multi_node.set["NCCL_NET"] == "Socket"
     assert profile.env.single_node.set == {"NCCL_SOCKET_IFNAME": "^lo,docker0"}
@@ -138,14 +138,14 @@ def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
     }  # fmt: skip
 
 
-def test_the_schema_file_is_what_is_generated() -> None:
-    """Editors see the keys that the package reads."""
+def test_schema_file_is_up_to_date() -> None:
+    """The shipped schema is the one that the models generate."""
     assert json.loads(schema.SCHEMA_PATH.read_text()) == schema.generate(), (
         "run python -m pytest_clustersmoke.config.profile_schema"
     )
 
 
-def test_the_reference_names_every_key_and_default() -> None:
+def test_reference_page_lists_every_key_and_default() -> None:
     """The page lists every key of the models and every default limit."""
     text = (ROOT / "docs" / "reference" / "cluster-yaml.md").read_text()
     models: tuple[type[BaseModel], ...] = (
@@ -156,7 +156,7 @@ def test_the_reference_names_every_key_and_default() -> None:
     assert [s for s, limit in STAGE_LIMITS_S.items() if f"`{s}` {limit:g}" not in text] == []
 
 
-def test_reading_profiles_imports_nothing_heavy() -> None:
+def test_reading_profiles_imports_no_heavy_module() -> None:
     """Profiles are read on a login node, before any run: no torch, numpy or submitit."""
     code = (
         "import sys; from pathlib import Path; "

@@ -1,4 +1,4 @@
-"""Acknowledged failures in cluster.yaml: what an entry may say, and for how long."""
+"""Acknowledged failures in cluster.yaml: what an entry may cover, and for how long."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def entry(words: str) -> str:
     return BASE.replace("ENTRY", words)
 
 
-def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> None:
-    """An entry names a node, or a criterion of a phase; its place is its line in the file."""
+def test_entries_are_read_with_their_lines(profile: Callable[..., Profile]) -> None:
+    """An entry names a node, or a criterion of a phase; its line in the file is known."""
     made = profile(
         entry(f"{{phase: zero1_*, criterion: test_throughput, reason: $5 short, until: {SOON}}}")
     )
@@ -43,8 +43,8 @@ def test_entries_are_read_with_their_places(profile: Callable[..., Profile]) -> 
     assert made.where("known", 1).endswith("cluster.yaml:9")
 
 
-def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
-    """The last allowed day is accepted, and so is a day in the past."""
+def test_last_allowed_day_is_accepted(profile: Callable[..., Profile]) -> None:
+    """A day in the past is accepted too."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     assert profile(entry(f"{{node: n1, reason: x, until: {last}}}")).known[1].until == last
 
@@ -54,8 +54,8 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
     [
         (
             "{node: n1, until: SOON}",
-            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who takes "
-            "care of it, in one line)",
+            "clusters.one.known[1] has no `reason`; expected `reason` (why it fails and who is "
+            "responsible, in one line)",
         ),
         (
             "{node: n1, reason: x}",
@@ -103,33 +103,33 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ),
         (
             "{node: '*', reason: x, until: SOON}",
-            "`node: *` in clusters.one.known[1] covers every failure; expected the names of "
-            "what is known to fail",
+            "`node: *` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '*', criterion: '**', reason: x, until: SOON}",
-            "`phase: *` and `criterion: **` in clusters.one.known[1] covers every failure; "
-            "expected the names of what is known to fail",
+            "`phase: *` and `criterion: **` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{node: '*.local,n1', reason: x, until: SOON}",
-            "`node: *.local,n1` in clusters.one.known[1] covers every failure; expected the "
-            "names of what is known to fail",
+            "`node: *.local,n1` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{node: '?*', reason: x, until: SOON}",
-            "`node: ?*` in clusters.one.known[1] covers every failure; expected the names of "
-            "what is known to fail",
+            "`node: ?*` in clusters.one.known[1] covers every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '[!~]*', criterion: 'test_*', reason: x, until: SOON}",
-            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] covers every "
-            "failure; expected the names of what is known to fail",
+            "`phase: [!~]*` and `criterion: test_*` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: '*', criterion: job, reason: x, until: SOON}",
-            "`phase: *` and `criterion: job` in clusters.one.known[1] covers every failure; "
-            "expected the names of what is known to fail",
+            "`phase: *` and `criterion: job` in clusters.one.known[1] cover every failure; "
+            "expected the name of the node, or of the phase and criterion, that fails",
         ),
         (
             "{phase: zero1_4nodes, criterion: job, reason: x, until: SOON}",
@@ -144,7 +144,7 @@ def test_the_longest_time_is_allowed(profile: Callable[..., Profile]) -> None:
         ("n1", "clusters.one.known[1] is `n1`; expected a mapping of keys"),
     ],
 )
-def test_an_entry_that_makes_no_sense_is_refused(
+def test_invalid_entry_is_refused(
     problems: Callable[..., list[str]], words: str, expected: str
 ) -> None:
     """The problem has the entry's line and says what was expected."""
@@ -155,9 +155,7 @@ def test_an_entry_that_makes_no_sense_is_refused(
     "node",
     ["[!~]*", "n[", "n[a-b]", "n[5-3]", "*[0-9]*", "n[1-2]x[3]", "a,,b", "n[0-99999999]", "n]"],
 )
-def test_a_node_that_is_not_a_slurm_host_list_is_refused(
-    problems: Callable[..., list[str]], node: str
-) -> None:
+def test_invalid_host_list_is_refused(problems: Callable[..., list[str]], node: str) -> None:
     """`[` only opens a range of numbers."""
     (problem,) = problems(entry(f"{{node: '{node}', reason: x, until: {SOON}}}"))
     assert problem.startswith(
@@ -177,20 +175,20 @@ def test_a_node_that_is_not_a_slurm_host_list_is_refused(
         "phase: 'ddp_*', criterion: job",
     ],
 )
-def test_an_entry_that_does_not_cover_everything_is_accepted(
+def test_entry_that_does_not_cover_everything_is_accepted(
     profile: Callable[..., Profile], words: str
 ) -> None:
     """Globs are allowed if they do not cover every failure."""
     assert len(profile(entry(f"{{{words}, reason: x, until: {SOON}}}")).known) == 2
 
 
-def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
-    """An acknowledgement must be renewed: nobody is responsible for years."""
+def test_day_too_far_ahead_is_refused(problems: Callable[..., list[str]]) -> None:
+    """An acknowledgement must be renewed after LONGEST_DAYS."""
     last = date.today() + timedelta(days=LONGEST_DAYS)
     far = last + timedelta(days=1)
     assert problems(entry(f"{{node: n1, reason: x, until: {far}}}")) == [
         f"cluster.yaml:9: clusters.one.known[1].until is `{far}`, more than 90 days ahead; "
-        f"expected a day up to {last}; review the entry and renew it by then"
+        f"expected a day no later than {last}; review the entry and renew it by then"
     ]
 
 
@@ -209,8 +207,8 @@ def test_a_far_day_is_refused(problems: Callable[..., list[str]]) -> None:
         ({"node": "n1", "phase": "a", "reason": "x", "until": "2026-12-31"}, False),
     ],
 )
-def test_editors_see_the_same_mistakes(known: dict[str, str], valid: bool) -> None:
-    """The JSON Schema accepts and refuses what the reader does."""
+def test_schema_refuses_what_the_reader_refuses(known: dict[str, str], valid: bool) -> None:
+    """The JSON Schema accepts and refuses the same entries."""
     profile = {
         "backend": "local",
         "shared_dir": "/x",

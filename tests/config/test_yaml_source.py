@@ -1,4 +1,4 @@
-"""Reading YAML: scalars, lines, and files that cannot be read."""
+"""The YAML reader: scalars, lines, and files that cannot be read."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def source_of(directory: Path, text: str) -> Source:
         ("<<", "<<"),
     ],
 )
-def test_scalars_are_what_they_look_like(tmp_path: Path, written: str, value: Any) -> None:
+def test_scalars_follow_yaml_1_2(tmp_path: Path, written: str, value: Any) -> None:
     """Only true and false are booleans, and text that merely resembles a number stays text."""
     found = source_of(tmp_path, f"key: {written}\n").values["key"]
     assert (found, type(found)) == (value, type(value))
 
 
-def test_lines_are_right_behind_anchors_and_merges(tmp_path: Path) -> None:
+def test_lines_are_correct_through_anchors_and_merges(tmp_path: Path) -> None:
     """A key's line is where it was written, even if an anchor or a merge brought it elsewhere."""
     source = source_of(
         tmp_path,
@@ -118,7 +118,7 @@ list:
         ),
     ],
 )
-def test_a_file_that_is_not_a_mapping_is_refused(
+def test_file_that_is_not_a_mapping_is_refused(
     problems: Problems, content: bytes, expected: str
 ) -> None:
     """A file that is not a mapping in UTF-8 gives one problem that says what it is."""
@@ -145,7 +145,7 @@ def test_malformed_yaml_names_the_line(problems: Problems, text: str, line: int,
     assert "\n" not in problem
 
 
-def test_a_directory_and_an_absent_file_are_refused(tmp_path: Path) -> None:
+def test_directory_and_missing_file_are_refused(tmp_path: Path) -> None:
     """A path that cannot be read gives a problem, not a traceback."""
     with pytest.raises(UsageProblems, match="cannot be read: Is a directory; expected a readable"):
         load(tmp_path, {})
@@ -172,7 +172,7 @@ def test_aliases_that_expand_too_far_are_refused_quickly(
 
 
 @pytest.mark.parametrize("endless", ["&a [1, *a]", "&a {<<: *a}", "&a {b: &b {<<: [*a, *b]}}"])
-def test_an_alias_inside_its_own_anchor_is_refused(
+def test_alias_inside_its_own_anchor_is_refused(
     problems: Problems, one_slurm: str, endless: str
 ) -> None:
     """A value that contains itself gives one problem with its line."""
@@ -204,7 +204,7 @@ def test_an_alias_inside_its_own_anchor_is_refused(
         ),
     ],
 )
-def test_keys_and_tags_that_yaml_would_accept_are_refused(
+def test_duplicate_keys_and_wrong_tags_are_refused(
     problems: Problems, one_slurm: str, line: str, expected: str
 ) -> None:
     """Duplicate keys, keys that are not text, and tags that do not fit are refused."""
@@ -212,7 +212,7 @@ def test_keys_and_tags_that_yaml_would_accept_are_refused(
     assert problem.startswith(f"cluster.yaml:{expected}")
 
 
-def test_one_option_in_two_spellings_is_one_key(
+def test_two_spellings_of_an_option_are_one_key(
     problems: Problems, one_slurm: str, profile: Callable[..., Profile]
 ) -> None:
     """`cpus-per-task` and `cpus_per_task` are the same option, and may appear only once."""

@@ -1,4 +1,4 @@
-"""Collectives judged: what is right passes, what is wrong or missing never does."""
+"""Judgement of collectives: correct ones pass, wrong or missing ones never do."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def unmeasured(check: Check, result: PhaseResult) -> str:
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(1, 2), (1, 8), (3, 1)])
-def test_a_healthy_phase_passes_everything(tmp_path: Path, nodes: int, per_node: int) -> None:
-    """On NCCL every check judges, and nothing fails."""
+def test_healthy_phase_passes_everything(tmp_path: Path, nodes: int, per_node: int) -> None:
+    """On NCCL every check judges, and none fails."""
     result = Swept(tmp_path, nodes, per_node).metrics().result()
     for check in CHECKS:
         check(result)
@@ -51,7 +51,7 @@ def test_a_healthy_phase_passes_everything(tmp_path: Path, nodes: int, per_node:
     assert result.metric("busbw_gb_per_s").value == pytest.approx(200, rel=1e-2)
 
 
-def test_a_wrong_element(tmp_path: Path) -> None:
+def test_wrong_element(tmp_path: Path) -> None:
     """The failure names collective, size, rank, and the first wrong element with both values."""
     first = {"index": 17, "found": "nan", "expected": 5.0}
     change = where("all_gather", 64 * MIB, 1, wrong=3, first_wrong=first)
@@ -62,14 +62,14 @@ def test_a_wrong_element(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_size_that_one_rank_did_not_measure(tmp_path: Path, check: Check) -> None:
-    """It is named, with the rank; no check passes over it."""
+def test_size_that_one_rank_did_not_measure(tmp_path: Path, check: Check) -> None:
+    """It is named, with the rank; no check skips it."""
     swept = Swept(tmp_path, change=where("reduce_scatter", 512 * MIB, 1)).metrics()
-    assert failure(check, swept.result()) == "rank 1 (n0) measured no reduce_scatter of 512 MiB"
+    assert failure(check, swept.result()) == "rank 1 (n0) did not measure reduce_scatter of 512 MiB"
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_rank_that_left_nothing(tmp_path: Path, check: Check) -> None:
+def test_rank_that_left_nothing(tmp_path: Path, check: Check) -> None:
     """Without one rank's file nothing passes."""
     swept = Swept(tmp_path).metrics()
     swept.evidence.dir.rank_events(1).unlink()
@@ -78,8 +78,8 @@ def test_a_rank_that_left_nothing(tmp_path: Path, check: Check) -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_phase_that_left_nothing(tmp_path: Path, check: Check) -> None:
-    """An empty directory passes nothing, and raises nothing else."""
+def test_phase_that_left_nothing(tmp_path: Path, check: Check) -> None:
+    """An empty directory passes no check, and raises nothing else."""
     swept = Swept(tmp_path)
     for rank in range(2):
         swept.evidence.dir.rank_events(rank).unlink()
@@ -103,10 +103,8 @@ WRONG_KINDS: list[Any] = [None, True, "fast", "", [], {}, -1, 0, "nan", "inf", "
         ("seconds", bandwidth.check_dips),
     ],
 )
-def test_a_value_of_the_wrong_kind_fails(
-    tmp_path: Path, key: str, check: Check, value: Any
-) -> None:
-    """No value that is no time, or no count, passes for one, and none is a traceback."""
+def test_value_of_the_wrong_type_fails(tmp_path: Path, key: str, check: Check, value: Any) -> None:
+    """A value that is not a time or a count fails, without a traceback."""
     change = where("all_reduce", 256 * MIB, 1, **{key: value})
     failure(check, Swept(tmp_path, change=change).metrics().result())
 
@@ -114,8 +112,8 @@ def test_a_value_of_the_wrong_kind_fails(
 @pytest.mark.parametrize(
     "value", [value for value in WRONG_KINDS if value != 0], ids=lambda value: repr(value)[:8]
 )
-def test_a_count_of_wrong_elements_that_is_none(tmp_path: Path, value: Any) -> None:
-    """Only the number 0 says that nothing was wrong."""
+def test_invalid_count_of_wrong_elements(tmp_path: Path, value: Any) -> None:
+    """Only the number 0 means that nothing was wrong."""
     change = where("all_reduce", 8, 0, wrong=value)
     failure(bandwidth.check_results, Swept(tmp_path, change=change).result())
 
@@ -131,10 +129,10 @@ def test_a_count_of_wrong_elements_that_is_none(tmp_path: Path, value: Any) -> N
         max_leaves=4,
     ),
 )
-def test_no_value_in_a_record_is_a_traceback(
+def test_no_value_in_a_record_raises(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: Any
 ) -> None:
-    """Whatever a rank writes, a check passes, fails or says that it cannot judge."""
+    """Whatever a rank writes, a check passes, fails or is unmeasured."""
     change = where("all_gather", 128 * MIB, 0, **{key: value})
     result = Swept(tmp_path_factory.mktemp("run"), change=change).metrics().result()
     for check in CHECKS:
@@ -158,7 +156,7 @@ def test_no_value_in_a_record_is_a_traceback(
     ids=str,
 )
 def test_facts_that_leave_nothing_to_judge(tmp_path: Path, facts: dict[str, Any]) -> None:
-    """Ranks cannot say away what has to be measured: NCCL has every collective."""
+    """Ranks cannot exempt what must be measured: NCCL has every collective."""
     failure(bandwidth.check_sizes, Swept(tmp_path, **facts).result())
 
 
@@ -167,13 +165,13 @@ def test_facts_that_leave_nothing_to_judge(tmp_path: Path, facts: dict[str, Any]
     [{}, {"max_bytes": "1 GiB", "factor": 2}, {"max_bytes": 64, "factor": 1}, {"max_bytes": 64}],
     ids=str,
 )
-def test_arguments_that_name_no_sizes(tmp_path: Path, args: dict[str, Any]) -> None:
-    """A phase whose sizes are not known is not judged to have measured them."""
+def test_arguments_without_sizes(tmp_path: Path, args: dict[str, Any]) -> None:
+    """A phase whose sizes are unknown does not count as having measured them."""
     failure(bandwidth.check_sizes, Swept(tmp_path, args=args, max_bytes=2**30).result())
 
 
-def test_too_little_memory_is_not_measured(tmp_path: Path) -> None:
-    """Sizes for which a rank had no room are named, and those below are judged all the same."""
+def test_sizes_without_memory_are_unmeasured(tmp_path: Path) -> None:
+    """Sizes for which a rank had no memory are named, and those below are still judged."""
     swept = Swept(tmp_path, max_bytes=300 * MIB, free_bytes=1200 * MIB)
     words = unmeasured(bandwidth.check_sizes, swept.result())
     assert words == (
@@ -183,8 +181,8 @@ def test_too_little_memory_is_not_measured(tmp_path: Path) -> None:
     bandwidth.check_results(swept.result())
 
 
-def test_a_collective_that_gloo_has_not(tmp_path: Path) -> None:
-    """It is not measured, with torch's words; the others are judged."""
+def test_collective_that_gloo_lacks(tmp_path: Path) -> None:
+    """It is unmeasured, with torch's message; the others are judged."""
     why = "Backend gloo does not support _reduce_scatter_base"
     swept = Swept(tmp_path, backend="gloo", left_out={"reduce_scatter": why})
     assert unmeasured(bandwidth.check_sizes, swept.result()) == (
@@ -194,31 +192,31 @@ def test_a_collective_that_gloo_has_not(tmp_path: Path) -> None:
 
 
 def test_ranks_that_differ_in_an_agreed_time(tmp_path: Path) -> None:
-    """The slowest rank's time is one for all."""
+    """The slowest rank's time is the same for all."""
     swept = Swept(tmp_path, change=where("all_to_all", MIB, 1, seconds=1.0))
     words = failure(bandwidth.check_sizes, swept.result())
-    assert words.startswith("ranks differ in the time agreed for all_to_all of 1 MiB: ")
+    assert words.startswith("ranks report different agreed times for all_to_all of 1 MiB: ")
     assert words.endswith(" s to 1.0 s")
 
 
-def test_a_time_that_is_not_the_slowest_ranks(tmp_path: Path) -> None:
-    """No rank takes longer than the time that stands for all."""
+def test_rank_slower_than_the_agreed_time(tmp_path: Path) -> None:
+    """No rank takes longer than the agreed time."""
     swept = Swept(tmp_path, change=times(1.01, "all_to_all", MIB, rank=1))
     words = failure(bandwidth.check_sizes, swept.result())
-    assert words.startswith("all_to_all of 1 MiB took rank 1 (n0) ")
-    assert words.endswith(" s that are said to be the slowest rank's")
+    assert words.startswith("all_to_all of 1 MiB took ") and " s on rank 1 (n0), more" in words
+    assert words.endswith(" s reported as the slowest rank's time")
 
 
 @pytest.mark.parametrize("value", [None, "nan", 201.0, 0])
-def test_a_metric_that_does_not_follow(tmp_path: Path, value: Any) -> None:
+def test_metric_that_does_not_follow_from_the_times(tmp_path: Path, value: Any) -> None:
     """A bandwidth that the times do not give fails, whatever it is."""
     swept = Swept(tmp_path).metrics(busbw_1gib_gb_per_s=value)
     words = failure(bandwidth.check_metrics_follow, swept.result())
-    assert words.startswith("rank 0 (n0) says busbw_1gib_gb_per_s is ")
+    assert words.startswith("rank 0 (n0) reports ") and "as busbw_1gib_gb_per_s; its" in words
 
 
 def test_metrics_that_are_judged(tmp_path: Path) -> None:
-    """The peak always; the others where they were measured or have a reference."""
+    """The peak always; the others if they were measured or have a reference."""
     bare = Swept(tmp_path).result(
         busbw_64mib_gb_per_s={"value": 1, "lower": "-10 %", "unit": "GB/s", "source": "a test"}
     )
@@ -245,7 +243,7 @@ def times(factor: float, name: str, size: int, rank: int | None = None) -> Chang
     return change
 
 
-def test_a_dip_at_a_large_size(tmp_path: Path) -> None:
+def test_dip_at_a_large_size(tmp_path: Path) -> None:
     """A fall of more than 5 % below a smaller size fails, and names both sizes."""
     swept = Swept(tmp_path, change=times(1.08, "all_reduce", 512 * MIB))
     words = failure(bandwidth.check_dips, swept.result())
@@ -263,17 +261,17 @@ def test_a_dip_at_a_large_size(tmp_path: Path) -> None:
     ],
     ids=["small", "below_64_mib", "first_judged", "all_to_all"],
 )
-def test_falls_that_are_no_fault(tmp_path: Path, factor: float, name: str, size: int) -> None:
-    """Within 5 %, below the first judged size, or of all-to-all nothing fails."""
+def test_falls_that_are_not_a_fault(tmp_path: Path, factor: float, name: str, size: int) -> None:
+    """Within 5 %, below the first judged size, or in all-to-all nothing fails."""
     bandwidth.check_dips(Swept(tmp_path, change=times(factor, name, size)).result())
 
 
-def test_a_rank_that_is_slower_than_the_others(tmp_path: Path) -> None:
-    """At a large size more than 10 % fail, and name both ranks; at a small one nothing does."""
+def test_rank_slower_than_the_others(tmp_path: Path) -> None:
+    """At a large size more than 10 % fails and names both ranks; at a small one nothing fails."""
     swept = Swept(tmp_path, 1, 4, change=times(1.2, "all_gather", 64 * MIB, rank=2))
     words = failure(bandwidth.check_spread, swept.result())
-    assert words.startswith("all_gather of 64 MiB took rank 2 (n0) 0.")
-    assert words.endswith(" ms; expected within 10% of each other")
+    assert words.startswith("all_gather of 64 MiB took 0.") and " ms on rank 2 (n0) and " in words
+    assert words.endswith("; expected within 10% of each other")
     for factor, size, name in ((1.05, 64 * MIB, "near"), (3.0, 32 * MIB, "below")):
         (tmp_path / name).mkdir()
         change = times(factor, "all_gather", size, rank=2)
@@ -281,17 +279,17 @@ def test_a_rank_that_is_slower_than_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
-def test_gloo_says_nothing_of_a_network(tmp_path: Path, check: Check) -> None:
-    """Whatever its times are: they are not judged, and the reason is said."""
+def test_gloo_says_nothing_about_a_network(tmp_path: Path, check: Check) -> None:
+    """Its times are not judged, whatever they are, and the reason is given."""
     for name, change in (("sound", None), ("slow", times(9, "all_reduce", 512 * MIB, rank=1))):
         (tmp_path / name).mkdir()
         keys: dict[str, Any] = {"change": change} if change else {}
         words = unmeasured(check, Swept(tmp_path / name, backend="gloo", **keys).result())
-        assert words.startswith("not measured (bandwidth): the ranks talked over gloo, on CPU")
+        assert words.startswith("not measured (bandwidth): the ranks talked over gloo, on shared")
 
 
 @pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
-def test_virtual_nodes_say_nothing_of_a_network(tmp_path: Path, check: Check) -> None:
+def test_virtual_nodes_say_nothing_about_a_network(tmp_path: Path, check: Check) -> None:
     """Over the loopback of one machine nothing is judged; inside it, all is."""
     (tmp_path / "one").mkdir()
     check(Swept(tmp_path / "one", 1, 2, backend_of_job="local").result())
@@ -300,14 +298,14 @@ def test_virtual_nodes_say_nothing_of_a_network(tmp_path: Path, check: Check) ->
 
 
 @pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
-def test_a_ladder_without_large_sizes(tmp_path: Path, check: Check) -> None:
-    """Where no size is large enough nothing can be said of bandwidth."""
+def test_ladder_without_large_sizes(tmp_path: Path, check: Check) -> None:
+    """Without a large size, bandwidth is unmeasured."""
     args = {**ARGS, "max_bytes": 32 * MIB}
     assert "64 MiB" in unmeasured(check, Swept(tmp_path, args=args).result())
 
 
-def test_not_a_number_is_no_rounding() -> None:
-    """The comparison of metrics cannot be met by NaN."""
+def test_nan_is_not_a_rounding_error() -> None:
+    """NaN never satisfies the comparison of metrics."""
     assert not math.isclose(math.nan, math.nan, rel_tol=bandwidth.ROUNDING)
 
 
@@ -315,8 +313,8 @@ def test_not_a_number_is_no_rounding() -> None:
     ("size", "shown"),
     [(8, "8 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**26, "64 MiB"), (2**30, "1 GiB")],
 )
-def test_sizes_as_people_write_them(size: int, shown: str) -> None:
-    """In the largest binary unit that is not above the size."""
+def test_sizes_in_the_usual_notation(size: int, shown: str) -> None:
+    """In the largest binary unit that does not exceed the size."""
     assert bandwidth.show_bytes(size) == shown
 
 
@@ -330,10 +328,10 @@ def test_sizes_as_people_write_them(size: int, shown: str) -> None:
         ("all_to_all", 127, 8, 0),
     ],
 )
-def test_sizes_are_rounded_as_nccl_tests_does(
+def test_sizes_are_rounded_as_in_nccl_tests(
     tmp_path: Path, name: str, asked: int, ranks: int, measured: int
 ) -> None:
-    """Each rank's share is a whole number of 16 bytes; where none is left nothing is expected."""
+    """Each rank's share is a multiple of 16 bytes; if none is left, nothing is expected."""
     swept = bandwidth.Sweep(Swept(tmp_path, 1, ranks).result())
     assert swept.size_bytes(name, asked) == measured
     assert ((name, asked) in swept.items) is (measured > 0 and asked in swept.asked)

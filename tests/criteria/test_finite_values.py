@@ -1,4 +1,4 @@
-"""Whose NaN it was, judged on what a test says the ranks told."""
+"""Which rank had a NaN first, judged from the ranks' events."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ def failure(folder: Path, *told: tuple[dict[str, Any] | None, ...]) -> str:
     return ""
 
 
-def test_finite_numbers_pass(tmp_path: Path) -> None:
-    """With gradients watched or not."""
+def test_finite_values_pass(tmp_path: Path) -> None:
+    """With watched gradients or without."""
     assert not failure(tmp_path / "a", (losses(), WHOLE), (losses(), WHOLE))
     assert not failure(tmp_path / "b", (losses(), None), (losses(), None))
 
 
-def test_the_rank_is_named_whose_gradient_the_others_were_given(tmp_path: Path) -> None:
-    """A step later all losses and all gradients are NaN; the one before them is the cause."""
+def test_rank_whose_gradient_spread_is_named(tmp_path: Path) -> None:
+    """A step later all losses and gradients are NaN; the one before them is the cause."""
     said = failure(tmp_path, (losses(5), gradient(5)), (losses(5), gradient(4, "2.bias")))
     assert said == (
         "the gradient of 2.bias is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
     )
 
 
-def test_a_loss_comes_before_the_gradients_of_its_step(tmp_path: Path) -> None:
-    """Where one rank's data had the NaN, its loss shows it first."""
+def test_loss_comes_before_the_gradients_of_its_step(tmp_path: Path) -> None:
+    """If one rank's data had the NaN, its loss shows it first."""
     said = failure(tmp_path, (losses(5), gradient(5)), (losses(4), gradient(4)))
     assert said == "the loss is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
 
 
-def test_a_gradient_of_the_last_step_fails_though_no_loss_shows_it(tmp_path: Path) -> None:
-    """The weights that are saved are NaN."""
+def test_gradient_of_the_last_step_fails_without_a_loss(tmp_path: Path) -> None:
+    """The saved weights are NaN."""
     said = failure(tmp_path, (losses(), gradient(6)), (losses(), WHOLE))
     assert said.startswith("the gradient of 0.weight is not finite, first at step 6 on rank 0 (n0)")
 
 
-def test_without_watched_gradients_the_losses_alone_tell(tmp_path: Path) -> None:
+def test_losses_alone_show_the_first_ranks(tmp_path: Path) -> None:
     """All ranks that are equally early are named."""
     said = failure(tmp_path, (losses(5), None), (losses(5), None))
     assert said == (
@@ -73,14 +73,14 @@ def test_without_watched_gradients_the_losses_alone_tell(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        (((losses(), WHOLE), (None, WHOLE)), "losses are told by ranks [0] of 2"),
-        (((losses(), WHOLE), (losses(), None)), "gradients are watched by ranks [0] of 2"),
-        (((losses(), WHOLE), (losses(), {**WHOLE, "not_finite_at": []})), "that is not told"),
+        (((losses(), WHOLE), (None, WHOLE)), "only ranks [0] of 2 reported their losses"),
+        (((losses(), WHOLE), (losses(), None)), "only ranks [0] of 2 watched their gradients"),
+        (((losses(), WHOLE), (losses(), {**WHOLE, "not_finite_at": []})), "at an unknown step"),
         (((losses(), WHOLE), (losses(), gradient(2, "\x1b[31m"))), "gradient of �[31m is"),
     ],
 )
-def test_what_ranks_did_not_tell_or_tell_amiss_fails(
+def test_missing_or_invalid_events_fail(
     told: tuple[tuple[dict[str, Any] | None, ...], ...], words: str, tmp_path: Path
 ) -> None:
-    """Silence is no pass; events are hostile text."""
+    """Missing events do not pass; events are hostile text."""
     assert words in failure(tmp_path, *told)

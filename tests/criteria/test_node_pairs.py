@@ -1,4 +1,4 @@
-"""Pairs of nodes judged: the slow pair, the slow node, and what cannot be judged."""
+"""Judgement of node pairs: the slow pair, the slow node, and what cannot be judged."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_healthy_pairs(tmp_path: Path, nodes: int, per_node: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 8])
-def test_a_slow_node_is_named(tmp_path: Path, nodes: int) -> None:
-    """Where all pairs of a node are slow it is that node, also where these are most pairs."""
+def test_slow_node_is_named(tmp_path: Path, nodes: int) -> None:
+    """If all pairs of a node are slow, that node is named, even if these are most pairs."""
     swept = Swept(tmp_path, nodes, 1, change=slow_pairs(*of(1, nodes)))
     assert verdict(swept) == (
         "node n1 is slow to every other node: 6.00 to 6.00 GB/s; usual between two nodes here: "
@@ -45,8 +45,8 @@ def test_a_slow_node_is_named(tmp_path: Path, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [4, 5, 8])
-def test_as_many_slow_nodes_as_half_are_named(tmp_path: Path, nodes: int) -> None:
-    """Two slow nodes of four leave one pair that is not slow: it is the one to compare with."""
+def test_up_to_half_of_the_nodes_may_be_slow(tmp_path: Path, nodes: int) -> None:
+    """Two slow nodes of four leave one healthy pair: it is the standard."""
     bad = range(nodes // 2)
     touched = {pair for node in bad for pair in of(node, nodes)}
     words = verdict(Swept(tmp_path, nodes, 1, change=slow_pairs(*touched)))
@@ -54,13 +54,13 @@ def test_as_many_slow_nodes_as_half_are_named(tmp_path: Path, nodes: int) -> Non
     assert f"node n{nodes - 1} is slow" not in words
 
 
-def test_a_slow_pair_is_named(tmp_path: Path) -> None:
-    """A pair whose nodes are fast to all others is that pair's fault."""
+def test_slow_pair_is_named(tmp_path: Path) -> None:
+    """If both nodes are fast to all others, the pair is at fault."""
     swept = Swept(tmp_path, 4, 2, change=slow_pairs((1, 3), per_node=2))
     assert verdict(swept).startswith("n1 and n3 are slow to each other: 6.00 GB/s; usual")
 
 
-def test_a_slow_node_and_a_slow_pair(tmp_path: Path) -> None:
+def test_slow_node_and_slow_pair(tmp_path: Path) -> None:
     """Each is named once, the node first."""
     swept = Swept(tmp_path, 8, 1, change=slow_pairs(*of(0, 8), (4, 6)))
     words = verdict(swept)
@@ -69,7 +69,7 @@ def test_a_slow_node_and_a_slow_pair(tmp_path: Path) -> None:
 
 
 def test_one_slow_rank_makes_its_pair_slow(tmp_path: Path) -> None:
-    """One of eight NICs that is slow does not hide behind the seven that are not."""
+    """One slow NIC of eight is not hidden by the seven others."""
 
     def change(rank: int, record: Record) -> Record:
         slow = record["what"] == "pair" and rank == 3 and record["peer"] == 19
@@ -80,7 +80,7 @@ def test_one_slow_rank_makes_its_pair_slow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factor", "slow"), [(1.2, False), (1.3, True)])
-def test_the_bound(tmp_path: Path, factor: float, slow: bool) -> None:
+def test_bound_for_slow_pairs(tmp_path: Path, factor: float, slow: bool) -> None:
     """17 % less is within the bound, 23 % less is not."""
     swept = Swept(tmp_path, 4, 1, change=slow_pairs((0, 1), factor=factor))
     if slow:
@@ -90,14 +90,14 @@ def test_the_bound(tmp_path: Path, factor: float, slow: bool) -> None:
 
 
 def test_two_nodes_have_nothing_to_compare_with(tmp_path: Path) -> None:
-    """One pair is measured and reported, and not judged without a reference."""
+    """One pair is measured and reported, but not judged without a reference."""
     swept = Swept(tmp_path, 2, 2).metrics()
     node_pairs.check_all_measured(swept.result())
     with pytest.raises(Unmeasured, match=r"two nodes are one pair \(12\.00 GB/s each way\)"):
         node_pairs.check_none_is_slow(swept.result())
 
 
-def test_gloo_says_nothing_of_a_pair(tmp_path: Path) -> None:
+def test_gloo_pairs_are_measured_but_not_judged(tmp_path: Path) -> None:
     """Under gloo pairs are measured, and their bandwidths not judged."""
     swept = Swept(tmp_path, 4, 1, backend="gloo", change=slow_pairs(*of(1, 4)))
     swept.metrics(pair_bandwidth_min_gb_per_s=PAIR_GB_PER_S / 2)
@@ -106,26 +106,26 @@ def test_gloo_says_nothing_of_a_pair(tmp_path: Path) -> None:
         node_pairs.check_none_is_slow(swept.result())
 
 
-def test_virtual_nodes_say_nothing_of_a_network(tmp_path: Path) -> None:
+def test_virtual_nodes_say_nothing_about_a_network(tmp_path: Path) -> None:
     """Nodes of one machine share its loopback, under NCCL as well."""
     swept = Swept(tmp_path, 4, 1, backend_of_job="local", change=slow_pairs(*of(1, 4)))
     with pytest.raises(Unmeasured, match="the nodes are virtual"):
         node_pairs.check_none_is_slow(swept.result())
 
 
-def test_small_messages_say_nothing_of_bandwidth(tmp_path: Path) -> None:
+def test_small_messages_are_not_judged(tmp_path: Path) -> None:
     """Below 64 MiB a pair is not judged."""
     mib = {"size_bytes": 2**20, "checked": 2**18, "own_seconds": 1e-3}
 
     def change(rank: int, record: Record) -> Record:
         return {**record, **mib} if record["what"] == "pair" else record
 
-    with pytest.raises(Unmeasured, match="the pairs exchanged 1 MiB; below 64 MiB it is not"):
+    with pytest.raises(Unmeasured, match="the pairs exchanged 1 MiB; below 64 MiB latency"):
         node_pairs.check_none_is_slow(Swept(tmp_path, 3, 1, change=change).result())
 
 
-def test_nodes_of_one_name_stay_two(tmp_path: Path) -> None:
-    """Their node ranks tell them apart."""
+def test_nodes_with_the_same_name_stay_separate(tmp_path: Path) -> None:
+    """Their node ranks distinguish them."""
     swept = Swept(tmp_path, 3, 1, change=slow_pairs(*of(1, 3)))
     for rank in (0, 1):
         start = {"rank": rank, "node_rank": rank, "node": "same", "host": "h"}
@@ -148,39 +148,39 @@ def only(rank: int, other: int, /, **values: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (only(2, 1), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer=2), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer="1"), "rank 2 (n2) measured nothing with n1"),
-        (only(2, 1, peer=-2), "rank 2 (n2) measured nothing with n1"),
+        (only(2, 1), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer=2), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer="1"), "rank 2 (n2) measured no exchange with n1"),
+        (only(2, 1, peer=-2), "rank 2 (n2) measured no exchange with n1"),
         (only(2, 1, size_bytes=8), "expected one size"),
         (only(2, 1, size_bytes=None), "expected one size"),
         (only(2, 1, own_seconds="nan"), "own_seconds of the exchange of rank 2 (n2) with rank 1"),
-        (only(2, 1, own_seconds=0), "expected a time"),
-        (only(2, 1, own_seconds=-1.0), "expected a time"),
+        (only(2, 1, own_seconds=0), "expected a positive time"),
+        (only(2, 1, own_seconds=-1.0), "expected a positive time"),
         (only(2, 1, checked=1), "1 elements were checked, expected all 16777216"),
         (only(2, 1, wrong=1), "1 of 16777216 elements are wrong"),
         (only(2, 1, wrong=None), "expected a count"),
     ],
 )
-def test_a_pair_that_was_not_measured_fails(
+def test_pair_that_was_not_measured_fails(
     tmp_path: Path, check: Any, change: Change, words: str
 ) -> None:
-    """What one end did not measure, or received wrongly, is no pair."""
+    """A pair does not count if one end did not measure it or received wrong data."""
     with pytest.raises(AssertionError) as caught:
         check(Swept(tmp_path, 3, 1, change=change).metrics().result())
     assert words in str(caught.value)
 
 
-def test_a_metric_that_does_not_follow(tmp_path: Path) -> None:
+def test_metric_that_does_not_follow_from_the_times(tmp_path: Path) -> None:
     """The slowest pair is what the times make it."""
     swept = Swept(tmp_path, 3, 1).metrics(pair_bandwidth_min_gb_per_s=12.5)
-    with pytest.raises(AssertionError, match=r"says the slowest pair has 12\.5 GB/s; the times"):
+    with pytest.raises(AssertionError, match=r"reports 12\.5 GB/s for the slowest pair; the times"):
         node_pairs.check_all_measured(swept.result())
 
 
 @pytest.mark.parametrize("node", [None, "0", True, 1.0])
-def test_a_rank_without_a_node_is_not_measured(tmp_path: Path, node: Any) -> None:
-    """Whose pair it is cannot be known."""
+def test_rank_without_a_node_is_unmeasured(tmp_path: Path, node: Any) -> None:
+    """Its pair is unknown."""
     swept = Swept(tmp_path, 3, 1).metrics()
     swept.evidence.rank(1, ("start", {"rank": 1, "node_rank": node}))
     for check in (node_pairs.check_all_measured, node_pairs.check_none_is_slow):
@@ -188,8 +188,8 @@ def test_a_rank_without_a_node_is_not_measured(tmp_path: Path, node: Any) -> Non
             check(swept.result())
 
 
-def test_ranks_on_fewer_nodes_than_asked_for(tmp_path: Path) -> None:
-    """Three nodes that turn out to be two are no three nodes."""
+def test_ranks_on_fewer_nodes_than_requested(tmp_path: Path) -> None:
+    """Three requested nodes turn out to be two."""
     swept = Swept(tmp_path, 3, 1).metrics()
     swept.evidence.rank(2, ("start", {"rank": 2, "node_rank": 1, "node": "n1"}))
     with pytest.raises(AssertionError, match="the ranks are on 2 nodes, expected 3"):
@@ -197,6 +197,6 @@ def test_ranks_on_fewer_nodes_than_asked_for(tmp_path: Path) -> None:
 
 
 def test_one_node_has_no_pair(tmp_path: Path) -> None:
-    """Nothing measured is no pass."""
+    """Nothing measured does not pass."""
     with pytest.raises(AssertionError, match="no pair"):
         node_pairs.check_all_measured(Swept(tmp_path).metrics().result())

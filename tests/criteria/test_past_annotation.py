@@ -1,4 +1,4 @@
-"""Records beside the past that was stored of others."""
+"""Records compared with the past that was stored before."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def judged(record: Record, directory: Path, name: str = "steps_per_s") -> PastRe
     return past
 
 
-def test_the_setup_has_what_is_compared() -> None:
-    """The columns of a setup are hardware, shape and the versions that identity compares."""
+def test_setup_has_the_compared_columns() -> None:
+    """The columns of a setup are hardware, shape and the versions that the fingerprint compares."""
     assert set(Setup._fields) == {"hardware", "shape", *COMPARED}
 
 
-def test_a_run_beside_good_ones(tmp_path: Path) -> None:
-    """A 30 % loss fails, a like run is ok, each with its distance from the median."""
+def test_run_compared_with_good_ones(tmp_path: Path) -> None:
+    """A 30 % loss fails, an equal run is ok, each with its distance from the median."""
     nights(tmp_path, 20)
     good = judged(night(20, 9.45), tmp_path)
     assert (good["status"], good["runs"], good["median"]) == ("ok", 20, 9.5)
@@ -76,9 +76,8 @@ def test_without_a_history_nothing_is_judged(tmp_path: Path) -> None:
         *({"versions": with_versions(**{name: "0.0"})} for name in COMPARED),
     ],
 )
-def test_only_good_runs_of_the_same_are_the_past(tmp_path: Path, changes: dict[str, Any]) -> None:
-    """Runs that failed, were staged, or ran on other hardware, arguments or versions, do not
-    count."""
+def test_only_good_runs_of_the_same_setup_count(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Runs that failed, were staged, or had other hardware, arguments or versions do not."""
     nights(tmp_path, 7)
     nights(tmp_path, 10, first=7, **changes)
     assert (judged(night(20), tmp_path)["status"], judged(night(20), tmp_path)["runs"]) == (
@@ -98,11 +97,8 @@ def test_only_good_runs_of_the_same_are_the_past(tmp_path: Path, changes: dict[s
         {"not_measured": ["zero1_4node: no criterion judged transports"]},
     ],
 )
-def test_only_whole_runs_of_the_cluster_are_the_past(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """Runs of another cluster, those of which not all is known or measured, and proofs do not
-    count."""
+def test_only_complete_runs_of_the_cluster_count(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Runs of another cluster, incomplete or unmeasured runs, and proofs do not."""
     nights(tmp_path, 7)
     for number in range(7, 17):
         add({**night(number), **changes}, tmp_path)
@@ -118,36 +114,35 @@ def test_only_whole_runs_of_the_cluster_are_the_past(
         "zero1: transports not measured",
     ],
 )
-def test_what_good_runs_make_is_not_required_of_them(tmp_path: Path, reason: str) -> None:
-    """Where a history or references are required and are not there yet, runs are good all the
-    same; and what another phase lacks says nothing."""
+def test_good_runs_need_no_history_or_references(tmp_path: Path, reason: str) -> None:
+    """A required history or reference that does not exist yet does not spoil a run."""
     for number in range(8):
         add({**night(number), "not_measured": [reason]}, tmp_path)
     assert judged(night(8), tmp_path)["runs"] == 8
 
 
-def test_a_warning_that_cannot_fail_leaves_a_run_good(tmp_path: Path) -> None:
-    """Losses and times, and values beside those of other versions, only ever warn."""
+def test_warning_that_cannot_fail_leaves_a_run_good(tmp_path: Path) -> None:
+    """Losses and times, and comparisons with other versions, only ever warn."""
     warned = {**metric(9.5), "past": {"status": "warn", "fail": None}}
     nights(tmp_path, 8, metrics={"steps_per_s": warned})
     assert judged(night(8), tmp_path)["runs"] == 8
 
 
-def test_a_run_that_was_not_judged_is_not_good(tmp_path: Path) -> None:
-    """Where the past could not be read, nobody knows whether the run is as good."""
+def test_run_that_was_not_judged_is_not_good(tmp_path: Path) -> None:
+    """If the past could not be read, it is unknown whether the run is as good."""
     nights(tmp_path, 7)
     add(night(7), tmp_path, judged=False)
     assert judged(night(8), tmp_path)["runs"] == 7
 
 
-def test_versions_that_say_nothing_of_speed_are_no_others(tmp_path: Path) -> None:
-    """Runs on another python or transformers are the past all the same."""
+def test_versions_irrelevant_to_speed_are_ignored(tmp_path: Path) -> None:
+    """Runs with another python or transformers count as well."""
     nights(tmp_path, 8, versions=with_versions(python="3.10.1", transformers="4.40"))
     assert judged(night(8), tmp_path)["status"] == "ok"
 
 
 def test_later_runs_are_not_the_past(tmp_path: Path) -> None:
-    """A run that is told again later is judged by what was before it, not by itself."""
+    """A run that is reported again later is judged by the runs before it, not by itself."""
     nights(tmp_path, 20)
     again = night(10)
     again["run_id"] = "again"
@@ -155,8 +150,8 @@ def test_later_runs_are_not_the_past(tmp_path: Path) -> None:
     assert judged(again, tmp_path)["runs"] == 10
 
 
-def test_a_change_of_versions_is_named_next_to_a_regression(tmp_path: Path) -> None:
-    """What an upgrade costs is a warning: beside the runs before it, with what changed."""
+def test_change_of_versions_is_named_next_to_a_regression(tmp_path: Path) -> None:
+    """The cost of an upgrade is a warning, compared with the runs before it."""
     nights(tmp_path, 12, versions=with_versions(nccl="2.19.3"))
     record = night(12, 6.65)
     past = judged(record, tmp_path)
@@ -169,7 +164,7 @@ def test_a_change_of_versions_is_named_next_to_a_regression(tmp_path: Path) -> N
     assert f"; changed: {changed}; " in text
 
 
-def test_what_an_upgrade_costs_is_shown(tmp_path: Path) -> None:
+def test_cost_of_an_upgrade_is_shown(tmp_path: Path) -> None:
     """Terminal, first screen and Markdown show the warning, and what changed."""
     nights(tmp_path, 30)
     record = night(30, 6.65, versions=with_versions(driver="560.1"))
@@ -186,7 +181,7 @@ def test_what_an_upgrade_costs_is_shown(tmp_path: Path) -> None:
     assert "30.0 % below the median 9.500 of 30 good runs on other versions" in shown
 
 
-def test_a_rollback_is_judged_and_named(tmp_path: Path) -> None:
+def test_rollback_is_judged_and_named(tmp_path: Path) -> None:
     """Back on versions with enough history, a regression fails and names the change since."""
     nights(tmp_path, 12)
     nights(tmp_path, 3, first=12, versions=with_versions(driver="560.1"))
@@ -196,7 +191,7 @@ def test_a_rollback_is_judged_and_named(tmp_path: Path) -> None:
     assert "changed: driver 560.1 -> 550.54.15 (last good run " in past["text"]
 
 
-def test_arguments_that_changed_are_named(tmp_path: Path) -> None:
+def test_changed_arguments_are_named(tmp_path: Path) -> None:
     """Of shapes that are JSON, the argument that differs is named."""
     nights(tmp_path, 1, shape='{"nodes": 4, "steps": 30}')
     record = night(1, shape='{"nodes": 4, "steps": 60}', hardware="4 x (2 x H200)")
@@ -207,8 +202,8 @@ def test_arguments_that_changed_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_another_environment_is_named(tmp_path: Path) -> None:
-    """Of shapes with another digest of the variables, that is named, and no argument."""
+def test_changed_environment_is_named(tmp_path: Path) -> None:
+    """If the digest of the variables differs, that is named, and no argument."""
     nights(tmp_path, 1, shape='{"nodes": 4, "args.nodes": 1}')
     record = night(1, shape='{"nodes": 4, "env": "1f2e3d4c", "args.nodes": 2}')
     annotate(record, tmp_path)
@@ -218,14 +213,14 @@ def test_another_environment_is_named(tmp_path: Path) -> None:
     ]
 
 
-def test_another_unit_is_not_compared(tmp_path: Path) -> None:
+def test_values_in_another_unit_are_not_compared(tmp_path: Path) -> None:
     """Values that were stored in another unit are no past of a metric."""
     nights(tmp_path, 8, metrics={"steps_per_s": metric(570.0, "steps/min")})
     assert judged(night(8), tmp_path)["runs"] == 0
 
 
 def test_values_that_are_not_finite_are_kept_by_name(tmp_path: Path) -> None:
-    """A NaN is stored and told as such in the trend, fails, and never becomes a part of a level."""
+    """A NaN is stored and shown in the trend, fails, and never becomes part of a level."""
     nights(tmp_path, 8)
     add(night(8, metrics={"steps_per_s": {**metric(1.0), "value": "nan"}}), tmp_path)
     record = night(9, metrics={"steps_per_s": {**metric(1.0), "value": "-inf"}})
@@ -236,8 +231,8 @@ def test_values_that_are_not_finite_are_kept_by_name(tmp_path: Path) -> None:
     assert trend["metrics"]["steps_per_s"][-1] == "nan"
 
 
-def test_the_trend_is_the_newest_runs_the_oldest_first(tmp_path: Path) -> None:
-    """Sixty runs of the phase, whatever came of them, with what each was."""
+def test_trend_has_the_newest_runs_oldest_first(tmp_path: Path) -> None:
+    """Sixty runs of the phase, whatever their outcome."""
     nights(tmp_path, 65)
     nights(tmp_path, 1, first=65, criteria=FAILED)
     nights(tmp_path, 1, first=66, hardware="other", metrics={"peak_memory_gib": metric(9.0, "GiB")})
@@ -254,7 +249,7 @@ def test_the_trend_is_the_newest_runs_the_oldest_first(tmp_path: Path) -> None:
     assert {len(values) for values in trend["metrics"].values()} == {60}
 
 
-def test_changes_since_the_run_before(tmp_path: Path) -> None:
+def test_changes_since_the_previous_run(tmp_path: Path) -> None:
     """Verdict, phases, criteria, versions and nodes that changed, each in a few words."""
     held = [phase(name) for name in ("a", "b", "c", "d")]
     held[1] = phase("b", outcome="failed", findings=[finding()])
@@ -280,8 +275,8 @@ def test_changes_since_the_run_before(tmp_path: Path) -> None:
     ]
 
 
-def test_ranks_that_never_were_changed_nothing(tmp_path: Path) -> None:
-    """A phase that never ran, now or before, tells of no versions, hardware or nodes."""
+def test_phase_that_never_ran_has_no_changes(tmp_path: Path) -> None:
+    """Now or before, it has no versions, hardware or nodes."""
     never = phase(outcome="never_ran", versions={}, hardware="", metrics={})
     never["nodes"] = []
     nights(tmp_path, 1)
@@ -296,7 +291,7 @@ def test_ranks_that_never_were_changed_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_changed(tmp_path: Path) -> None:
-    """Two like nights have no changes."""
+    """Two equal nights have no changes."""
     add(night(0), tmp_path)
     record = night(1)
     annotate(record, tmp_path)
@@ -304,8 +299,8 @@ def test_nothing_changed(tmp_path: Path) -> None:
     assert record["phases"][0]["changed"] == []
 
 
-def test_a_run_of_a_part_is_no_run_before_of_the_whole(tmp_path: Path) -> None:
-    """The verdict is compared with that of the last run that was asked for the same."""
+def test_partial_run_does_not_precede_a_full_one(tmp_path: Path) -> None:
+    """The verdict is compared with that of the last run with the same selection."""
     add(of_night(0, verdict="UNFIT"), tmp_path)
     add(of_night(1, verdict="FIT", selection="multigpu"), tmp_path)
     record = of_night(2, verdict="FIT")
@@ -313,8 +308,8 @@ def test_a_run_of_a_part_is_no_run_before_of_the_whole(tmp_path: Path) -> None:
     assert record["changes"] == ["verdict UNFIT -> FIT"]
 
 
-def test_a_long_selection_has_a_run_before(tmp_path: Path) -> None:
-    """A selection that is cut where it is stored is found again."""
+def test_long_selection_has_a_previous_run(tmp_path: Path) -> None:
+    """A selection that is cut when stored is found again."""
     chosen = " or ".join(f"test_{number:04}" for number in range(200))
     add(of_night(0, verdict="UNFIT", selection=chosen), tmp_path)
     add(of_night(1, verdict="FIT", selection=f"{chosen} or test_x"), tmp_path)
@@ -323,8 +318,8 @@ def test_a_long_selection_has_a_run_before(tmp_path: Path) -> None:
     assert record["changes"] == ["verdict UNFIT -> FIT"]
 
 
-def test_what_was_only_warned_of_is_no_new_normal(tmp_path: Path) -> None:
-    """Where no criterion fails on it, a regression of many nights is one still."""
+def test_warned_regression_does_not_become_normal(tmp_path: Path) -> None:
+    """If no criterion fails on it, a regression of many nights is still one."""
     nights(tmp_path, 12)
     for number in range(12, 42):
         record = night(number, 6.65)
@@ -341,7 +336,7 @@ def test_times_and_losses_warn_at_most(tmp_path: Path) -> None:
     assert record["phases"][0]["metrics"]["final_loss"]["past"]["fail"] is None
 
 
-def test_what_the_criterion_judged_is_taken_over(tmp_path: Path) -> None:
+def test_judgement_of_the_criterion_is_kept(tmp_path: Path) -> None:
     """A metric that has its past keeps it."""
     nights(tmp_path, 12)
     record = night(12, 6.65)
@@ -361,7 +356,7 @@ def test_many_changes_are_cut(tmp_path: Path) -> None:
     assert record["changes"][-1] == "... and 8 more"
 
 
-def test_what_was_staged_is_left_alone(tmp_path: Path) -> None:
+def test_staged_phases_are_left_alone(tmp_path: Path) -> None:
     """Proofs and phases with a staged fault are neither stored nor compared."""
     nights(tmp_path, 8)
     proof = {**night(8), "proof": {}}
@@ -381,9 +376,8 @@ def test_what_was_staged_is_left_alone(tmp_path: Path) -> None:
     assert lengths == [8, 1]
 
 
-def test_what_jobs_said_is_stored_clean_and_short(tmp_path: Path) -> None:
-    """Escapes are taken out of what ranks said, and it is bounded; equal words stay equal, others
-    do not become so."""
+def test_text_of_jobs_is_stored_clean_and_short(tmp_path: Path) -> None:
+    """Escapes are removed and length is bounded; only equal texts stay equal."""
     long, other = "\x1b[2J" + "x" * 100_000, "\x1b[2J" + "x" * 99_999 + "y"
     nights(tmp_path, 8, hardware=long)
     assert judged(night(8, hardware=long), tmp_path)["status"] == "ok"
@@ -394,8 +388,8 @@ def test_what_jobs_said_is_stored_clean_and_short(tmp_path: Path) -> None:
     assert len(words) < 1200
 
 
-def test_a_database_that_cannot_be_used_leaves_the_record_alone(tmp_path: Path) -> None:
-    """Where the history is damaged, annotate raises HistoryUnusable and changes nothing."""
+def test_unusable_database_leaves_the_record_alone(tmp_path: Path) -> None:
+    """If the history is damaged, annotate raises HistoryUnusable and changes nothing."""
     tmp_path.joinpath("history.db").write_text("no database at all, this" * 100)
     record = night(0)
     before = copy.deepcopy(record)

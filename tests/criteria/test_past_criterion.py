@@ -1,4 +1,4 @@
-"""The criterion on the past, and that it judges as the report does."""
+"""The criterion on the past, which judges as the report does."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def of_values(directory: Path, **metrics: Any) -> dict[str, PastRecord]:
     )
 
 
-def test_past_of_is_what_annotate_says(tmp_path: Path) -> None:
-    """A criterion and the report judge alike, to the letter."""
+def test_criterion_and_report_agree(tmp_path: Path) -> None:
+    """Both judge a metric the same way, to the letter."""
     nights(tmp_path, 12)
     record = night(12, 6.65)
     assert judged(record, tmp_path) == of_values(tmp_path, steps_per_s=6.65)["steps_per_s"]
 
 
-def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
-    """It names every metric that fails, with its text, and none that does not."""
+def test_criterion_names_each_metric_that_fails(tmp_path: Path) -> None:
+    """With its text, and no metric that does not fail."""
     nights(
         tmp_path,
         8,
@@ -59,7 +59,7 @@ def test_the_criterion_fails_on_each_metric_that_fails(tmp_path: Path) -> None:
     assert "samples_per_s" not in words
 
 
-def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
+def test_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
     """Between the two thresholds the criterion passes, and the record says warn."""
     nights(tmp_path, 10, noise=0.2)  # median 9.5, spread 0.3
     past = of_values(tmp_path, steps_per_s=7.8)
@@ -67,8 +67,8 @@ def test_a_warning_does_not_fail_the_criterion(tmp_path: Path) -> None:
     check_past(past)
 
 
-def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> None:
-    """What new versions cost is told by the criterion, which neither fails nor passes."""
+def test_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> None:
+    """The criterion reports the cost of new versions, and neither fails nor passes."""
     nights(tmp_path, 12, versions={**VERSIONS, "driver": "535.1"})
     past = of_values(tmp_path, steps_per_s=6.65)
     with pytest.raises(Unmeasured) as raised:
@@ -82,8 +82,8 @@ def test_a_warning_by_runs_on_other_versions_is_unmeasured(tmp_path: Path) -> No
     assert "; not enough history: 0 good runs on this hardware and these versions" in words
 
 
-def test_runs_that_began_later_are_no_past_of_a_criterion(tmp_path: Path) -> None:
-    """A run that began later and ended earlier is looked at by neither criterion nor record."""
+def test_later_runs_are_not_the_past_of_a_criterion(tmp_path: Path) -> None:
+    """A run that began later and ended earlier counts for neither criterion nor record."""
     nights(tmp_path, 7)
     nights(tmp_path, 1, first=20)
     record = night(10, 5.0)
@@ -104,8 +104,7 @@ def test_runs_that_began_later_are_no_past_of_a_criterion(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("count", [0, 7])
 def test_too_little_history_is_unmeasured(tmp_path: Path, count: int) -> None:
-    """With fewer than eight good runs the criterion is not measured, and says how many there
-    are."""
+    """With fewer than eight good runs the criterion is unmeasured, and reports their number."""
     nights(tmp_path, count)
     with pytest.raises(Unmeasured) as raised:
         check_past(of_values(tmp_path, steps_per_s=9.5))
@@ -119,7 +118,7 @@ def test_no_metrics_are_unmeasured() -> None:
         check_past({})
 
 
-def test_a_number_that_is_none_fails_without_history(tmp_path: Path) -> None:
-    """An infinite value fails the criterion even on the first day."""
+def test_infinite_value_fails_without_history(tmp_path: Path) -> None:
+    """Even on the first day."""
     with pytest.raises(AssertionError, match="steps_per_s is inf steps/s, which is no number"):
         check_past(of_values(tmp_path, steps_per_s=float("inf")))

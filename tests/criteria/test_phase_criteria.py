@@ -1,4 +1,4 @@
-"""The base classes of criteria, judged on what a test says the nodes told."""
+"""The base classes of criteria, judged from the nodes' evidence."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def ran(folder: Path, *interfaces: object) -> PhaseView:
     return evidence.result()
 
 
-def test_a_pinned_interface_is_right_where_all_nodes_have_it(tmp_path: Path) -> None:
-    """On equal nodes pinning an interface is nothing to complain of."""
+def test_pinned_interface_on_all_nodes_passes(tmp_path: Path) -> None:
+    """On identical nodes it is fine to pin an interface."""
     result = ran(tmp_path, ETH, ETH)
     Started().test_pinned_interfaces_are_on_every_node(result)
     assert unmatched_interfaces(result) == []
 
 
-def test_a_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
+def test_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
     """The failure names the node, the variable, its value, and what the node has."""
     with pytest.raises(AssertionError) as failure:
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, IB))
@@ -49,9 +49,9 @@ def test_a_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
     assert "ibp65s0, lo" in str(failure.value) and "n0" not in str(failure.value)
 
 
-def test_a_node_that_told_of_no_interfaces_is_no_pass(tmp_path: Path) -> None:
+def test_node_that_reported_no_interfaces_is_unmeasured(tmp_path: Path) -> None:
     """What is not known of one node is not judged."""
-    with pytest.raises(Unmeasured, match="n1 told of no interfaces"):
+    with pytest.raises(Unmeasured, match="n1 reported no interfaces"):
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
 
 
@@ -75,9 +75,8 @@ def bounds(references: dict[str, tuple[str, float]]) -> dict[str, Any]:
     }
 
 
-def test_a_reference_that_no_criterion_judges_is_not_passed_over(tmp_path: Path) -> None:
-    """All such metrics that are missed or unmeasured fail one criterion, by name; those that are
-    met, and those that other criteria judge, are not in it."""
+def test_reference_without_a_criterion_is_not_ignored(tmp_path: Path) -> None:
+    """One criterion fails for all such metrics that are missed or unmeasured, and names them."""
     values = {"steps_per_s": 1.0, "steady_steps_per_s": 1.0, "final_loss": 0.5}
     result = measured(
         tmp_path,
@@ -92,7 +91,7 @@ def test_a_reference_that_no_criterion_judges_is_not_passed_over(tmp_path: Path)
         Trained().test_other_references_are_met(result)
     steady, p50, p95 = str(failure.value).splitlines()
     assert steady.startswith("steady_steps_per_s is 1.000 steps/s: -90.0 % against the reference")
-    assert p50 == "step_time_p50_s has a reference, and was not measured on every rank"
+    assert p50 == "step_time_p50_s has a reference, but was not measured on every rank"
     assert p95.startswith("step_time_p95_s is 3.000 s: +100.0 % against the reference")
     assert result.judged == {"references"}
     with pytest.raises(AssertionError, match=r"\nsteps_per_s is 1.000 steps/s: -88.9 % "):
@@ -106,8 +105,8 @@ def test_references_that_are_met_pass(tmp_path: Path) -> None:
     assert result.judged == {"references"}
 
 
-def test_without_another_reference_there_is_nothing_to_require(tmp_path: Path) -> None:
-    """The criterion then skips, and is no measurement that `require` could miss."""
+def test_without_another_reference_the_criterion_skips(tmp_path: Path) -> None:
+    """It is not a measurement that `require` could miss."""
     result = measured(tmp_path, {"steps_per_s": 1.0}, steps_per_s=("lower", 9.0))
     with pytest.raises(pytest.skip.Exception) as skipped:
         Trained().test_other_references_are_met(result)
@@ -125,7 +124,7 @@ def classes() -> Iterator[type[Started]]:
 
 @pytest.mark.parametrize("held", list(classes()), ids=lambda one: one.__name__)
 def test_each_missed_reference_fails_one_criterion(tmp_path: Path, held: type[Started]) -> None:
-    """Of every phase that ships, a metric that misses its reference turns one criterion red."""
+    """In every phase that ships, a metric that misses its reference fails one criterion."""
     missed = {
         name: ("lower", 2.0) if kind.higher_is_better else ("upper", 0.5)
         for name, kind in METRICS.items()
@@ -157,9 +156,7 @@ def reds(held: type[Started], result: PhaseView) -> list[str]:
         *[(one, False) for one in ("H100", "A10", "A100 40GB", "A100 MIG", "NVIDIA")],
     ],
 )
-def test_ranks_are_on_the_profiles_gpu_in_fewer_words_too(
-    model: str, fits: bool, tmp_path: Path
-) -> None:
+def test_gpu_of_the_profile_may_be_abbreviated(model: str, fits: bool, tmp_path: Path) -> None:
     """The criterion takes the same names for the profile's GPU as the check on the node."""
     start = {"rank": 0, "node": "n0", "local_rank": 0, "device": "cuda:0"}
     start["device_name"] = "NVIDIA A100-SXM4-80GB"

@@ -1,4 +1,4 @@
-"""A criterion's view of a phase: its evidence, and with it its transports and its past."""
+"""A criterion's view of a phase: its evidence, its transports and its past."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def result(tmp_path: Path) -> PhaseResult:
     return collect_phase(Evidence(tmp_path, 1, 2).done().dir)
 
 
-def test_a_view_has_the_same_evidence(result: PhaseResult) -> None:
-    """What one criterion notes as judged is seen by all, and nothing is read twice."""
+def test_view_has_the_same_evidence(result: PhaseResult) -> None:
+    """What one criterion marks as judged is seen by all, and nothing is read twice."""
     view = view_phase(result)
     for field in fields(PhaseResult):
         assert getattr(view, field.name) is getattr(result, field.name)
 
 
-def test_a_view_compares_with_the_past(result: PhaseResult) -> None:
-    """Evidence that was collected without a report directory has no past to compare with."""
+def test_view_compares_with_the_past(result: PhaseResult) -> None:
+    """Evidence collected without a report directory has no past to compare with."""
     with pytest.raises(Unmeasured, match="no history to compare with"):
         view_phase(result).check_past()
 
 
-def test_the_transports_of_a_view_are_joined_once(result: PhaseResult) -> None:
-    """Both sides, and each criterion on them, have one join of logs and events."""
+def test_transports_of_a_view_are_joined_once(result: PhaseResult) -> None:
+    """Both sides, and all criteria on them, share one join of logs and events."""
     view = view_phase(result)
     sides = (view.transports.intra_node, view.transports.inter_node)
     assert {id(side.transports.placed) for side in sides} == {id(view.transports.placed)}

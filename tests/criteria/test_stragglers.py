@@ -1,4 +1,4 @@
-"""Ranks that fall behind, judged on what a test says the ranks timed."""
+"""Ranks that fall behind, judged from their recorded times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_clustersmoke.criteria.stragglers import check, stragglers
+from pytest_clustersmoke.criteria.stragglers import check, find_stragglers
 from pytest_clustersmoke.evidence.metric import Unmeasured
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from tests.support.evidence import Evidence
@@ -38,21 +38,21 @@ def ran(
     return evidence.result()
 
 
-def test_a_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
-    """It takes twice the others' time, in every step, and that is much of the step."""
+def test_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
+    """It takes twice the others' time in every step, which is much of the step."""
     with pytest.raises(AssertionError) as failure:
         check(ran(tmp_path, [0.05] * STEPS, [0.1] * STEPS, [0.05] * STEPS))
     words = str(failure.value)
     assert words == (
         "rank 1 (n0) on h0 falls behind: its own part of a step takes 100 ms, the others' 50 ms, "
-        "of 200 ms a step"
+        "of 200 ms per step"
     )
 
 
-def test_several_slow_ranks_are_all_named_the_slowest_first(tmp_path: Path) -> None:
+def test_all_slow_ranks_are_named_slowest_first(tmp_path: Path) -> None:
     """Two of five are slow, each by its own measure."""
     own = [[value] * STEPS for value in (0.05, 0.1, 0.05, 0.15, 0.05)]
-    assert [one.rank.rank for one in stragglers(ran(tmp_path, *own))] == [3, 1]
+    assert [one.rank.rank for one in find_stragglers(ran(tmp_path, *own))] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -64,24 +64,24 @@ def test_several_slow_ranks_are_all_named_the_slowest_first(tmp_path: Path) -> N
         ([0.0001, 0.0009], 0.002, "cuda:0"),  # what a launch explains
     ],
 )
-def test_a_small_difference_is_none(
+def test_small_difference_is_ignored(
     own: list[float], step_s: float, device: str, tmp_path: Path
 ) -> None:
-    """Each of the bounds by itself keeps a rank that is a little slower from being blamed."""
-    assert not stragglers(
+    """Each bound by itself keeps a slightly slower rank from being blamed."""
+    assert not find_stragglers(
         ran(tmp_path, *([one] * STEPS for one in own), step_s=step_s, device=device)
     )
 
 
-def test_a_rank_that_is_slow_now_and_then_is_none(tmp_path: Path) -> None:
-    """Three of five steps are slow, so the median is, and its better quarter is not."""
+def test_rank_that_is_slow_now_and_then_is_ignored(tmp_path: Path) -> None:
+    """Three of five steps are slow, so the median is, but its faster quarter is not."""
     mixed = [0.1, 0.1, 0.1, 0.05, 0.05] * 4
-    assert not stragglers(ran(tmp_path, [0.05] * STEPS, mixed))
+    assert not find_stragglers(ran(tmp_path, [0.05] * STEPS, mixed))
 
 
-def test_a_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
+def test_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     """A device's own clock has no noise of that size."""
-    found = stragglers(ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0"))
+    found = find_stragglers(ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0"))
     assert [one.rank.rank for one in found] == [1]
 
 
@@ -93,19 +93,19 @@ def test_a_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
         (([0.1] * STEPS, [float("nan")] * STEPS), "rank 1 .* in 0 of 20 steps"),
     ],
 )
-def test_what_was_not_timed_is_not_judged(
+def test_ranks_that_were_not_timed_are_unmeasured(
     own: tuple[list[float], ...], words: str, tmp_path: Path
 ) -> None:
-    """One rank alone, too few steps, and what is no time are unmeasured, and no pass."""
+    """A single rank, too few steps, and invalid times are unmeasured, not passed."""
     with pytest.raises(Unmeasured, match=words):
         check(ran(tmp_path, *own))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.floats(0.010, 0.0133), min_size=9, max_size=9), min_size=2, max_size=5))
-def test_noise_within_the_score_blames_nobody(
+def test_noise_within_the_score_blames_no_rank(
     tmp_path_factory: pytest.TempPathFactory, own: list[list[float]]
 ) -> None:
-    """Whatever the order, ranks within a third of each other are equally fast."""
+    """In any order, ranks within a third of each other are equally fast."""
     folder = tmp_path_factory.mktemp("noise")
-    assert not stragglers(ran(folder, *own, step_s=0.02, device="cuda:0"))
+    assert not find_stragglers(ran(folder, *own, step_s=0.02, device="cuda:0"))

@@ -1,4 +1,4 @@
-"""NCCL's transports against the cluster's expectation; what the logs do not tell is no pass."""
+"""NCCL's transports against the cluster's expectation; incomplete logs do not pass."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def job() -> Job:
         ("NET/Socket/0", "NET/IB*", False),
     ],
 )
-def test_globs_mean_kinds_or_wordings(wording: str, glob: str, met: bool) -> None:
+def test_globs_match_kinds_or_wordings(wording: str, glob: str, met: bool) -> None:
     """A glob of cluster.yaml matches a transport's kind, or NCCL's whole wording."""
     assert matches(wording, glob) is met
 
 
-def test_a_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:
-    """Each edge is inside a node or between nodes as its ranks' own events say."""
+def test_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:
+    """The ranks' own events decide whether an edge is inside a node or between nodes."""
     result = judge(job.stage(tmp_path), tmp_path, gpudirect="required", hca="mlx5_*")
     transports = result.transports
     transports.intra_node.check()
@@ -101,8 +101,8 @@ def test_a_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:
     assert result.transport_summary() == "NET/IB/GDRDMA, P2P/CUMEM"
 
 
-def test_ranks_are_placed_by_what_they_said(tmp_path: Path) -> None:
-    """Ranks dealt out to the nodes in turn are placed so, whatever their numbers suggest."""
+def test_ranks_are_placed_by_their_events(tmp_path: Path) -> None:
+    """Even if they are dealt out to the nodes in turn, whatever their numbers suggest."""
     job = Job(2, 2, nodes_of={0: 0, 1: 1, 2: 0, 3: 1})
     result = judge(job.stage(tmp_path), tmp_path)
     result.transports.inter_node.check()
@@ -111,8 +111,8 @@ def test_ranks_are_placed_by_what_they_said(tmp_path: Path) -> None:
         result.transports.intra_node.check()
 
 
-def test_two_nodes_of_one_host_name_stay_two(job: Job, tmp_path: Path) -> None:
-    """The node is that whose launcher kept the log; what a host calls itself decides nothing."""
+def test_two_nodes_with_one_host_name_stay_separate(job: Job, tmp_path: Path) -> None:
+    """The node is the one whose launcher kept the log; a host's own name decides nothing."""
     result = judge(job.stage(tmp_path, hosts=["same"] * 4), tmp_path)
     result.transports.intra_node.check()
     result.transports.inter_node.check()
@@ -166,8 +166,8 @@ FALLBACKS: dict[str, tuple[Changes, dict[str, object], str, str]] = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_a_fallback_fails_with_ranks_hosts_and_line(name: str, job: Job, tmp_path: Path) -> None:
-    """One wrong edge among good ones fails its side, and only that; the words name all of it."""
+def test_fallback_fails_with_ranks_hosts_and_line(name: str, job: Job, tmp_path: Path) -> None:
+    """One wrong edge among good ones fails its side, and only that."""
     changes, expect, side, words = FALLBACKS[name]
     job.wording = swap(job, changes)
     transports = judge(job.stage(tmp_path), tmp_path, **expect).transports
@@ -180,8 +180,8 @@ def test_a_fallback_fails_with_ranks_hosts_and_line(name: str, job: Job, tmp_pat
     getattr(transports, other).check()
 
 
-def test_one_end_without_gpudirect_is_named(job: Job, tmp_path: Path) -> None:
-    """Ends can differ: where the receiver alone lacks GPUDirect RDMA, its log is the place."""
+def test_end_without_gpudirect_is_named(job: Job, tmp_path: Path) -> None:
+    """If only the receiver lacks GPUDirect RDMA, its log line is given."""
     job.wording = swap(job, {(1, 2): "NET/IB/0"}, role="receive")
     result = judge(job.stage(tmp_path), tmp_path, gpudirect="required")
     with pytest.raises(AssertionError) as failure:
@@ -192,9 +192,8 @@ def test_one_end_without_gpudirect_is_named(job: Job, tmp_path: Path) -> None:
     )
 
 
-def test_all_that_is_wrong_is_told(job: Job, tmp_path: Path) -> None:
-    """Many wrong connections are listed, up to a number, with how many more there are; and that
-    no InfiniBand device was found, where NCCL says so."""
+def test_all_wrong_connections_are_listed(job: Job, tmp_path: Path) -> None:
+    """Up to a number, then how many more there are; and that NCCL found no InfiniBand device."""
     job.using = dict.fromkeys(range(4), "NET/IB : No device found.")
     job.wording = lambda source, destination, role: "NET/Socket/0"
     job.per_node, job.nodes = 1, 12
@@ -217,8 +216,8 @@ def test_all_that_is_wrong_is_told(job: Job, tmp_path: Path) -> None:
         ("bnxt*", "(mlx5_1), expected bnxt*"),
     ],
 )
-def test_every_nodes_hca_is_as_expected(job: Job, tmp_path: Path, hca: str, said: str) -> None:
-    """A node with another RDMA device fails: its own log gives the device's name."""
+def test_node_with_another_hca_fails(job: Job, tmp_path: Path, hca: str, said: str) -> None:
+    """Its own log gives the device's name."""
     job.using = {2: "NET/IB : Using [0]bnxt_re0:1/RoCE [1]bnxt_re1:1/RoCE; OOB ib0:10.0.0.1<0>"}
     result = judge(job.stage(tmp_path), tmp_path, hca=hca)
     with pytest.raises(AssertionError) as failure:
@@ -226,15 +225,15 @@ def test_every_nodes_hca_is_as_expected(job: Job, tmp_path: Path, hca: str, said
     assert said in str(failure.value).replace("mlx5_1 -> ", "").replace(" -> mlx5_1", "")
 
 
-def test_an_hca_without_a_name_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """A NIC's number that no log names may be any device."""
+def test_hca_without_a_name_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """A NIC number that no log names may be any device."""
     job.using = {1: "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB ib0:10.0.0.1<0>"}
     with pytest.raises(Unmeasured, match=r"RDMA device of nccl/0001/k1\.\d+\.log:\d+ is not known"):
         judge(job.stage(tmp_path), tmp_path, hca="mlx5_*").transports.inter_node.check()
 
 
-def test_nodes_of_one_rank_have_nothing_inside(tmp_path: Path) -> None:
-    """It is no lack that nothing is measured where nothing can be."""
+def test_nodes_with_one_rank_skip_the_inside(tmp_path: Path) -> None:
+    """Nothing is missing where nothing can be measured."""
     result = judge(Job(2, 1).stage(tmp_path), tmp_path, intra_node=[], hca="mlx5_*")
     with pytest.raises(pytest.skip.Exception, match="each node has one rank") as skipped:
         result.transports.intra_node.check()
@@ -243,8 +242,8 @@ def test_nodes_of_one_rank_have_nothing_inside(tmp_path: Path) -> None:
     assert result.judged == {BETWEEN}
 
 
-def test_one_node_has_nothing_between_nodes(tmp_path: Path) -> None:
-    """A phase of several nodes that a cluster runs on one lacks nothing either."""
+def test_one_node_skips_between_nodes(tmp_path: Path) -> None:
+    """Nor if a cluster runs a phase of several nodes on one."""
     result = judge(Job(1, 2).stage(tmp_path), tmp_path)
     with pytest.raises(pytest.skip.Exception, match="the phase has one node") as skipped:
         result.transports.inter_node.check()
@@ -260,16 +259,16 @@ def test_gloo_has_no_transports(job: Job, tmp_path: Path) -> None:
     assert result.transport_summary() == "gloo"
 
 
-def test_no_logs_are_no_pass(job: Job, tmp_path: Path) -> None:
-    """NCCL without a line of log is not measured, and the words say that the logs are missing."""
+def test_missing_logs_are_unmeasured(job: Job, tmp_path: Path) -> None:
+    """The reason says that the logs are missing."""
     result = judge(job.stage(tmp_path, silent=range(8)), tmp_path)
     with pytest.raises(Unmeasured, match=r"no connection inside a node: its logs are missing"):
         result.transports.intra_node.check()
     assert result.transport_summary() == "unknown"
 
 
-def test_logs_without_edges_are_no_pass(job: Job, tmp_path: Path) -> None:
-    """Init, networks and devices prove no connection: `Using network IB` least of all."""
+def test_logs_without_edges_are_unmeasured(job: Job, tmp_path: Path) -> None:
+    """Init, networks and devices prove no connection, `Using network IB` least of all."""
     job.wording = lambda source, destination, role: None
     transports = judge(job.stage(tmp_path), tmp_path).transports
     for side in (transports.intra_node, transports.inter_node):
@@ -277,32 +276,32 @@ def test_logs_without_edges_are_no_pass(job: Job, tmp_path: Path) -> None:
             side.check()
 
 
-def test_no_expectation_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """A cluster that expects nothing has nothing to be judged by."""
+def test_missing_expectation_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """A cluster that expects nothing cannot be judged."""
     result = job.stage(tmp_path).result(make_profile(tmp_path))
     with pytest.raises(Unmeasured, match=r"cluster\.yaml expects nothing"):
         result.transports.intra_node.check()
 
 
-def test_a_rank_without_edges_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """The others' good edges do not stand for a rank of which none is known."""
+def test_rank_without_edges_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """Good edges of other ranks do not replace those of a rank without any."""
     job.wording = swap(job, {(4, 5): None})
     transports = judge(job.stage(tmp_path), tmp_path).transports
-    with pytest.raises(Unmeasured, match=r"inside a node of rank 4 \(k2, GPU 0\), rank 5 \(k2"):
+    with pytest.raises(Unmeasured, match=r"inside a node for rank 4 \(k2, GPU 0\), rank 5 \(k2"):
         transports.intra_node.check()
     with pytest.raises(Unmeasured, match=r"no connection that rank 4 \(k2, GPU 0\) made"):
         transports.inter_node.check()
 
 
-def test_nodes_in_two_islands_are_no_pass(job: Job, tmp_path: Path) -> None:
-    """Every node talks, but no chain of connections joins the two halves."""
+def test_unconnected_nodes_are_unmeasured(job: Job, tmp_path: Path) -> None:
+    """Every node communicates, but no chain of connections links the two halves."""
     job.wording = swap(job, {(3, 4): None, (7, 0): None})
-    with pytest.raises(Unmeasured, match="no connection between nodes of k2, k3"):
+    with pytest.raises(Unmeasured, match="no connection between nodes for k2, k3"):
         judge(job.stage(tmp_path), tmp_path).transports.inter_node.check()
 
 
-def test_an_end_that_logged_nothing_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """Both ends of a network's connection log it: what the silent one used is not known."""
+def test_end_that_logged_nothing_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """Both ends log a network connection: what the missing one used is unknown."""
     well = healthy(job)
     job.wording = lambda source, destination, role: (
         None if (source, role) == (5, "receive") else well(source, destination, role)
@@ -321,11 +320,10 @@ def test_an_end_that_logged_nothing_is_no_pass(job: Job, tmp_path: Path) -> None
     ],
 )
 @pytest.mark.parametrize("completes", [True, False])
-def test_a_log_that_stops_early_is_no_pass(
+def test_log_that_stops_early_is_unmeasured(
     tmp_path: Path, nodes: int, per_node: int, bad: Changes, cut: list[int], completes: bool
 ) -> None:
-    """A rank's own log may end before its connections, as on a full disk: what its neighbours say
-    of theirs to it does not stand for what it made, whether its init is known to be over or not."""
+    """As on a full disk: connections to a rank in other logs do not prove the ones that it made."""
     job = Job(nodes, per_node)
     job.wording = swap(job, bad)
     evidence = job.stage(tmp_path)
@@ -340,46 +338,45 @@ def test_a_log_that_stops_early_is_no_pass(
         side.check()
 
 
-def test_an_expectation_of_rdma_alone_is_judged(job: Job, tmp_path: Path) -> None:
-    """`gpudirect` and `hca` need no transport beside them."""
+def test_expectation_of_rdma_alone_is_judged(job: Job, tmp_path: Path) -> None:
+    """`gpudirect` and `hca` need no transport next to them."""
     job.wording = swap(job, {(1, 2): "NET/IB/1"})
     expect = {"intra_node": [], "inter_node": [], "gpudirect": "required"}
     with pytest.raises(AssertionError, match=r"NET/IB/1 \(mlx5_1\), GPUDirect RDMA is required"):
         judge(job.stage(tmp_path), tmp_path, **expect).transports.inter_node.check()
 
 
-def test_a_bad_edge_is_told_though_another_rank_is_silent(job: Job, tmp_path: Path) -> None:
-    """What is seen to be wrong is a failure, and not hidden behind what is not seen."""
+def test_wrong_edge_fails_despite_missing_logs(job: Job, tmp_path: Path) -> None:
+    """Missing evidence does not hide a visible failure."""
     job.wording = swap(job, {(0, 1): "NET/Socket/0"})
     with pytest.raises(AssertionError, match=r"NET/Socket/0, expected P2P/\*"):
         judge(job.stage(tmp_path, silent=[7]), tmp_path).transports.intra_node.check()
 
 
-def test_a_rank_without_events_is_placed_by_its_log(job: Job, tmp_path: Path) -> None:
-    """Where NCCL numbers all other ranks as they number themselves, the rest is who is left, on the
-    node that kept its log."""
+def test_rank_without_events_is_placed_by_its_log(job: Job, tmp_path: Path) -> None:
+    """If NCCL numbers all other ranks as their events do, the rest is known by elimination."""
     transports = judge(job.stage(tmp_path, unknown=[6]), tmp_path).transports
     transports.inter_node.check()
     assert transports.nodes[6] == 3
 
 
-def test_a_rank_that_nothing_places_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """A rank that left neither events nor a log has no node: its edges are judged by nobody."""
+def test_rank_that_cannot_be_placed_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """A rank without events and log has no node, so its edges cannot be judged."""
     result = judge(job.stage(tmp_path, unknown=[6], silent=[6]), tmp_path)
     with pytest.raises(Unmeasured, match=r"rank 6 \(unknown\) has no known node"):
         result.transports.inter_node.check()
 
 
-def test_a_process_that_is_no_rank_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """A log of another process than the rank's own is not taken for its."""
+def test_process_that_is_not_a_rank_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """The log of another process is not taken for the rank's own."""
     evidence = job.stage(tmp_path)
     evidence.rank(6, ("start", {"rank": 6, "node_rank": 3, "node": "k3", "pid": 1}))
     with pytest.raises(Unmeasured, match=r"edges cannot be placed, the first .*: rank 6 of its"):
         judge(evidence, tmp_path).transports.inter_node.check()
 
 
-def test_a_forbidden_network_is_wrong_wherever_it_is(job: Job, tmp_path: Path) -> None:
-    """An edge that cannot be placed fails all the same where its network is forbidden at all."""
+def test_forbidden_network_fails_even_if_unplaced(job: Job, tmp_path: Path) -> None:
+    """A forbidden transport is wrong on either side."""
     job.wording = swap(job, {(5, 6): "NET/Socket/0"})
     evidence = job.stage(tmp_path)
     evidence.rank(6, ("start", {"rank": 6, "node_rank": 3, "node": "k3", "pid": 1}))
@@ -387,7 +384,7 @@ def test_a_forbidden_network_is_wrong_wherever_it_is(job: Job, tmp_path: Path) -
         judge(evidence, tmp_path, forbid=["NET/Socket"]).transports.inter_node.check()
 
 
-def test_edges_of_a_part_of_the_ranks_are_theirs(tmp_path: Path) -> None:
+def test_edges_of_a_smaller_communicator_are_resolved(tmp_path: Path) -> None:
     """In a communicator of ranks 2 and 3 NCCL calls them 0 and 1: the edge is between 2 and 3."""
     evidence = Job(2, 2).stage(tmp_path)
     for rank, number in ((2, 0), (3, 1)):
@@ -406,19 +403,19 @@ def test_edges_of_a_part_of_the_ranks_are_theirs(tmp_path: Path) -> None:
     assert "rank 0" not in str(failure.value)
 
 
-def test_a_torn_line_of_a_connection_is_no_pass(job: Job, tmp_path: Path) -> None:
-    """What a torn line would have said is not known."""
+def test_torn_connection_line_is_unmeasured(job: Job, tmp_path: Path) -> None:
+    """What it would have said is unknown."""
     evidence = job.stage(tmp_path)
     log = evidence.dir.nccl_logs(0) / "k0.4000.log"
     with log.open("a") as stream:
         stream.write("k0:4000:54000 [0] NCCL INFO Channel 03/0 : 0[0] -> 2[0] [send] via NET/\n")
-    with pytest.raises(Unmeasured, match=r"torn or in unknown words, the first at nccl/0000/k0"):
+    with pytest.raises(Unmeasured, match="in an unknown form: 1, the first at nccl/0000/k0"):
         judge(evidence, tmp_path).transports.inter_node.check()
 
 
 @pytest.mark.parametrize("fault", ["directory", "fifo", "binary"])
-def test_a_log_that_cannot_be_read_is_no_pass(fault: str, job: Job, tmp_path: Path) -> None:
-    """Something else in the place of a log is not measured, and nothing is waited for."""
+def test_unreadable_log_is_unmeasured(fault: str, job: Job, tmp_path: Path) -> None:
+    """Another kind of file in place of a log is unmeasured, and never waited for."""
     evidence = job.stage(tmp_path)
     path = evidence.dir.nccl_logs(0) / "odd.log"
     if fault == "directory":
@@ -431,8 +428,8 @@ def test_a_log_that_cannot_be_read_is_no_pass(fault: str, job: Job, tmp_path: Pa
         judge(evidence, tmp_path).transports.inter_node.check()
 
 
-def test_nvls_stands_for_p2p(job: Job, tmp_path: Path) -> None:
-    """Ranks that NVLink SHARP serves join no pair: where P2P is expected, they count as seen."""
+def test_nvls_counts_as_p2p(job: Job, tmp_path: Path) -> None:
+    """Ranks that use NVLink SHARP connect no pairs: if P2P is expected, they count as connected."""
     inside = {(rank, rank + 1): None for rank in (0, 2, 4, 6)}
     job.wording = swap(job, inside)
     evidence = job.stage(tmp_path)
@@ -450,9 +447,8 @@ def test_nvls_stands_for_p2p(job: Job, tmp_path: Path) -> None:
         judge(evidence, tmp_path, intra_node=["SHM"]).transports.intra_node.check()
 
 
-def test_collnet_joins_nodes_where_it_is_expected(tmp_path: Path) -> None:
-    """A rank's connection into the network's own collectives names no peer, and joins its node
-    only where the cluster names its kind; a forbidden one fails."""
+def test_collnet_connects_nodes_if_expected(tmp_path: Path) -> None:
+    """A CollNet connection names no peer and counts only if the cluster names its kind."""
     job = Job(2, 1, wording=lambda source, destination, role: None)
     evidence = job.stage(tmp_path)
     for rank in range(2):

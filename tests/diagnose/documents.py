@@ -1,11 +1,11 @@
-"""What the guides and field notes on multi-GPU training name as a failure."""
+"""Failures that guides and field notes on multi-GPU training name."""
 
 from __future__ import annotations
 
 from tests.diagnose.logs import WATCHDOG
 
-# Document and section; the text as it stands there or, where it has none, as the software prints
-# it; the signature; words of the document's fix.
+# Document and section; the text as quoted there or, if it quotes none, as the software prints it;
+# the signature; words of the document's fix.
 NAMED = [
     (
         "Gilbreth guide, 6.3",
@@ -120,7 +120,7 @@ NAMED = [
         "Nebius notes, issue B",
         "Expected to mark a variable ready only once...",
         "ddp_ready_once",
-        ("no gradient checkpointing", "use_reentrant=False"),
+        ("turn gradient checkpointing off", "use_reentrant=False"),
     ),
     (
         "Field guide, D1",
@@ -171,7 +171,7 @@ NAMED = [
         "ValidationError: 1 validation error for DeepSpeedZeroConfig\nstagee\n  Extra inputs are "
         "not permitted",
         "ds_config_invalid",
-        ("read the value that is named",),
+        ("check the value named in the message",),
     ),
     (
         "Field guide, D18",
@@ -190,7 +190,7 @@ NAMED = [
         "FSDP guide, issue 1",
         "RuntimeError: The server socket has failed to listen on any local network address.",
         "addr_in_use",
-        ("end what still holds it",),
+        ("end the process that holds it",),
     ),
     (
         "FSDP guide, issue 2",

@@ -1,4 +1,4 @@
-"""Logs for the tests of signatures, and what is found in them."""
+"""Logs for the tests of signatures, and their findings."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Left:
         return self
 
     def stalled(self, node: int = 0) -> Left:
-        why = {"reason": "stalled", "why": "rank 0 has not moved", "rank": 0}
+        why = {"reason": "stalled", "why": "rank 0 has made no progress", "rank": 0}
         write_json(self.dir.abort, {"node": f"n{node}", **why})
         write_json(self.dir.node_result(node), {"ok": False, "node": f"n{node}", **why})
         return self

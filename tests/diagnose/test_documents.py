@@ -1,4 +1,4 @@
-"""What the guides and field notes name as a failure gets their cause and their fix."""
+"""Failures that guides and field notes name get their cause and their fix."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from tests.diagnose.logs import WATCHDOG, diagnosed, ids, primary
 @pytest.mark.parametrize(
     ("text", "signature", "words"), [pytest.param(*one[1:], id=one[0]) for one in NAMED]
 )
-def test_what_a_document_names_gets_its_fix(
-    text: str, signature: str, words: tuple[str, ...]
-) -> None:
-    """The cause is that one alone, and what to do agrees with the document."""
+def test_documented_failure_gets_its_fix(text: str, signature: str, words: tuple[str, ...]) -> None:
+    """The signature is the only cause, and the next step agrees with the document."""
     found = diagnosed(f"start\n{text}\n")
     assert primary(found) == [signature]
     assert [word for word in words if word not in found[0].fix] == []
@@ -38,14 +36,14 @@ OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{PAT
 """
 
 
-def test_a_model_that_is_not_on_the_node_is_named() -> None:
-    """transformers takes a path without a directory for a name on the Hub."""
+def test_missing_model_directory_is_named() -> None:
+    """transformers treats a path that does not exist as a name on the Hub."""
     found = diagnosed(HUB)
     assert ids(found) == ["file_missing"] and f"file {PATH}" in found[0].cause
 
 
-def test_parameters_that_were_never_read_are_no_other_model() -> None:
-    """The collective that reads them had timed out: that is the cause; other counts are one."""
+def test_parameters_never_read_are_not_a_different_model() -> None:
+    """The collective that reads them timed out, which is the cause; other counts are a mismatch."""
     unread = "[rank1]: RuntimeError: DDP expects same model across all ranks, but Rank {} has 20 "
     unread += "params, while rank 1 has inconsistent {} params.\n"
     timed_out = WATCHDOG.format(1, "10") + unread.format(0, 0)
@@ -70,8 +68,8 @@ RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 640 vs 
 """
 
 
-def test_a_checkpoint_cut_short_is_a_full_disk_only_where_something_says_so() -> None:
-    """torch.save does not pass on the kernel's word; another line of the job may."""
+def test_truncated_checkpoint_is_a_full_disk_only_if_a_line_says_so() -> None:
+    """torch.save does not pass on the kernel's error; another line of the job may."""
     assert primary(diagnosed(STREAM)) == ["checkpoint_write_failed"]
     full = "OSError: [Errno 28] No space left on device: '/scratch/metrics.json'\n"
     for logs in ((STREAM, full), (full, STREAM)):
@@ -80,13 +78,13 @@ def test_a_checkpoint_cut_short_is_a_full_disk_only_where_something_says_so() ->
         assert "checkpoint_write_failed" in ids(found)
 
 
-def test_shared_memory_of_torch_is_no_disk() -> None:
-    """Its files are those of /dev/shm, though they are named without it."""
+def test_shared_memory_of_torch_is_not_a_disk() -> None:
+    """Its files are in /dev/shm, although torch names them without it."""
     text = "RuntimeError: unable to write to file </torch_8289_60_0>: No space left on device (28)"
     assert ids(diagnosed(text)) == ["shm_no_space"]
 
 
 @pytest.mark.parametrize("name", ["google.protobuf", "ruamel.yaml", "mylib.models"])
-def test_a_package_within_another_may_be_missing_by_itself(name: str) -> None:
-    """Only of the libraries a part that is not there means another version."""
+def test_submodule_may_be_missing_by_itself(name: str) -> None:
+    """Only for the known libraries a missing submodule means a different version."""
     assert ids(diagnosed(f"ModuleNotFoundError: No module named '{name}'")) == ["module_missing"]

@@ -29,7 +29,7 @@ def error(message: str = "boom", **fields: Any) -> tuple[str, dict[str, Any]]:
     return "error", {"type": "ValueError", "message": message, "traceback": "tb", **fields}
 
 
-def test_a_setup_line_that_failed(tmp_path: Path) -> None:
+def test_failed_setup_line(tmp_path: Path) -> None:
     """The line and its status are the cause."""
     evidence = Evidence(tmp_path)
     evidence.dir.setup_failed.write_text("1\tmodule load cuda\n")
@@ -47,8 +47,8 @@ def test_a_setup_line_that_failed(tmp_path: Path) -> None:
         ("srun: /gone/bin/python3: No such file or directory", "python-missing-on-node"),
     ],
 )
-def test_an_interpreter_without_the_package(tmp_path: Path, line: str, identity: str) -> None:
-    """The node's own words in the job's log are found, with file and line."""
+def test_interpreter_without_the_package(tmp_path: Path, line: str, identity: str) -> None:
+    """The node's message in the job's log is found, with file and line."""
     evidence = Evidence(tmp_path)
     evidence.dir.submitit.mkdir()
     log = evidence.dir.submitit / "7_0_log.err"
@@ -58,8 +58,8 @@ def test_an_interpreter_without_the_package(tmp_path: Path, line: str, identity:
     assert (found.evidence[0].file, found.evidence[0].line) == (str(log), 2)
 
 
-def test_the_error_of_a_rank(tmp_path: Path) -> None:
-    """Who failed, of what, and where its traceback stands."""
+def test_error_of_a_rank(tmp_path: Path) -> None:
+    """Which rank failed, with what, and where its traceback is."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error())
     (found,) = findings(evidence)
     assert (
@@ -74,8 +74,8 @@ def test_the_error_of_a_rank(tmp_path: Path) -> None:
     )
 
 
-def test_an_echo_comes_after_its_cause(tmp_path: Path) -> None:
-    """A rank whose connection broke is the victim, though it spoke first."""
+def test_echo_comes_after_its_cause(tmp_path: Path) -> None:
+    """A rank whose connection broke is the victim, although it failed first."""
     evidence = Evidence(tmp_path, 1, 2).started()
     evidence.rank(0, error("Connection closed by peer [127.0.0.1]:1"))
     evidence.rank(1, error("CUDA out of memory"))
@@ -83,7 +83,7 @@ def test_an_echo_comes_after_its_cause(tmp_path: Path) -> None:
     assert first.ranks == (1,) and second.ranks == (0,) and not second.primary
 
 
-def test_a_rank_that_died_without_a_word(tmp_path: Path) -> None:
+def test_rank_that_died_silently(tmp_path: Path) -> None:
     """The dead rank comes before the ranks that lost it."""
     evidence = Evidence(tmp_path, 1, 2).started()
     evidence.rank(0, ("stage", {"name": "train", "state": "begin"}), ("step", {"step": 7}))
@@ -107,8 +107,8 @@ def test_a_rank_that_died_without_a_word(tmp_path: Path) -> None:
         ("launcher", "launcher-failed"),
     ],
 )
-def test_what_the_node_saw(tmp_path: Path, reason: str, identity: str) -> None:
-    """The node's own reason becomes the finding, with its words."""
+def test_reason_of_the_node(tmp_path: Path, reason: str, identity: str) -> None:
+    """The node's own reason becomes the finding."""
     evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="so it was")
     found = findings(evidence)[0]
     assert found.id == identity and found.cause == "n0: so it was"
@@ -117,28 +117,28 @@ def test_what_the_node_saw(tmp_path: Path, reason: str, identity: str) -> None:
 @pytest.mark.parametrize(
     "outcome", ["failed", "lost", "cluster_failed", "preempted", "cancelled", "never_ran"]
 )
-def test_no_evidence_is_told_as_such(tmp_path: Path, outcome: str) -> None:
-    """Without any evidence the finding is the outcome itself, with what to do."""
+def test_without_evidence_the_outcome_is_the_finding(tmp_path: Path, outcome: str) -> None:
+    """The finding is the outcome itself, with what to do."""
     (found,) = findings(Evidence(tmp_path), outcome)
     assert found.id == f"job-{outcome.replace('_', '-')}" and found.cause == "the reason"
 
 
 @pytest.mark.parametrize("outcome", ["cluster_failed", "preempted", "cancelled"])
-def test_what_was_done_to_a_job_is_no_fault_of_its_ranks(tmp_path: Path, outcome: str) -> None:
-    """Ranks of a job that was ended from outside look as if they had failed."""
+def test_ranks_are_not_blamed_for_a_job_ended_from_outside(tmp_path: Path, outcome: str) -> None:
+    """The ranks of such a job look as if they had failed."""
     evidence = Evidence(tmp_path).started().rank(0, error())
     assert findings(evidence, outcome)[0].id == f"job-{outcome.replace('_', '-')}"
 
 
-def test_a_refusal_has_the_schedulers_words() -> None:
-    """sbatch's words, whole up to a bound, and the script it refused."""
+def test_refusal_quotes_the_scheduler() -> None:
+    """sbatch's message, up to a bound, and the script it refused."""
     found = refused("Invalid account " + "x" * 1000, Path("/run/batch.sh"))
     assert "Invalid account" in found.cause and found.evidence[0].file == "/run/batch.sh"
 
 
 @pytest.mark.parametrize("states", [None, 7, "x", [7], [{"rank": "x"}], {}])
 def test_hostile_node_events(tmp_path: Path, states: object) -> None:
-    """Events of another kind are passed over."""
+    """Events of the wrong type are ignored."""
     evidence = Evidence(tmp_path).started().node(0, ok=False, reason="torchrun", why="x")
     writer = EventWriter(evidence.dir.node_events(0))
     writer.write("ranks", states=states)
@@ -148,7 +148,7 @@ def test_hostile_node_events(tmp_path: Path, states: object) -> None:
 
 @pytest.mark.parametrize("step", [None, "x", [1], {}])
 def test_hostile_steps(tmp_path: Path, step: object) -> None:
-    """A step of another kind does not keep a dead rank from being told."""
+    """A step of the wrong type does not prevent the report of a dead rank."""
     evidence = Evidence(tmp_path).started()
     evidence.rank(0, ("stage", {"name": "train", "state": "begin"}), ("step", {"step": step}))
     writer = EventWriter(evidence.dir.node_events(0))
@@ -160,10 +160,10 @@ def test_hostile_steps(tmp_path: Path, step: object) -> None:
 ECHO = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
-def test_what_ranks_say_as_a_hang_is_ended_is_no_cause(tmp_path: Path) -> None:
-    """A rank that lost its peer to our own ending of it is not named for that."""
+def test_errors_while_a_hang_is_ended_are_not_the_cause(tmp_path: Path) -> None:
+    """A rank that lost its peer when we ended it is not named for that."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
-    why = {"reason": "stalled", "why": "rank 0 has not moved", "rank": 0}
+    why = {"reason": "stalled", "why": "rank 0 has made no progress", "rank": 0}
     write_json(evidence.dir.abort, {"node": "n0", **why})
     write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", **why})
     (found,) = findings(evidence)
@@ -171,17 +171,17 @@ def test_what_ranks_say_as_a_hang_is_ended_is_no_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "cluster_failed", "preempted"])
-def test_what_ranks_say_as_the_scheduler_ends_them_is_no_cause(
+def test_errors_while_the_scheduler_ends_ranks_are_not_the_cause(
     outcome: str, tmp_path: Path
 ) -> None:
-    """The scheduler's doing is the finding, whatever ranks said of it."""
+    """The scheduler's action is the finding, whatever ranks logged."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
     (found,) = findings(evidence, outcome)
     assert found.id == f"job-{outcome}".replace("_", "-")
 
 
-def test_a_node_that_left_no_word_is_named_by_the_flag(tmp_path: Path) -> None:
-    """The flag was raised for it, and the other nodes only say that they saw it."""
+def test_node_without_a_result_is_named_by_the_abort_flag(tmp_path: Path) -> None:
+    """The flag was raised for it; the other nodes only record that they saw the flag."""
     evidence = Evidence(tmp_path, 2, 1).started()
     write_json(evidence.dir.abort, {"node": "n1", "reason": "launcher", "why": "it ended"})
     write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", "reason": "aborted"})
@@ -189,22 +189,22 @@ def test_a_node_that_left_no_word_is_named_by_the_flag(tmp_path: Path) -> None:
     assert (found.id, found.hosts, found.cause) == ("launcher-failed", ("n1",), "n1: it ended")
 
 
-def test_the_last_line_of_a_long_log_is_the_last(tmp_path: Path) -> None:
-    """However long the log is, and whether or not the line is ended."""
+def test_last_line_of_a_long_log(tmp_path: Path) -> None:
+    """However long the log is, and whether or not the line is terminated."""
     log = tmp_path / "x.log"
     log.write_text("noise\n" * 50_000 + "the cause\n\n  \n")
     (found,) = last_line(log)
     assert (found.line, found.text) == (50_001, "the cause")
 
 
-def test_the_known_cause_of_an_exception(tmp_path: Path) -> None:
-    """The id, rank and place stay; why, and what to do, are the signature's."""
+def test_known_cause_of_an_exception(tmp_path: Path) -> None:
+    """Id, rank and place stay; the cause and the next step are the signature's."""
     evidence = Evidence(tmp_path, 1, 2).started()
     raised = "CUDA out of memory. Tried to allocate 2.26 GiB"
     evidence.rank(1, error(raised, type="OutOfMemoryError"))
     (found,) = findings(evidence)
     assert (found.id, found.ranks) == ("rank-error", (1,))
-    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; that is: GPU")
+    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; cause: the")
     assert "smaller batch" in found.fix and found.detail["signature"] == "cuda_oom"
     own, text = found.evidence
     assert own.file == text.file and own.line == text.line and raised in text.text
@@ -216,7 +216,7 @@ def stderr(evidence: Evidence, rank: int, text: str) -> None:
     log.write_text(text)
 
 
-def test_the_known_cause_in_a_ranks_own_words(tmp_path: Path) -> None:
+def test_known_cause_in_a_ranks_stderr(tmp_path: Path) -> None:
     """A general exception is explained by its rank's stderr, not by another rank's."""
     evidence = Evidence(tmp_path, 1, 2)
     for rank in (0, 1):
@@ -230,8 +230,8 @@ def test_the_known_cause_in_a_ranks_own_words(tmp_path: Path) -> None:
     assert found.evidence[-1].line == 2 and "/1/stderr.log" in found.evidence[-1].file
 
 
-def test_the_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
-    """NCCL's own warning on the node explains what its rank could not say."""
+def test_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
+    """NCCL's own warning on the node explains a failure that its rank could not."""
     evidence = Evidence(tmp_path, 1, 1).started().node(0, ok=False, reason="torchrun", why="x")
     log = evidence.dir.nccl_logs(0) / "h.7.log"
     log.parent.mkdir(parents=True)
@@ -240,8 +240,8 @@ def test_the_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
     assert (found.id, found.detail["signature"]) == ("torchrun-failed", "ibv_modify_qp")
 
 
-def test_a_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
-    """torchrun's word for rank 5 is none for rank 1."""
+def test_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
+    """torchrun's report about rank 5 does not apply to rank 1."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0).rank(1, error())
     evidence.dir.torchrun_log(0).write_text(KILLED)
     assert "signature" not in findings(evidence)[0].detail
@@ -259,13 +259,13 @@ def test_what_only_follows_explains_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "preempted", "never_ran"])
-def test_texts_explain_nothing_that_was_done_to_a_job(tmp_path: Path, outcome: str) -> None:
-    """What ranks say of their ending is not why it was ended."""
+def test_logs_do_not_explain_a_job_ended_from_outside(tmp_path: Path, outcome: str) -> None:
+    """What ranks log as they are ended is not why they were ended."""
     evidence = Evidence(tmp_path).started().rank(0, error("CUDA out of memory"))
     assert "signature" not in findings(evidence, outcome)[0].detail
 
 
-def test_what_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
+def test_error_that_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
     """An out of memory that the program caught and tried again is no failure of a rank that was
     done; of one that was not, it is."""
     retried = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\nretry\n"
@@ -281,8 +281,8 @@ def test_what_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
         assert found.detail.get("signature") == (None if done else "cuda_oom")
 
 
-def test_a_rank_that_failed_behind_its_end_did_not_survive(tmp_path: Path) -> None:
-    """It was done, and its process ended badly all the same: what it said counts."""
+def test_rank_whose_process_failed_after_done_did_not_survive(tmp_path: Path) -> None:
+    """It was done, but its process failed afterwards: what it logged counts."""
     evidence = Evidence(tmp_path, 1, 1).node(0, ok=False, reason="torchrun", why="x")
     start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0, "pid": 7}
     evidence.rank(0, ("start", start), ("done", {"seconds": 1.0}))
@@ -294,8 +294,8 @@ def test_a_rank_that_failed_behind_its_end_did_not_survive(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_an_exception_before_a_known_cause_is_told_with_it(tmp_path: Path, recorded: bool) -> None:
-    """Of a rank that died without a word; one that a rank recorded itself is not told twice."""
+def test_exception_before_a_known_cause_is_reported_with_it(tmp_path: Path, recorded: bool) -> None:
+    """For a rank that died silently; an exception that the rank recorded is not repeated."""
     evidence = Evidence(tmp_path, 1, 1)
     start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}
     evidence.rank(0, ("start", start), *([error("labels are 7, 9")] if recorded else []))
@@ -306,7 +306,7 @@ def test_an_exception_before_a_known_cause_is_told_with_it(tmp_path: Path, recor
     found = findings(evidence)[0]
     assert found.id == ("rank-error" if recorded else "rank-died")
     assert found.detail["signature"] == "disk_full"
-    told = "unknown to every signature: ValueError: labels are 7, 9 (/work/train.py:23, in main)"
+    told = "error that no signature knows: ValueError: labels are 7, 9 (/work/train.py:23, in main)"
     assert (told in found.cause) is not recorded
 
 
@@ -315,15 +315,15 @@ def test_an_exception_before_a_known_cause_is_told_with_it(tmp_path: Path, recor
     [
         (2, "train.py: error: unrecognized arguments: --sede", "first error: train.py: error: unr"),
         (1, "mylib.DecodeError: frame 7 is cut", "first error: mylib.DecodeError: frame 7 is cut"),
-        (1, "there are no labels in /data", "its last words: there are no labels in /data"),
+        (1, "there are no labels in /data", "last line of its stderr: there are no labels"),
         (0, "there are no labels in /data", ""),
         (-9, "there are no labels in /data", ""),
     ],
 )
-def test_a_rank_that_left_with_a_status_has_last_words(
+def test_rank_that_exited_with_a_status_has_a_last_line(
     tmp_path: Path, code: int, text: str, told: str
 ) -> None:
-    """As a parser of arguments or SystemExit leaves them; one that was killed said none."""
+    """As argument parsers or SystemExit leave it; a killed rank left none."""
     evidence = Evidence(tmp_path, 1, 1)
     start = {"rank": 0, "node_rank": 0, "node": "n0", "local_rank": 0}
     evidence.rank(0, ("start", start))
@@ -333,7 +333,7 @@ def test_a_rank_that_left_with_a_status_has_last_words(
     stderr(evidence, 0, f"step 1\n{text}\n")
     found = findings(evidence)[0]
     assert found.id == "rank-died"
-    assert (f"; unknown cause; {'the ' * ('first' in told)}{told}" in found.cause) is bool(told)
+    assert (f"; unknown cause; {'the ' if told else ''}{told}" in found.cause) is bool(told)
     assert ("unknown cause" in found.cause) is bool(told)
     assert bool(told) is any(one.line == 2 and "stderr" in one.file for one in found.evidence)
 
@@ -342,9 +342,9 @@ def test_a_rank_that_left_with_a_status_has_last_words(
     ("words", "fix"),
     [
         ("sbatch: fatal: Could not establish a configuration source", "run this on a login node"),
-        ("sbatch: error: invalid partition specified: gpu", "read the scheduler's words"),
+        ("sbatch: error: invalid partition specified: gpu", "read the scheduler's message"),
     ],
 )
-def test_a_refusal_says_what_to_do_next(words: str, fix: str, tmp_path: Path) -> None:
-    """Where no controller answers, the settings are not to blame."""
+def test_refusal_says_what_to_do_next(words: str, fix: str, tmp_path: Path) -> None:
+    """If no controller answers, the settings are not to blame."""
     assert refused(words, tmp_path / "batch.sh").fix.startswith(fix)

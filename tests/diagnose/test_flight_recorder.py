@@ -1,4 +1,4 @@
-"""Flight recorders of all versions of torch, and files that are none."""
+"""Flight recorders of all versions of torch, and invalid files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.diagnose.call_order import absences
+from pytest_clustersmoke.diagnose.call_order import find_absences
 from pytest_clustersmoke.diagnose.flight_recorder import (
     KEPT,
     FlightRecord,
@@ -58,8 +58,8 @@ def written(folder: Path, value: Any) -> FlightRecord | None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_shapes_of_all_versions(version: str, tmp_path: Path) -> None:
-    """Group, number, kind, elements, line and end of a call, whatever their names were."""
+def test_formats_of_all_versions(version: str, tmp_path: Path) -> None:
+    """Group, number, kind, elements, line and end of a call, whatever the fields are called."""
     record = written(tmp_path, VERSIONS[version])
     assert record is not None
     made = record.calls["0"][1]
@@ -68,8 +68,8 @@ def test_the_shapes_of_all_versions(version: str, tmp_path: Path) -> None:
     assert record.last("0") == 1 and record.pending("0") is None
 
 
-def test_a_group_that_only_its_process_numbers_is_not_compared(tmp_path: Path) -> None:
-    """torch 2.2: the same number is another group on another rank."""
+def test_group_numbered_per_process_is_not_compared(tmp_path: Path) -> None:
+    """torch 2.2: the same number is a different group on another rank."""
     assert written(tmp_path, {"entries": [{**NCCL, "pg_id": 1, "seq_id": 1}]}) is None
 
 
@@ -82,8 +82,8 @@ def test_members_are_ours_or_torchs(tmp_path: Path) -> None:
     assert record is not None and record.members == {"7": (1, 2), "8": (0, 3)}
 
 
-def test_the_brief_one_stands_in(tmp_path: Path) -> None:
-    """The rank was ended before the source lines were there."""
+def test_brief_record_replaces_a_missing_one(tmp_path: Path) -> None:
+    """The rank was ended before the source lines were written."""
     directory = PhaseDir(tmp_path)
     write_json(directory.rank_flight_recorder_brief(0), {"entries": calls(3, ended=False)})
     record = read_flight_record(directory, 0)
@@ -92,8 +92,8 @@ def test_the_brief_one_stands_in(tmp_path: Path) -> None:
     assert pending is not None and pending.number == 3
 
 
-def test_a_ring_keeps_the_last_calls(tmp_path: Path) -> None:
-    """What is kept is bounded, and it is known that the beginning is gone."""
+def test_last_calls_are_kept(tmp_path: Path) -> None:
+    """The number kept is bounded, and the record knows that its beginning is gone."""
     record = written(tmp_path, {"entries": calls(2 * KEPT)[9:]})
     assert record is not None and not record.whole
     assert sorted(record.calls["0"]) == list(range(KEPT + 1, 2 * KEPT + 1))
@@ -117,8 +117,8 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: str(text)[:50])
-def test_a_file_that_is_no_record_counts_as_missing(text: str, tmp_path: Path) -> None:
-    """A job wrote it: whatever it holds, nobody is accused because of it."""
+def test_invalid_record_counts_as_missing(text: str, tmp_path: Path) -> None:
+    """A job wrote it: whatever it contains, no rank is accused because of it."""
     assert written(tmp_path, text) is None
 
 
@@ -139,23 +139,24 @@ def test_a_file_that_is_no_record_counts_as_missing(text: str, tmp_path: Path) -
         {"retired": "no"},
     ],
 )
-def test_a_field_of_another_kind_counts_as_missing(field: dict[str, Any], tmp_path: Path) -> None:
+def test_field_of_the_wrong_type_counts_as_missing(field: dict[str, Any], tmp_path: Path) -> None:
     """The call itself stays, and is short."""
     record = written(tmp_path, {"entries": [call(1) | field]})
     assert record is not None and len(str(record.calls["0"][1])) < 1500
 
 
-def test_a_record_that_is_too_large_counts_as_missing(
+def test_oversized_record_counts_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not read at all."""
+    """It is not read."""
     monkeypatch.setattr("pytest_clustersmoke.diagnose.flight_recorder.MAX_BYTES", 1000)
     assert written(tmp_path, {"entries": calls(9)}) is None
 
 
 @pytest.mark.parametrize(("sent", "absent"), [(0, [0]), (1, [])])
-def test_a_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) -> None:
-    """NCCL records both: rank 1 waits for what rank 0 never sent; not told where rank 0 did."""
+def test_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) -> None:
+    """NCCL records both: rank 1 waits for what rank 0 never sent; not reported if rank 0 sent
+    it."""
     directory = PhaseDir(tmp_path)
     send = call(0, "send 0->1", is_p2p=True, ended=False)
     wait = call(0, "recv 1<-0", is_p2p=True, ended=False)
@@ -163,5 +164,5 @@ def test_a_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path
         for one in entries:
             one["record_id"] = 0
         write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
-    found = absences(read_flight_records(directory, range(2)), 2)
+    found = find_absences(read_flight_records(directory, range(2)), 2)
     assert [rank for one in found for rank in one.absent] == absent

@@ -1,4 +1,4 @@
-"""Ranks that the others wait for or that are out of step are named, and never one that waits."""
+"""Ranks that the others wait for, or that are out of step, are named; waiting ranks never are."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ def waiting(left: Left, ranks: tuple[int, ...], number: int, **more: Any) -> Lef
     return left
 
 
-def test_the_rank_that_never_came_is_named_with_its_line(tmp_path: Path) -> None:
-    """Which collective, where it stands, who waits where; the waiters are in the detail only."""
+def test_missing_rank_is_named_with_its_line(tmp_path: Path) -> None:
+    """Which collective, where the rank is, which ranks wait where; waiters are only in the
+    detail."""
     left = waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 3), 23)
     found = only_hang(left.record(2, calls(22)).stack(2, 41, "load"))
     assert (found.ranks, found.hosts) == ((2,), ("n1",))
-    assert "rank 2 (n1) never came to all_reduce 23 of group 0 (default_pg)" in found.cause
+    assert "rank 2 (n1) never reached all_reduce 23 of group 0 (default_pg)" in found.cause
     assert "ranks 0-1, 3 wait (at /p/train.py:57 in step)" in found.cause
-    assert "stands at /p/train.py:41 in load" in found.cause and "has not moved" in found.cause
+    assert "stuck at /p/train.py:41 in load" in found.cause
+    assert "has made no progress" in found.cause
     assert found.detail["waiters"] == [0, 1, 3]
     assert found.detail["lines"] == {"2": "/p/train.py:41 in load"}
     assert found.detail["positions"] == {"train": "0-3"}
@@ -45,37 +47,37 @@ def test_the_rank_that_never_came_is_named_with_its_line(tmp_path: Path) -> None
     assert found.evidence[0].line == 3 and "line 41" in found.evidence[0].text
 
 
-def test_nothing_stalled_is_no_hang(tmp_path: Path) -> None:
-    """Records alone accuse nobody."""
+def test_without_a_stall_there_is_no_hang(tmp_path: Path) -> None:
+    """Records alone accuse no rank."""
     left = waiting(Left(tmp_path, 2), (0,), 5).record(1, calls(4))
     assert find_hang(left.evidence()) == []
 
 
-def test_where_all_came_nobody_fell_behind(tmp_path: Path) -> None:
-    """All hosts are named, no rank; the next step is the network."""
+def test_if_all_ranks_arrived_none_fell_behind(tmp_path: Path) -> None:
+    """All hosts are named, but no rank; the next step is the network."""
     found = only_hang(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
     assert found.ranks == () and found.hosts == ("n0", "n1")
-    assert "all 4 ranks came to all_reduce 9" in found.cause and "nobody fell behind" in found.cause
+    assert "all 4 ranks reached all_reduce 9" in found.cause and "none fell behind" in found.cause
     assert "network" in found.fix and "NCCL_IB_DISABLE" not in found.fix
 
 
-def test_where_all_came_on_one_node_its_transport_is_looked_at(tmp_path: Path) -> None:
-    """No network is between them: InfiniBand off and P2P, as the Gilbreth guide has it."""
+def test_if_all_ranks_arrived_on_one_node_its_transport_is_suspected(tmp_path: Path) -> None:
+    """No network is between them: InfiniBand off and P2P, as in the Gilbreth guide."""
     found = only_hang(waiting(Left(tmp_path, 2).stalled(), (0, 1), 9))
-    assert "all 2 ranks came to all_reduce 9" in found.cause and len(found.hosts) == 1
+    assert "all 2 ranks reached all_reduce 9" in found.cause and len(found.hosts) == 1
     assert "NCCL_IB_DISABLE=1" in found.fix and "NCCL_P2P_LEVEL=NVL" in found.fix
     assert "network between these hosts" not in found.fix
 
 
-def test_a_device_that_never_began_is_named(tmp_path: Path) -> None:
-    """Where the recorder times calls, a rank whose device never began what others' did."""
+def test_idle_device_is_named(tmp_path: Path) -> None:
+    """If the recorder times calls: the rank whose device never started what the others' did."""
     left = Left(tmp_path, 2).stalled()
     for rank, state in enumerate(("started", "scheduled")):
         left.record(rank, calls(9, ended=False, state=state)).stack(rank, 57, "step", True)
     assert only_hang(left).ranks == (1,)
 
 
-def test_a_rank_that_waits_elsewhere_is_a_victim(tmp_path: Path) -> None:
+def test_rank_that_waits_in_another_group_is_a_victim(tmp_path: Path) -> None:
     """0 waits for 1 in one group, 1 for 2 in another: 2 is the culprit."""
     left = Left(tmp_path, 3).stalled()
     groups = {"7": [0, 1], "8": [1, 2]}
@@ -86,10 +88,10 @@ def test_a_rank_that_waits_elsewhere_is_a_victim(tmp_path: Path) -> None:
     assert found.ranks == (2,) and found.detail["waiters"] == [1]
 
 
-def test_a_group_that_hangs_in_the_network_names_no_rank_though_others_wait_for_it(
+def test_group_that_hangs_in_the_network_names_no_rank(
     tmp_path: Path,
 ) -> None:
-    """Ranks 0 and 1 both came to their collective; rank 2 waits for them in another."""
+    """Ranks 0 and 1 both reached their collective; rank 2 waits for them in another."""
     left = Left(tmp_path, 3).stalled()
     groups = {"7": [0, 1]}
     for rank in (0, 1):
@@ -99,21 +101,21 @@ def test_a_group_that_hangs_in_the_network_names_no_rank_though_others_wait_for_
     assert found.ranks == () and "group 7" in found.cause
 
 
-def test_one_rank_without_a_record_is_judged_by_its_stack(tmp_path: Path) -> None:
-    """It holds Python's lock, so that its recorder could not be read; its stack was."""
+def test_rank_without_a_record_is_judged_by_its_stack(tmp_path: Path) -> None:
+    """It holds the GIL, so its recorder could not be read; its stack could."""
     left = waiting(Left(tmp_path, 3).stalled(), (0, 1), 5).stack(2, 41, "load")
     found = only_hang(left)
     assert found.ranks == (2,) and "/p/train.py:41 in load" in found.cause
 
 
-def test_one_rank_that_left_nothing_is_the_one_the_others_wait_for(tmp_path: Path) -> None:
+def test_rank_that_left_nothing_is_the_culprit(tmp_path: Path) -> None:
     """Neither record nor stack, while all others wait."""
     found = only_hang(waiting(Left(tmp_path, 3).stalled(), (0, 1), 5))
     assert found.ranks == (2,) and "left no stack" in found.cause
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_stacks_alone_tell_who_is_not_in_a_collective(ranks: int, tmp_path: Path) -> None:
+def test_stacks_alone_show_which_rank_is_outside_a_collective(ranks: int, tmp_path: Path) -> None:
     """Without any flight recorder (torch 2.2 under gloo)."""
     left = Left(tmp_path, ranks).stalled()
     for rank in range(ranks):
@@ -123,14 +125,14 @@ def test_stacks_alone_tell_who_is_not_in_a_collective(ranks: int, tmp_path: Path
     assert found.detail["waiters"] == [rank for rank in range(ranks) if rank != 1]
 
 
-def test_stacks_that_are_all_in_a_collective_accuse_nobody(tmp_path: Path) -> None:
+def test_stacks_all_in_a_collective_accuse_no_rank(tmp_path: Path) -> None:
     """Without records it is only known that all wait."""
     left = Left(tmp_path, 2).stalled()
     found = only_hang(left.stack(0, 57, "step", True).stack(1, 57, "step", True))
     assert found.ranks == () and "all 2 ranks wait in a collective" in found.cause
 
 
-def test_marks_tell_who_is_behind_where_nobody_is_in_a_collective(tmp_path: Path) -> None:
+def test_progress_shows_which_rank_is_behind_outside_collectives(tmp_path: Path) -> None:
     """A rank that has not ended the stage that the others have ended."""
     left = Left(tmp_path, 3).stalled()
     for rank in range(3):
@@ -141,14 +143,14 @@ def test_marks_tell_who_is_behind_where_nobody_is_in_a_collective(tmp_path: Path
     assert found.ranks == (1,) and "fell behind the others: train" in found.cause
 
 
-def test_ranks_that_stand_still_each_by_itself_are_all_named(tmp_path: Path) -> None:
+def test_ranks_that_all_stall_outside_collectives_are_all_named(tmp_path: Path) -> None:
     """All equally far, none in a collective."""
     found = only_hang(Left(tmp_path, 2).stalled().stack(0, 60, "read").stack(1, 60, "read"))
-    assert found.ranks == (0, 1) and "each by itself" in found.cause
+    assert found.ranks == (0, 1) and "none in a collective" in found.cause
 
 
-def test_a_group_that_timed_out_first_is_a_hang_all_the_same(tmp_path: Path) -> None:
-    """The victims raised before the stage's limit; the one that stayed away is the finding."""
+def test_group_timeout_before_the_stage_limit_is_a_hang(tmp_path: Path) -> None:
+    """The victims raised before the stage's limit; the rank that stayed away is the finding."""
     left = Left(tmp_path, 3)
     for rank in (0, 1):
         # gloo marks a call that timed out as retired.
@@ -161,8 +163,8 @@ def test_a_group_that_timed_out_first_is_a_hang_all_the_same(tmp_path: Path) -> 
     assert (first.id, first.ranks) == ("hang", (2,))
 
 
-def test_a_rank_that_raised_stood_where_it_raised(tmp_path: Path) -> None:
-    """By the time it is asked for its stacks it is on its way out of its program."""
+def test_rank_that_raised_is_placed_where_it_raised(tmp_path: Path) -> None:
+    """By the time it is asked for its stacks, it is leaving its program."""
     left = Left(tmp_path, 2).record(0, calls(5)).stack(0, 72, "main")
     traceback = (
         'Traceback (most recent call last):\n  File "/p/train.py", line 72, in main\n'
@@ -175,8 +177,8 @@ def test_a_rank_that_raised_stood_where_it_raised(tmp_path: Path) -> None:
     assert found.detail["waiters_at"] == at
 
 
-def test_a_group_that_timed_out_without_records_is_told_by_stacks(tmp_path: Path) -> None:
-    """Only for a time-out: a connection that broke may be another rank's death."""
+def test_group_timeout_without_records_is_judged_by_stacks(tmp_path: Path) -> None:
+    """Only for a timeout: a broken connection may be another rank's death."""
     left = Left(tmp_path, 2).say(0, "error", type="RuntimeError", message=TIMED_OUT)
     left.stack(1, 41, "load")
     (found,) = find_library_timeout(left.evidence())
@@ -186,8 +188,8 @@ def test_a_group_that_timed_out_without_records_is_told_by_stacks(tmp_path: Path
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "boom"])
-def test_a_rank_that_failed_for_its_own_reason_is_no_victim(message: str, tmp_path: Path) -> None:
-    """Rank 1 raised something else: that is the cause, though rank 0 waited for it."""
+def test_rank_that_failed_for_its_own_reason_is_not_a_victim(message: str, tmp_path: Path) -> None:
+    """Rank 1 raised something else: that is the cause, although rank 0 waited for it."""
     left = Left(tmp_path, 2).record(0, calls(5)).record(1, calls(4))
     left.say(0, "error", type="RuntimeError", message=LOST, traceback="t")
     left.say(1, "error", type="ValueError", message=message, traceback="t")
@@ -199,7 +201,7 @@ def test_a_rank_that_failed_for_its_own_reason_is_no_victim(message: str, tmp_pa
 def test_ranks_that_wait_for_each_other_in_different_groups(
     world: int, culprits: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Nobody is said to have come who did not; the one whom most wait for is named, else all."""
+    """The rank that most ranks wait for is named, otherwise all."""
     left = Left(tmp_path, world).stalled()
     left = waiting(left, tuple(range(world - 1)), 20)
     other = [call(number, group="1", ended=number < 8) for number in range(1, 9)]
@@ -208,7 +210,7 @@ def test_ranks_that_wait_for_each_other_in_different_groups(
     assert found.ranks == culprits
     assert "wait for each other" in found.cause and "all_reduce 20 of group 0" in found.cause
     assert "all_reduce 8 of group 1" in found.cause
-    assert ("cannot be told" in found.cause) == (world == 2)
+    assert ("it is unknown which" in found.cause) == (world == 2)
 
 
 RESET = "[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
@@ -244,8 +246,8 @@ def only_mismatch(left: Left) -> Finding:
         ([*steps(0, 1, 2), call(4, "all_gather", [[400]], ended=False)], "collective"),
     ],
 )
-def test_the_odd_one_of_three_is_named(odd: list[Any], how: str, tmp_path: Path) -> None:
-    """More than half agree: the other is out of step, with both calls and lines told."""
+def test_odd_rank_of_three_is_named(odd: list[Any], how: str, tmp_path: Path) -> None:
+    """More than half agree: the other rank is out of step, with both calls and lines."""
     left = Left(tmp_path, 3)
     for rank in (0, 2):
         left.record(rank, steps(0, 1, 2, 0))
@@ -264,10 +266,10 @@ def test_the_odd_one_of_three_is_named(odd: list[Any], how: str, tmp_path: Path)
         ((0, 1, 2, 0, 1, 2), (0, 1, 2, 1, 2), "skipped"),
     ],
 )
-def test_what_was_called_behind_it_tells_how(
+def test_later_calls_show_how_a_rank_departed(
     usual: tuple[int, ...], odd: tuple[int, ...], how: str, tmp_path: Path
 ) -> None:
-    """The later calls of both sides show a skipped, an additional and a swapped call."""
+    """The later calls of both sides show a skipped, an additional or a swapped call."""
     left = (
         Left(tmp_path, 3).record(0, steps(*usual)).record(1, steps(*odd)).record(2, steps(*usual))
     )
@@ -275,22 +277,22 @@ def test_what_was_called_behind_it_tells_how(
     assert found.ranks == (1,) and found.detail["how"] == how
 
 
-def test_of_two_ranks_neither_is_named_alone(tmp_path: Path) -> None:
-    """Both ranks, both lines, and that it cannot be told."""
+def test_two_ranks_that_differ_are_both_named(tmp_path: Path) -> None:
+    """Both ranks, both lines, and that it is unknown which is wrong."""
     left = Left(tmp_path, 2).record(0, steps(0)).record(1, steps(1))
     found = only_mismatch(left)
-    assert found.ranks == (0, 1) and "cannot be told" in found.cause
+    assert found.ranks == (0, 1) and "it is unknown which" in found.cause
     assert "train.py:57" in found.cause and "train.py:58" in found.cause
 
 
-def test_a_rank_without_a_record_may_be_with_either_side(tmp_path: Path) -> None:
+def test_rank_without_a_record_may_belong_to_either_side(tmp_path: Path) -> None:
     """Two of four agree, one differs, one is unknown: no majority of the group."""
     left = Left(tmp_path, 4).record(0, steps(0)).record(1, steps(0)).record(2, steps(1))
     assert only_mismatch(left).ranks == (0, 1, 2)
 
 
-def test_the_victims_of_it_are_not_named(tmp_path: Path) -> None:
-    """The rank that aborted and the one that lost it come behind the one out of step."""
+def test_victims_of_a_mismatch_are_not_named(tmp_path: Path) -> None:
+    """The rank that aborted and the one that lost it come after the one out of step."""
     left = Left(tmp_path, 3).record(0, steps(0)).record(2, steps(0))
     left.record(1, [call(1, sizes=[[800]], ended=False)])
     left.say(2, "error", type="RuntimeError", message=RESET, traceback="t")
@@ -298,41 +300,41 @@ def test_the_victims_of_it_are_not_named(tmp_path: Path) -> None:
     assert [(one.id, one.ranks) for one in found] == [("collective-mismatch", (1,))]
 
 
-def test_equal_calls_are_none(tmp_path: Path) -> None:
-    """Also where shapes differ but not the number of elements, and one is ahead."""
+def test_equal_calls_are_not_a_mismatch(tmp_path: Path) -> None:
+    """Even if shapes differ with equal numbers of elements, or one rank is ahead."""
     left = Left(tmp_path, 2).record(0, [call(1, sizes=[[2, 3]]), call(2)])
     assert find_mismatch(left.record(1, [call(1, sizes=[[3, 2]])]).evidence()) == []
 
 
 @pytest.mark.parametrize("kind", ["gather", "scatter", "reduce", "all_to_all", "alltoall_base"])
-def test_sizes_that_may_differ_by_design_are_not_compared(kind: str, tmp_path: Path) -> None:
+def test_sizes_that_differ_by_design_are_not_compared(kind: str, tmp_path: Path) -> None:
     """Roots and uneven splits: only the kind counts."""
     left = Left(tmp_path, 2).record(0, [call(1, kind, [[4]])]).record(1, [call(1, kind, [])])
     assert find_mismatch(left.evidence()) == []
 
 
-def test_what_all_came_past_is_a_habit_of_the_program(tmp_path: Path) -> None:
-    """A difference far behind the end explains no hang."""
+def test_old_difference_is_ignored(tmp_path: Path) -> None:
+    """A difference that all ranks got past long ago explains no hang."""
     left = Left(tmp_path, 2)
     for rank in (0, 1):
         left.record(rank, [call(1, sizes=[[4 + rank]]), *calls(9)[1:]])
     assert find_mismatch(left.evidence()) == []
 
 
-def test_a_ring_that_has_lost_its_beginning_is_compared_by_number(tmp_path: Path) -> None:
-    """Rank 1 keeps fewer calls; those of one number are compared, and agree."""
+def test_truncated_records_are_compared_by_number(tmp_path: Path) -> None:
+    """Rank 1 keeps fewer calls; calls with the same number are compared, and agree."""
     left = Left(tmp_path, 2).record(0, calls(9)).record(1, calls(9)[5:])
     assert find_mismatch(left.evidence()) == []
 
 
 def test_calls_of_different_groups_are_not_compared(tmp_path: Path) -> None:
-    """Each group counts for itself, over its own members."""
+    """Each group is judged separately, over its own members."""
     left = Left(tmp_path, 2).record(0, [call(1, group="1")])
     assert find_mismatch(left.record(1, [call(1, "broadcast", group="2")]).evidence()) == []
 
 
 @pytest.mark.parametrize(("error_at_s", "told"), [(1.0, False), (2e9, True)])
-def test_a_rank_that_failed_before_is_the_cause(
+def test_rank_that_failed_before_the_mismatch_is_the_cause(
     error_at_s: float, told: bool, tmp_path: Path
 ) -> None:
     """What a rank calls while it cleans up after an exception is a consequence; an exception that

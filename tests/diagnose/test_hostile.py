@@ -1,4 +1,5 @@
-"""Whatever a job writes: it is read in bounded memory, shown clean, and makes no failure a pass."""
+"""Whatever a job writes is read in bounded memory, shown clean, and never turns a failure into a
+pass."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ def error(message: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("text", [ESCAPES, FORGED, ESCAPES * 10_000, "\ud83d"])
-def test_no_finding_carries_a_control_character(tmp_path: Path, text: str) -> None:
-    """From what a rank raised, its node's words, and a log's last line; a cause is one line."""
+def test_findings_have_no_control_characters(tmp_path: Path, text: str) -> None:
+    """From a rank's error, its node's reason, and a log's last line; a cause is one line."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(text))
     evidence.node(0, ok=False, reason="launcher", why=text)
     evidence.dir.submitit.mkdir()
@@ -47,8 +48,8 @@ def test_no_finding_carries_a_control_character(tmp_path: Path, text: str) -> No
         json.dumps(one.as_dict()).encode()
 
 
-def test_the_terminal_shows_no_forged_line(tmp_path: Path) -> None:
-    """What a rank raised stays on the line of its finding, or indented as evidence."""
+def test_terminal_shows_no_forged_line(tmp_path: Path) -> None:
+    """A rank's error stays on the line of its finding, or is indented as evidence."""
     evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
     found = [one.as_dict() for one in findings(evidence)]
     write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": found})
@@ -58,8 +59,8 @@ def test_the_terminal_shows_no_forged_line(tmp_path: Path) -> None:
     assert text.replace("\n", "").replace("\t", "").isprintable()
 
 
-def test_a_criterion_that_fails_shows_what_ranks_said_clean(pytester: pytest.Pytester) -> None:
-    """On the terminal, and in XML that every reader takes."""
+def test_failing_criterion_shows_sanitized_text(pytester: pytest.Pytester) -> None:
+    """On the terminal, and in XML that every parser accepts."""
     pytester.makepyfile(
         f"""
         from pytest_clustersmoke.evidence.metric import fail
@@ -79,14 +80,14 @@ def test_a_criterion_that_fails_shows_what_ranks_said_clean(pytester: pytest.Pyt
     assert case is not None and "rank 0 said" in str(case.find("failure").attrib)  # type: ignore[union-attr]
 
 
-def test_fail_keeps_what_people_read() -> None:
+def test_fail_keeps_readable_text() -> None:
     """Lines, tabs and letters of every script stay."""
     with pytest.raises(AssertionError, match="\u4f60\u597d\n\tb\ufffd"):
         fail("\u4f60\u597d\n\tb\x1b")
 
 
-def test_what_a_rank_prints_is_no_event(tmp_path: Path) -> None:
-    """Events on its standard output, in its own words or torchrun's, are only text."""
+def test_printed_text_is_not_an_event(tmp_path: Path) -> None:
+    """Events on a rank's stdout, or in torchrun's log, are only text."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=True)
     events = "".join(
         json.dumps({"event": name, "time": 1.0, "mono": 1.0, "rank": rank}) + "\n"
@@ -96,7 +97,7 @@ def test_what_a_rank_prints_is_no_event(tmp_path: Path) -> None:
     for rank in (0, 1):
         log = evidence.dir.rank_logs(0) / "x" / "attempt_0" / str(rank) / "stdout.log"
         log.parent.mkdir(parents=True)
-        log.write_text(events + "every node ended well and every rank was done: PASSED\n")
+        log.write_text(events + "every node succeeded and every rank finished: PASSED\n")
         log.with_name("stderr.log").write_text(events)
     evidence.dir.torchrun_log(0).write_text(events)
     result = evidence.result()
@@ -114,10 +115,8 @@ def test_what_a_rank_prints_is_no_event(tmp_path: Path) -> None:
         {"job": None},
     ],
 )
-def test_events_of_another_job_or_rank_count_for_nothing(
-    tmp_path: Path, start: dict[str, Any]
-) -> None:
-    """The phase fails, and the finding says whose file it is."""
+def test_events_of_another_job_or_rank_are_ignored(tmp_path: Path, start: dict[str, Any]) -> None:
+    """The phase fails, and the finding names the file."""
     evidence = _own(tmp_path, {1: start})
     result = evidence.result()
     assert [rank.done for rank in result.ranks] == [True, False]
@@ -126,7 +125,7 @@ def test_events_of_another_job_or_rank_count_for_nothing(
     assert (found.id, found.ranks) == ("foreign-events", (1,))
 
 
-def test_a_second_start_in_a_file_spoils_it(tmp_path: Path) -> None:
+def test_second_start_invalidates_a_file(tmp_path: Path) -> None:
     """Another rank wrote there."""
     evidence = _own(tmp_path, {})
     assert evidence.result().ranks_done == 2
@@ -135,8 +134,8 @@ def test_a_second_start_in_a_file_spoils_it(tmp_path: Path) -> None:
     assert evidence.result().ranks_done == 1
 
 
-def test_done_without_a_start_is_nothing(tmp_path: Path) -> None:
-    """A program that is no rank wrote it."""
+def test_done_without_a_start_is_ignored(tmp_path: Path) -> None:
+    """A program that is not a rank wrote it."""
     evidence = _own(tmp_path, {})
     evidence.dir.rank_events(1).unlink()
     evidence.rank(1, ("done", {}))
@@ -169,8 +168,8 @@ def _own(tmp_path: Path, starts: dict[int, dict[str, Any]]) -> Evidence:
     ],
     ids=range(8),
 )
-def test_no_event_without_a_form(tmp_path: Path, line: str) -> None:
-    """Endless nesting, times that are none: such a line is counted, and the rest is read."""
+def test_malformed_event_is_counted_and_skipped(tmp_path: Path, line: str) -> None:
+    """Endless nesting, invalid times: such a line is counted, and the rest is read."""
     evidence = Evidence(tmp_path).started()
     with evidence.dir.rank_events(0).open("a") as stream:
         stream.write(line + "\n")
@@ -179,8 +178,8 @@ def test_no_event_without_a_form(tmp_path: Path, line: str) -> None:
     assert rank.events.last("metrics") is not None
 
 
-def test_a_million_events(tmp_path: Path) -> None:
-    """In seconds and bounded memory; the first, the last and all that are no marks stay."""
+def test_million_events(tmp_path: Path) -> None:
+    """In seconds and bounded memory; the first, the last and everything but progress stays."""
     evidence = Evidence(tmp_path).started()
     with evidence.dir.rank_events(0).open("a") as stream:
         for step in range(1, 1_000_001):
@@ -204,8 +203,8 @@ def _stderr(evidence: Evidence) -> Path:
     return log
 
 
-def test_a_log_of_gigabytes_is_no_matter(tmp_path: Path) -> None:
-    """Its last line is found; the finding stands; neither reads it into memory."""
+def test_log_of_gigabytes_is_not_loaded(tmp_path: Path) -> None:
+    """Its last line is found, the finding stands, and neither reads it into memory."""
     evidence = Evidence(tmp_path)
     log = _stderr(evidence)
     with log.open("wb") as stream:
@@ -218,10 +217,10 @@ def test_a_log_of_gigabytes_is_no_matter(tmp_path: Path) -> None:
     assert _peak_mib() - before < 200 and time.process_time() - began < 60
 
 
-def test_of_a_long_log_the_beginning_and_the_end_are_searched(
+def test_beginning_and_end_of_a_long_log_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failure stands at one of them, with its line in the file."""
+    """A failure is found at either, with its line in the file."""
     monkeypatch.setattr(log_causes, "MAX_LOG_BYTES", 2**20)
     evidence = Evidence(tmp_path)
     log = _stderr(evidence)
@@ -234,7 +233,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_searched(
     assert (found.detail["signature"], found.evidence[-1].line) == ("no_gpu", 1)
 
 
-def test_a_log_cut_within_a_character_and_one_endless_line(tmp_path: Path) -> None:
+def test_log_cut_within_a_character_and_endless_line(tmp_path: Path) -> None:
     """What is there is shown."""
     cut, endless = tmp_path / "cut.log", tmp_path / "endless.log"
     cut.write_bytes("noise\nthe cause \u4f60".encode()[:-1])
@@ -243,8 +242,8 @@ def test_a_log_cut_within_a_character_and_one_endless_line(tmp_path: Path) -> No
     assert last_line(endless)[0].line == 1 and len(last_line(endless)[0].text) == 600
 
 
-def test_the_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
-    """submitit's names under Slurm, the phase's on this machine; its pickles are none."""
+def test_logs_of_both_backends_are_the_jobs(tmp_path: Path) -> None:
+    """submitit's names under Slurm, the phase's on this machine; its pickles are not logs."""
     evidence = Evidence(tmp_path)
     evidence.dir.submitit.mkdir()
     names = ["7_0_log.err", "7_0_log.out", "small.err", "small.out"]

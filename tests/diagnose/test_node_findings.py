@@ -1,4 +1,4 @@
-"""Facts of nodes -> findings by host, with the line that shows it; who was never seen, and why."""
+"""Facts of nodes -> findings by host, with the line that shows it; unseen nodes and the reason."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def write(folder: Path, *facts: Any, **results: dict[str, Any]) -> PhaseResult:
     return evidence.result()
 
 
-def test_a_sick_node_is_named_with_the_line_that_shows_it(tmp_path: Path) -> None:
-    """The finding has the host, the words, and the place in the node's facts."""
+def test_unhealthy_node_is_named_with_the_line_that_shows_it(tmp_path: Path) -> None:
+    """The finding has the host, the problem, and its place in the node's facts."""
     result = write(tmp_path, node(0), node(1, cuda_visible_devices="0"))
     (finding,) = find_failed_checks(FailureEvidence(result))
     assert (finding.id, finding.hosts, finding.severity) == ("gpus-missing", ("n1",), "failure")
-    assert finding.primary and finding.cause.startswith("n1: has 2 GPUs")
+    assert finding.primary and finding.cause.startswith("n1: nvidia-smi lists 2 GPUs")
     (line,) = finding.evidence
     assert line.file == str(result.directory.node_facts(1)) and line.text.startswith('"gpus":')
     assert Path(line.file).read_text().splitlines()[line.line - 1].strip() == line.text
 
 
-def test_every_host_is_told_at_once(tmp_path: Path) -> None:
-    """Not the first one's trouble alone; hosts with the same one together; a warning not here."""
+def test_all_hosts_are_reported_at_once(tmp_path: Path) -> None:
+    """Not only the first host; hosts with the same problem together; warnings elsewhere."""
     full = {"dev_shm_free_bytes": 0}
     down = [port(0), port(1, "1: DOWN")]
     sick = [node(0, **full), node(1, gpus=[]), node(2, **full), node(3, rdma_ports=down)]
@@ -65,8 +65,8 @@ def test_every_host_is_told_at_once(tmp_path: Path) -> None:
     assert not warning.primary
 
 
-def test_a_node_that_ended_by_its_checks_is_diagnosed_by_them(tmp_path: Path) -> None:
-    """What the launchers said of it is an echo of the same facts."""
+def test_node_that_failed_its_checks_is_diagnosed_by_them(tmp_path: Path) -> None:
+    """What the launchers recorded is an echo of the same facts."""
     words = {"reason": "preflight", "why": "has no GPU"}
     aborted = {"reason": "aborted", "why": "n1: has no GPU"}
     result = write(tmp_path, node(0), node(1, gpus=[]), n0=aborted, n1=words)
@@ -76,8 +76,8 @@ def test_a_node_that_ended_by_its_checks_is_diagnosed_by_them(tmp_path: Path) ->
     assert (finding.id, finding.hosts) == ("gpus-missing", ("n1",))
 
 
-def test_words_without_facts_behind_them_decide_nothing(tmp_path: Path) -> None:
-    """A node may claim what it likes of itself and others: checks are judged by facts."""
+def test_claims_without_facts_decide_nothing(tmp_path: Path) -> None:
+    """A node may claim anything about itself and others: checks are judged by facts."""
     claim = {"id": "gpus-missing", "nodes": [0], "what": "x", "severity": "failure"}
     words = {"reason": "preflight", "why": "n1 says so", "checks": [claim]}
     result = write(tmp_path, node(0), node(1), n1=words)
@@ -86,8 +86,8 @@ def test_words_without_facts_behind_them_decide_nothing(tmp_path: Path) -> None:
     assert finding.id == "job-failed" and "n1 says so" in finding.cause
 
 
-def test_a_node_that_cannot_reach_node_0(tmp_path: Path) -> None:
-    """By what it wrote of the meeting."""
+def test_node_that_cannot_reach_node_0(tmp_path: Path) -> None:
+    """From its record of the rendezvous."""
     result = write(tmp_path, node(0), node(1))
     words = {"ok": False, "address": "10.0.0.1", "port": 29500, "error": "no route to host"}
     write_json(result.directory.node_meeting(1), {"names": {}, **words})
@@ -98,8 +98,8 @@ def test_a_node_that_cannot_reach_node_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("facts", [{}, {"node": 7}, {"node": "\x1b[2J", "gpus": [[]]}, [], "x"])
-def test_hostile_facts_are_no_finding(tmp_path: Path, facts: Any) -> None:
-    """Nothing is raised and nothing is found in nonsense."""
+def test_hostile_facts_are_not_a_finding(tmp_path: Path, facts: Any) -> None:
+    """Nonsense raises nothing and yields no finding."""
     result = write(tmp_path, node(0), node(1))
     write_json(result.directory.node_facts(1), facts)
     write_json(result.directory.node_meeting(1), facts)
@@ -114,7 +114,7 @@ def _reopened(result: PhaseResult) -> Evidence:
 
 
 def unseen(nodes: Any = (1,)) -> dict[str, Any]:
-    why = "n0 (h) waited for the facts of the other nodes and never could read them"
+    why = "n0 (h) waited for the facts of the other nodes and could not read them"
     return {"reason": "unseen", "why": why, "nodes": list(nodes)}
 
 
@@ -124,36 +124,36 @@ def the_unseen(result: PhaseResult) -> Finding:
     return finding
 
 
-def test_a_node_that_never_wrote(tmp_path: Path) -> None:
+def test_node_that_never_wrote(tmp_path: Path) -> None:
     """It is named alone: it did not start, or writes elsewhere."""
     finding = the_unseen(write(tmp_path, node(0), None, n0=unseen()))
     assert finding.hosts == ("node 1",) and finding.detail["cause"] == "never"
-    assert finding.cause.startswith("n0 waited in vain for node 1, which never wrote a word")
+    assert finding.cause.startswith("n0 waited in vain for node 1, which never wrote a file")
 
 
-def test_a_node_that_started_and_stopped(tmp_path: Path) -> None:
-    """Its claim is there, and no facts: something hangs on it."""
+def test_node_that_started_and_stopped(tmp_path: Path) -> None:
+    """Its claim exists, but no facts: something hangs on it."""
     result = write(tmp_path, node(0), None, n0=unseen())
     result.directory.claim(1).touch()
     assert the_unseen(result).detail["cause"] == "stopped"
 
 
-def test_a_node_whose_files_others_never_saw(tmp_path: Path) -> None:
-    """They are here for us to read: the nodes do not share one directory; both are named."""
+def test_node_whose_files_others_never_saw(tmp_path: Path) -> None:
+    """The files are visible here: the nodes do not share one directory; both are named."""
     finding = the_unseen(write(tmp_path, node(0), node(1), n0=unseen()))
     assert finding.detail["cause"] == "not-seen" and finding.hosts == ("n1", "n0")
     assert "never saw them" in finding.cause
 
 
-def test_a_node_that_wrote_too_late(tmp_path: Path) -> None:
+def test_node_that_wrote_too_late(tmp_path: Path) -> None:
     """The others had given up by then."""
     late = node(1, time=ENDED + 60)
     finding = the_unseen(write(tmp_path, node(0), late, n0=unseen()))
     assert finding.detail["cause"] == "late" and finding.hosts == ("n1",)
 
 
-def test_nodes_that_missed_the_same_are_told_together(tmp_path: Path) -> None:
-    """One finding for one missing node, however many waited for it."""
+def test_nodes_that_missed_the_same_node_share_a_finding(tmp_path: Path) -> None:
+    """One finding per missing node, however many waited for it."""
     result = write(tmp_path, node(0), None, node(2), n0=unseen(), n2=unseen())
     assert the_unseen(result).detail == {
         "cause": "never",
@@ -163,7 +163,7 @@ def test_nodes_that_missed_the_same_are_told_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [None, 7, "1", [99], [-1], [True], [[]], [1e9]])
-def test_ranks_that_are_none_are_passed_over(tmp_path: Path, nodes: Any) -> None:
-    """A node that names no node is left to what else is known of it."""
+def test_invalid_node_ranks_are_ignored(tmp_path: Path, nodes: Any) -> None:
+    """A node that names no valid node is judged by its other evidence."""
     words = {**unseen(), "nodes": nodes}
     assert find_failed_checks(FailureEvidence(write(tmp_path, node(0), None, n0=words))) == []

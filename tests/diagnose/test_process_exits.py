@@ -1,4 +1,4 @@
-"""How a rank's process ended: by torchrun's words, with the next step of that signal."""
+"""How a rank's process ended, from torchrun's log, with the next step for that signal."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
         (-6, "killed by SIGABRT", "last lines of its stderr"),
         (-15, "killed by SIGTERM", "who ended it"),
         (-63, "killed by signal 63", "stderr"),
-        (3, "it left with status 3", "os._exit"),
-        (0, "it left with status 0", "os._exit"),
+        (3, "exited with status 3", "os._exit"),
+        (0, "exited with status 0", "os._exit"),
     ],
 )
-def test_the_signal_or_status_is_told_with_its_next_step(
+def test_signal_or_status_is_reported_with_its_next_step(
     tmp_path: Path, text: str, code: int, cause: str, fix: str
 ) -> None:
-    """In both places where torchrun writes it; the line is evidence."""
+    """From both places where torchrun writes it; the line is evidence."""
     (found,) = died(tmp_path, "noise\n" + text.format(code=code, pid=1000))
     assert found.id == "rank-died" and found.cause.endswith(cause) and fix in found.fix
     assert found.detail["exitcode"] == code
     assert (found.evidence[1].line, found.evidence[1].file[-12:]) == (2, "torchrun.log")
 
 
-def test_what_is_not_known_is_said(tmp_path: Path) -> None:
-    """Another process's end is none of the rank's."""
+def test_unknown_end_is_reported_as_unknown(tmp_path: Path) -> None:
+    """The end of another process is not the rank's."""
     (found,) = died(tmp_path, FAILED.format(code=3, pid=77))
-    assert found.cause.endswith("killed by a signal, or it left early; unknown cause")
+    assert found.cause.endswith("killed by a signal, or it exited early; unknown cause")
 
 
-def test_a_rank_that_torchrun_closed_is_no_cause(tmp_path: Path) -> None:
-    """It was ended since another one had died, though both were seen dead in one look."""
+def test_rank_that_torchrun_closed_is_not_the_cause(tmp_path: Path) -> None:
+    """It was ended because another had died, although both were seen dead at once."""
     log = CLOSED.format(pid=1001) + FAILED.format(code=-9, pid=1000)
     log += SUMMARY.format(code=-15, pid=1001)
     found = died(tmp_path, log, ranks=2)
@@ -79,7 +79,7 @@ def test_a_rank_that_torchrun_closed_is_no_cause(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 @pytest.mark.parametrize("code", [-6, -15, -1, -9])
-def test_the_rank_that_torchrun_did_not_close_is_the_cause(
+def test_rank_that_torchrun_did_not_close_is_the_cause(
     tmp_path: Path, code: int, dead: int
 ) -> None:
     """Whatever signal it ended by, and whichever of the two it is: both were seen dead at once, and
@@ -92,7 +92,7 @@ def test_the_rank_that_torchrun_did_not_close_is_the_cause(
     assert first.detail["exitcode"] == code and second.detail["victim"]
 
 
-def test_an_abort_follows_from_a_kill(tmp_path: Path) -> None:
+def test_abort_follows_from_a_kill(tmp_path: Path) -> None:
     """Native code aborts when its peer is gone."""
     log = FAILED.format(code=-6, pid=1000) + SUMMARY.format(code=-9, pid=1001)
     first, second = died(tmp_path, log, ranks=2)
@@ -103,15 +103,15 @@ def test_an_abort_follows_from_a_kill(tmp_path: Path) -> None:
     "line",
     ["failed (exitcode: 99999999) (pid: 1000)", "exitcode : x (pid: 1000)", "(exitcode: -9)", ""],
 )
-def test_a_torn_log_tells_nothing(tmp_path: Path, line: str) -> None:
+def test_torn_log_line_is_ignored(tmp_path: Path, line: str) -> None:
     """It is hostile text."""
     evidence = Evidence(tmp_path).started().node(0)
     evidence.dir.torchrun_log(0).write_text(line)
     assert exit_codes(evidence) == {}
 
 
-def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
-    """What the kernel told the watch needs no line of torchrun's."""
+def test_watch_of_the_node_needs_no_torchrun_log(tmp_path: Path) -> None:
+    """The kernel gave the status to the watch."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0, ok=False, reason="rank_died")
     writer = EventWriter(evidence.dir.node_events(0))
     writer.write("trouble", reason="rank_died", why="rank 0 ended")
@@ -124,8 +124,8 @@ def test_the_watch_of_the_node_knows_it_before_torchrun(tmp_path: Path) -> None:
     assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
 
 
-def test_where_torchrun_ended_well_so_did_its_ranks(tmp_path: Path) -> None:
-    """It may have reaped them before the watch looked, and its log says nothing then."""
+def test_ranks_of_a_successful_torchrun_exited_with_0(tmp_path: Path) -> None:
+    """It may have reaped them before the watch looked, and then its log has nothing."""
     ended = {"ok": False, "reason": "rank_ended_early", "why": "never done"}
     evidence = Evidence(tmp_path, 1, 2).started().node(0, **ended, returncode=0)
     assert exit_codes(evidence) == {0: 0, 1: 0}

@@ -1,4 +1,4 @@
-"""Where ranks stood, as faulthandler, py-spy and their marks say, and who is behind the others."""
+"""Where ranks were, from faulthandler, py-spy and their progress, and which ones are behind."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def stack(made: PhaseDir) -> Stack:
         [*HUNG, *ENDED],  # nobody asked: SIGTERM, twice
     ],
 )
-def test_what_counts_is_where_it_hung(lines: list[str], tmp_path: Path) -> None:
-    """The main thread, the last that faulthandler lists, of the first dump that was asked for."""
+def test_stack_of_the_hang_counts(lines: list[str], tmp_path: Path) -> None:
+    """The main thread, which faulthandler lists last, of the first dump that was asked for."""
     found = stack(directory(tmp_path, *lines))
     assert str(found.program) == "/p/train.py:7 in main" and found.line == str(found.program)
     line = (tmp_path / "dumps/rank_00000.stack.txt").read_text().splitlines()
@@ -71,14 +71,14 @@ def test_what_counts_is_where_it_hung(lines: list[str], tmp_path: Path) -> None:
     assert found.waits_for_loader and not found.perhaps_in_collective
 
 
-def test_processes_that_it_forked_are_told_apart(tmp_path: Path) -> None:
+def test_forked_processes_are_distinguished(tmp_path: Path) -> None:
     """A worker of its data loader wrote into the same file."""
     (found,) = stacks_of_children(directory(tmp_path, ASKED, *HUNG, ASKED_CHILD, *CHILD), 0)
     assert str(found.program) == "/p/data.py:4 in read"
 
 
-def test_the_end_of_a_rank_counts_where_nobody_asked_it(tmp_path: Path) -> None:
-    """torchrun ended it before."""
+def test_stack_at_the_end_counts_if_none_was_asked_for(tmp_path: Path) -> None:
+    """torchrun ended the rank before."""
     assert stack(directory(tmp_path, *ENDED)).program.name == "late"
 
 
@@ -91,18 +91,18 @@ def test_the_end_of_a_rank_counts_where_nobody_asked_it(tmp_path: Path) -> None:
         ("torch/nn/modules/linear.py", False, False),
     ],
 )
-def test_a_collective_shows_by_its_file(
+def test_collective_is_recognised_by_its_file(
     file: str, certain: bool, perhaps: bool, tmp_path: Path
 ) -> None:
-    """Backward, and what waits for a device, may hide one in native code."""
+    """Backward, and waiting for a device, may hide one in native code."""
     head = "Current thread 0x1 (most recent call first):"
     lines = [head, f'  File "{SITE}/{file}", line 3 in f', '  File "/p/t.py", line 4 in step']
     found = stack(directory(tmp_path, ASKED, *lines))
     assert (found.in_collective, found.perhaps_in_collective) == (certain, perhaps)
 
 
-def test_py_spy_stands_in_where_faulthandler_gave_nothing(tmp_path: Path) -> None:
-    """As py-spy 0.4 prints it, native frames included: the main thread comes first."""
+def test_py_spy_replaces_a_missing_faulthandler_dump(tmp_path: Path) -> None:
+    """As py-spy 0.4 prints it, with native frames: the main thread comes first."""
     made = directory(tmp_path, "== asked: rank 0, pid 7 ==")
     made.rank_py_spy(0).write_text(
         "Process 7: python train.py\nPython v3.11.7 (/usr/bin/python3.11)\n\n"
@@ -119,13 +119,13 @@ def test_py_spy_stands_in_where_faulthandler_gave_nothing(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", ["", "x", "Thread ", "== asked: rank 0", '  File "a", line 1 in b']
 )
-def test_a_file_that_holds_no_stack_counts_as_missing(text: str, tmp_path: Path) -> None:
+def test_file_without_a_stack_counts_as_missing(text: str, tmp_path: Path) -> None:
     """A job wrote it."""
     assert stack_of_rank(directory(tmp_path, text), 0) is None
     assert stack_of_rank(PhaseDir(tmp_path / "none"), 0) is None
 
 
-def test_a_huge_file_is_read_to_a_bound(tmp_path: Path) -> None:
+def test_huge_file_is_read_to_a_bound(tmp_path: Path) -> None:
     """One endless line, then binary."""
     made = directory(tmp_path, ASKED, *HUNG)
     with made.rank_stack(0).open("ab") as stream:
@@ -133,10 +133,10 @@ def test_a_huge_file_is_read_to_a_bound(tmp_path: Path) -> None:
     assert stack(made).program.line == 7
 
 
-def test_rank_that_was_done_before_a_stage_left_early_and_one_past_it_did_not(
+def test_rank_that_was_done_before_a_stage_left_early(
     tmp_path: Path,
 ) -> None:
-    """Rank 0 lost a peer in training, which rank 2 had ended and rank 1 had not."""
+    """Rank 0 lost a peer in training, which rank 2 had completed and rank 1 had not."""
     directory = PhaseDir(tmp_path / "p")
     write_json(directory.spec, {"phase": "p", "nodes": 1, "ranks_per_node": 3})
     for rank, states in enumerate((["begin"], ["begin"], ["begin", "end"])):
@@ -160,10 +160,10 @@ def test_rank_that_was_done_before_a_stage_left_early_and_one_past_it_did_not(
         ([True, False, None], []),
     ],
 )
-def test_ranks_that_are_in_no_collective_while_others_are(
+def test_ranks_outside_a_collective_that_others_wait_in(
     waits: list[bool | None], away: list[int], tmp_path: Path
 ) -> None:
-    """None is told where all are, where none is, or where a rank's stack is missing."""
+    """None if all are in one, none is, or a rank's stack is missing."""
     left = Left(tmp_path, 3)
     for rank, inside in enumerate(waits):
         if inside is not None:
@@ -174,8 +174,8 @@ def test_ranks_that_are_in_no_collective_while_others_are(
 @pytest.mark.parametrize(
     ("steps", "least"), [([3, 2, 3], [1]), ([3, 3, 3], []), ([2, 2, 3], [0, 1])]
 )
-def test_ranks_that_came_least_far(steps: list[int], least: list[int], tmp_path: Path) -> None:
-    """By stages and steps; nobody where all are equally far."""
+def test_ranks_that_are_furthest_behind(steps: list[int], least: list[int], tmp_path: Path) -> None:
+    """By stages and steps; none if all are equally far."""
     left = Left(tmp_path, 3)
     for rank, step in enumerate(steps):
         left.say(rank, "step", step=step, steps=9)
@@ -197,7 +197,7 @@ def test_ranks_that_came_least_far(steps: list[int], least: list[int], tmp_path:
 def test_last_stage_and_step(
     events: list[tuple[str, dict[str, Any]]], where: str, tmp_path: Path
 ) -> None:
-    """As people read it; a value of another kind counts as missing."""
+    """In readable form; a value of the wrong type counts as missing."""
     left = Left(tmp_path, 2)
     for name, fields in events:
         left.say(1, name, **fields)

@@ -1,4 +1,4 @@
-"""Findings of what the scheduler did to a job: by its fields, then by its words in the log."""
+"""Findings of what the scheduler did to a job: from its fields, then from its log messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_a_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
+def test_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
     """Which node, since when, why; its line is the evidence."""
     down = "n1|down*|2026-01-02T03:09:00|slurm|Not responding\n"
     case.told("NODE_FAIL", f"n0|idle|Unknown|Unknown|none\n{down}")
@@ -70,23 +70,23 @@ def test_a_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
     assert down.strip() in lines[found.evidence[0].line - 1]
 
 
-def test_a_node_that_is_back_is_named_by_sruns_words(case: Case) -> None:
-    """It was down for a moment only: sinfo shows nothing any more."""
+def test_node_that_is_back_is_named_from_sruns_message(case: Case) -> None:
+    """It was down only briefly: sinfo no longer shows it."""
     case.told("NODE_FAIL", "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
     case.log("srun: error: Node failure on n1\nsrun: error: Node failure on elsewhere\n")
     _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
     assert (found.id, found.hosts) == ("node-down", ("n1",))
 
 
-def test_a_node_failure_of_which_nothing_more_is_told_is_one_all_the_same(case: Case) -> None:
-    """No node is named then."""
+def test_node_failure_without_a_named_node(case: Case) -> None:
+    """It is still a node failure, but no node is named."""
     _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
     assert (found.id, found.hosts) == ("node-down", ())
     assert "Slurm does not say which" in found.cause
 
 
-def test_who_took_the_nodes_is_named(case: Case) -> None:
-    """Of the jobs on its nodes only what started once they had been taken from it."""
+def test_preempting_job_is_named(case: Case) -> None:
+    """Of the jobs on its nodes, only the one that started after the preemption."""
     others = "5|bob|main|a|2026-01-02T01:00:00|n0\n"
     case.told("PREEMPTED", squeue=others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
     outcome, found = case.finding(JobState("ended", "PREEMPTED"))
@@ -94,8 +94,8 @@ def test_who_took_the_nodes_is_named(case: Case) -> None:
     assert "job 8 of ann (partition high, QOS gold)" in found.cause and "bob" not in found.cause
 
 
-def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
-    """A job that was put back says so in accounting, or in its log."""
+def test_requeue_and_preemption_are_distinguished(case: Case) -> None:
+    """Accounting or the job's log shows a preemption."""
     state = JobState("pending", "PENDING", "BeginTime")
     outcome, found = case.finding(state)
     assert (outcome, found.id) == ("preempted", "requeued")
@@ -108,11 +108,11 @@ def test_a_requeue_and_a_preemption_are_told_apart(case: Case) -> None:
 @pytest.mark.parametrize(
     ("uid", "words"),
     [
-        ("4294967294", "by a user without a name here (uid 4294967294)"),
-        (str(os.getuid()), f"(uid {os.getuid()}, as this run)"),
+        ("4294967294", "by a user unknown on this machine (uid 4294967294)"),
+        (str(os.getuid()), f"(uid {os.getuid()}, the user of this run)"),
     ],
 )
-def test_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
+def test_user_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
     """By accounting's user id, and that it was not this run."""
     case.told("CANCELLED", sacct=f"7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
     outcome, found = case.finding(JobState("ended", "CANCELLED"))
@@ -120,13 +120,13 @@ def test_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
     assert words in found.cause and found.detail == {"uid": int(uid)}
 
 
-def test_what_this_run_cancelled_is_by_nobody_else(case: Case) -> None:
+def test_job_cancelled_by_this_run_blames_no_other_user(case: Case) -> None:
     """An interrupted run keeps the general finding."""
     _, found = case.finding(JobState("ended", "CANCELLED"), "the run was interrupted")
     assert found.id == "job-cancelled"
 
 
-def test_slurms_time_limit_is_told_with_its_length(case: Case) -> None:
+def test_slurms_time_limit_is_reported_with_its_length(case: Case) -> None:
     """No rank and no node is blamed for it."""
     outcome, found = case.told("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
     assert (outcome, found.id, found.hosts, found.ranks) == ("failed", "time-limit", (), ())
@@ -137,9 +137,7 @@ def test_slurms_time_limit_is_told_with_its_length(case: Case) -> None:
     ("since", "identity"),
     [("2026-01-02T03:04:05", "prolog-failed"), ("2026-01-01T00:00:00", "cancelled-by-other")],
 )
-def test_a_cancelled_job_whose_node_was_drained_by_its_prolog(
-    since: str, identity: str, case: Case
-) -> None:
+def test_cancelled_job_whose_prolog_drained_a_node(since: str, identity: str, case: Case) -> None:
     """A job that may not be requeued is CANCELLED when its prolog fails; a node that had been
     drained for it before is no witness."""
     case.told("CANCELLED", f"n1|drained|{since}|root|Prolog error\n")
@@ -156,23 +154,21 @@ def test_a_cancelled_job_whose_node_was_drained_by_its_prolog(
         ("Error running slurm prolog: 1", ()),
     ],
 )
-def test_a_prolog_that_failed_by_slurms_words(
-    line: str, hosts: tuple[str, ...], case: Case
-) -> None:
-    """The node may be back in service; the job's own log still says it."""
+def test_failed_prolog_in_slurms_messages(line: str, hosts: tuple[str, ...], case: Case) -> None:
+    """The node may be back in service; the job's own log still shows it."""
     outcome, found = case.log(line + "\n").finding(JobState("ended", "CANCELLED"))
     assert (outcome, found.id, found.hosts) == ("cluster_failed", "prolog-failed", hosts)
 
 
-def test_a_job_held_after_its_launch_failed(case: Case) -> None:
-    """It will not start by itself; that is a failed prolog."""
+def test_job_held_after_its_launch_failed(case: Case) -> None:
+    """It will not start by itself; its prolog failed."""
     state = JobState("held", "PENDING", "launch failed requeued held")
     outcome, found = case.finding(state)
     assert (outcome, found.id) == ("cluster_failed", "prolog-failed")
 
 
-def test_a_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
-    """By whom and why, as sinfo shows it; a healthy partition leaves the general finding."""
+def test_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
+    """By whom and why, from sinfo; a healthy partition leaves the general finding."""
     ours = "queue: the job did not start within 25 s"
     assert case.told("PENDING").finding(None, ours)[1].id == "job-never-ran"
     case.told("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
@@ -181,8 +177,8 @@ def test_a_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
     assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in found.cause
 
 
-def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
-    """Slurm names the node, the node's watch the rank; the limit is told."""
+def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
+    """Slurm names the node, the node's watch the rank; the limit is shown."""
     evidence = Evidence(tmp_path, 2).started()
     evidence.node(0, ok=False, reason="aborted", why="n1: rank 1 died")
     evidence.node(1, ok=False, reason="rank_died", why="rank 1 died", rank=1)
@@ -199,11 +195,11 @@ def test_a_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     result = evidence.result()
     found = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
     assert (found.id, found.ranks, found.hosts) == ("out-of-memory", (1,), ("n1",))
-    assert "4G a node" in found.cause
+    assert "4G per node" in found.cause
     assert found.evidence[0].text == words.strip()
 
 
-def test_a_job_that_slurm_calls_out_of_memory_is_that(case: Case) -> None:
-    """Without a word in its log and without a dead rank, too."""
+def test_job_that_slurm_reports_out_of_memory(case: Case) -> None:
+    """Even without a message in its log or a dead rank."""
     outcome, found = case.told("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))
     assert (outcome, found.id, found.ranks) == ("failed", "out-of-memory", ())

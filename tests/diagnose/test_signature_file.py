@@ -1,4 +1,4 @@
-"""A file of signatures is checked as a whole, and every mistake told with its line."""
+"""A signature file is checked as a whole, and every mistake is reported with its line."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     return [str(one).removeprefix(f"{tmp_path}/") for one in raised.value.problems]
 
 
-def test_a_good_file(tmp_path: Path) -> None:
-    """What is left out has its default, and a pattern may be a bare text."""
+def test_valid_file(tmp_path: Path) -> None:
+    """Omitted keys have their defaults, and a pattern may be a plain text."""
     path = tmp_path / "signatures.yaml"
     path.write_text(GOOD)
     (one,) = load_signatures(path)
@@ -51,31 +51,31 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("fix: mend it", "fixed: mend it", "unknown key `fixed`"),
         ("fix: mend it", "fixed: mend it", "did you mean `fix`?"),
         ("primary: true", "primary: maybe", "signatures.yaml:3: `primary` is 'maybe'; expected"),
-        ("id: one", "id: One of us", "`One of us` is no id"),
-        ("- some words", "- some", "signatures.yaml:8: `some` as a word leads to too much"),
+        ("id: one", "id: One of us", "`One of us` is not an id"),
+        ("- some words", "- some", "signatures.yaml:8: `some` cannot be a `word`"),
         ("(?P<why>\\w+)", "(?P<why>\\w+", "signatures.yaml:9: the regex is malformed"),
         ("(?P<why>\\w+)", "(?P<why>.*)", "`.*` in the regex has no bound"),
         ("names: {why: because of}", "names: {}", "the group `why` has no name"),
         ("{why: because of}", "{why: b, how: c}", "no regex has a group `how`"),
         ("source: a book", "source: a book\n  lines: 99", "`lines` is 99; expected how many lines"),
-        ("source: a book", "source: a book\n  follows: [two]", "follows `two`, which is no other"),
+        ("source: a book", "source: a book\n  follows: [two]", "follows `two`, which is not"),
         ("primary: true", "primary: false\n  general: true", "general, but not primary"),
-        ("primary: true", "primary: false\n  late: true", "late, but no exact cause"),
-        ("  - {text: some words, source: the book}", "  - some words", "a sample is of another"),
+        ("primary: true", "primary: false\n  late: true", "late, but not an exact cause"),
+        ("  - {text: some words, source: the book}", "  - some words", "a sample has the wrong"),
         ("signatures:\n", "signature:\n", "holds no signatures"),
         ("signatures:\n", "other: 1\nsignatures:\n", "unknown key `other`"),
-        ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern is of another form"),
+        ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern has the wrong form"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
     """What, where, and what was expected."""
     assert old in GOOD
     assert any(said in one for one in problems(tmp_path, GOOD.replace(old, new))), said
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    """Of both signatures, and an id that stands twice."""
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    """Of both signatures, and an id that appears twice."""
     twice = GOOD + GOOD.removeprefix("signatures:\n")
-    assert any("`one` stands twice" in line for line in problems(tmp_path, twice))
+    assert any("`one` appears twice" in line for line in problems(tmp_path, twice))
     broken = twice.replace("primary: true", "primary: 7").replace("cause: it broke", "cause: ''")
     assert len(problems(tmp_path, broken)) == 4

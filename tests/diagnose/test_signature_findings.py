@@ -1,4 +1,4 @@
-"""Causes come before what follows from them, and an unknown cause is not guessed at."""
+"""Causes come before their consequences, and an unknown cause is not guessed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.diagnose.logs import KILLED, REMOTE, TRACEBACK, WATCHDOG, diagnosed, 
 OOM = "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 
 
-def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
-    """Though they spoke first: the kill is the cause, with its rank and host."""
+def test_killed_rank_comes_before_ranks_that_lost_it() -> None:
+    """Although they logged first: the kill is the cause, with its rank and host."""
     found = diagnosed(a=REMOTE.format(1, "20") + REMOTE.format(3, "21"), b=KILLED)
     assert primary(found) == ["rank_killed"] and found[0].id == "rank_killed"
     assert found[0].ranks == (5,) and found[0].hosts == ("node2",)
@@ -25,15 +25,15 @@ def test_a_killed_rank_comes_before_those_that_lost_it() -> None:
     assert lost.hosts == ("node1", "node3") and lost.evidence[0].file == "a.log"
 
 
-def test_an_out_of_memory_kill_explains_the_killed_rank() -> None:
-    """Slurm's word for it is the cause, wherever it stands."""
+def test_out_of_memory_kill_explains_the_killed_rank() -> None:
+    """Slurm's message is the cause, wherever it is."""
     slurm = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks\n"
     assert primary(diagnosed(KILLED + slurm)) == ["slurm_oom"]
     assert primary(diagnosed(KILLED)) == ["rank_killed"]
 
 
-def test_causes_are_in_the_order_of_time() -> None:
-    """Across files by their stamps; a line without takes that of the lines around it."""
+def test_causes_are_ordered_by_time() -> None:
+    """Across files by their stamps; a line without one takes that of the lines around it."""
     early = "[2026-11-21 20:00:00] step 1\n" + OOM.format(3)
     late = "Nov 21 21:00:00 node7 kernel: NVRM: Xid (PCI:0000:44:00): 79, off the bus\n"
     assert primary(diagnosed(a=late, b=early)) == ["cuda_oom", "gpu_ecc_xid"]
@@ -42,30 +42,30 @@ def test_causes_are_in_the_order_of_time() -> None:
     assert primary(diagnosed(OOM.format(3) + late)) == ["cuda_oom", "gpu_ecc_xid"]
 
 
-def test_without_times_the_order_is_that_of_files_and_lines() -> None:
+def test_without_times_files_and_lines_give_the_order() -> None:
     """As they were given."""
     full = "OSError: [Errno 28] No space left on device\n"
     assert primary(diagnosed(OOM.format(0) + full)) == ["cuda_oom", "disk_full"]
     assert primary(diagnosed(full, OOM.format(0))) == ["disk_full", "cuda_oom"]
 
 
-def test_a_general_cause_counts_where_nothing_is_more_exact() -> None:
-    """A watchdog's timeout is a cause by itself, and none beside one."""
+def test_general_cause_counts_if_nothing_is_more_exact() -> None:
+    """A watchdog's timeout is a cause by itself, but not next to an exact one."""
     assert primary(diagnosed(WATCHDOG.format(1, "10"))) == ["torch_watchdog_timeout"]
     found = diagnosed(WATCHDOG.format(1, "10") + OOM.format(2))
     assert primary(found) == ["cuda_oom"] and ids(found) == ["cuda_oom", "torch_watchdog_timeout"]
 
 
-def test_interleaved_ranks_are_told_apart() -> None:
-    """One finding for all ranks that say it, with each of them named once."""
+def test_interleaved_ranks_are_distinguished() -> None:
+    """One finding for all ranks with the same error, each named once."""
     lines = [OOM.format(rank) for rank in (3, 0, 3, 7)] + [WATCHDOG.format(1, "59")]
     found = diagnosed("".join(lines))
     assert [one.ranks for one in found] == [(0, 3, 7), (1,)]
     assert found[0].detail["lines"] == 4 and len(found[0].evidence) == 4
 
 
-def test_interleaved_tracebacks_keep_to_their_rank() -> None:
-    """The lines of another rank between those of a traceback are not its own."""
+def test_interleaved_tracebacks_are_separated_by_rank() -> None:
+    """Lines of another rank inside a traceback do not belong to it."""
     mine = TRACEBACK.format("[rank4]: ").splitlines(keepends=True)
     other = TRACEBACK.replace("labels", "other").format("[rank2]: ").splitlines(keepends=True)
     mixed = [line for pair in zip(mine, other, strict=True) for line in pair]
@@ -76,7 +76,7 @@ def test_interleaved_tracebacks_keep_to_their_rank() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank3]: ", "5: ", "[default1]:[rank3]: "])
-def test_an_unknown_exception_is_told_as_it_stands(prefix: str) -> None:
+def test_unknown_exception_is_quoted(prefix: str) -> None:
     """No guess: the first error, its place in the program and in the log."""
     found = diagnosed("hello\n" + TRACEBACK.format(prefix))
     assert ids(found) == ["unknown"] and found[0].primary
@@ -94,15 +94,15 @@ def test_an_unknown_exception_is_told_as_it_stands(prefix: str) -> None:
         "sbatch: error: Batch job submission failed: Something new",
     ],
 )
-def test_an_unknown_error_of_another_program(line: str) -> None:
-    """A warning of NCCL's, or an error of Slurm's, is told where nothing says more."""
+def test_unknown_error_of_another_program(line: str) -> None:
+    """A warning from NCCL or an error from Slurm is reported if nothing says more."""
     (found,) = diagnosed(line + "\n")
     assert found.id == "unknown" and line in found.cause
     both = diagnosed(line + "\n" + TRACEBACK.format(""))
     assert ids(both) == ["unknown"] and "ValueError" in both[0].cause
 
 
-def test_an_unknown_exception_comes_before_what_follows_from_it() -> None:
+def test_unknown_exception_comes_before_its_consequences() -> None:
     """The ranks that lost the one that raised are secondary, and so is a watchdog."""
     log = REMOTE.format(1, "20") + TRACEBACK.format("[rank4]: ") + WATCHDOG.format(1, "40")
     found = diagnosed(log)
@@ -110,7 +110,7 @@ def test_an_unknown_exception_comes_before_what_follows_from_it() -> None:
     assert "torch_watchdog_timeout" in ids(found)[1:]
 
 
-def test_the_first_unknown_error_is_that_of_the_first_rank_that_failed() -> None:
+def test_first_unknown_error_is_from_the_first_rank_that_failed() -> None:
     """By time, across the logs of ranks."""
     stamp = "[2026-11-21 20:{0}:00] step 7\n"
     found = diagnosed(
@@ -120,8 +120,8 @@ def test_the_first_unknown_error_is_that_of_the_first_rank_that_failed() -> None
     assert ids(found) == ["unknown"] and found[0].ranks == (1,)
 
 
-def test_a_known_exception_is_not_unknown() -> None:
-    """The traceback of an error that a signature knows, or of its wrapper, is no other cause."""
+def test_known_exception_is_not_unknown() -> None:
+    """The traceback of a known error, or of its wrapper, is not another cause."""
     head = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n'
     assert ids(diagnosed(head + OOM.format(1).removeprefix("[rank1]: "))) == ["cuda_oom"]
     nccl = (
@@ -132,30 +132,30 @@ def test_a_known_exception_is_not_unknown() -> None:
     assert primary(diagnosed(head + nccl)) == ["duplicate_gpu"]
 
 
-def test_an_exception_that_follows_is_not_claimed_by_the_next_line() -> None:
-    """What torchrun says behind a traceback does not make its exception a known one."""
+def test_next_line_does_not_make_an_exception_known() -> None:
+    """torchrun's lines after a traceback do not make its exception a known one."""
     ended = "E1 torch/api.py:869] failed (exitcode: 1) local_rank: 5 (pid: 2) of binary: python\n"
     found = diagnosed(TRACEBACK.format("") + ended)
     assert ids(found) == ["unknown", "torchrun_child_failed"]
 
 
 def test_many_lines_are_counted_up_to_a_bound() -> None:
-    """A log of one line a million times costs no memory, and says so."""
+    """A log that repeats a line a million times costs no memory, and the finding says so."""
     (found,) = diagnosed(OOM.format(1) * 5000)
     assert found.detail == {"lines": signature_search.MAX_COUNTED, "more": True}
     assert len(found.evidence) == signature_search.MAX_KEPT
     assert [one.line for one in found.evidence] == list(range(1, signature_search.MAX_KEPT + 1))
 
 
-def test_an_exception_that_python_ignores_is_no_failure() -> None:
-    """It is one of tidying up at the end; one behind it counts."""
+def test_exception_that_python_ignores_is_not_a_failure() -> None:
+    """It comes from a finalizer; one after it counts."""
     ignored = "Exception ignored in: <function Pool.__del__ at 0x7f>\n" + TRACEBACK.format("")
     assert diagnosed(ignored) == []
     assert ids(diagnosed(ignored + TRACEBACK.format(""))) == ["unknown"]
 
 
-def test_a_traceback_behind_time_stamps() -> None:
-    """Kubernetes puts a stamp of its own before each line."""
+def test_traceback_after_time_stamps() -> None:
+    """Kubernetes puts its own stamp before each line."""
     lines = TRACEBACK.format("[rank6]: ").splitlines()
     log = "".join(
         f"2026-11-21T20:00:0{number}.123456789Z stderr F {line}\n"
@@ -178,8 +178,8 @@ IB = (
 
 
 @pytest.mark.parametrize("late", [ENDED.format("23:40", LIMIT), CONNECT, IB])
-def test_what_a_rank_s_failure_brings_about_is_no_cause_beside_it(late: str) -> None:
-    """The others wait for it until their time is up, whatever stamps the lines have."""
+def test_late_signature_is_not_a_cause_next_to_a_rank_failure(late: str) -> None:
+    """The other ranks wait until a time limit, whatever stamps the lines have."""
     for logs in (late, TRACEBACK.format("[rank3]: ")), (TRACEBACK.format(""), late):
         found = diagnosed(*logs)
         assert primary(found) == ["unknown"] and "ValueError: labels" in found[0].cause
@@ -193,16 +193,16 @@ def test_what_a_rank_s_failure_brings_about_is_no_cause_beside_it(late: str) -> 
     assert primary(diagnosed(late + "srun: error: something new\n")) == primary(diagnosed(late))
 
 
-def test_an_end_explains_the_kills_that_go_with_it_alone() -> None:
-    """A rank that was killed hours before somebody cancelled the job died by itself."""
+def test_end_of_a_job_explains_only_kills_at_that_time() -> None:
+    """A rank killed hours before somebody cancelled the job died by itself."""
     for why, name in ((LIMIT, "slurm_time_limit"), ("", "slurm_cancelled")):
         together = diagnosed(KILLED + ENDED.format("20:20", why))
         assert primary(together) == [name] and "rank_killed" in ids(together)
         assert primary(diagnosed(KILLED + ENDED.format("23:40", why))) == ["rank_killed"]
 
 
-def test_a_traceback_behind_a_progress_bar() -> None:
-    """The bar ends with no line; what stands before the traceback is no label of its lines."""
+def test_traceback_after_a_progress_bar() -> None:
+    """The bar has no line end; the text before the traceback is not a label of its lines."""
     bar = "\r  0%|      | 0/9 [00:00<?, ?it/s]\r 33%|###   | 3/9 [00:01<00:02, 3.0it/s]"
     (found,) = diagnosed(bar + TRACEBACK.format(""))
     assert found.id == "unknown" and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
@@ -226,13 +226,13 @@ def test_a_traceback_behind_a_progress_bar() -> None:
         "NCCL INFO GPU Direct RDMA Disabled for GPU 0 / HCA 1 (distance 9 > 5), read 0",
     ],
 )
-def test_the_words_of_failures_in_other_texts_are_none(line: str) -> None:
-    """Data sets, settings and advice name failures; a healthy job prints them."""
+def test_mentions_of_failures_are_not_failures(line: str) -> None:
+    """Datasets, settings and advice mention failures; a healthy job prints them."""
     assert diagnosed(line + "\n") == []
 
 
-def test_a_name_that_the_user_s_own_module_lacks_is_no_matter_of_versions() -> None:
-    """Only what lies among the installed packages is."""
+def test_name_missing_in_the_users_own_module_is_not_a_version_problem() -> None:
+    """Only a module among the installed packages is."""
     said = "ImportError: cannot import name 'build' from 'utils' ({0}/utils.py)\n"
     head = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
     assert ids(diagnosed(head + said.format("/home/u"))) == ["unknown"]
@@ -249,8 +249,8 @@ def test_a_name_that_the_user_s_own_module_lacks_is_no_matter_of_versions() -> N
         "RuntimeError: Connection reset by peer",
     ],
 )
-def test_the_exceptions_of_victims_are_not_taken_for_the_cause(said: str) -> None:
-    """Though they were logged first: the exception of a rank that failed by itself is told."""
+def test_exceptions_of_victims_are_not_the_cause(said: str) -> None:
+    """Although they were logged first: the exception of the rank that failed by itself counts."""
     victim = TRACEBACK.format("[rank0]: ").rsplit("ValueError", 1)[0] + said + "\n"
     found = diagnosed(victim, TRACEBACK.format("[rank3]: "))
     assert primary(found) == ["unknown"] and found[0].ranks == (3,)
@@ -260,8 +260,8 @@ def test_the_exceptions_of_victims_are_not_taken_for_the_cause(said: str) -> Non
 FULL = "[rank{0}]: OSError: [Errno 28] No space left on device\n"
 
 
-def test_an_exception_that_nobody_knows_is_not_hidden_by_a_cause_behind_it() -> None:
-    """What the same rank logs behind it may follow from it: both are told, in order of time."""
+def test_unknown_exception_is_not_hidden_by_a_later_cause() -> None:
+    """What the same rank logs later may be a consequence: both are reported, by time."""
     found = diagnosed(TRACEBACK.format("[rank3]: ") + FULL.format(3))
     assert primary(found) == ["unknown", "disk_full"]
     assert found[0].ranks == (3,) and "ValueError: labels are 7, 9" in found[0].cause
@@ -290,8 +290,8 @@ def test_an_exception_that_nobody_knows_is_not_hidden_by_a_cause_behind_it() -> 
     ],
     ids=["behind", "other rank", "whose", "between", "went on", "an hour later", "handled"],
 )
-def test_an_exception_that_did_not_come_first_is_no_cause(log: str) -> None:
-    """Behind a known cause, of another rank or of who knows whom, survived or handled."""
+def test_exception_that_did_not_come_first_is_not_a_cause(log: str) -> None:
+    """After a known cause, from another or an unknown rank, survived or handled."""
     assert primary(diagnosed(log)) == ["disk_full"]
 
 
@@ -309,8 +309,8 @@ def test_an_exception_that_did_not_come_first_is_no_cause(log: str) -> None:
 @pytest.mark.parametrize(
     "behind", ["", "\n\n", "srun: error: node7: task 3: Exited with exit code 2\n"]
 )
-def test_an_error_without_a_traceback_is_told(line: str, behind: str) -> None:
-    """As the last words of a log, but for those of who tells of the end."""
+def test_error_without_a_traceback_is_reported(line: str, behind: str) -> None:
+    """As the last line of a log, apart from lines about the end itself."""
     found = diagnosed("step 1\nusage: train.py [-h]\n" + line + "\n" + behind)
     (cause,) = [one for one in found if one.primary]
     assert cause.id == "unknown" and cause.cause.endswith(line.split(": ", 1)[-1])
@@ -328,13 +328,13 @@ def test_an_error_without_a_traceback_is_told(line: str, behind: str) -> None:
         "step 9 error: 0.2 loss: 0.3\n",
     ],
 )
-def test_the_last_words_of_a_healthy_log_are_no_error(log: str) -> None:
-    """Metrics, and what was said before the program went on."""
+def test_last_line_of_a_healthy_log_is_not_an_error(log: str) -> None:
+    """Metrics, and errors after which the program continued."""
     assert diagnosed(log) == []
 
 
-def test_last_words_count_where_nothing_else_is_a_cause() -> None:
-    """Neither beside a known cause nor beside a rough one."""
+def test_last_line_counts_only_if_nothing_else_is_a_cause() -> None:
+    """Neither next to a known cause nor next to a general one."""
     last = "mylib.DecodeError: frame 7 is cut short\n"
     assert primary(diagnosed(OOM.format(1), last)) == ["cuda_oom"]
     assert primary(diagnosed(WATCHDOG.format(1, "10"), last)) == ["torch_watchdog_timeout"]
@@ -343,8 +343,8 @@ def test_last_words_count_where_nothing_else_is_a_cause() -> None:
     assert primary(diagnosed(REMOTE.format(1, "20"), last)) == ["unknown"]
 
 
-def test_last_words_of_a_large_log_have_their_line() -> None:
-    """However much stands before them."""
+def test_last_line_of_a_large_log_has_its_number() -> None:
+    """However much comes before it."""
     (found,) = diagnosed("step\n" * 300_000 + "error: no more data\n")
     assert found.evidence[0].line == 300_001
 
@@ -388,19 +388,19 @@ FRAMES = (
             "server_addr_in_use",
             "port 8000",
         ),
-        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not say"),
+        (FRAMES.format("/work/mine.py"), "port_in_use", "the log does not show"),
         ("bind [127.0.0.1]:8888: Address already in use\n", "port_in_use", "port 8888"),
     ],
 )
-def test_a_port_is_told_by_who_wanted_it(log: str, name: str, words: str) -> None:
-    """The rendezvous, another server, or nobody knows: only the first is the master port."""
+def test_port_in_use_names_what_tried_to_bind_it(log: str, name: str, words: str) -> None:
+    """The rendezvous, another server, or unknown: only the first is the master port."""
     (found,) = diagnosed("step 1\n" + log)
     assert (found.id, found.primary) == (name, True) and words in found.cause
     assert ("master port" in found.cause) is (name == "addr_in_use")
 
 
-def test_another_servers_port_is_no_cause_beside_an_exact_one() -> None:
-    """A board that did not start ended no training by itself."""
+def test_port_of_another_server_is_not_a_cause_next_to_an_exact_one() -> None:
+    """A dashboard that did not start did not end the training."""
     board = "TensorBoard could not bind to port 6006, it was already in use\n"
     assert primary(diagnosed(board + OOM.format(3))) == ["cuda_oom"]
     rendezvous = "RuntimeError: Address already in use\n"

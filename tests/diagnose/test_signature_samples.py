@@ -1,4 +1,4 @@
-"""Every signature finds its samples, and none of another's as a cause."""
+"""Every signature finds its samples, and no other's as a cause."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EACH = [
 
 @pytest.mark.parametrize(("signature", "sample"), EACH)
 @pytest.mark.parametrize("around", ["{}", "noise\n{}\nnoise\n", "0: \x1b[31m{}\x1b[0m\r\n"])
-def test_a_sample_is_found_by_its_own_signature_alone(
+def test_sample_is_found_only_by_its_own_signature(
     signature: Signature, sample: Sample, around: str
 ) -> None:
-    """Bare, between other lines, and behind a label in colour on Windows' lines."""
+    """Bare, between other lines, and after a label, in colour, with Windows line ends."""
     found = diagnosed(around.format(sample.text))
     if signature.harmless:
         assert not found
@@ -52,7 +52,7 @@ def shows(signature: Signature, pattern: Pattern, sample: Sample, regex: str | N
 
 @pytest.mark.parametrize("signature", shipped_signatures(), ids=lambda one: one.id)
 def test_every_wording_has_a_sample(signature: Signature) -> None:
-    """Each pattern, and each wording that a regex lets it choose from, was seen somewhere."""
+    """Each pattern, and each wording that its regex allows, has a real source."""
     wordings = [
         (pattern, regex)
         for pattern in signature.patterns
@@ -77,7 +77,7 @@ def test_every_wording_has_a_sample(signature: Signature) -> None:
         (r"\|[|(]\((?:a|b)(?! c d| e f)", [r"\|[|(]\((?:a|b)(?! c d| e f)"]),
     ],
 )
-def test_a_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]) -> None:
+def test_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]) -> None:
     """One of several words in its group alone, which must match then; lists of words are left."""
     assert list(narrowed(regex)) == each
 
@@ -85,8 +85,8 @@ def test_a_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]
 @pytest.mark.parametrize(
     "signature", [one for one in shipped_signatures() if not one.harmless], ids=lambda s: s.id
 )
-def test_a_signature_says_why_and_what_to_do(signature: Signature) -> None:
-    """One line each, in sentences' words, with a source for every text."""
+def test_signature_has_cause_and_next_step(signature: Signature) -> None:
+    """One line each, without a full stop, and a source for every text."""
     for words in (signature.cause, signature.fix, signature.source):
         assert len(words) > 10 and "\n" not in words
     assert all(sample.source for sample in signature.samples)
@@ -99,13 +99,13 @@ HARMLESS = (Path(__file__).parent / "harmless.log").read_text().splitlines()
 
 
 @pytest.mark.parametrize("line", HARMLESS)
-def test_a_harmless_line_is_no_finding(line: str) -> None:
-    """Warnings that every healthy run prints are nothing."""
+def test_harmless_line_is_not_a_finding(line: str) -> None:
+    """Warnings that every healthy run prints are ignored."""
     assert diagnosed(line + "\n") == []
 
 
-def test_all_harmless_lines_together_are_no_finding() -> None:
-    """Nor are they together, whatever lines they stand beside."""
+def test_all_harmless_lines_together_are_not_a_finding() -> None:
+    """Whatever other lines they stand next to."""
     assert diagnosed("\n".join(HARMLESS)) == []
 
 
@@ -116,9 +116,9 @@ def test_all_harmless_lines_together_are_no_finding() -> None:
         ("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus", "Xid 79"),
         ("Connection closed by remote peer node2<42830>", "peer node2<42830>"),
         ("NET/IB : Got completion with error 12, opcode 0", "status 12"),
-        ("bind to [::]:29500 (errno: 98 - Address already in use).", "the master port is taken"),
+        ("bind to [::]:29500 (errno: 98 - Address already in use).", "the master port is in use"),
     ],
 )
-def test_what_a_text_names_is_told(text: str, cause: str) -> None:
-    """Sizes, peers and numbers of the text stand in the cause."""
+def test_names_in_the_text_are_in_the_cause(text: str, cause: str) -> None:
+    """Sizes, peers and numbers of the text appear in the cause."""
     assert cause in diagnosed(text)[0].cause

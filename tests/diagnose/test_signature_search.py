@@ -1,4 +1,4 @@
-"""Logs of any size and kind are read in pieces, and nothing is lost at their borders."""
+"""Logs of any size and kind are read in chunks, and nothing is lost at their borders."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ SAMPLES = [sample.text for one in shipped_signatures() for sample in one.samples
 
 @pytest.mark.parametrize("text", [OOM, KILLED, TRACEBACK.format("[rank3]: ")])
 @pytest.mark.parametrize("back", [0, 1, 7, 40, 120, 400])
-def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
-    """Wherever a text lies, its finding, line, rank and host are the same."""
+def test_nothing_is_lost_at_chunk_borders(text: str, back: int) -> None:
+    """Wherever a text is, its finding, line, rank and host are the same."""
     (expected, *_) = diagnosed(text)
     for border in (
         signature_search.CHUNK_BYTES,
@@ -58,8 +58,8 @@ def test_nothing_is_lost_at_the_border_of_a_piece(text: str, back: int) -> None:
         assert [one.text for one in found.evidence] == [one.text for one in expected.evidence]
 
 
-def test_a_line_without_an_end() -> None:
-    """It is looked at in pieces; a word in it is found once, with what stands around it."""
+def test_endless_line() -> None:
+    """It is examined in pieces; a word in it is found once, with its surroundings."""
     filler = b"a" * 3 * signature_search.CHUNK_BYTES
     (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
     assert found.id == "cuda_oom" and found.detail["lines"] == 1
@@ -68,7 +68,7 @@ def test_a_line_without_an_end() -> None:
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
-    """Tens of megabytes of findings and tracebacks need a few."""
+    """Tens of megabytes of findings and tracebacks need only a few."""
 
     class Endless(io.RawIOBase):
         left = 100
@@ -88,8 +88,8 @@ def test_memory_does_not_grow_with_the_log() -> None:
     assert peak < 16 * 2**20
 
 
-def test_a_progress_bar_is_not_evidence() -> None:
-    """Carriage returns end its lines; the error behind it is told alone."""
+def test_progress_bar_is_not_evidence() -> None:
+    """Carriage returns end its lines; only the error after it is reported."""
     bar = "".join(f"Epoch 0: {n}%\r" for n in range(500))
     (found,) = diagnosed(bar + OOM)
     assert found.evidence[0].text == OOM.strip() and found.evidence[0].line == 1
@@ -99,15 +99,15 @@ def test_a_progress_bar_is_not_evidence() -> None:
     ("raw", "words"),
     [(b"\x1f\x8b\x08", "compressed"), (b"\xff\xfeh\0i\0", "UTF-16"), (b"a\0b" * 9, "binary")],
 )
-def test_what_is_no_text_is_refused(raw: bytes, words: str) -> None:
-    """It would be taken for a log in which nothing is wrong."""
+def test_file_that_is_not_text_is_refused(raw: bytes, words: str) -> None:
+    """Otherwise it would look like a log without errors."""
     with pytest.raises(Unreadable, match=words):
         diagnosed(raw)
 
 
 @pytest.mark.parametrize("garbage", [b"\0\x01\xfe" * 4000, b"\n\0\n" * 4000])
-def test_a_log_with_garbage_is_searched(garbage: bytes) -> None:
-    """A cause counts wherever it stands in it; one who may pass such a file over need not look."""
+def test_log_with_garbage_is_searched(garbage: bytes) -> None:
+    """A cause counts wherever it is; a caller that may skip such files need not search them."""
     for raw in (OOM.encode() + garbage, garbage + OOM.encode(), garbage + b"\n" + KILLED.encode()):
         assert ids(diagnosed(raw))[0] in ("cuda_oom", "rank_killed")
         search = SignatureSearch(shipped_signatures())
@@ -116,21 +116,21 @@ def test_a_log_with_garbage_is_searched(garbage: bytes) -> None:
         assert order_findings(search) == []
 
 
-def test_of_several_logs_garbage_is_told_apart() -> None:
-    """What another log said does not make one without a word of text readable."""
+def test_garbage_is_judged_for_each_log() -> None:
+    """The contents of one log do not make another one readable."""
     with pytest.raises(Unreadable, match=r"1\.log is binary"):
         diagnosed(OOM, b"a\0b" * 9)
 
 
-def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
-    """After so many looks none of them costs more than being found; what follows is not lost."""
+def test_unfinished_tracebacks_are_skipped() -> None:
+    """After enough tries they cost no more than being found; what follows is not lost."""
 
     class Counted(SignatureSearch):
         looked = 0
 
-        def _line(self, *args: Any) -> None:
+        def _examine_line(self, *args: Any) -> None:
             self.looked += 1
-            super()._line(*args)
+            super()._examine_line(*args)
 
     found = Counted(shipped_signatures())
     torn = "Traceback (most recent call last):\n" * 50_000
@@ -153,7 +153,7 @@ def test_tracebacks_that_end_nowhere_are_passed_over() -> None:
         ("no time 12:00", None),
     ],
 )
-def test_the_time_of_a_line(line: str, time: Time | None) -> None:
+def test_time_of_a_line(line: str, time: Time | None) -> None:
     """Every stamp that torch, NCCL, Slurm, Kubernetes and the kernel write."""
     assert last_time_in(line) == time
 
@@ -173,8 +173,8 @@ def test_the_time_of_a_line(line: str, time: Time | None) -> None:
         ("Nov 21 20:32:39 node7 kernel: NVRM", None, "node7"),
     ],
 )
-def test_the_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
-    """Only what is certain: a label of srun, or of torchrun within its node, is no rank."""
+def test_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) -> None:
+    """Only what is certain: a label from srun, or from torchrun within a node, is not a rank."""
     assert (rank_of_line(line), host_of_line(line)) == (rank, host)
 
 
@@ -188,8 +188,8 @@ def check(found: list[Finding]) -> None:
 
 @SETTINGS
 @given(st.lists(st.sampled_from(SAMPLES), max_size=6), st.integers(0, 2**32 - 1))
-def test_whatever_becomes_of_a_log_reading_it_ends(samples: list[str], seed: int) -> None:
-    """Texts that were cut, torn, glued and repeated raise nothing, and keep their order."""
+def test_damaged_logs_are_read_to_the_end(samples: list[str], seed: int) -> None:
+    """Texts that were cut, torn, joined and repeated raise nothing, and keep their order."""
     random = Random(seed)
     raw = bytearray("\n".join([*samples, KILLED, TRACEBACK, REMOTE]).encode())
     for _ in range(random.randrange(30)):
@@ -214,13 +214,13 @@ def test_whatever_becomes_of_a_log_reading_it_ends(samples: list[str], seed: int
 @SETTINGS
 @given(st.binary(max_size=3000))
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
-    """Nothing else is raised, and nothing found is without evidence."""
+    """Nothing else is raised, and every finding has evidence."""
     with contextlib.suppress(Unreadable):
         check(diagnosed(b"x\n" + raw))
 
 
-def test_a_stream_that_gives_little_at_a_time() -> None:
-    """A pipe gives what it has."""
+def test_stream_with_short_reads() -> None:
+    """A pipe returns what it has."""
 
     class Slow(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -233,8 +233,8 @@ def test_a_stream_that_gives_little_at_a_time() -> None:
     assert order_findings(found)[0].evidence == diagnosed(text)[0].evidence
 
 
-def test_a_rough_cause_over_several_lines_is_looked_for_so_often_alone() -> None:
-    """A log that names it on every line costs no more than one that does not end."""
+def test_general_cause_over_several_lines_is_tried_a_bounded_number_of_times() -> None:
+    """A log with it on every line costs no more than one that does not end."""
     line = "OSError: [Errno 98] Address already in use\n"
     found = SignatureSearch(shipped_signatures())
     found.stream(io.BytesIO((line * 20_000).encode()), "0.log")

@@ -1,4 +1,4 @@
-"""What happened is told in one order of time; stamped lines of logs decide nothing in it."""
+"""Events are shown in one order of time; stamped log lines decide nothing in it."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def ranks(found: list[Finding], primary: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("ahead", [-90.0, 0.0, 90.0])
-def test_the_first_cause_is_first_whatever_the_nodes_clocks_say(
-    tmp_path: Path, ahead: float
-) -> None:
+def test_first_cause_is_first_despite_wrong_clocks(tmp_path: Path, ahead: float) -> None:
     """Node 1's clock is wrong by a minute and a half; its rank failed a second later, after it had
     been told that the phase ends."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead})
@@ -93,8 +91,8 @@ def test_the_first_cause_is_first_whatever_the_nodes_clocks_say(
     assert f", {after:.1f} s after rank 0 (n0)" in found[1].cause
 
 
-def test_clocks_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
-    """What the nodes wrote is in order as it stands."""
+def test_plausible_clocks_are_left_alone(tmp_path: Path) -> None:
+    """The nodes' records are already in order."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.2})
     job.saw(1, 1.5, "trouble", reason="aborted", why="x")
     job.ends(0, 1.4)
@@ -102,8 +100,8 @@ def test_clocks_that_contradict_nothing_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-90.0, 90.0])
-def test_a_clock_is_set_right_by_what_must_have_come_first(tmp_path: Path, ahead: float) -> None:
-    """Every node reads the others' facts before it meets them: that bounds it both ways."""
+def test_clock_is_corrected_by_necessary_order(tmp_path: Path, ahead: float) -> None:
+    """Every node reads the others' facts before the rendezvous, which bounds it both ways."""
     moved = FailureEvidence(Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead}).result()).timeline.moved
     assert moved[1] == pytest.approx(-ahead, abs=1.1)
 
@@ -119,17 +117,16 @@ def test_a_clock_is_set_right_by_what_must_have_come_first(tmp_path: Path, ahead
         ({}, 0.0),
     ],
 )
-def test_a_clock_that_was_measured_is_set_right_by_that(
+def test_measured_clock_is_corrected_by_its_offset(
     tmp_path: Path, clock: object, moved: float
 ) -> None:
-    """As the node found it when it met node 0; what may be wrong by as much counts as
-    none."""
+    """As measured at the rendezvous; an offset within its error is ignored."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     write_json(job.dir.node_meeting(1), {"ok": True, "clock": clock})
     assert FailureEvidence(job.result()).timeline.moved[1] == moved
 
 
-def test_two_ranks_that_die_by_themselves_are_both_told(tmp_path: Path) -> None:
+def test_two_ranks_that_die_independently_are_both_reported(tmp_path: Path) -> None:
     """On two nodes, each seen by its own node before the flag: neither follows from the other."""
     job = Job(tmp_path, 2, 2).run({0: 0.0, 1: 0.0})
     job.dies(1, 10.0)
@@ -141,8 +138,8 @@ def test_two_ranks_that_die_by_themselves_are_both_told(tmp_path: Path) -> None:
     assert [one.id for one in found] == ["rank-died", "rank-died", "rank-error"]
 
 
-def test_an_exception_behind_anothers_death_is_told_with_it(tmp_path: Path) -> None:
-    """It lost no peer, and its node knew nothing yet."""
+def test_exception_after_another_ranks_death_is_reported_too(tmp_path: Path) -> None:
+    """It lost no peer, and its node did not yet know of the death."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     job.dies(0, 10.0)
     job.fails(1, 10.1, "No space left on device", "OSError")
@@ -151,7 +148,7 @@ def test_an_exception_behind_anothers_death_is_told_with_it(tmp_path: Path) -> N
     assert ranks(found, True) == [0, 1] and found[1].detail["signature"] == "disk_full"
 
 
-def test_ranks_that_fail_in_the_same_words_are_one_cause(tmp_path: Path) -> None:
+def test_ranks_that_fail_with_the_same_message_are_one_cause(tmp_path: Path) -> None:
     """Numbers aside: a mistake in the program fails on every rank."""
     job = Job(tmp_path, 1, 3).run({0: 0.0})
     for rank in (2, 0, 1):
@@ -161,7 +158,7 @@ def test_ranks_that_fail_in_the_same_words_are_one_cause(tmp_path: Path) -> None
 
 
 def test_victims_alone_are_in_order_of_time(tmp_path: Path) -> None:
-    """Where nobody tells a cause, the first rank that lost a peer is the one to look at."""
+    """If no error is a cause, the first rank that lost a peer is the one to look at."""
     job = Job(tmp_path, 1, 3).run({0: 0.0})
     for rank, at in ((0, 12.0), (1, 11.0), (2, 13.0)):
         job.fails(rank, at, ECHO)
@@ -169,8 +166,8 @@ def test_victims_alone_are_in_order_of_time(tmp_path: Path) -> None:
     assert (ranks(found, True), ranks(found, False)) == ([1], [0, 2])
 
 
-def test_the_finding_tells_what_happened_around_it(tmp_path: Path) -> None:
-    """A few moments of all nodes and ranks, in seconds from the cause."""
+def test_finding_has_a_timeline(tmp_path: Path) -> None:
+    """A few moments on all nodes and ranks, with the seconds from the cause."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     job.said(0, 9.0, "step", step=4, steps=9)
     job.fails(0, 10.0)
@@ -184,7 +181,7 @@ def test_the_finding_tells_what_happened_around_it(tmp_path: Path) -> None:
         "+0.500",
         "+0.700",
     ]
-    assert "rank 0 (n0) has done step 4, its last" in told[1] and "boom" in told[2]
+    assert "rank 0 (n0) completes step 4, its last" in told[1] and "boom" in told[2]
     assert told[4].endswith("n1: sees: rank 1")
 
 
@@ -193,8 +190,8 @@ def test_the_finding_tells_what_happened_around_it(tmp_path: Path) -> None:
     [None, "x", float("nan"), float("inf"), 10**400, -1, [], True],
     ids=lambda value: str(value)[:9],
 )
-def test_hostile_times_move_no_clock_out_of_reach(tmp_path: Path, value: object) -> None:
-    """What is no time counts as missing; nothing raises."""
+def test_hostile_times_are_ignored(tmp_path: Path, value: object) -> None:
+    """A value that is not a time counts as missing; nothing raises."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
     said = json.dumps(value)
     job.dir.node_facts(1).write_text(f'{{"node": "n1", "time": {said}}}')
@@ -251,8 +248,8 @@ def timeline_of(made: Job) -> list[str]:
         "[1970-01-01_00:16:48.500] ",
     ],
 )
-def test_a_stamped_line_stands_where_it_was_said(tmp_path: Path, zone: str, stamp: str) -> None:
-    """Between the events, in the order of time, in whatever zone this machine is."""
+def test_stamped_line_is_placed_by_its_time(tmp_path: Path, zone: str, stamp: str) -> None:
+    """Between the events, in order of time, whatever zone this machine is in."""
     made = failing_job(tmp_path)
     write_stderr(made, f"no stamp\n{stamp}the disk is slow\n1970-01-01 00:16:50.1 the end\n")
     told = [line for line in timeline_of(made) if "slow" in line]
@@ -264,7 +261,7 @@ def test_a_stamped_line_stands_where_it_was_said(tmp_path: Path, zone: str, stam
 
 
 def test_syslog_has_whole_seconds(tmp_path: Path, zone: str) -> None:
-    """And no year: that of the event is taken."""
+    """And no year: the event's year is used."""
     made = failing_job(tmp_path)
     write_stderr(made, "Jan  1 00:16:48 n0 kernel: NVRM: Xid 79\n")
     assert "  -2.000 s  rank 0 (n0) logs: Jan  1 00:16:48 n0 kernel: NVRM: Xid 79" in timeline_of(
@@ -272,7 +269,7 @@ def test_syslog_has_whole_seconds(tmp_path: Path, zone: str) -> None:
     )
 
 
-def test_severe_lines_are_told_first_and_few(tmp_path: Path) -> None:
+def test_severe_lines_are_preferred_and_few(tmp_path: Path) -> None:
     """A program that logs every step hides no warning, and no event."""
     made = failing_job(tmp_path)
     steps = [f"1970-01-01 00:16:{second:02} INFO step {second}\n" for second in range(1, 50)]
@@ -281,7 +278,7 @@ def test_severe_lines_are_told_first_and_few(tmp_path: Path) -> None:
     told = [line for line in timeline_of(made) if " logs: " in line]
     assert len(told) == 4 and "the disk is slow" in told[0]
     assert [line.split()[-1] for line in told[1:]] == ["47", "48", "49"]
-    assert any("has done step 4, its last" in line for line in timeline_of(made))
+    assert any("completes step 4, its last" in line for line in timeline_of(made))
     assert any("raises ValueError: boom" in line for line in timeline_of(made))
 
 
@@ -303,8 +300,8 @@ def test_severe_lines_are_told_first_and_few(tmp_path: Path) -> None:
         ("1969-12-30 00:16:49 ERROR words\n", WRITTEN),
     ],
 )
-def test_a_stamp_that_cannot_be_true_is_left_out(tmp_path: Path, text: str, written: float) -> None:
-    """Absurd, behind the file's own time, talked of, backwards, or of another day."""
+def test_impossible_stamp_is_left_out(tmp_path: Path, text: str, written: float) -> None:
+    """Absurd, after the file's own time, inside the text, backwards, or from another day."""
     made = failing_job(tmp_path)
     before = timeline_of(made)
     write_stderr(made, text, written)
@@ -314,8 +311,8 @@ def test_a_stamp_that_cannot_be_true_is_left_out(tmp_path: Path, text: str, writ
 @pytest.mark.parametrize(
     "stamp", ["1970-01-01 00:00:00", "1970-01-01 00:16:41", "2038-01-19 00:00:00"]
 )
-def test_stamps_of_logs_put_no_cause_before_another(tmp_path: Path, stamp: str) -> None:
-    """Causes are ordered by events: rank 1, which failed later, stays behind, whatever it logs."""
+def test_log_stamps_do_not_order_causes(tmp_path: Path, stamp: str) -> None:
+    """Events do: rank 1, which failed later, stays second, whatever it logs."""
     made = failing_job(tmp_path)
     made.fails(1, FAILED + 0.5, "another thing", "KeyError")
     log = made.dir.rank_logs(1) / "x" / "attempt_0" / "None" / "stderr.log"
@@ -325,8 +322,8 @@ def test_stamps_of_logs_put_no_cause_before_another(tmp_path: Path, stamp: str) 
     assert ranks(found, True) == [0, 1] and "boom" in found[0].cause
 
 
-def test_a_log_of_a_node_whose_clock_is_wrong(tmp_path: Path) -> None:
-    """Is put right with the node's clock."""
+def test_log_of_a_node_with_a_wrong_clock(tmp_path: Path) -> None:
+    """It is corrected with the node's clock."""
     made = Job(tmp_path, 2, 1).run({0: 0.0, 1: 30.0})
     made.fails(1, FAILED + 30.0)
     log = made.dir.torchrun_log(1)
@@ -337,8 +334,8 @@ def test_a_log_of_a_node_whose_clock_is_wrong(tmp_path: Path) -> None:
     assert float(told.split(" s ")[0]) == pytest.approx(-1.0, abs=0.01)
 
 
-def test_hostile_words_are_cleaned(tmp_path: Path) -> None:
-    """One line each, without control characters, of a length that can be shown."""
+def test_hostile_text_is_sanitized(tmp_path: Path) -> None:
+    """One line each, without control characters, short enough to show."""
     made = failing_job(tmp_path)
     write_stderr(made, "1970-01-01 00:16:49 ERROR \x1b[31m\x07" + "x" * 5000 + "\n")
     (told,) = [line for line in timeline_of(made) if " logs: " in line]

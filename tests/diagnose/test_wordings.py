@@ -1,4 +1,4 @@
-"""Texts that are close to a signature's, and what each of them is taken for."""
+"""Texts that are similar to a signature's, and how each is classified."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tests.diagnose.logs import diagnosed, ids, primary
         ),
     ],
 )
-def test_two_precisions_are_named(text: str, cause: str) -> None:
-    """The cause says which met which, whatever the operation calls them."""
+def test_both_precisions_are_named(text: str, cause: str) -> None:
+    """The cause names both, whatever the operation calls them."""
     (found,) = diagnosed(f"RuntimeError: {text}\n")
     assert found.id == "dtype_mismatch_matmul" and cause in found.cause
 
@@ -43,13 +43,13 @@ def test_two_precisions_are_named(text: str, cause: str) -> None:
         "same",
     ],
 )
-def test_labels_and_devices_are_no_precision(text: str) -> None:
-    """Integers where floats were meant, and a tensor on another device, are other mistakes."""
+def test_labels_and_devices_are_not_a_precision_mismatch(text: str) -> None:
+    """Integers instead of floats, and a tensor on another device, are other mistakes."""
     assert "dtype_mismatch_matmul" not in ids(diagnosed(f"RuntimeError: {text}\n"))
 
 
-def test_a_segment_that_is_not_there_is_no_full_memory() -> None:
-    """NCCL attaches to what its peer made: where that has gone, /dev/shm has room."""
+def test_missing_segment_is_not_a_full_dev_shm() -> None:
+    """NCCL attaches to its peer's segment: if that is gone, /dev/shm still has room."""
     text = (
         "node1:71:72 [0] misc/shmutils.cc:129 NCCL WARN Error while attaching to shared memory "
         "segment /dev/shm/nccl-glnlGK (size 14156128), error: No such file or directory (2)\n"
@@ -58,16 +58,16 @@ def test_a_segment_that_is_not_there_is_no_full_memory() -> None:
 
 
 @pytest.mark.parametrize("program", ["torchrun", "python", "python3.11", "accelerate", "srun"])
-def test_a_program_that_is_missing_is_named(program: str) -> None:
-    """In bash's words, which have the script's line or not, as in those of other shells."""
+def test_missing_program_is_named(program: str) -> None:
+    """In bash's message, with or without the script's line, and in other shells'."""
     for text in ("bash: {}: command not found", "job.sh: line 9: {}: command not found"):
         (found,) = diagnosed(text.format(program) + "\n")
         assert found.id == "program_missing" and f"program {program}" in found.cause
     assert primary(diagnosed(f"sh: 1: /opt/env/bin/{program}: not found\n")) == ["program_missing"]
 
 
-def test_a_name_that_is_not_resolved_explains_no_known_cause() -> None:
-    """It is what lies behind a hub that cannot be reached; alone it is the cause."""
+def test_unresolved_name_is_not_a_cause_next_to_a_known_one() -> None:
+    """It is why the hub cannot be reached; alone it is the cause."""
     name = "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"
     hub = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and x.\n"
     assert primary(diagnosed(name + hub)) == ["hub_unreachable"]
@@ -75,8 +75,8 @@ def test_a_name_that_is_not_resolved_explains_no_known_cause() -> None:
     assert found.id == "host_unknown" and "Temporary failure in name resolution" in found.cause
 
 
-def test_a_rank_that_came_to_a_barrier_is_no_culprit() -> None:
-    """Rank 0 names the one that did not; the others only tell of rank 0."""
+def test_rank_that_reached_a_barrier_is_not_the_culprit() -> None:
+    """Rank 0 names the one that did not; the others only refer to rank 0."""
     came = (
         "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors "
         "while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n"
@@ -87,8 +87,8 @@ def test_a_rank_that_came_to_a_barrier_is_no_culprit() -> None:
     assert [one.id for one in found if not one.primary] == ["monitored_barrier_given_up"]
 
 
-def test_a_limit_that_slurm_names_is_told() -> None:
-    """Of its two lines, the one with the limit's name."""
+def test_limit_that_slurm_names_is_reported() -> None:
+    """From its two lines, the one with the limit's name."""
     text = (
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
         "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy\n"

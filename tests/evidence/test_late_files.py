@@ -13,9 +13,9 @@ from pytest_clustersmoke.evidence.phase_result import collect_phase
 from pytest_clustersmoke.evidence.run_directory import make_phase
 from pytest_clustersmoke.evidence.scheduler_record import JobState
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.jobs.job_watch import Watched
+from pytest_clustersmoke.jobs.job_watch import WatchedJob
 from pytest_clustersmoke.jobs.outcome import judge
-from pytest_clustersmoke.session.live.event_tail import Tail
+from pytest_clustersmoke.session.live.event_tail import EventTail
 from tests.fakes.nfs import FakeNfs
 from tests.support.evidence import Evidence
 
@@ -50,17 +50,17 @@ def test_a_nodes_own_words_are_read_though_slurm_told_of_the_start_first(
     """The job is looked at before its nodes have written anything, and fails soon after."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
-    job = Watched("small", "7", evidence.dir, 2, 0.0)
-    job.hear(JobState("running", "RUNNING"))
-    assert not job.over()
+    job = WatchedJob("small", "7", evidence.dir, 2, 0.0)
+    job.record_state(JobState("running", "RUNNING"))
+    assert not job.is_over()
     collect_phase(evidence.dir)
     with nfs.elsewhere():
         for node in (0, 1):
             evidence.node(node, ok=False, reason="preflight", why="it has 1 GPU")
     monkeypatch.setattr(job_watch, "VERDICT_GRACE_S", -1.0)
     state = JobState("ended", "FAILED", "NonZeroExitCode")
-    job.hear(state)
-    assert job.over() and job.results == {0, 1}
+    job.record_state(state)
+    assert job.is_over() and job.results == {0, 1}
     assert judge(collect_phase(evidence.dir), state).reason == "n0: it has 1 GPU"
 
 
@@ -70,7 +70,7 @@ def test_ranks_are_done_though_the_live_view_looked_for_them_first(
     """What the view of the terminal missed, the result does not."""
     with nfs.elsewhere():
         evidence = made(tmp_path)
-    tail = Tail(evidence.dir.rank_events(0), "")
+    tail = EventTail(evidence.dir.rank_events(0), "")
     tail.read()
     with nfs.elsewhere():
         evidence.done()

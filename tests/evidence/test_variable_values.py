@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.preflight.profiles import said
+from tests.preflight.profiles import remarks_of
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ from tests.preflight.profiles import said
 )
 def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: str) -> None:
     """The value is told with what is wrong about it, and where it stands."""
-    (one,) = said(tmp_path, {name: value})
+    (one,) = remarks_of(tmp_path, {name: value})
     assert one.severity == "warning" and one.text == f"{name}={value}: {words}"
     line = [i for i, text in enumerate((tmp_path / "cluster.yaml").open(), 1) if name in text]
     assert one.source == f"{tmp_path / 'cluster.yaml'}:{line[0]}"
@@ -79,19 +79,22 @@ def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: 
 )
 def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
     """What NCCL and gloo accept needs no remark."""
-    assert said(tmp_path, {name: value}) == []
+    assert remarks_of(tmp_path, {name: value}) == []
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         ("WARN", "NCCL_DEBUG=WARN hides the transports; the launcher sets INFO instead"),
-        ("DEBUG", "NCCL_DEBUG=DEBUG is no level of NCCL; the launcher sets INFO instead"),
+        (
+            "DEBUG",
+            "NCCL_DEBUG=DEBUG is not a level that NCCL knows; the launcher sets INFO instead",
+        ),
     ],
 )
 def test_a_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
     """A level below INFO does not reach the ranks, which is said."""
-    (one,) = said(tmp_path, {"NCCL_DEBUG": value})
+    (one,) = remarks_of(tmp_path, {"NCCL_DEBUG": value})
     assert (one.severity, one.text) == ("note", text)
 
 
@@ -113,7 +116,7 @@ def test_subsystems_that_hide_the_transports(tmp_path: Path, value: str, words: 
     """Without INIT the edges, or whose they are, cannot be read: a warning where transports are
     expected, and nowhere else."""
     expect = {"small": {"intra_node": ["P2P/*"]}}
-    found = said(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
+    found = remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
     wanted = f"NCCL_DEBUG_SUBSYS={value} {words}: the transports cannot be judged; add INIT"
     assert [one.text for one in found] == ([wanted] if words else [])
-    assert said(tmp_path, {"NCCL_DEBUG_SUBSYS": value}) == []
+    assert remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}) == []

@@ -1,1 +1,1 @@
-"""Fakes of what is not ours: Slurm's commands, torchrun, a rank program, a backend."""
+"""Fakes of Slurm's commands, torchrun, nvidia-smi, NCCL's log, NFS, a rank program, a backend."""

@@ -1,4 +1,4 @@
-"""A fake backend: jobs are what a test says they are; every call is noted."""
+"""A fake backend: a test sets the states of jobs; every call is recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_clustersmoke.jobs.backend import Refused
 
 
 class FakeBackend:
-    """Jobs are pending until a test says otherwise."""
+    """Jobs are pending until a test changes their state."""
 
     def __init__(self, ranks_at_once: int | None = None) -> None:
         self.ranks_at_once = ranks_at_once
@@ -56,4 +56,4 @@ class FakeBackend:
         return "#!/bin/bash\n"
 
     def named(self, call: str) -> list[tuple[str, ...]]:
-        return [one[1:] for one in self.calls if one[0] == call]
+        return [recorded[1:] for recorded in self.calls if recorded[0] == call]

@@ -1,6 +1,6 @@
-"""What NCCL 2.20 would log for a rank of a job: no NCCL can be had without a GPU.
+"""The log that NCCL 2.20 would write for a rank of a job; NCCL itself needs a GPU.
 
-The lines are those of its source: Init START, nNodes, networks, the edges of a ring (P2P and SHM
+The lines follow its source: Init START, nNodes, networks, the edges of a ring (P2P and SHM logged
 by the sender, NET by both ends), Init COMPLETE.
 """
 
@@ -30,7 +30,7 @@ def healthy(job: FakeNccl) -> Wording:
 
 @dataclass
 class FakeNccl:
-    """A job of `nodes` x `per_node` ranks; `nodes_of` places ranks where it is not by blocks."""
+    """A job of `nodes` x `per_node` ranks, placed in blocks unless `nodes_of` says otherwise."""
 
     nodes: int
     per_node: int
@@ -46,7 +46,7 @@ class FakeNccl:
         return self.nodes_of.get(rank, rank // self.per_node)
 
     def lines(self, rank: int, host: str, pid: int) -> list[str]:
-        """The log of one rank, a line each."""
+        """The lines of one rank's log."""
         device = sum(self.node(other) == self.node(rank) for other in range(rank))
         head = f"{host}:{pid}:{pid + 50000} [{device}] NCCL INFO "
         comm = f"comm 0x5a{rank:04x}"
@@ -67,26 +67,26 @@ class FakeNccl:
         ]
 
     def _edges(self, rank: int) -> list[str]:
-        """The rank's own: what it sends, and what it receives over a network."""
+        """The edges that a rank logs: what it sends, and what it receives over a network."""
         wording = self.wording or healthy(self)
         after, before = (rank + 1) % self.world, (rank - 1) % self.world
-        told = []
+        edges = []
         for channel in range(CHANNELS):
             sent = wording(rank, after, "send")
             if sent is not None:
                 role = " [send]" if sent.startswith("NET") else ""
-                told.append(f"{self._ends(channel, rank, after)}{role} via {sent}")
+                edges.append(f"{self._ends(channel, rank, after)}{role} via {sent}")
             received = wording(before, rank, "receive")
             if received is not None and received.startswith("NET"):
-                told.append(f"{self._ends(channel, before, rank)} [receive] via {received}")
-        return told
+                edges.append(f"{self._ends(channel, before, rank)} [receive] via {received}")
+        return edges
 
     def _ends(self, channel: int, source: int, destination: int) -> str:
         ids = [sum(self.node(o) == self.node(r) for o in range(r)) for r in (source, destination)]
         return f"Channel {channel:02d}/0 : {source}[{ids[0]}] -> {destination}[{ids[1]}]"
 
 
-# Name of a fault -> (source, destination) -> the wording there instead, in a job of 2 x 2 ranks.
+# Name of a fault -> (source, destination) -> the wording of that edge, in a job of 2 x 2 ranks.
 FAULTS: dict[str, dict[tuple[int, int], str]] = {
     "none": {},
     "socket": {(1, 2): "NET/Socket/0"},
@@ -100,7 +100,7 @@ FAULTS: dict[str, dict[tuple[int, int], str]] = {
 
 
 def staged(fault: str, rank: int, per_node: int, world: int) -> tuple[str, int, list[str]]:
-    """Host, pid and lines of the log of this process, with a fault of FAULTS."""
+    """Host, pid and lines of this process's log, with a fault of FAULTS."""
     job = FakeNccl(world // per_node, per_node)
     well = healthy(job)
 
@@ -110,7 +110,7 @@ def staged(fault: str, rank: int, per_node: int, world: int) -> tuple[str, int, 
         return FAULTS[fault].get((source, destination)) or well(source, destination, role)
 
     job.wording = wording
-    # A log of another process than the rank's is nobody's.
+    # A log of a process that is not a rank belongs to no rank.
     pid = os.getpid() + (2**22 if fault == "lost_rank" and rank == 3 else 0)
     host = socket.gethostname().split(".")[0]
     return host, pid, [] if fault == "no_log" else job.lines(rank, host, pid)

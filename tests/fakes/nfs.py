@@ -1,5 +1,5 @@
-"""A fake of what an NFS client remembers: a name that was not there stays so until its directory is
-listed (nfs(5), `lookupcache=all`; the half minute after which it is forgotten is left out)."""
+"""A fake of an NFS client's cache of missing names: a name that did not exist stays missing until
+its directory is listed (nfs(5), `lookupcache=all`; expiry after half a minute is left out)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIST = [(os, "listdir"), (os, "scandir")]
 
 
 class FakeNfs:
-    """All that this process looks up below a directory goes through that memory."""
+    """Every lookup of this process below a directory goes through that cache."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = str(root)
@@ -33,7 +33,7 @@ class FakeNfs:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What is done in here another machine does: this one hears nothing of it."""
+        """Act as another machine: this machine's cache does not see these changes."""
         self._elsewhere = True
         yield
         self._elsewhere = False
@@ -48,7 +48,7 @@ class FakeNfs:
     def _listing(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Any = ".") -> Any:
             self._look_up(path)
-            self._missing = {one for one in self._missing if one[0] != str(path)}
+            self._missing = {entry for entry in self._missing if entry[0] != str(path)}
             return real(path)
 
         return call

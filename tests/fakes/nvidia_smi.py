@@ -1,7 +1,7 @@
-"""A fake nvidia-smi: a script that answers as the real one does, for GPUs as a test has them.
+"""A fake nvidia-smi: a script that answers as the real one does, for the GPUs of a test.
 
-The forms are those of nvidia-smi(1) and of its `--help-query-*` pages: CSV without a header, a
-field it does not know ends it with status 2 and words on its standard output.
+Its output follows nvidia-smi(1) and the `--help-query-*` pages: CSV without a header; for an
+unknown field it exits with status 2 and an error on standard output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ for row in table:
 
 
 def gpu(index: int, **fields: Any) -> dict[str, Any]:
-    """A healthy GPU; `fields` are others than that, with `_` for a dot where that is simpler."""
+    """A healthy GPU, changed by `fields`."""
     return {
         "index": index,
         "name": "NVIDIA H100 80GB HBM3",
@@ -52,10 +52,10 @@ def gpu(index: int, **fields: Any) -> dict[str, Any]:
 
 
 def write(folder: Path, python: str, gpus: Any = (), **said: Any) -> Path:
-    """Write the script `nvidia-smi` into a folder; returns the file of the questions it heard.
+    """Write the script `nvidia-smi` into a folder; returns the file in which it logs queries.
 
-    `processes`: rows of --query-compute-apps; `unknown`: fields it does not know; `words`,
-    `status`: what it says in place of all answers; `sleep`: seconds before it says anything.
+    `processes`: rows of --query-compute-apps; `unknown`: unknown fields; `words`, `status`: an
+    error in place of all answers; `sleep`: seconds before it answers.
     """
     defaults = {"processes": [], "unknown": [], "words": "", "status": 0, "sleep": 0}
     text = json.dumps({"gpus": list(gpus), **defaults, **said})

@@ -1,6 +1,6 @@
 #!/bin/sh
 # A fake of Slurm's commands: linked as sbatch, squeue, sacct, scontrol and scancel into a directory
-# on PATH. Each call is noted in $FAKE_SLURM/calls and answered from NAME.out, NAME.err and NAME.rc.
+# on PATH. Each call is logged in $FAKE_SLURM/calls and answered from NAME.out, NAME.err, NAME.rc.
 name=${0##*/}
 printf '%s\n' "$name $*" >> "$FAKE_SLURM/calls"
 env > "$FAKE_SLURM/$name.env"

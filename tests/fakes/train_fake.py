@@ -1,6 +1,6 @@
-"""A fake rank program: writes the events of a rank that trained, without torch, in no time.
+"""A fake rank program: writes the events of a rank that trained, at once and without torch.
 
-Each option but --steps stages one deviation.
+Each option except --steps stages one deviation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pytest_clustersmoke.evidence.telemetry import SCHEMA, EventWriter
 
 if TYPE_CHECKING:
     from tests.fakes.nccl import FAULTS, staged
-else:  # torchrun puts this file's own folder on the path
+else:  # torchrun puts this file's folder on the path
     from nccl import FAULTS, staged
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--fail", action="store_true", help="raise in training")
-parser.add_argument("--leave", action="store_true", help="exit 0 without being done")
-parser.add_argument("--wait-for", type=Path, help="train on only once this file is there")
+parser.add_argument("--leave", action="store_true", help="exit 0 without `done`")
+parser.add_argument("--wait-for", type=Path, help="wait until this file exists")
 parser.add_argument("--before", type=int, default=0, help="steps done before --wait-for")
 parser.add_argument("--loss", default="falls", choices=["falls", "rises", "nan"])
-parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s as written")
+parser.add_argument("--rate", type=float, default=10.0, help="steps_per_s to record")
 parser.add_argument("--say", default="", help="a fact's text")
-parser.add_argument("--nccl", choices=FAULTS, help="log as NCCL would, with this fault or none")
-parser.add_argument("--slow", type=int, help="the rank that keeps the others waiting")
+parser.add_argument("--nccl", choices=FAULTS, help="write NCCL's log, with this fault or none")
+parser.add_argument("--slow", type=int, help="the rank that the others wait for")
 given = parser.parse_args()
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,4 +1,4 @@
-"""When a gate is proven, and what is missing where it is not."""
+"""When a gate is proven, and which differences are reported where it is not."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pytest_clustersmoke.faults.gate import (
     NOT_STAGED,
     OTHER,
     PROVEN,
-    Alone,
+    Baseline,
     Gate,
-    Seen,
+    Observed,
     judge,
 )
 from pytest_clustersmoke.report.verdict import ProofTally, RunTally, judge_proof
@@ -27,16 +27,16 @@ from tests.support.evidence import Evidence
 
 FLIPPED, KILLED = FAULTS["gradient-flipped"], FAULTS["rank-killed"]
 GRADIENTS, RELOAD = "test_gradients_are_in_sync", "test_reloaded_checkpoint_equals_the_saved"
-HEALTHY = Alone("passed", "", {GRADIENTS: Seen("passed"), RELOAD: Seen("passed")})
+HEALTHY = Baseline("passed", "", {GRADIENTS: Observed("passed"), RELOAD: Observed("passed")})
 RED = {
-    GRADIENTS: Seen("failed", "gradients are not in sync on rank 1 (n0)"),
-    RELOAD: Seen("passed"),
+    GRADIENTS: Observed("failed", "gradients are not in sync on rank 1 (n0)"),
+    RELOAD: Observed("passed"),
 }
 FOUND = {"id": "rank-died", "primary": True, "cause": "it died", "ranks": [1], "hosts": ["n0"]}
 
 
 def staged_in(folder: Path, fault: str, ranks: tuple[int, ...] = (1,), **job: Any) -> PhaseResult:
-    """Two ranks on one node, of which `ranks` staged the fault; `job` are keys of result.json."""
+    """Two ranks on one node; `ranks` staged the fault, and `job` is in `result.json`."""
     evidence = Evidence(folder, 1, 2).started()
     spec = read_json(evidence.dir.spec) or {}
     write_json(evidence.dir.spec, {**spec, "fault": {"name": fault, "base": "small", "rank": 1}})
@@ -48,22 +48,23 @@ def staged_in(folder: Path, fault: str, ranks: tuple[int, ...] = (1,), **job: An
 
 def judge_criteria(
     folder: Path,
-    seen: dict[str, Seen] = RED,
-    alone: Alone = HEALTHY,
+    criteria: dict[str, Observed] = RED,
+    baseline: Baseline = HEALTHY,
     ranks: tuple[int, ...] = (1,),
     **job: Any,
 ) -> Gate:
     result = staged_in(folder, "gradient-flipped", ranks, **job)
-    return judge(FLIPPED, "small", result, seen, alone, RunDir(folder))
+    return judge(FLIPPED, "small", result, criteria, baseline, RunDir(folder))
 
 
-def judge_job(folder: Path, staged_by: tuple[int, ...] = (1,), **changes: Any) -> Gate:
-    findings = [{**FOUND, **changes}]
-    result = staged_in(folder, "rank-killed", staged_by, outcome="failed", findings=findings)
+def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **found: Any) -> Gate:
+    findings = [{**FOUND, **found}]
+    result = staged_in(folder, "rank-killed", staged_on, outcome="failed", findings=findings)
     return judge(KILLED, "small", result, {}, None, RunDir(folder))
 
 
-def test_gate_is_proven_if_only_its_criterion_fails_and_names_the_rank(tmp_path: Path) -> None:
+def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:
+    """A gate is proven where only its criterion fails and names the rank."""
     gate = judge_criteria(tmp_path)
     assert (gate.status, gate.reasons, gate.red) == (PROVEN, [], [GRADIENTS])
 
@@ -71,61 +72,71 @@ def test_gate_is_proven_if_only_its_criterion_fails_and_names_the_rank(tmp_path:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({RELOAD: Seen("failed", "lost")}, f"{RELOAD} failed, but passed with nothing staged"),
-        ({RELOAD: Seen("skipped")}, f"{RELOAD} skipped, but passed with nothing staged"),
         (
-            {GRADIENTS: Seen("failed", "not in sync on rank 0 (n0)")},
+            {RELOAD: Observed("failed", "lost")},
+            f"{RELOAD} failed, but passed without the fault",
+        ),
+        ({RELOAD: Observed("skipped")}, f"{RELOAD} skipped, but passed without the fault"),
+        (
+            {GRADIENTS: Observed("failed", "not in sync on rank 0 (n0)")},
             f"{GRADIENTS} names ranks [0], expected rank 1 (n0)",
         ),
-        ({GRADIENTS: Seen("failed", "not in sync")}, "names ranks []"),
-        ({GRADIENTS: Seen("failed", "on rank 0 (n0), rank 1 (n0)")}, "names ranks [0, 1]"),
+        ({GRADIENTS: Observed("failed", "not in sync")}, "names ranks []"),
+        (
+            {GRADIENTS: Observed("failed", "on rank 0 (n0), rank 1 (n0)")},
+            "names ranks [0, 1]",
+        ),
     ],
 )
-def test_other_failures_prove_nothing(
-    tmp_path: Path, changed: dict[str, Seen], reason: str
+def test_other_failures_are_no_proof(
+    tmp_path: Path, changed: dict[str, Observed], reason: str
 ) -> None:
-    """The result of another criterion changed, or another rank is blamed."""
+    """Another criterion's result changed, or the message names another rank."""
     gate = judge_criteria(tmp_path, {**RED, **changed})
     assert gate.status == OTHER and reason in gate.reasons[0]
 
 
-def test_gate_that_stays_green_is_reported(tmp_path: Path) -> None:
-    """The gate let the fault through."""
-    gate = judge_criteria(tmp_path, {GRADIENTS: Seen("passed"), RELOAD: Seen("passed")})
+def test_passing_criterion_is_reported(tmp_path: Path) -> None:
+    """A criterion that still passes is reported: the gate missed the fault."""
+    gate = judge_criteria(tmp_path, {GRADIENTS: Observed("passed"), RELOAD: Observed("passed")})
     assert gate.status == GREEN and gate.reasons[0] == f"{GRADIENTS} stayed green"
 
 
-def test_failure_with_nothing_staged_proves_nothing(tmp_path: Path) -> None:
-    """The fault is not the cause of a criterion that failed without it."""
-    before = {**HEALTHY.seen, GRADIENTS: Seen("failed", "worn")}
-    gate = judge_criteria(tmp_path, alone=replace(HEALTHY, seen=before))
-    assert gate.status == OTHER and "was failed with nothing staged: worn" in gate.reasons[0]
+def test_failure_without_the_fault_is_no_proof(tmp_path: Path) -> None:
+    """A criterion that already failed without the fault proves nothing."""
+    before = {**HEALTHY.criteria, GRADIENTS: Observed("failed", "worn")}
+    gate = judge_criteria(tmp_path, baseline=replace(HEALTHY, criteria=before))
+    assert gate.status == OTHER and "was failed without the fault: worn" in gate.reasons[0]
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("failed", OTHER), ("never_ran", NOT_STAGED)])
 def test_unhealthy_phase_proves_nothing(tmp_path: Path, outcome: str, status: str) -> None:
-    """It fails with nothing staged, or never ran, so its criteria say nothing about the fault."""
-    gate = judge_criteria(tmp_path, alone=Alone(outcome, "why", {}))
+    """Where the phase fails or never ran without the fault, its criteria prove nothing."""
+    gate = judge_criteria(tmp_path, baseline=Baseline(outcome, "why", {}))
     assert gate.status == status
-    assert gate.reasons == [f"with nothing staged the phase is {outcome}: why"]
+    assert gate.reasons == [f"without the fault the phase is {outcome}: why"]
 
 
 @pytest.mark.parametrize("ranks", [(), (0,), (0, 1)])
-def test_fault_must_be_staged_on_its_rank_alone(tmp_path: Path, ranks: tuple[int, ...]) -> None:
-    """Without an event `staged` of exactly that rank, nothing is proven."""
+def test_fault_must_be_staged_on_its_rank_only(tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    """`staged` events of other ranks, or of none, do not count."""
     for gate in (judge_criteria(tmp_path / "a", ranks=ranks), judge_job(tmp_path / "b", ranks)):
         assert gate.status == OTHER
-        assert gate.reasons[0].startswith("the fault was to be staged on rank 1, and was on")
+        assert gate.reasons[0].startswith("the fault was staged on ")
+        assert gate.reasons[0].endswith(", expected only rank 1")
 
 
 def test_failed_job_is_not_a_failed_criterion(tmp_path: Path) -> None:
-    """The criterion should have failed, but the job ended before it could judge."""
+    """A job that failed before its criteria could judge does not prove the gate."""
     gate = judge_criteria(tmp_path, {}, outcome="failed", reason="it fell over")
-    assert gate.status == GREEN and "the job failed, where a criterion had to" in gate.reasons[1]
+    assert (
+        gate.status == GREEN
+        and "the job failed, but a criterion was expected to fail" in gate.reasons[1]
+    )
 
 
-def test_gate_is_proven_if_the_job_fails_with_the_right_finding(tmp_path: Path) -> None:
-    """Its id, rank and host are those of the fault, and the seconds to it are known."""
+def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
+    """The finding has the fault's id, rank and host, and the seconds to it are recorded."""
     journal = EventWriter(tmp_path / "journal.jsonl")
     journal.write("ended", phase="small")
     gate = judge_job(tmp_path)
@@ -134,7 +145,7 @@ def test_gate_is_proven_if_the_job_fails_with_the_right_finding(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("found", "reason"),
     [
         ({"id": "hang"}, "the finding is hang, expected rank-died"),
         ({"primary": False}, "the finding is none, expected rank-died"),
@@ -143,14 +154,14 @@ def test_gate_is_proven_if_the_job_fails_with_the_right_finding(tmp_path: Path) 
         ({"hosts": ["n1"]}, "hosts ['n1'], expected rank 1 (n0)"),
     ],
 )
-def test_other_finding_proves_nothing(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    """The job fails with another cause, or blames a victim."""
-    gate = judge_job(tmp_path, **changes)
+def test_other_finding_is_no_proof(tmp_path: Path, found: dict[str, Any], reason: str) -> None:
+    """A job that failed with another finding, or one that names another rank, proves nothing."""
+    gate = judge_job(tmp_path, **found)
     assert gate.status == OTHER and reason in gate.reasons[0]
 
 
-def test_signature_of_the_finding_counts(tmp_path: Path) -> None:
-    """Where a fault has a known cause, the finding must have it."""
+def test_cause_of_a_finding_counts(tmp_path: Path) -> None:
+    """Where a fault has a known cause, the finding must name it."""
     fault = FAULTS["checkpoint-truncated"]
     for signature, status in (("checkpoint_damaged", PROVEN), ("disk_full", OTHER), (None, OTHER)):
         found = {**FOUND, "id": "rank-error", "detail": {"signature": signature}}
@@ -160,15 +171,15 @@ def test_signature_of_the_finding_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["never_ran", "lost", "preempted", "cluster_failed"])
-def test_outcome_caused_by_the_scheduler_proves_nothing(tmp_path: Path, outcome: str) -> None:
-    """The fault could not be staged: the gate is neither proven nor green."""
+def test_scheduler_outcomes_prove_nothing(tmp_path: Path, outcome: str) -> None:
+    """Where the scheduler ended the job the fault was not staged: neither proven nor green."""
     result = staged_in(tmp_path, "rank-killed", (), outcome=outcome, reason="why")
     gate = judge(KILLED, "small", result, {}, None, RunDir(tmp_path))
     assert (gate.status, gate.reasons) == (NOT_STAGED, [f"{outcome}: why"])
 
 
-def test_refused_submission_is_proven_by_its_finding(tmp_path: Path) -> None:
-    """The scheduler itself must stop that fault."""
+def test_refused_submission_proves_its_gate(tmp_path: Path) -> None:
+    """The fault of a refused submission is proven by the refusal."""
     found = [{**FOUND, "id": "submission-refused", "ranks": [], "hosts": []}]
     result = staged_in(tmp_path, "submission-refused", (), outcome="never_ran", findings=found)
     gate = judge(FAULTS["submission-refused"], "small", result, {}, None, RunDir(tmp_path))
@@ -187,10 +198,10 @@ def test_refused_submission_is_proven_by_its_finding(tmp_path: Path) -> None:
     ],
 )
 def test_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
-    """0 if all are proven; 1 if one is not; otherwise 6 if one was not staged or not judged."""
+    """0 if all are proven, 1 if one is not, otherwise 6 if one was not staged or judged."""
     names = ["fault-0", "fault-1"]
     by_status = {
-        status: [name for name, actual in zip(names, statuses, strict=True) if actual == status]
+        status: [name for name, one in zip(names, statuses, strict=True) if one == status]
         for status in (PROVEN, GREEN, OTHER, NOT_STAGED)
     }
     proof = ProofTally(

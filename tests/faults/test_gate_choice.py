@@ -1,4 +1,4 @@
-"""In which phase a fault is staged, why none fits, and the small phase made from it."""
+"""Which phase a fault is staged in, why none fits, and the small phase made from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_clustersmoke.config.profile import Profile
 from pytest_clustersmoke.faults import FAULTS, HOOK, Fault
 from pytest_clustersmoke.jobs import batch_script
 from pytest_clustersmoke.jobs.backend import make_spec
-from pytest_clustersmoke.session.gates import Candidate, alone, best, with_fault
+from pytest_clustersmoke.session.gates import Candidate, choose_candidate, with_fault, without_fault
 from tests.support.evidence import make_phase, make_profile
 
 TRAINED = {
@@ -27,7 +27,7 @@ CUDA = {"gpu": "any", "device": "cuda", "gpus_per_node": 8}
 
 
 def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> Candidate:
-    """A phase of the profile, as a candidate for staging a fault."""
+    """Make a candidate phase for a fault."""
     settings = [parse_setting(text) for text in marker.pop("settings", ())]
     of_class = {key: marker.pop(key) for key in ("proof_args",) if key in marker}
     cls: Any = SimpleNamespace(obj=SimpleNamespace(**of_class))
@@ -37,17 +37,17 @@ def candidate(profile: Profile, marks: tuple[str, ...] = (), **marker: Any) -> C
     return Candidate(item, cls, phase, frozenset(marks), criteria)
 
 
-def choose(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
-    return best(FAULTS[fault], candidates, profile)
+def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | str:
+    return choose_candidate(FAULTS[fault], candidates, profile)
 
 
 def test_smallest_fitting_phase_is_chosen(tmp_path: Path) -> None:
-    """Fewest nodes, then fewest ranks, then the first; a single rank cannot block others."""
+    """Fewest nodes, then fewest ranks, then the first; one rank cannot keep others waiting."""
     profile = make_profile(tmp_path)
     sizes = [(2, 2), (1, 8), (1, 2), (1, 2), (1, 1)]
     candidates = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
-    assert choose("rank-killed", profile, *candidates) is candidates[2]
-    assert choose("loss-flat", profile, *candidates) is candidates[4]
+    assert chosen("rank-killed", profile, *candidates) is candidates[2]
+    assert chosen("loss-flat", profile, *candidates) is candidates[4]
 
 
 @pytest.mark.parametrize(
@@ -55,22 +55,22 @@ def test_smallest_fitting_phase_is_chosen(tmp_path: Path) -> None:
     [
         ("rank-killed", "needs 2 ranks"),
         ("infiniband-off", "needs 2 nodes"),
-        ("batch-arithmetic", "needs a phase that is marked `deepspeed`"),
-        ("submission-refused", "one is no slurm cluster"),
+        ("batch-arithmetic", "needs a phase marked `deepspeed`"),
+        ("submission-refused", "one is not a slurm cluster"),
         ("checkpoint-foreign", "needs a phase with test_reloaded_checkpoint_equals_the_saved"),
     ],
 )
-def test_fault_that_fits_no_phase_has_a_reason(tmp_path: Path, fault: str, reason: str) -> None:
+def test_reason_why_a_fault_is_not_staged(tmp_path: Path, fault: str, reason: str) -> None:
+    """The reason says what the phase lacks."""
     profile = make_profile(tmp_path)
-    found = choose(fault, profile, candidate(profile))
-    assert found == reason
+    assert chosen(fault, profile, candidate(profile)) == reason
 
 
-def test_reason_is_that_of_the_closest_phase(tmp_path: Path) -> None:
-    """Of several phases that do not fit, the closest gives the reason."""
+def test_closest_phase_gives_the_reason(tmp_path: Path) -> None:
+    """Of several phases that do not fit, the closest one gives the reason."""
     profile = make_profile(tmp_path)
-    candidates = candidate(profile), candidate(profile, gpus_per_node=2)
-    assert choose("no-gradient-sync", profile, *candidates) == "needs a phase that is marked `ddp`"
+    small, larger = candidate(profile), candidate(profile, gpus_per_node=2)
+    assert chosen("no-gradient-sync", profile, small, larger) == "needs a phase marked `ddp`"
 
 
 EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid": ["NET/Socket"]}
@@ -80,36 +80,44 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
     ("fault", "expect", "reason"),
     [
         ("p2p-off", {"intra_node": ["P2P/*"]}, ""),
-        ("p2p-off", {"intra_node": ["P2P/*", "SHM*"]}, "what remains, SHM/direct/direct, is"),
-        ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml expects nothing of transports"),
+        (
+            "p2p-off",
+            {"intra_node": ["P2P/*", "SHM*"]},
+            "`expect` accepts the transport that remains inside nodes: SHM/direct/direct",
+        ),
+        ("p2p-off", {"inter_node": ["NET/IB*"]}, "cluster.yaml states no expected transports"),
         ("network-in-node", {"intra_node": ["P2P/*", "SHM*"], "forbid": ["NET/*"]}, ""),
         ("infiniband-off", {"inter_node": ["NET/IB*"]}, ""),
-        ("infiniband-off", {"inter_node": ["NET/Socket"]}, "what remains, NET/Socket/0, is"),
+        (
+            "infiniband-off",
+            {"inter_node": ["NET/Socket"]},
+            "`expect` accepts the transport that remains between nodes: NET/Socket/0",
+        ),
     ],
 )
-def test_transport_is_switched_off_only_where_that_shows(
+def test_transport_is_disabled_where_that_would_show(
     tmp_path: Path, fault: str, expect: dict[str, Any], reason: str
 ) -> None:
-    """The transport that remains must not be one that is expected."""
+    """Only where the transport that remains is not an expected one."""
     profile = make_profile(tmp_path, hardware=CUDA, expect={"small": expect})
-    found = choose(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
+    found = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
     assert reason in found if isinstance(found, str) else not reason
 
 
-def test_nccl_faults_are_not_staged_with_gloo(tmp_path: Path) -> None:
-    """On CPU the faults of NCCL's transports are not staged, and the reason is given."""
+def test_nccl_transports_are_not_staged_under_gloo(tmp_path: Path) -> None:
+    """On CPU the faults of NCCL's transports are not staged, with the reason."""
     profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
-    found = choose("p2p-off", profile, candidate(profile, gpus_per_node=2))
-    assert found == "the ranks of one talk over gloo, which has no transports of NCCL"
+    found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
+    assert found == "the ranks of one communicate over gloo, which has no NCCL transports"
 
 
 def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
-    """It has the marker's small sizes, except where the command line sets others. Limits only get
-    shorter, the fault's settings are added, and the spec names fault, phase and last rank."""
+    """It has the marker's small sizes, except what the command line sets; limits only shrink; it
+    has the fault's settings; the spec names fault, phase and last rank."""
     profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
     fault = Fault(
         "rank-hung",
-        "as a test has it",
+        "a fault of this test",
         "rank",
         frozenset({"job"}),
         env={"NCCL_IB_DISABLE": "1"},
@@ -118,46 +126,46 @@ def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
         setup=("false",),
         python_flags="-S",
     )
-    chosen = candidate(
+    base = candidate(
         profile,
         small={"hidden_size": 128, "steps": 30},
         args={"hidden_size": 4096, "steps": 100, "other": 1},
         settings=["small.args.steps=7"],
         gpus_per_node=2,
     )
-    phase = with_fault(fault, chosen)
+    phase = with_fault(fault, base)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert phase.name == spec["phase"] == "prove-rank-hung"
     assert spec["args"] == {"hidden_size": 128, "steps": 7, "other": 1}
     assert spec["stage_limits_s"]["train_step"] == 5 and spec["stage_limits_s"]["init"] == 20
     assert spec["timeout_s"] == 1 and spec["env_set"]["NCCL_IB_DISABLE"] == "1"
     assert spec["fault"] == {"name": "rank-hung", "base": "small", "rank": 1, "hook": HOOK}
-    assert batch_script.setup(phase, profile) == ("true", "false")
-    assert batch_script.interpreter(phase, profile).endswith(" -S")
+    assert batch_script.setup_lines(phase, profile) == ("true", "false")
+    assert batch_script.python_command(phase, profile).endswith(" -S")
 
 
-def test_class_may_have_its_own_sizes_for_proofs(tmp_path: Path) -> None:
+def test_class_may_set_sizes_for_proofs(tmp_path: Path) -> None:
     """They override the marker's small sizes, also where the profile runs those."""
     profile = make_profile(tmp_path, sizes="small")
     args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
-    chosen = candidate(profile, args=args, small=small, proof_args={"layers": 2})
-    assert {name: value.value for name, value in chosen.phase.args.items()} == small
-    assert {name: value.value for name, value in alone(chosen).args.items()} == {
+    base = candidate(profile, args=args, small=small, proof_args={"layers": 2})
+    assert {name: value.value for name, value in base.phase.args.items()} == small
+    assert {name: value.value for name, value in without_fault(base).args.items()} == {
         "steps": 30,
         "layers": 2,
     }
 
 
-def test_phase_for_comparison_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
-    """Its spec says so, so that it is not mistaken for a result of the cluster."""
+def test_baseline_phase_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
+    """Its spec is marked, so that nobody takes it for a result of the cluster."""
     profile = make_profile(tmp_path)
-    chosen = candidate(profile, small={"steps": 30}, args={"steps": 100})
-    phase = alone(chosen)
+    base = candidate(profile, small={"steps": 30}, args={"steps": 100})
+    phase = without_fault(base)
     spec = make_spec(phase, profile, "run", tmp_path)
     assert (phase.name, spec["args"], spec["fault"]["name"]) == (
         "prove-nothing-small",
         {"steps": 30},
         "nothing",
     )
-    normal = make_spec(chosen.phase, profile, "run", tmp_path)
-    assert "fault" not in normal and batch_script.setup(chosen.phase, profile) == ()
+    normal = make_spec(base.phase, profile, "run", tmp_path)
+    assert "fault" not in normal and batch_script.setup_lines(base.phase, profile) == ()

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.lab
 
 NODES = 12
 DRAINED, DRAINED_NODE, DRAINED_S = "drained_while_it_runs", "node11", 25
-UNLIMITED = lab.can_run(memory=True)
+UNLIMITED = lab.find_obstacle(memory=True)
 LIMITED = UNLIMITED is None
 NEEDS_LIMITS = pytest.mark.skipif(not LIMITED, reason=f"no real limit on memory: {UNLIMITED}")
 FAULTS = [*SCHEDULER, *([MEMORY] if LIMITED else [])]

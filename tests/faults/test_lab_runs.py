@@ -206,7 +206,7 @@ def test_suspended_job_has_not_hung_and_is_not_measured(lab_suite: Suite) -> Non
     assert outcome.phase("small")["outcome"] == "preempted"
     finding = outcome.finding("small")
     assert finding["id"] == "job-suspended"
-    (still,) = re.findall(r"stood still for (\d+) s", finding["cause"])
+    (still,) = re.findall(r"suspended for (\d+) s", finding["cause"])
     assert STILL_S - 1 <= int(still) < STILL_S + 30
     assert finding["hosts"] == [outcome.evidence("small").nodes[0].name]
     assert [item["text"].split()[:2] for item in finding["evidence"]] == [["paused", "for"]]

@@ -1,4 +1,4 @@
-"""When the scheduler is asked, and when a job is over."""
+"""When the scheduler is polled, and when a job is over."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pytest_clustersmoke.evidence.scheduler_record import (
     read_scheduler_record,
 )
 from pytest_clustersmoke.jobs import job_watch
-from pytest_clustersmoke.jobs.job_watch import Poller, Watched
+from pytest_clustersmoke.jobs.job_watch import Poller, WatchedJob
 from tests.fakes.backend import FakeBackend
 from tests.support.evidence import Evidence
 
 
 class Clock:
-    """Monotonic time that only a test moves."""
+    """Monotonic time that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -32,17 +32,17 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("pytest_clustersmoke.jobs.job_watch.time.monotonic", made.monotonic)
-    return made
+    clock = Clock()
+    monkeypatch.setattr("pytest_clustersmoke.jobs.job_watch.time.monotonic", clock.monotonic)
+    return clock
 
 
-def watched(evidence: Evidence, name: str = "small") -> Watched:
-    return Watched(name, name, evidence.dir, evidence.nodes, 1000.0)
+def watched(evidence: Evidence, name: str = "small") -> WatchedJob:
+    return WatchedJob(name, name, evidence.dir, evidence.nodes, 1000.0)
 
 
-def polls(backend: FakeBackend, job: Watched, clock: Clock, seconds: float) -> list[float]:
-    """When the scheduler was asked in so many seconds of ticks."""
+def polls(backend: FakeBackend, job: WatchedJob, clock: Clock, seconds: float) -> list[float]:
+    """Poll for this many seconds; return when the scheduler was asked."""
     poller, asked = Poller(backend, 2.0), []
     end = clock.now + seconds
     while clock.now < end:
@@ -54,8 +54,8 @@ def polls(backend: FakeBackend, job: Watched, clock: Clock, seconds: float) -> l
     return asked
 
 
-def test_pending_jobs_are_asked_for_ever_more_rarely(tmp_path: Path, clock: Clock) -> None:
-    """While all jobs are pending the questions grow rarer, to one in 15 s."""
+def test_pending_jobs_are_polled_more_and_more_rarely(tmp_path: Path, clock: Clock) -> None:
+    """While all jobs are pending the polls become rarer, down to one per 15 s."""
     backend = FakeBackend()
     backend.jobs["small"] = JobState("pending", "PENDING")
     asked = polls(backend, watched(Evidence(tmp_path)), clock, 600)
@@ -68,8 +68,8 @@ def test_pending_jobs_are_asked_for_ever_more_rarely(tmp_path: Path, clock: Cloc
     assert len(asked) < 50
 
 
-def test_running_jobs_are_asked_for_regularly(tmp_path: Path, clock: Clock) -> None:
-    """Once a job runs it is asked for at least every poll_s."""
+def test_running_jobs_are_polled_regularly(tmp_path: Path, clock: Clock) -> None:
+    """A running job is polled at least every poll_s."""
     backend = FakeBackend()
     backend.jobs["small"] = JobState("running", "RUNNING")
     asked = polls(backend, watched(Evidence(tmp_path)), clock, 60)
@@ -77,8 +77,8 @@ def test_running_jobs_are_asked_for_regularly(tmp_path: Path, clock: Clock) -> N
     assert max(gaps) <= 2.5 and len(asked) < 40
 
 
-def test_one_question_for_all_jobs(tmp_path: Path, clock: Clock) -> None:
-    """Several jobs are asked for in one call, and none without jobs."""
+def test_one_poll_for_all_jobs(tmp_path: Path, clock: Clock) -> None:
+    """One call covers several jobs; without jobs there is none."""
     backend = FakeBackend()
     evidence = Evidence(tmp_path)
     Poller(backend, 2.0).poll([])
@@ -86,8 +86,8 @@ def test_one_question_for_all_jobs(tmp_path: Path, clock: Clock) -> None:
     assert backend.calls == [("states", "a", "b")]
 
 
-def test_a_claim_tells_of_a_start_before_the_scheduler(tmp_path: Path, clock: Clock) -> None:
-    """The job's own claim makes it running, and the next question comes within poll_s."""
+def test_claim_shows_the_start_before_the_scheduler(tmp_path: Path, clock: Clock) -> None:
+    """A job with a claim counts as running, and the next poll comes within poll_s."""
     evidence, backend = Evidence(tmp_path), FakeBackend()
     backend.jobs["small"] = JobState("pending", "PENDING")
     job, poller = watched(evidence), Poller(backend, 2.0)
@@ -96,7 +96,7 @@ def test_a_claim_tells_of_a_start_before_the_scheduler(tmp_path: Path, clock: Cl
         clock.now += 0.2
     before = len(backend.calls)
     evidence.dir.claim(0).touch()
-    job.look()
+    job.check_files()
     assert job.running
     for _ in range(12):
         poller.poll([job])
@@ -104,121 +104,119 @@ def test_a_claim_tells_of_a_start_before_the_scheduler(tmp_path: Path, clock: Cl
     assert len(backend.calls) > before
 
 
-def test_results_of_all_nodes_end_a_job_that_succeeded(tmp_path: Path, clock: Clock) -> None:
-    """Its own results are enough: the scheduler's word is not waited for."""
+def test_results_of_all_nodes_end_a_successful_job(tmp_path: Path, clock: Clock) -> None:
+    """Its own results are enough; the scheduler's state is not waited for."""
     evidence = Evidence(tmp_path, nodes=2)
     job = watched(evidence)
-    assert not job.over()
+    assert not job.is_over()
     evidence.node(0, ok=True)
-    assert not job.over()
+    assert not job.is_over()
     evidence.node(1, ok=True)
-    assert job.over()
+    assert job.is_over()
 
 
-def test_a_failure_waits_a_while_for_the_schedulers_word(tmp_path: Path, clock: Clock) -> None:
-    """A failed job may be a node failure: over with the scheduler's word, or after a bound."""
+def test_failure_waits_a_while_for_the_schedulers_state(tmp_path: Path, clock: Clock) -> None:
+    """A failure may be a node failure: the job is over with the scheduler's state or later."""
     evidence = Evidence(tmp_path).node(0, ok=False)
     job = watched(evidence)
-    assert not job.over()
+    assert not job.is_over()
     clock.now += job_watch.VERDICT_GRACE_S + 0.1
-    assert job.over()
+    assert job.is_over()
     job = watched(evidence)
-    job.hear(JobState("ended", "CANCELLED"))
-    assert job.over()
+    job.record_state(JobState("ended", "CANCELLED"))
+    assert job.is_over()
 
 
-def test_a_failed_nodes_name_is_waited_for_a_while(tmp_path: Path, clock: Clock) -> None:
-    """Slurm knows at once that a node failed; which one srun writes to the job's log later."""
+def test_name_of_failed_node_is_waited_for(tmp_path: Path, clock: Clock) -> None:
+    """Slurm reports a node failure at once, but srun logs the node's name later."""
     evidence = Evidence(tmp_path).node(0, ok=False)
     job = watched(evidence)
-    job.hear(JobState("ended", "NODE_FAIL"))
-    assert not job.over()
+    job.record_state(JobState("ended", "NODE_FAIL"))
+    assert not job.is_over()
     evidence.dir.submitit.mkdir()
     (evidence.dir.submitit / "7_0_log.err").write_text("srun: error: Node failure on n1\n")
-    assert job.over()
+    assert job.is_over()
     (evidence.dir.submitit / "7_0_log.err").write_text("")
-    assert not job.over()
+    assert not job.is_over()
     clock.now += job_watch.NODE_NAMED_S + 0.1
-    assert job.over()
+    assert job.is_over()
 
 
-def test_details_are_asked_of_all_nodes_that_the_job_had(tmp_path: Path, clock: Clock) -> None:
-    """While it completes Slurm lists only those that are not done; a name that is no node's, since
-    the job wrote it, is not passed on."""
+def test_details_cover_all_nodes_of_the_job(tmp_path: Path, clock: Clock) -> None:
+    """While a job completes Slurm lists only the nodes that are not done. A string that the job
+    wrote and that is not a valid node name is not passed on."""
     evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)
     write_json(evidence.dir.node_facts(2), {"node": "n2;reboot -f"})
     job = watched(evidence)
-    job.hear(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
+    job.record_state(JobState("ended", "NODE_FAIL", "NodeDown", "n0"))
     backend = FakeBackend()
     backend.records["small"] = SchedulerRecord(ScheduledJob(ended="now", text="EndTime=now"))
-    job.ask_details(backend, evidence.result())
+    job.save_details(backend, evidence.result())
     assert backend.named("details") == [("small", "NODE_FAIL", "n0,n0,n1")]
     assert read_scheduler_record(evidence.dir.scheduler).job.ended == "now"
 
 
-def test_an_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:
-    """A shared file system may show the result after the scheduler tells of the end."""
-    for word, grace_s in (
+def test_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> None:
+    """A shared file system may show the result after the scheduler reports the end."""
+    for raw, grace_s in (
         ("FAILED", job_watch.RESULT_GRACE_S),
         ("COMPLETED", job_watch.COMPLETED_GRACE_S),
     ):
         job = watched(Evidence(tmp_path))
-        job.hear(JobState("ended", word))
+        job.record_state(JobState("ended", raw))
         clock.now += grace_s - 0.1
-        assert not job.over()
+        assert not job.is_over()
         clock.now += 0.2
-        assert job.over()
+        assert job.is_over()
 
 
-def test_a_job_that_is_put_back_is_over_before_it_starts_again(
-    tmp_path: Path, clock: Clock
-) -> None:
-    """Killed without a result and requeued, it would start minutes later: that is not waited for.
-    A job that has never run, or whose nodes boot, is no such job."""
+def test_requeued_job_is_over_before_it_restarts(tmp_path: Path, clock: Clock) -> None:
+    """A job that was killed without a result and requeued would start minutes later, which is not
+    waited for. A job that has never run, or whose nodes boot, is not a requeued one."""
     job = watched(Evidence(tmp_path))
-    for word in ("PENDING", "CONFIGURING"):
-        job.hear(JobState("pending", word))
+    for raw in ("PENDING", "CONFIGURING"):
+        job.record_state(JobState("pending", raw))
         clock.now += job_watch.RESULT_GRACE_S + 0.1
-        assert not job.over()
-    job.hear(JobState("running", "RUNNING"))
-    job.hear(JobState("pending", "CONFIGURING"))
+        assert not job.is_over()
+    job.record_state(JobState("running", "RUNNING"))
+    job.record_state(JobState("pending", "CONFIGURING"))
     clock.now += job_watch.RESULT_GRACE_S + 0.1
-    assert not job.over()
-    job.hear(JobState("running", "RUNNING"))
-    job.hear(JobState("pending", "PENDING"))
-    assert not job.over()
+    assert not job.is_over()
+    job.record_state(JobState("running", "RUNNING"))
+    job.record_state(JobState("pending", "PENDING"))
+    assert not job.is_over()
     clock.now += job_watch.RESULT_GRACE_S + 0.1
-    assert job.over()
+    assert job.is_over()
 
 
-def test_a_forgotten_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None:
-    """Unknown once is not lost; unknown for long is, and then it has no witness."""
+def test_unknown_job_is_lost_after_a_while(tmp_path: Path, clock: Clock) -> None:
+    """A job unknown once is not lost; one that stays unknown is, and has no last state."""
     job = watched(Evidence(tmp_path))
-    job.hear(JobState("unknown", ""))
-    assert not job.over() and job.witness() is None
-    job.hear(JobState("running", "RUNNING"))
+    job.record_state(JobState("unknown", ""))
+    assert not job.is_over() and job.last_state() is None
+    job.record_state(JobState("running", "RUNNING"))
     clock.now += job_watch.LOST_GRACE_S + 1
-    assert not job.over()
-    assert job.witness() is not None
-    job.hear(JobState("unknown", ""))
+    assert not job.is_over()
+    assert job.last_state() is not None
+    job.record_state(JobState("unknown", ""))
     clock.now += job_watch.LOST_GRACE_S + 1
-    assert job.over()
+    assert job.is_over()
 
 
-def test_no_answer_changes_nothing(tmp_path: Path, clock: Clock) -> None:
-    """A scheduler that does not answer makes no job lost."""
+def test_unanswered_polls_change_nothing(tmp_path: Path, clock: Clock) -> None:
+    """A scheduler that does not answer does not make a job lost."""
     backend = FakeBackend()
     job = watched(Evidence(tmp_path))
     polls(backend, job, clock, 300)
-    assert not job.over()
+    assert not job.is_over()
 
 
-def test_stragglers_are_seen(tmp_path: Path, clock: Clock) -> None:
-    """A job whose flag is up and whose nodes do not all end is straggling after a bound."""
+def test_straggling_job_is_detected(tmp_path: Path, clock: Clock) -> None:
+    """A job with an abort flag whose nodes do not all end is straggling after a while."""
     evidence = Evidence(tmp_path, nodes=2).node(0, ok=False)
     evidence.dir.abort.write_text("{}")
     job = watched(evidence)
-    job.look()
-    assert not job.straggling()
+    job.check_files()
+    assert not job.is_straggling()
     clock.now += job_watch.STRAGGLER_S + 1
-    assert job.straggling()
+    assert job.is_straggling()

@@ -1,4 +1,4 @@
-"""The batch script, as sbatch gets it, and what sbatch answers (Slurm is a fake here)."""
+"""The batch script as sbatch gets it, and sbatch's answers (Slurm is a fake here)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def script_of(tmp_path: Path, settings: Any = (), **keys: Any) -> list[str]:
     return SlurmBackend(profile, {}).script(phase, directory).splitlines()
 
 
-def test_the_shape_of_the_job(tmp_path: Path) -> None:
-    """N nodes of one task each, GPUs by node, a name and a comment that say run and phase."""
+def test_job_has_one_task_per_node(tmp_path: Path) -> None:
+    """N nodes with one task each, GPUs per node; name and comment contain run and phase."""
     lines = script_of(tmp_path)
     for line in (
         "#SBATCH --nodes=4",
@@ -49,13 +49,13 @@ def test_the_shape_of_the_job(tmp_path: Path) -> None:
         assert line in lines, line
 
 
-def test_no_early_signal(tmp_path: Path) -> None:
-    """submitit's --signal would end short jobs early, as FAILED: it is not there."""
+def test_no_early_signal_is_requested(tmp_path: Path) -> None:
+    """submitit's --signal, which would end short jobs early as FAILED, is removed."""
     assert not [line for line in script_of(tmp_path) if line.startswith("#SBATCH --signal")]
 
 
-def test_srun_gets_the_cpus_and_the_environment(tmp_path: Path) -> None:
-    """srun inherits neither from 22.05 on: both stand on its own line."""
+def test_srun_gets_cpus_and_environment(tmp_path: Path) -> None:
+    """srun inherits neither since 22.05, so its own command line has both."""
     lines = script_of(tmp_path, slurm={"cpus_per_task": 16})
     assert "#SBATCH --cpus-per-task=16" in lines
     (srun,) = [line for line in lines if line.startswith("srun ")]
@@ -63,8 +63,8 @@ def test_srun_gets_the_cpus_and_the_environment(tmp_path: Path) -> None:
     assert {"--export=ALL", "--cpus-per-task=16", "--kill-on-bad-exit=1"} <= set(words)
 
 
-def test_options_of_sbatch(tmp_path: Path) -> None:
-    """Text, numbers (0 too) and flags are written; false drops an option."""
+def test_sbatch_options_are_written(tmp_path: Path) -> None:
+    """Text, numbers (also 0) and flags are written; false drops an option."""
     lines = script_of(
         tmp_path,
         slurm={"partition": "p", "mem": 0, "exclusive": True, "qos": "q"},
@@ -74,15 +74,15 @@ def test_options_of_sbatch(tmp_path: Path) -> None:
     assert not [line for line in lines if "qos" in line]
 
 
-def test_no_gpus_where_there_are_none(tmp_path: Path) -> None:
-    """A cluster without GPUs is asked for none."""
+def test_no_gpus_are_requested_from_a_cpu_cluster(tmp_path: Path) -> None:
+    """The script for a cluster without GPUs requests none."""
     hardware = {"gpu": "none", "device": "cpu", "gpus_per_node": 2}
     lines = script_of(tmp_path, hardware=hardware)
     assert not [line for line in lines if line.startswith(("#SBATCH --gpu", "#SBATCH --gres"))]
 
 
-def test_the_interpreter_of_the_nodes(tmp_path: Path) -> None:
-    """`python` of the profile starts our launcher, also where it is a command of several words."""
+def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
+    """The profile's `python` starts our launcher, also where it is a command of several words."""
     (srun,) = [
         line
         for line in script_of(tmp_path, python="apptainer exec x.sif python")
@@ -91,14 +91,14 @@ def test_the_interpreter_of_the_nodes(tmp_path: Path) -> None:
     assert " apptainer exec x.sif python -u -m submitit.core._submit " in srun
 
 
-def test_setup_then_unset_then_set(tmp_path: Path) -> None:
-    """The profile's variables win over what a module sets."""
+def test_setup_lines_precede_environment(tmp_path: Path) -> None:
+    """The profile's variables override what a module sets."""
     lines = script_of(
         tmp_path,
         setup=["module load cuda"],
         env={"multi_node": {"set": {"A": "it's"}, "unset": ["B"]}},
     )
-    order = [lines.index(one) for one in ("module load cuda", "unset B", "export A='it'\"'\"'s'")]
+    order = [lines.index(line) for line in ("module load cuda", "unset B", "export A='it'\"'\"'s'")]
     assert order == sorted(order)
     assert next(i for i, line in enumerate(lines) if line.startswith("srun ")) > order[-1]
 
@@ -109,35 +109,39 @@ def bash(lines: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("bad", ["false", "no_such_command_here x", "true && false"])
-def test_a_setup_line_that_fails_ends_the_job(tmp_path: Path, bad: str) -> None:
-    """The line and its status are written down; nothing after it runs."""
+def test_failing_setup_line_ends_the_job(tmp_path: Path, bad: str) -> None:
+    """The line and its status are recorded; nothing after it runs."""
     phase = PhaseDir(tmp_path)
-    done = bash(batch_script.strict_setup(["true", bad, "echo too far"], phase))
+    done = bash(batch_script.strict_setup_lines(["true", bad, "echo too far"], phase))
     assert done.returncode != 0 and "too far" not in done.stdout and "reached" not in done.stdout
     status, line = phase.setup_failed.read_text().rstrip("\n").split("\t")
     assert int(status) == done.returncode
     assert line in bad
 
 
-def test_setup_lines_that_work_leave_no_trace(tmp_path: Path) -> None:
-    """After good lines neither `set -e` nor the trap is left behind, and variables stay."""
+def test_successful_setup_lines_leave_no_trace(tmp_path: Path) -> None:
+    """After the lines `set -e` and the trap are off again, and variables stay set."""
     phase = PhaseDir(tmp_path)
     done = bash(
-        [*batch_script.strict_setup(["X=1; export X", "false || true"], phase), "false", "echo $X"]
+        [
+            *batch_script.strict_setup_lines(["X=1; export X", "false || true"], phase),
+            "false",
+            "echo $X",
+        ]
     )
     assert done.stdout == "1\nreached\n" and not phase.setup_failed.exists()
 
 
-def test_a_setup_line_that_exits_is_a_failure(tmp_path: Path) -> None:
-    """`exit 0` in a setup line would end the job as if it had succeeded: it is written down."""
+def test_exiting_setup_line_is_a_failure(tmp_path: Path) -> None:
+    """`exit 0` in a setup line would end the job as if it had succeeded, so it is recorded."""
     phase = PhaseDir(tmp_path)
-    bash(batch_script.strict_setup(["exit 0"], phase))
+    bash(batch_script.strict_setup_lines(["exit 0"], phase))
     assert phase.setup_failed.exists()
 
 
-def test_no_setup_no_profile(tmp_path: Path) -> None:
+def test_no_setup_lines_source_nothing(tmp_path: Path) -> None:
     """Without setup lines nothing is sourced."""
-    assert batch_script.strict_setup([], PhaseDir(tmp_path)) == []
+    assert batch_script.strict_setup_lines([], PhaseDir(tmp_path)) == []
 
 
 def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
@@ -148,8 +152,8 @@ def submit(backend: SlurmBackend, tmp_path: Path, **keys: Any) -> str:
     return backend.submit(phase, directory)
 
 
-def test_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
-    """sbatch gets the script that is kept, without an outer job's words; its id is the job's."""
+def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """sbatch gets the saved script, without an outer job's variables, and returns the job id."""
     slurm.answers("sbatch", "4711;cluster\n")
     environ = {**slurm.environ, "SLURM_JOB_ID": "1", "SBATCH_PARTITION": "other"}
     job = submit(backend(tmp_path, environ), tmp_path)
@@ -162,33 +166,33 @@ def test_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "err", "rc", "words"),
+    ("out", "err", "rc", "message"),
     [
         ("", "sbatch: error: invalid partition specified: x", 1, "invalid partition specified: x"),
         ("", "", 3, "sbatch ended with status 3"),
-        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is no"),
-        ("", "", 0, "which is no job id"),
+        ("Submitted batch job 7", "", 0, "sbatch answered 'Submitted batch job 7', which is not"),
+        ("", "", 0, "which is not a job id"),
     ],
 )
-def test_a_refusal_is_told_in_sbatchs_words(
-    slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, words: str
+def test_refusal_quotes_sbatch(
+    slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, message: str
 ) -> None:
-    """Whatever is no job id is a refusal, with sbatch's own words where it has some."""
+    """An answer that is not a job id is a refusal, with sbatch's own message where it has one."""
     slurm.answers("sbatch", out, err, rc)
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(Refused, match=message):
         submit(backend(tmp_path, slurm.environ), tmp_path)
 
 
-def test_sbatch_that_is_gone_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sbatch vanishing between the check and the submission is told in words."""
+def test_missing_sbatch_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch missing at submission is reported as a refusal."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="sbatch cannot be run"):
         submit(backend(tmp_path, {"PATH": str(tmp_path)}), tmp_path)
 
 
-def test_cancelling_is_one_call(slurm: FakeSlurm, tmp_path: Path) -> None:
-    """All jobs in one scancel; none without jobs."""
-    one = backend(tmp_path, slurm.environ)
-    one.cancel([])
-    one.cancel(["7", "8"])
+def test_one_scancel_for_all_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """One scancel cancels all jobs; without jobs none runs."""
+    slurm_backend = backend(tmp_path, slurm.environ)
+    slurm_backend.cancel([])
+    slurm_backend.cancel(["7", "8"])
     assert slurm.calls() == ["scancel 7 8"]

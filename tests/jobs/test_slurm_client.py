@@ -1,4 +1,4 @@
-"""Slurm's commands: how they are called, and what their answers mean (Slurm is a fake here)."""
+"""How Slurm's commands are called, and how their answers are read (Slurm is a fake here)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
 
 
 class FakeSlurm:
-    """What the fake commands answer, and how they were called."""
+    """Fake commands with set answers, and a record of their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, bin = folder / "state", folder / "bin"
@@ -52,8 +52,8 @@ def client(slurm: FakeSlurm) -> SlurmClient:
     return SlurmClient(slurm.environ)
 
 
-def test_all_jobs_in_one_question(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """One squeue answers for every job; nobody else is asked."""
+def test_one_squeue_for_all_jobs(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """One squeue covers all jobs; no other command runs."""
     slurm.answers("squeue", JOB.format("RUNNING") + "\n8|PENDING|Priority||x|N/A\n")
     states = client.job_states(["7", "8"])
     assert slurm.calls() == ["squeue -h -a -t all -o %i|%T|%r|%N|%V|%S -j 7,8"]
@@ -67,13 +67,13 @@ def test_all_jobs_in_one_question(slurm: FakeSlurm, client: SlurmClient) -> None
     )
 
 
-def test_no_jobs_no_question(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """Without jobs the scheduler is left alone."""
+def test_no_jobs_no_query(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Without jobs no command runs."""
     assert client.job_states([]) == {} and slurm.calls() == []
 
 
 @pytest.mark.parametrize(
-    ("word", "kind"),
+    ("raw", "kind"),
     [
         ("PENDING", "pending"),
         ("CONFIGURING", "pending"),
@@ -89,15 +89,17 @@ def test_no_jobs_no_question(slurm: FakeSlurm, client: SlurmClient) -> None:
         ("A_STATE_OF_TOMORROW", "running"),
     ],
 )
-def test_kinds_of_states(slurm: FakeSlurm, client: SlurmClient, word: str, kind: str) -> None:
-    """Each of Slurm's words is pending, running or ended."""
-    slurm.answers("squeue", JOB.format(word))
+def test_kinds_of_job_states(slurm: FakeSlurm, client: SlurmClient, raw: str, kind: str) -> None:
+    """Each of Slurm's states is pending, running or ended."""
+    slurm.answers("squeue", JOB.format(raw))
     state = client.job_states(["7"])["7"]
-    assert (state.kind, state.raw) == (kind, word)
+    assert (state.kind, state.raw) == (kind, raw)
 
 
-def test_a_job_that_squeue_forgot_is_asked_of_sacct(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """`Invalid job id` of squeue is no answer about the job: accounting knows it still."""
+def test_sacct_is_asked_where_squeue_does_not_know_a_job(
+    slurm: FakeSlurm, client: SlurmClient
+) -> None:
+    """Where squeue says `Invalid job id`, accounting may still know the job."""
     slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     slurm.answers("sacct", JOB.format("CANCELLED by 1000"))
     state = client.job_states(["7"])["7"]
@@ -105,8 +107,8 @@ def test_a_job_that_squeue_forgot_is_asked_of_sacct(slurm: FakeSlurm, client: Sl
     assert slurm.commands() == ["squeue", "sacct"]
 
 
-def test_a_cluster_without_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """Where accounting is disabled scontrol answers, and sacct is not called again."""
+def test_disabled_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Where accounting is disabled scontrol is asked, and sacct is not called again."""
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
     slurm.answers(
         "scontrol",
@@ -119,37 +121,35 @@ def test_a_cluster_without_accounting_is_asked_once(slurm: FakeSlurm, client: Sl
     assert slurm.commands() == ["squeue", "sacct", "scontrol", "squeue", "scontrol"]
 
 
-def test_a_job_that_nobody_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """squeue, sacct and scontrol have forgotten it: unknown."""
+def test_job_that_no_command_knows_is_unknown(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """A job that squeue, sacct and scontrol do not know is unknown."""
     slurm.answers("scontrol", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     assert client.job_states(["7"])["7"].kind == "unknown"
 
 
 @pytest.mark.parametrize("command", ["squeue", "scontrol"])
-def test_no_answer_says_nothing_of_a_job(
+def test_unreachable_controller_says_nothing_about_a_job(
     slurm: FakeSlurm, client: SlurmClient, command: str
 ) -> None:
-    """A controller that cannot be reached makes no job unknown."""
+    """An unreachable controller does not make a job unknown."""
     slurm.answers(command, err="Unable to contact slurm controller (connect failure)", rc=1)
     assert client.job_states(["7"]) == {}
 
 
-def test_a_command_that_is_not_there_says_nothing(tmp_path: Path) -> None:
-    """Slurm's commands vanishing from PATH makes no job unknown."""
+def test_missing_command_says_nothing_about_a_job(tmp_path: Path) -> None:
+    """Slurm's commands missing from PATH do not make a job unknown."""
     assert SlurmClient({"PATH": str(tmp_path)}).job_states(["7"]) == {}
 
 
 @pytest.mark.parametrize("line", ["", "garbage", "7|RUNNING", "|||||", "x" * 10_000])
-def test_lines_of_another_shape_are_passed_over(
-    slurm: FakeSlurm, client: SlurmClient, line: str
-) -> None:
-    """A warning among squeue's lines does not hide the job's own."""
+def test_malformed_lines_are_ignored(slurm: FakeSlurm, client: SlurmClient, line: str) -> None:
+    """A warning in squeue's output does not hide the job's line."""
     slurm.answers("squeue", f"{line}\n{JOB.format('RUNNING')}\n")
     assert client.job_states(["7"])["7"].kind == "running"
 
 
-def test_an_outer_job_does_not_leak_in() -> None:
-    """What an enclosing allocation has set does not reach our jobs; SLURM_CONF does."""
+def test_variables_of_an_outer_job_are_removed() -> None:
+    """Variables of an enclosing allocation do not reach our jobs; SLURM_CONF does."""
     environ = {
         "SLURM_CONF": "/c",
         "SLURM_JOB_ID": "1",
@@ -170,14 +170,14 @@ def test_an_outer_job_does_not_leak_in() -> None:
     }
 
 
-def test_commands_run_in_a_session_of_their_own(slurm: FakeSlurm) -> None:
-    """A Ctrl-C at the terminal cannot cut them in half."""
+def test_commands_run_in_their_own_session(slurm: FakeSlurm) -> None:
+    """A Ctrl-C at the terminal cannot interrupt them."""
     SlurmClient(slurm.environ).cancel("7")
     assert int((slurm.folder / "scancel.sid").read_text()) != os.getsid(0)
 
 
-def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that never answers is no answer, within a bound."""
+def test_hanging_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that never answers is given up after a timeout."""
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\nexec sleep 60\n")
     squeue.chmod(0o755)
@@ -189,20 +189,18 @@ def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("reason", sorted(slurm_jobs.HELD))
-def test_a_job_put_back_after_a_failed_launch_is_held(
+def test_job_requeued_after_a_failed_launch_is_held(
     reason: str, slurm: FakeSlurm, client: SlurmClient
 ) -> None:
-    """It is in the queue, and will not start by itself."""
+    """It is in the queue but will not start by itself."""
     slurm.answers("squeue", f"7|PENDING|{reason}||2026-01-02T03:04:05|2026-01-02T03:06:05\n")
     state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw, state.started) == ("held", "PENDING", None)
 
 
-def test_a_job_whose_node_failed_has_ended_though_it_still_completes(
-    slurm: FakeSlurm, client: SlurmClient
-) -> None:
-    """What is left of it on its other nodes may take long to end; any other job that completes is
-    still there."""
+def test_completing_job_with_a_failed_node_has_ended(slurm: FakeSlurm, client: SlurmClient) -> None:
+    """Its remaining processes on other nodes may take long to end. A COMPLETING job without a
+    failed node is still running."""
     slurm.answers("squeue", JOB.format("COMPLETING").replace("None", "NodeDown"))
     state = client.job_states(["7"])["7"]
     assert (state.kind, state.raw) == ("ended", "NODE_FAIL")

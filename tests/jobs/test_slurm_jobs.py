@@ -1,4 +1,4 @@
-"""What sbatch --test-only says, and what it means."""
+"""Parsing of what `sbatch --test-only` prints."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pytest_clustersmoke.jobs.slurm_jobs import parse_test_only
         "sbatch: Job 10 to start at 2026-11-21T22:35:52 using 1 processors on node0",
     ],
 )
-def test_an_estimate(words: str) -> None:
-    """When and where the job might start."""
+def test_estimate_is_parsed(words: str) -> None:
+    """The estimate says when and where the job might start."""
     trial = parse_test_only(0, f"{words}\n")
     assert trial.accepted is True and trial.nodes == "node0"
     assert trial.partition == ("main" if "partition" in words else "")
@@ -55,11 +55,11 @@ def test_an_estimate(words: str) -> None:
         ("allocation failure: Requested node configuration is not available", set()),
     ],
 )
-def test_a_refusal(words: str, kinds: set[str]) -> None:
-    """The words without the command's own name, and the cause that they name."""
+def test_refusal_names_its_cause(words: str, kinds: set[str]) -> None:
+    """The message is kept without the command's own name, and its cause is recognised."""
     trial = parse_test_only(1, words)
     assert trial.accepted is False and trial.causes == kinds
-    assert "sbatch" not in trial.words and "allocation failure" not in trial.words
+    assert "sbatch" not in trial.message and "allocation failure" not in trial.message
     assert trial.no_nodes == ("node configuration" in words)
 
 
@@ -72,16 +72,16 @@ def test_a_refusal(words: str, kinds: set[str]) -> None:
         "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying",
         "sbatch: error: Zero Bytes were transmitted or received",
         "allocation failure: Invalid authentication credential",
-        # As Slurm 22.05 printed it on a machine of no cluster.
+        # As Slurm 22.05 printed it on a machine that belongs to no cluster.
         "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
         "sbatch: error: fetch_config: DNS SRV lookup failed\n"
         "sbatch: error: _establish_config_source: failed to fetch config\n"
         "sbatch: fatal: Could not establish a configuration source",
-        # The job could run, and would have to wait (src/common/slurm_errno.c).
+        # The job could run but would have to wait (src/common/slurm_errno.c).
         "allocation failure: Requested nodes are busy",
         "allocation failure: Requested reservation is in use",
     ],
 )
-def test_a_controller_that_cannot_be_asked_has_refused_nothing(words: str) -> None:
-    """This says nothing of the job."""
+def test_unreachable_controller_refuses_nothing(words: str) -> None:
+    """No answer says nothing about the job."""
     assert parse_test_only(1, words).accepted is None

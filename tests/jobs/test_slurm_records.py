@@ -1,4 +1,4 @@
-"""Slurm's answers, of several versions, as plain records; hostile text is only text."""
+"""Slurm's output, of several versions, becomes plain records; hostile text stays text."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from pytest_clustersmoke.jobs import slurm_records as records
 from tests.preflight import slurm_texts as texts
 
 
-def test_a_node_of_slurm_22() -> None:
-    """Name, state, GPUs, CPUs, memory, partitions and host, and no reason where none is told."""
+def test_parse_node_of_slurm_22() -> None:
+    """Name, state, GPUs, CPUs, memory, partitions and host; no reason where Slurm gives none."""
     (node,) = records.parse_nodes(texts.node()).values()
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n0", 2, 8, 1048576)
     assert node.partitions == {"main", "high"} and node.features == frozenset()
     assert node.host == "vm" and not node.gone and not node.away and node.reason == ""
 
 
-def test_a_drained_node_says_why_who_and_when() -> None:
-    """The reason is told whole, though it looks like fields, and changes nothing else."""
+def test_drained_node_says_why_who_and_when() -> None:
+    """A reason that looks like fields is kept whole and changes no other field."""
     line = texts.node(state="IDLE+DRAIN", reason="bad | State=IDLE Gres=gpu:9 NodeName=x")
     (node,) = records.parse_nodes(line).values()
     assert node.gone and node.name == "n0" and node.gpus == 2
     assert node.reason == "bad | State=IDLE Gres=gpu:9 NodeName=x"
     assert (node.by, node.since) == ("root", "2026-11-21T22:35:51")
-    assert node.words == f"n0 is drain+idle ({node.reason}; root 2026-11-21T22:35:51)"
+    assert node.description == f"n0 is drain+idle ({node.reason}; root 2026-11-21T22:35:51)"
     assert node.text.endswith("[root@2026-11-21T22:35:51]")
 
 
-def test_a_node_of_slurm_24() -> None:
-    """GPUs of all types with their sockets count; text behind the reason is no state."""
+def test_parse_node_of_slurm_24() -> None:
+    """GPUs of all types with their sockets count; text after the reason is not a state."""
     (node,) = records.parse_nodes(texts.NODE_24).values()
     assert node.gpus == 10 and node.cpus == 96 and node.features == {"a100", "80gb", "ib"}
     assert node.states == {"IDLE", "CLOUD", "DRAIN", "DYNAMIC_NORM", "NOT_RESPONDING"}
@@ -58,9 +58,9 @@ def test_a_node_of_slurm_24() -> None:
         ("", False, False),
     ],
 )
-def test_which_states_take_no_jobs(state: str, gone: bool, away: bool) -> None:
-    """Drained, down and failing nodes are gone; those that come back by themselves are away; what
-    sleeps until a job wakes it is neither."""
+def test_node_states_that_take_no_jobs(state: str, gone: bool, away: bool) -> None:
+    """Drained, down and failing nodes are gone; those that come back by themselves are away; those
+    that are powered down until a job needs them are neither."""
     (node,) = records.parse_nodes(texts.node(state=state)).values()
     assert (node.gone, node.away) == (gone, away)
 
@@ -77,16 +77,16 @@ def test_which_states_take_no_jobs(state: str, gone: bool, away: bool) -> None:
         ("gpu:a100:x", 0),
     ],
 )
-def test_gpus_of_a_node(gres: str, count: int) -> None:
-    """All of gres/gpu, whatever its types; nothing else."""
+def test_count_gpus_of_node(gres: str, count: int) -> None:
+    """Every type of gres/gpu counts, and nothing else."""
     (node,) = records.parse_nodes(texts.node(gres=gres)).values()
     assert node.gpus == count
 
 
-def test_partitions() -> None:
-    """Limits and lists of 22.05 and 24.11; ALL is no list."""
-    found = records.parse_partitions(f"{texts.partition()}\n{texts.PARTITION_24}\n")
-    main, gpu = found["main"], found["gpu"]
+def test_parse_partitions() -> None:
+    """Limits and lists of 22.05 and 24.11; ALL restricts nothing."""
+    partitions = records.parse_partitions(f"{texts.partition()}\n{texts.PARTITION_24}\n")
+    main, gpu = partitions["main"], partitions["gpu"]
     assert main.default and main.state == "UP" and main.rules == {}
     assert (main.max_nodes, main.min_nodes, main.max_time, main.qos) == (None, 0, inf, "")
     assert (gpu.max_nodes, gpu.min_nodes, gpu.max_time) == (4, 2, 3 * 24 * 3600)
@@ -98,8 +98,8 @@ def test_partitions() -> None:
     }
 
 
-def test_accounting() -> None:
-    """QOS with their limits; the associations of this cluster alone."""
+def test_parse_accounting_limits() -> None:
+    """QOS with their limits; only the associations of this cluster."""
     qos = records.parse_qos(texts.QOS)
     assert set(qos) == {"normal", "standby"} and qos["normal"].limits.max_wall == inf
     standby = qos["standby"]
@@ -107,7 +107,7 @@ def test_accounting() -> None:
     assert standby.limits.tres["MaxTRES"] == {"node": 1}
     assert standby.limits.tres["MaxTRESPU"] == {"gres/gpu": 2}
     mine = records.parse_associations(texts.ASSOCIATIONS, "pf")
-    assert [one.account for one in mine] == ["lab", "root"]
+    assert [association.account for association in mine] == ["lab", "root"]
     assert mine[0].qos == {"normal", "standby"} and mine[0].default_qos == "normal"
 
 
@@ -123,14 +123,14 @@ def test_accounting() -> None:
         ("n[a-b]", []),
     ],
 )
-def test_lists_of_hosts(text: str, names: list[str]) -> None:
-    """Ranges, several of them, and leading zeros."""
+def test_expand_hostlists(text: str, names: list[str]) -> None:
+    """Ranges, several ranges in one name, and leading zeros expand."""
     assert expand_hostlist(text) == names
 
 
 @pytest.mark.parametrize("text", ["", "\0\x1b[31m\n", "=\n= =", "NodeName=", "a|b", "x" * 10_000])
-def test_what_is_no_answer_is_nothing(text: str) -> None:
-    """Other text gives no records, and control characters never pass."""
+def test_unparsable_output_gives_no_records(text: str) -> None:
+    """Unparsable text gives no records, and control characters are removed."""
     assert not records.parse_nodes(text) and not records.parse_partitions(text)
     assert not records.parse_qos(text) and not records.parse_associations(text, "pf")
-    assert "\x1b" not in records.parse_nodes(texts.node(reason="\x1b[31mred"))["n0"].words
+    assert "\x1b" not in records.parse_nodes(texts.node(reason="\x1b[31mred"))["n0"].description

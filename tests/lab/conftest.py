@@ -1,4 +1,4 @@
-"""Labs for the tests of `pytest_clustersmoke.lab`: each test has a home of its own for them."""
+"""Labs for the tests of `pytest_clustersmoke.lab`; each test has its own home for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The state home of this test's labs, short and not below /tmp; all of them end with it."""
+    """The state home of this test's labs, short and not below /tmp; they end with the test."""
     path = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     monkeypatch.setenv("XDG_STATE_HOME", str(path))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -37,14 +37,13 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def need() -> Callable[..., None]:
-    """Skip where the machine cannot have such a lab; fail where it is required to."""
-
+    """Skip where the machine cannot run such a lab; fail where it is required to."""
     return need_lab
 
 
 @pytest.fixture
 def start(need: Callable[..., None]) -> Callable[..., lab.Lab]:
-    """Start a lab of two nodes, or as asked."""
+    """Start a lab, by default of two nodes."""
 
     def start_lab(
         name: str = "t",
@@ -70,14 +69,14 @@ def start(need: Callable[..., None]) -> Callable[..., lab.Lab]:
 
 @pytest.fixture
 def command(home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a command in the test's home; `lab` is the lab its SLURM_CONF names."""
+    """Run a command in the test's home, with the SLURM_CONF of `lab`."""
 
-    def run(*words: str, lab: lab.Lab | None = None) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, lab: lab.Lab | None = None) -> subprocess.CompletedProcess[str]:
         environ = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
         if lab is not None:
             environ["SLURM_CONF"] = str(lab.slurm_conf)
         return subprocess.run(
-            words, env=environ, cwd=home, capture_output=True, text=True, timeout=60
+            arguments, env=environ, cwd=home, capture_output=True, text=True, timeout=60
         )
 
     return run
@@ -89,7 +88,7 @@ def clustersmoke(
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the `clustersmoke` command."""
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return command(sys.executable, "-m", "pytest_clustersmoke.cli", *words)
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return command(sys.executable, "-m", "pytest_clustersmoke.cli", *arguments)
 
     return run

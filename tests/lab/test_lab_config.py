@@ -1,4 +1,4 @@
-"""The configuration texts, ports, paths and packages of a lab; no Slurm is needed."""
+"""The configuration files, ports, paths and packages of a lab; no Slurm is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_clustersmoke.lab import (
     packages,
     slurm_config,
 )
-from pytest_clustersmoke.lab.isolation import NETWORKS, chosen_network
+from pytest_clustersmoke.lab.isolation import NETWORKS, reserve_network
 from pytest_clustersmoke.lab.lab_settings import check_settings
 from pytest_clustersmoke.text import UsageProblems
 
@@ -48,16 +48,16 @@ def settings_of(text: str) -> dict[str, str]:
 
 def test_daemons_listen_on_one_address_only() -> None:
     """slurm.conf for a plain lab keeps every daemon from listening on all addresses."""
-    text = slurm_config.slurm_conf(PLAN, bound=True)
+    text = slurm_config.render_slurm_conf(PLAN, bound=True)
     words = settings_of(text)["CommunicationParameters"].split(",")
     assert set(words) == {"NoInAddrAny", "NoCtldInAddrAny"}
     assert "SlurmctldHost=host(127.0.0.1)" in text
     assert text.count("NodeAddr=127.0.0.1") == 2
 
 
-def test_partitions_preempt_by_tier() -> None:
+def test_higher_partition_preempts() -> None:
     """`main` is the default partition, and jobs of `high` requeue its jobs."""
-    text = slurm_config.slurm_conf(PLAN, bound=True)
+    text = slurm_config.render_slurm_conf(PLAN, bound=True)
     settings = settings_of(text)
     assert settings["PreemptType"] == "preempt/partition_prio"
     assert settings["PreemptMode"] == "REQUEUE"
@@ -65,45 +65,45 @@ def test_partitions_preempt_by_tier() -> None:
     assert "PartitionName=high Nodes=node0,node1 Default=NO PriorityTier=10 " in text
 
 
-def test_memory_is_limited_in_groups_of_the_labs_own() -> None:
-    """slurmd finds them below the lab's directory; a job that asks for no memory gets a share."""
-    without = settings_of(slurm_config.slurm_conf(PLAN, bound=True))
+def test_memory_is_limited_in_the_labs_own_groups() -> None:
+    """slurmd finds the groups below the lab's directory; a job gets a share by default."""
+    without = settings_of(slurm_config.render_slurm_conf(PLAN, bound=True))
     assert (without["TaskPlugin"], without["SelectTypeParameters"]) == ("task/none", "CR_CPU")
     plan = dataclasses.replace(PLAN, memory=True)
-    settings = settings_of(slurm_config.slurm_conf(plan, bound=True))
+    settings = settings_of(slurm_config.render_slurm_conf(plan, bound=True))
     assert settings["TaskPlugin"] == "task/cgroup"
     assert settings["SelectTypeParameters"] == "CR_CPU_Memory"
     assert int(settings["DefMemPerCPU"]) * PLAN.cpus_per_node < slurm_config.NODE_MEMORY_MIB
-    groups = settings_of(slurm_config.cgroup_conf(plan))
+    groups = settings_of(slurm_config.render_cgroup_conf(plan))
     assert groups["CgroupMountpoint"] == "/lab/run/cgroup"
     assert groups["ConstrainRAMSpace"] == "yes"
 
 
-def test_without_gpus_no_gres_is_named() -> None:
+def test_no_gres_without_gpus() -> None:
     """A lab of nodes without GPUs names no gres anywhere."""
     plan = dataclasses.replace(PLAN, gpus_per_node=0)
-    assert "gres" not in slurm_config.slurm_conf(plan, bound=True).lower()
-    assert "Name=gpu" not in slurm_config.gres_conf(plan)
+    assert "gres" not in slurm_config.render_slurm_conf(plan, bound=True).lower()
+    assert "Name=gpu" not in slurm_config.render_gres_conf(plan)
 
 
-def test_accounting_enforces() -> None:
+def test_accounting_enforces_limits() -> None:
     """With accounting, unknown accounts and QOS are refused; without it nothing is stored."""
-    without = settings_of(slurm_config.slurm_conf(PLAN, bound=True))
+    without = settings_of(slurm_config.render_slurm_conf(PLAN, bound=True))
     assert without["AccountingStorageType"] == "accounting_storage/none"
     plan = dataclasses.replace(PLAN, accounting_port=20009)
-    settings = settings_of(slurm_config.slurm_conf(plan, bound=True))
+    settings = settings_of(slurm_config.render_slurm_conf(plan, bound=True))
     assert settings["AccountingStorageEnforce"] == "associations,limits,qos"
     assert settings["AccountingStoragePort"] == "20009"
-    assert settings_of(slurm_config.slurmdbd_conf(plan))["DbdPort"] == "20009"
+    assert settings_of(slurm_config.render_slurmdbd_conf(plan))["DbdPort"] == "20009"
 
 
 @pytest.mark.parametrize(
     ("version", "plugin"), [((22, 5), "cgroup/v1"), ((23, 11), "disabled"), ((25, 5), "disabled")]
 )
-def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugin: str) -> None:
-    """cgroup.conf says so in the words of the version that reads it."""
+def test_cgroups_are_disabled_for_each_version(version: tuple[int, int], plugin: str) -> None:
+    """cgroup.conf disables control groups in the way that each version of Slurm needs."""
     plan = dataclasses.replace(PLAN, slurm_version=version)
-    assert f"CgroupPlugin={plugin}\n" in slurm_config.cgroup_conf(plan)
+    assert f"CgroupPlugin={plugin}\n" in slurm_config.render_cgroup_conf(plan)
 
 
 @pytest.mark.parametrize(
@@ -115,41 +115,44 @@ def test_each_version_is_told_not_to_use_cgroups(version: tuple[int, int], plugi
     ],
 )
 def test_node_lists_expand(text: str, names: list[str]) -> None:
-    """Slurm's short form of a node list names these nodes."""
+    """Slurm's short form of a node list expands to these nodes."""
     assert expand_hostlist(text) == names
 
 
-def test_settings_are_refused_all_at_once() -> None:
-    """Everything that is wrong with the settings is told in one go, each with its option."""
+def test_all_wrong_settings_are_reported_at_once() -> None:
+    """Everything that is wrong with the settings is reported at once, each with its option."""
     with pytest.raises(UsageProblems) as refused:
         check_settings(LabSettings(name="A b", nodes=0, gpus_per_node=17, directory=Path("/a b/c")))
     where = [problem.where for problem in refused.value.problems]
     assert where == ["--name", "--nodes", "--gpus-per-node", "--dir"]
 
 
-def test_reserved_ports_are_for_us_alone() -> None:
+def test_reserved_ports_are_exclusive() -> None:
     """While reserved, another reservation gets other ports, and a daemon can bind ours."""
-    with addresses.reserved("127.0.0.1", 3) as ours, addresses.reserved("127.0.0.1", 3) as theirs:
+    with (
+        addresses.reserve_ports("127.0.0.1", 3) as ours,
+        addresses.reserve_ports("127.0.0.1", 3) as theirs,
+    ):
         assert len(set(ours) | set(theirs)) == 6
         with socket.socket() as daemon:
             daemon.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             daemon.bind(("127.0.0.1", ours[0]))
             daemon.listen()
-            assert addresses.listening("127.0.0.1", ours[0])
-        assert not addresses.listening("127.0.0.1", theirs[0])
+            assert addresses.is_listening("127.0.0.1", ours[0])
+        assert not addresses.is_listening("127.0.0.1", theirs[0])
 
 
-def test_a_network_in_use_is_not_chosen() -> None:
-    """Two labs choose different networks, and neither one that the host has a route to."""
+def test_network_in_use_is_not_chosen() -> None:
+    """Two labs choose different networks, and none to which the host has a route."""
     free = [ipaddress.IPv4Network("10.77.4.0/24"), ipaddress.IPv4Network("10.77.9.0/24")]
     used = [net for net in NETWORKS.subnets(new_prefix=24) if net not in free]
-    with chosen_network(used) as one, chosen_network(used) as other:
-        assert {one, other} == set(free)
-        with pytest.raises(LabError, match="no free network"), chosen_network(used):
+    with reserve_network(used) as first, reserve_network(used) as second:
+        assert {first, second} == set(free)
+        with pytest.raises(LabError, match="no free network"), reserve_network(used):
             pass
 
 
-def test_sockets_go_to_a_short_directory_where_the_path_is_long(tmp_path: Path) -> None:
+def test_long_path_gets_a_short_directory_for_sockets(tmp_path: Path) -> None:
     """A short path keeps its sockets; a long one gets a directory in which they fit."""
     assert lab_paths.choose_run(Path("/short")) == Path("/short/run")
     run = lab_paths.choose_run(tmp_path / ("x" * 100))
@@ -160,15 +163,17 @@ def test_sockets_go_to_a_short_directory_where_the_path_is_long(tmp_path: Path) 
         run.rmdir()
 
 
-def test_no_room_for_sockets_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no short directory can be had, the message names the path and the option."""
-    monkeypatch.setattr(lab_paths, "_made_for_us", lambda path: False)
+def test_no_directory_for_sockets_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no short directory can be made, the message names the path and the option."""
+    monkeypatch.setattr(lab_paths, "_make_private", lambda path: False)
     with pytest.raises(LabError, match=r"too many for the sockets .* --dir"):
         lab_paths.choose_run(tmp_path / ("x" * 100))
 
 
-def test_packages_are_those_that_lack_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is told by package, and only for the kind of lab that is wanted."""
+def test_missing_packages_are_those_without_their_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Missing programs are reported by package, only for the requested kind of lab."""
     monkeypatch.setattr(packages, "which", lambda name: None if name != "sbatch" else "/bin/sbatch")
     assert packages.missing_packages(False, False) == ["slurmctld", "slurmd", "munge"]
     assert packages.missing_packages(True, True)[3:] == [
@@ -179,29 +184,29 @@ def test_packages_are_those_that_lack_their_program(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_installing_says_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """apt-get runs with the packages asked for, and is said aloud; its failure is shown."""
+def test_install_prints_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """apt-get runs with the requested packages; its command line and its failure are shown."""
     apt = tmp_path / "apt-get"
     apt.write_text('#!/bin/sh\necho "$RUNLEVEL $@" >> $0.log\necho no such thing\nexit $STATUS\n')
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(packages, "is_debian", lambda: True)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setenv("STATUS", "0")
-    packages.install(["munge"], said.append)
+    packages.install(["munge"], messages.append)
     last = (tmp_path / "apt-get.log").read_text().splitlines()[-1]
     assert last == "1 install -y --no-install-recommends munge"
-    assert "RUNLEVEL=1 apt-get install -y --no-install-recommends munge" in said[-1]
+    assert "RUNLEVEL=1 apt-get install -y --no-install-recommends munge" in messages[-1]
     monkeypatch.setenv("STATUS", "100")
     with pytest.raises(LabError, match="no such thing"):
-        packages.install(["munge"], said.append)
+        packages.install(["munge"], messages.append)
 
 
-def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_root_on_debian_can_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere the message names the packages that the administrator has to install."""
     monkeypatch.setattr(packages, "is_debian", lambda: False)
-    with pytest.raises(LabError, match="on Debian; have munge installed"):
+    with pytest.raises(LabError, match=r"on Debian or Ubuntu; ask .* to install munge"):
         packages.install(["munge"], print)
     monkeypatch.setattr(packages, "is_debian", lambda: True)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -209,7 +214,7 @@ def test_only_root_on_debian_installs(monkeypatch: pytest.MonkeyPatch) -> None:
         packages.install(["munge"], print)
 
 
-def test_no_node_list_takes_more_memory_than_there_is() -> None:
-    """A list that a job wrote may name any number of nodes, or none that is one."""
+def test_node_lists_are_bounded() -> None:
+    """A list that a job wrote may name any number of nodes, or none that is valid."""
     assert len(expand_hostlist("n[0-99999999999]")) == 100_000
     assert expand_hostlist("n[x-y,2]") == ["n2"]

@@ -1,4 +1,4 @@
-"""Labs that do not come up: daemons that die, signals, kills half-way; and wrong words."""
+"""Labs that do not start: daemons that die, signals, kills midway; and wrong arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Need = Callable[..., None]
 
 
-def fake(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    """Put a program of ours before the real one."""
+def put_fake_program(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    """Put a fake program on PATH before the real one."""
     programs = home / "bin"
     programs.mkdir(exist_ok=True)
     path = programs / name
@@ -29,10 +29,10 @@ def fake(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> N
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
 
-def hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
-    """A `lab up` that waits for a slurmd which never comes."""
-    fake(home, monkeypatch, "slurmd", "exec sleep 600")
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
+def start_hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[str]:
+    """Start a `lab up` that waits for a slurmd which never gets ready."""
+    put_fake_program(home, monkeypatch, "slurmd", "exec sleep 600")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the test runner may ignore it
     up = subprocess.Popen(
         [sys.executable, "-m", "pytest_clustersmoke.cli", "lab", "up", "--nodes", "2"],
         stderr=subprocess.PIPE,
@@ -45,16 +45,16 @@ def hanging_up(home: Path, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[
             if "slurmd-node1" in [process.role for process in record.daemons]:
                 return up
         time.sleep(0.02)
-    raise AssertionError("`lab up` did not come as far as slurmd")
+    raise AssertionError("`lab up` did not start slurmd in time")
 
 
 @pytest.mark.lab
-def test_a_daemon_that_dies_is_told_with_its_log(
+def test_dead_daemon_is_reported_with_its_log(
     need: Need, home: Path, monkeypatch: pytest.MonkeyPatch, clustersmoke: Run
 ) -> None:
-    """The message has the daemon, its last words and its log, which is kept; nothing else is."""
+    """The message has the daemon, its last output and its log; only the log is kept."""
     need()
-    fake(
+    put_fake_program(
         home,
         monkeypatch,
         "slurmctld",
@@ -75,33 +75,33 @@ def test_a_daemon_that_dies_is_told_with_its_log(
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_what_was_started(
+def test_signal_ends_what_was_started(
     need: Need,
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     status: int,
 ) -> None:
-    """Ctrl-C (and its like) during `up` leaves nothing, and tells so without a traceback."""
+    """Ctrl-C and similar signals during `up` leave nothing; the message has no traceback."""
     need()
-    up = hanging_up(home, monkeypatch)
+    up = start_hanging_up(home, monkeypatch)
     daemons = lab_state.records()[0].daemons
     up.send_signal(number)
-    _, said = up.communicate(timeout=20)
+    _, stderr = up.communicate(timeout=20)
     assert up.returncode == status
-    assert "stopped; ending what was started" in said
-    assert "Traceback" not in said
+    assert "stopped; ending what was started" in stderr
+    assert "Traceback" not in stderr
     assert not any(process.alive for process in daemons)
     assert list(lab_paths.labs_home().iterdir()) == []
 
 
 @pytest.mark.lab
-def test_down_cleans_behind_a_killed_up(
+def test_down_cleans_up_after_a_killed_up(
     need: Need, home: Path, monkeypatch: pytest.MonkeyPatch, clustersmoke: Run
 ) -> None:
-    """After SIGKILL of `up` half-way, status says so, and `down` ends all that it had started."""
+    """After SIGKILL of `up` midway, status shows it, and `down` ends everything it had started."""
     need()
-    up = hanging_up(home, monkeypatch)
+    up = start_hanging_up(home, monkeypatch)
     up.kill()
     up.communicate()
     daemons = lab_state.records()[0].daemons
@@ -114,12 +114,12 @@ def test_down_cleans_behind_a_killed_up(
 
 
 @pytest.mark.lab
-def test_a_daemon_that_was_not_written_down_is_found(
+def test_unjournalled_daemon_is_found(
     need: Need, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between a daemon's start and its line in the journal, the daemon still ends."""
     need()
-    up = hanging_up(home, monkeypatch)
+    up = start_hanging_up(home, monkeypatch)
     up.kill()
     up.communicate()
     record = lab_state.records()[0]
@@ -132,12 +132,12 @@ def test_a_daemon_that_was_not_written_down_is_found(
 
 
 @pytest.mark.lab
-def test_down_ends_an_up_that_is_under_way(
+def test_down_ends_a_running_up(
     need: Need, home: Path, monkeypatch: pytest.MonkeyPatch, clustersmoke: Run
 ) -> None:
-    """`down` of a lab that is being started ends the `up`, too."""
+    """`down` of a lab that is being started also ends the `up`."""
     need()
-    up = hanging_up(home, monkeypatch)
+    up = start_hanging_up(home, monkeypatch)
     daemons = lab_state.records()[0].daemons
     assert clustersmoke("lab", "status").stdout.startswith("lab: starting")
     assert clustersmoke("lab", "down").returncode == 0
@@ -147,40 +147,42 @@ def test_down_ends_an_up_that_is_under_way(
 
 
 @pytest.mark.lab
-def test_a_dead_lab_makes_room(need: Need, clustersmoke: Run) -> None:
-    """`up` over a lab whose processes have all died removes its rest, and says so."""
+def test_dead_lab_is_replaced(need: Need, clustersmoke: Run) -> None:
+    """`up` over a lab whose processes have all died removes what is left, and says so."""
     need()
     lab.up(lab.LabSettings(nodes=1))
     lab_processes.end(lab_state.records()[0].daemons, 5.0)
     up = clustersmoke("lab", "up", "--nodes", "1")
     assert up.returncode == 0, up.stderr
-    assert "removing what is left of an earlier one" in up.stderr
+    assert "removing what is left of an earlier lab" in up.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         ((), "COMMAND"),
         (("lab",), "ACTION"),
         (("lab", "up", "--nodes", "x"), "invalid int value: 'x'"),
         (("lab", "up", "--nodes", "0"), "--nodes: 0 is out of range; expected 1 to 64"),
-        (("lab", "up", "--name", "../x"), "--name: `../x` is no name for a lab"),
+        (("lab", "up", "--name", "../x"), "--name: `../x` is not a valid name for a lab"),
         (("lab", "down", "--name", "x", "--all"), "not allowed with argument"),
         (("lab", "down", "--name", "nosuch"), "there is no lab `nosuch`"),
         (("lab", "env"), "no lab is running; start one with `clustersmoke lab up`"),
         (("lab", "env", "--name", "nosuch"), "lab nosuch is not running"),
     ],
 )
-def test_wrong_words_are_status_2(clustersmoke: Run, words: tuple[str, ...], told: str) -> None:
-    """What cannot be done is told in a line on stderr, with nothing on stdout for a shell."""
-    answer = clustersmoke(*words)
+def test_wrong_arguments_are_status_2(
+    clustersmoke: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    """The problem is reported in one line on stderr, with nothing on stdout for a shell."""
+    answer = clustersmoke(*arguments)
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert told in answer.stderr
+    assert message in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
-def test_with_nothing_there(clustersmoke: Run) -> None:
-    """`status` says that there is none, with status 1; `down` has nothing to do."""
+def test_status_and_down_without_labs(clustersmoke: Run) -> None:
+    """Without labs `status` says so, with exit status 1, and `down` succeeds."""
     status = clustersmoke("lab", "status")
     assert (status.returncode, status.stdout) == (
         1,

@@ -1,4 +1,4 @@
-"""Labs with accounting, with limits on memory, and labs whose nodes are hosts of their own."""
+"""Labs with accounting, with memory limits, and with isolated nodes."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ for path in private:
 if name == "node0":
     with socket.create_server((address, 0)) as server:
         Path("port").write_text(str(server.getsockname()[1]))
-        heard = server.accept()[0].makefile().read()
+        received = server.accept()[0].makefile().read()
 else:
     while not os.path.exists("port") or not Path("port").read_text():
         pass
     with socket.create_connection(("node0", int(Path("port").read_text()))) as client:
         client.sendall(name.encode())
-    heard = ""
-print(name, os.environ["SLURMD_NODENAME"], address, links, *private, f"heard:{heard}")
+    received = ""
+print(name, os.environ["SLURMD_NODENAME"], address, links, *private, f"received:{received}")
 """
 
 
 def namespaces(pids: Iterable[int]) -> set[str]:
-    """The namespaces that these processes, as far as they still live, are in."""
+    """The namespaces of these processes, as far as they still run."""
     found = set()
     for pid in pids:
         for kind in ("net", "mnt", "uts"):
@@ -52,7 +52,7 @@ def namespaces(pids: Iterable[int]) -> set[str]:
     return found
 
 
-def test_accounting_refuses_what_it_does_not_know(start: Start, command: Run) -> None:
+def test_accounting_refuses_unknown_accounts_and_qos(start: Start, command: Run) -> None:
     """An unknown account and an unknown QOS are refused; known ones run, and sacct knows them."""
     one = start(accounting=True)
     assert one.accounting
@@ -89,22 +89,22 @@ def test_accounting_ends_without_a_trace(start: Start) -> None:
 
 
 def test_memory_is_limited_without_a_trace(start: Start, command: Run) -> None:
-    """The kernel ends the task that takes more than its job asked for, on that node alone; the
-    lab's control groups go with it."""
+    """The kernel kills a task that takes more than its job requested, only on that node; the lab's
+    control groups are removed with it."""
     one = start(memory=True)
     take = "import os; bytearray((300 if os.environ['SLURM_NODEID'] == '1' else 1) << 20)"
-    words = (sys.executable, "-c", take)
-    limited = command("srun", "--nodes=2", "--mem=100M", *words, lab=one)
+    program = (sys.executable, "-c", take)
+    limited = command("srun", "--nodes=2", "--mem=100M", *program, lab=one)
     assert limited.returncode != 0
     assert "node1: task 1: Out Of Memory" in limited.stderr
-    assert command("srun", "--nodes=2", *words, lab=one).returncode == 0
+    assert command("srun", "--nodes=2", *program, lab=one).returncode == 0
     groups = memory_limits.HIERARCHY / f"clustersmoke_{lab_state.running()[0].token}"
     assert groups.is_dir()
     lab.down("t")
     assert not groups.exists()
 
 
-def test_isolated_nodes_are_hosts_of_their_own(start: Start, command: Run, home: Path) -> None:
+def test_isolated_nodes_are_separate_hosts(start: Start, command: Run, home: Path) -> None:
     """Each node has its own name, address, interfaces, /tmp and /dev/shm, and reaches the others
     by name over TCP; sbatch, squeue and srun work from the host's shell."""
     one = start(isolated=True)
@@ -120,8 +120,8 @@ def test_isolated_nodes_are_hosts_of_their_own(start: Start, command: Run, home:
     assert network.startswith("10.77.")
     shared = ["eth0,lo", "/tmp", "/dev/shm"]
     assert lines == [
-        ["node0", "node0", f"{network}.11", *shared, "heard:node1"],
-        ["node1", "node1", f"{network}.12", *shared, "heard:"],
+        ["node0", "node0", f"{network}.11", *shared, "received:node1"],
+        ["node1", "node1", f"{network}.12", *shared, "received:"],
     ]
     batch = "--wrap=srun hostname"
     job = command("sbatch", "--wait", "--nodes=2", "--output=job.out", batch, lab=one)
@@ -130,12 +130,12 @@ def test_isolated_nodes_are_hosts_of_their_own(start: Start, command: Run, home:
 
 
 def test_two_isolated_labs_end_without_a_trace(start: Start, command: Run) -> None:
-    """Two run side by side on networks of their own; each takes its interface, its namespaces
-    and its mounts along when it ends."""
+    """Two run side by side on separate networks; each leaves no interface, namespace or mount
+    when it ends."""
     start("one", isolated=True)
     two = start("two", isolated=True)
     first, second = lab_state.running()
-    links = [Path("/sys/class/net") / name for each in (first, second) for name in each.links]
+    links = [Path("/sys/class/net") / name for record in (first, second) for name in record.links]
     assert len(links) == 2
     assert all(link.exists() for link in links)
     held = namespaces(process.pid for process in first.daemons) - namespaces([os.getpid()])
@@ -153,8 +153,8 @@ def test_two_isolated_labs_end_without_a_trace(start: Start, command: Run) -> No
     assert not any(link.exists() for link in links)
 
 
-def test_an_isolated_lab_below_tmp_is_refused(start: Start, tmp_path: Path) -> None:
-    """Its files would be hidden from its nodes; the message says so and names the option."""
+def test_isolated_lab_below_tmp_is_refused(start: Start, tmp_path: Path) -> None:
+    """The nodes would not see its files; the message says so and names the option."""
     if not str(tmp_path.resolve()).startswith("/tmp/"):
         pytest.skip("the temporary directory of these tests is not below /tmp")
     with pytest.raises(lab.LabError, match=r"private to each node .* --dir"):

@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes, brought up, used, and ended without a trace."""
+"""A real Slurm with two nodes: started, used, and ended without a trace."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ srun --cpus-per-task=4 bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLU
 
 
 def processes_under(path: Path) -> list[str]:
-    """Every process that names a path in its command, its environment or its directory."""
+    """Every process whose command, environment or working directory contains a path."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            place = str((entry / "cwd").readlink())
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            directory = str((entry / "cwd").readlink())
         except OSError:
             continue
-        if os.fsencode(path) in words or place.startswith(str(path)):
-            found.append(words.replace(b"\0", b" ").decode(errors="replace")[:200])
+        if os.fsencode(path) in text or directory.startswith(str(path)):
+            found.append(text.replace(b"\0", b" ").decode(errors="replace")[:200])
     return found
 
 
 def wait_for_job(command: Run, one: lab.Lab, job: str, wanted: str) -> str:
-    """Wait until a job is in a state."""
+    """Wait until a job is in the wanted state; return the last state seen."""
     deadline = time.monotonic() + 20
     seen = ""
     while time.monotonic() < deadline:
@@ -59,8 +59,8 @@ def submit(command: Run, one: lab.Lab, *words: str) -> str:
     return answer.stdout.strip()
 
 
-def test_a_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path) -> None:
-    """A batch job's srun runs once on each node, with two GPUs and the CPUs asked for."""
+def test_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path) -> None:
+    """A batch job's srun runs once on each node, with two GPUs and the requested CPUs."""
     one = start()
     (home / "job.sh").write_text(SCRIPT)
     job = submit(command, one, "job.sh")
@@ -72,7 +72,7 @@ def test_a_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path
 
 
 def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) -> None:
-    """A job of `high` takes the nodes of one of `main`, which waits again; scancel ends it."""
+    """A job of `high` preempts one of `main`, which is requeued; scancel ends it quickly."""
     one = start()
     words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=exec sleep 600")
     low = submit(command, one, *words)
@@ -90,7 +90,7 @@ def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home
     """After `down` with a job running no process, socket directory, mount or file is left."""
     one = start()
     record = lab_state.running()[0]
-    # One that left its job's session, so that only its environment tells whose it is.
+    # A process outside its job's session, which only its environment identifies.
     job = submit(command, one, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
     assert wait_for_job(command, one, job, "RUNNING") == "RUNNING"
     assert processes_under(home)
@@ -124,7 +124,9 @@ def test_nothing_listens_beyond_loopback(start: Start) -> None:
     inodes = set()
     for process in lab_state.running()[0].daemons:
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed since; one that listens stays
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # closed meanwhile; listening sockets stay open
                 inodes.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
     listening = []
     for table in ("tcp", "tcp6"):
@@ -136,19 +138,19 @@ def test_nothing_listens_beyond_loopback(start: Start) -> None:
     assert set(listening) == {"0100007F"}
 
 
-def test_a_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
-    """A second lab of the name is refused with what to do; the first goes on."""
+def test_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
+    """A second lab of the same name is refused with advice; the first keeps running."""
     start()
     again = clustersmoke("lab", "up", "--name", "t")
     assert again.returncode == 2
-    assert "lab t is up already; end it with `clustersmoke lab down --name t`" in again.stderr
+    assert "lab t is already up; end it with `clustersmoke lab down --name t`" in again.stderr
     assert clustersmoke("lab", "status").returncode == 0
 
 
-def test_status_tells_which_daemon_has_died(start: Start, clustersmoke: Run) -> None:
-    """With a slurmd killed the lab is partly up, and status names the daemon."""
+def test_status_names_the_dead_daemon(start: Start, clustersmoke: Run) -> None:
+    """With one slurmd killed the lab is partly up, and status names the daemon."""
     start()
-    victim = [each for each in lab_state.running()[0].daemons if each.role == "slurmd-node1"]
+    victim = [daemon for daemon in lab_state.running()[0].daemons if daemon.role == "slurmd-node1"]
     assert lab_processes.end(victim, 5.0) == []
     status = clustersmoke("lab", "status")
     assert status.returncode == 1
@@ -156,8 +158,8 @@ def test_status_tells_which_daemon_has_died(start: Start, clustersmoke: Run) -> 
     assert "slurmd-node1" in status.stdout
 
 
-def test_a_directory_of_the_users_own(start: Start, clustersmoke: Run, home: Path) -> None:
-    """With --dir all files are there, `down` removes it, and one with content is refused."""
+def test_lab_in_the_users_directory(start: Start, clustersmoke: Run, home: Path) -> None:
+    """With --dir all files are in it, `down` removes it, and one that is not empty is refused."""
     mine = home / "mine"
     one = start(directory=mine)
     assert one.slurm_conf == mine / "slurm.conf"
@@ -172,8 +174,8 @@ def test_a_directory_of_the_users_own(start: Start, clustersmoke: Run, home: Pat
     assert clustersmoke("lab", "status").stdout.startswith("no labs")
 
 
-def test_a_long_path_gets_short_sockets(start: Start, home: Path) -> None:
-    """A lab below a path too long for sockets starts, and its socket directory goes with it."""
+def test_long_path_gets_short_sockets(start: Start, home: Path) -> None:
+    """A lab below a path too long for sockets starts; its socket directory is removed with it."""
     start(directory=home / ("long" * 25))
     record = lab_state.running()[0]
     assert record.files.run.parent != record.files.root

@@ -1,4 +1,4 @@
-"""What a lab's journal tells, and which lab is meant; no Slurm is needed."""
+"""Reading a lab's journal, and choosing the lab to use; no Slurm is needed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_paths, lab_processes, lab_state
 from pytest_clustersmoke.lab.lab_processes import Process
 
-Made = Callable[..., lab_state.LabRecord]
-
-
+Make = Callable[..., lab_state.LabRecord]
 Alive = Callable[..., Process]
 
 
 @pytest.fixture
 def alive() -> Iterator[Alive]:
-    """A process that runs, in a role; it may be ended."""
+    """Makes a journal entry for a running process, with the given role."""
     child = subprocess.Popen(["sleep", "600"])
     started = lab_processes.start_time(child.pid)
     assert started is not None
@@ -37,15 +35,15 @@ def alive() -> Iterator[Alive]:
 
 
 def dead(role: str = "munged") -> Process:
-    """Our own pid, but of a process that started at another time."""
+    """Our own pid with another start time, as after the pid was reused."""
     return Process(role, os.getpid(), 1)
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Write a lab's directory as `up` would, with these processes."""
+def make(monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Write a lab's directory as `up` does, with these processes."""
 
-    def made(name: str, *started: Process, ready: bool = True) -> lab_state.LabRecord:
+    def make_lab(name: str, *started: Process, ready: bool = True) -> lab_state.LabRecord:
         root = lab_paths.labs_home() / name
         root.mkdir(parents=True)
         journal = lab_state.Journal(lab_paths.journal_of(root))
@@ -55,14 +53,14 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Made:
         if ready:
             files = lab_paths.LabDir(root, root / "run")
             one = lab.Lab(name, files.slurm_conf, ("node0",), 2, False, False)
-            lab_state.write_state(lab_state.read(name, root), one, "22.05.8")
-        return lab_state.read(name, root)
+            lab_state.write_state(lab_state.read_record(name, root), one, "22.05.8")
+        return lab_state.read_record(name, root)
 
-    return made
+    return make_lab
 
 
-def test_status_follows_the_processes(make: Made, alive: Alive) -> None:
-    """All alive is up, some partly, none down; a pid used again counts as dead."""
+def test_status_follows_the_processes(make: Make, alive: Alive) -> None:
+    """All alive is up, some is partly up, none is down; a reused pid counts as dead."""
     assert make("up", alive()).status == "up"
     assert make("partly", alive(), dead()).status == "partly up"
     assert make("down", dead()).status == "down"
@@ -70,10 +68,10 @@ def test_status_follows_the_processes(make: Made, alive: Alive) -> None:
     assert make("starting", alive("starter"), ready=False).status == "starting"
 
 
-def test_another_boot_or_host_is_not_ours(
-    make: Made, alive: Alive, monkeypatch: pytest.MonkeyPatch
+def test_lab_of_another_boot_or_host_is_not_ours(
+    make: Make, alive: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pids of before a boot mean nothing; a lab of another host is left alone."""
+    """Pids from before a reboot are ignored; a lab on another host is left alone."""
     record = make("t", alive())
     with monkeypatch.context() as patch:
         patch.setattr(lab_state, "boot_id", lambda: "another")
@@ -84,30 +82,30 @@ def test_another_boot_or_host_is_not_ours(
         lab.down("t")
 
 
-def test_a_cut_journal_is_read_as_far_as_it_goes(make: Made, alive: Alive) -> None:
-    """A last line that was cut short by a kill loses nothing before it."""
+def test_truncated_journal_is_read(make: Make, alive: Alive) -> None:
+    """A last line cut short by a kill does not affect the lines before it."""
     record = make("t", alive(), ready=False)
     with record.files.journal.open("a") as stream:
         stream.write('{"process": {"role": "slu')
-    assert lab_state.read("t", record.files.root).processes == (alive(),)
+    assert lab_state.read_record("t", record.files.root).processes == (alive(),)
 
 
-def test_none_running_says_how_to_start_one() -> None:
+def test_without_labs_the_error_names_the_command() -> None:
     """With no lab the error names the command that starts one."""
     with pytest.raises(lab.LabError, match="clustersmoke lab up"):
         lab.find({})
 
 
-def test_the_only_one_is_found(make: Made, alive: Alive) -> None:
-    """The one that runs is meant, whatever dead ones lie beside it."""
+def test_only_running_lab_is_found(make: Make, alive: Alive) -> None:
+    """The only running lab is found; dead ones do not count."""
     make("old", dead())
     make("new", alive())
     assert lab.find({}).name == "new"
-    assert [each.name for each in lab.running()] == ["new"]
+    assert [running.name for running in lab.running()] == ["new"]
 
 
-def test_two_running_have_to_be_told_apart(make: Made, alive: Alive) -> None:
-    """With two the error lists both and says how to choose."""
+def test_two_running_labs_need_a_choice(make: Make, alive: Alive) -> None:
+    """With two labs the error lists both and says how to choose."""
     make("a", alive())
     record = make("b", alive())
     with pytest.raises(lab.LabError) as error:
@@ -117,14 +115,14 @@ def test_two_running_have_to_be_told_apart(make: Made, alive: Alive) -> None:
     assert lab.find({"SLURM_CONF": str(record.files.slurm_conf)}).name == "b"
 
 
-def test_a_dead_lab_in_slurm_conf_is_refused(make: Made) -> None:
-    """SLURM_CONF of a lab that has ended is an error that says so."""
+def test_dead_lab_in_slurm_conf_is_refused(make: Make) -> None:
+    """SLURM_CONF of a lab that has ended is an error."""
     record = make("t", dead())
     with pytest.raises(lab.LabError, match="that lab is down"):
         lab.find({"SLURM_CONF": str(record.files.slurm_conf)})
 
 
-def test_a_foreign_slurm_is_wrapped(tmp_path: Path) -> None:
+def test_foreign_slurm_is_described(tmp_path: Path) -> None:
     """SLURM_CONF of another Slurm gives its nodes, its GPUs and its accounting."""
     conf = tmp_path / "slurm.conf"
     conf.write_text(
@@ -140,8 +138,8 @@ def test_a_foreign_slurm_is_wrapped(tmp_path: Path) -> None:
         lab.find({"SLURM_CONF": str(tmp_path / "none")})
 
 
-def test_a_directory_that_is_no_labs_is_not_removed(home: Path) -> None:
-    """`down` refuses to remove a directory that has no journal of a lab."""
+def test_foreign_directory_is_not_removed(home: Path) -> None:
+    """`down` refuses to remove a directory without a lab's journal."""
     precious = lab_paths.labs_home() / "t" / "precious"
     precious.parent.mkdir(parents=True)
     precious.touch()
@@ -151,8 +149,8 @@ def test_a_directory_that_is_no_labs_is_not_removed(home: Path) -> None:
     precious.unlink()
 
 
-def test_only_processes_of_the_lab_are_found() -> None:
-    """A process with the token, its children, and a job's process are; a user's shell is not."""
+def test_only_the_labs_processes_are_found() -> None:
+    """Finds processes with the token, their children, and a job's processes; not a user's shell."""
     conf = Path("/x/slurm.conf")
     token = f"token-{os.getpid()}"
     child = "import subprocess; subprocess.run(['sleep', '60'])"
@@ -161,26 +159,28 @@ def test_only_processes_of_the_lab_are_found() -> None:
         {"SLURM_CONF": str(conf), "SLURMD_NODENAME": "node0", "MARK": token},
         {"SLURM_CONF": str(conf)},
     )
-    started = [subprocess.Popen([sys.executable, "-c", child], env=each) for each in variables]
+    started = [
+        subprocess.Popen([sys.executable, "-c", child], env=environ) for environ in variables
+    ]
     try:
         found: set[int] = set()
         while not {started[0].pid, started[1].pid} < found or len(found) < 4:
-            found = {process.pid for process in lab_processes.of_lab(token, [conf])}
+            found = {process.pid for process in lab_processes.find_processes(token, [conf])}
         assert len(found) == 4
         assert started[2].pid not in found
-        assert lab_processes.end(lab_processes.of_lab(token, [conf]), 5.0) == []
+        assert lab_processes.end(lab_processes.find_processes(token, [conf]), 5.0) == []
         assert started[2].poll() is None
     finally:
-        tree = lab_processes.parents()
-        for each in started:
-            for pid in (pid for pid, parent in tree.items() if parent == each.pid):
+        tree = lab_processes.read_parents()
+        for process in started:
+            for pid in (pid for pid, parent in tree.items() if parent == process.pid):
                 os.kill(pid, 9)
-            each.kill()
-            each.wait()
+            process.kill()
+            process.wait()
 
 
-def test_a_name_is_claimed_by_one_only(home: Path) -> None:
-    """Of several that claim a name at once one gets it, and the others are told who has it."""
+def test_name_is_claimed_once(home: Path) -> None:
+    """Of several concurrent claims of a name one succeeds; the others say that it is taken."""
     code = (
         "import sys, time\n"
         "from pytest_clustersmoke.lab import LabError, LabSettings\n"
@@ -201,8 +201,8 @@ def test_a_name_is_claimed_by_one_only(home: Path) -> None:
         )
         for _ in range(4)
     ]
-    said = sorted(each.stdout.readline() for each in started if each.stdout)
-    for each in started:
-        each.communicate()
-    assert said[0] == "got it\n"
-    assert all("lab t is starting already" in line for line in said[1:])
+    answers = sorted(claimer.stdout.readline() for claimer in started if claimer.stdout)
+    for claimer in started:
+        claimer.communicate()
+    assert answers[0] == "got it\n"
+    assert all("lab t is already starting" in line for line in answers[1:])

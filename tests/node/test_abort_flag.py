@@ -1,4 +1,4 @@
-"""The flag that ends a phase, on file systems that lack something, and on a full one."""
+"""The flag that ends a phase, on file systems without hard links and on a full one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ def no_links(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
-def test_the_first_flag_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
-    """Whoever comes second changes nothing, and no draft is left, whatever the file system."""
+def test_first_flag_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """A second flag changes nothing, and no draft file is left."""
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     job = make_job(tmp_path)
@@ -36,10 +34,8 @@ def test_the_first_flag_is_kept(
     assert list(job.dir.root.glob(".abort*")) == []
 
 
-def test_a_flag_without_room_for_its_words_is_up_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a full disk the other nodes still see a file; the caller learns what was not written."""
+def test_flag_is_raised_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other nodes still see the file; the caller gets the error."""
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -66,10 +62,10 @@ def test_a_flag_without_room_for_its_words_is_up_all_the_same(
     assert visible(job.dir.abort)
 
 
-def test_a_result_is_written_where_the_flag_cannot_be(
+def test_result_is_written_even_if_the_flag_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node's result keeps its own reason, and says that the flag was not raised."""
+    """The node's result keeps its reason, and says that the flag was not raised."""
 
     def refused(*_: Any) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")

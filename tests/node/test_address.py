@@ -1,4 +1,4 @@
-"""The address at which node 0 is to be reached."""
+"""The address at which the other nodes reach node 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_clustersmoke.node.rendezvous import _own_address
 
 @pytest.fixture(autouse=True)
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What names resolve to; this test's own, and no interface is pinned."""
+    """What names resolve to in this test; no variable selects an interface."""
     known: dict[str, str] = {}
 
     def resolve(name: str) -> str:
@@ -29,7 +29,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def node(up: bool = True, **interfaces: str) -> dict[str, Any]:
-    """A node's facts, with one address an interface."""
+    """A node's facts, with one address per interface."""
     known = {
         name: {"up": up, "ipv4": [address] if address else [], "ipv6": ["fe80::1"]}
         for name, address in interfaces.items()
@@ -37,8 +37,8 @@ def node(up: bool = True, **interfaces: str) -> dict[str, Any]:
     return {"interfaces": {"lo": {"up": True, "ipv4": ["127.0.0.1"], "ipv6": []}, **known}}
 
 
-def test_the_schedulers_name_comes_before_the_hosts(names: dict[str, str]) -> None:
-    """Nodes may be named otherwise than hosts; what resolves to loopback is no address."""
+def test_scheduler_name_comes_before_host_name(names: dict[str, str]) -> None:
+    """The names may differ; a name that resolves to loopback does not count."""
     facts = [node(eth0="10.0.0.5", ib0="10.1.0.5")]
     names |= {"n0": "10.1.0.5", "host0": "10.0.0.5"}
     assert _own_address("n0", facts) == "10.1.0.5"
@@ -55,10 +55,10 @@ def test_the_schedulers_name_comes_before_the_hosts(names: dict[str, str]) -> No
         ("GLOO_SOCKET_IFNAME", "nosuch,ib0"),
     ],
 )
-def test_a_pinned_interface_comes_first(
+def test_selected_interface_comes_first(
     names: dict[str, str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """As NCCL and gloo read the variable."""
+    """The variable is parsed as NCCL and gloo parse it."""
     names["n0"] = "10.0.0.5"
     monkeypatch.setenv(variable, value)
     assert _own_address("n0", [node(eth0="10.0.0.5", ib0="10.1.0.5")]) == "10.1.0.5"
@@ -67,33 +67,33 @@ def test_a_pinned_interface_comes_first(
 @pytest.mark.parametrize(
     ("variable", "value"), [("NCCL_SOCKET_IFNAME", "^eth"), ("GLOO_SOCKET_IFNAME", "ib")]
 )
-def test_a_variable_that_names_no_interface_pins_none(
+def test_variable_that_selects_no_interface_is_ignored(
     names: dict[str, str], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    """A list of exclusions chooses nothing, and gloo takes whole names."""
+    """A list of exclusions selects nothing, and gloo takes whole names."""
     names["n0"] = "10.0.0.5"
     monkeypatch.setenv(variable, value)
     assert _own_address("n0", [node(eth0="10.0.0.5", ib0="10.1.0.5")]) == "10.0.0.5"
 
 
-def test_an_address_that_is_not_on_the_node_is_not_taken(names: dict[str, str]) -> None:
-    """A name may lead to a gateway before the node, where nothing can listen."""
+def test_address_that_the_node_does_not_have_is_not_used(names: dict[str, str]) -> None:
+    """A name may resolve to a gateway in front of the node, where nothing can listen."""
     names["n0"] = "203.0.113.7"
     assert _own_address("n0", [node(eth0="10.0.0.5")]) == "10.0.0.5"
 
 
-def test_addresses_that_lead_nowhere_else_are_passed_over() -> None:
-    """Those that every node has, and those of one link alone."""
-    zero = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.5")
-    one = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.6")
-    assert _own_address("n0", [zero, one]) == "10.0.0.5"
-    assert _own_address("n0", [zero, {"interfaces": [{"ipv4": 3}]}]) == "172.17.0.1"
+def test_unreachable_addresses_are_not_used() -> None:
+    """Addresses that every node has, and link-local ones."""
+    first = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.5")
+    second = node(bmc="169.254.3.1", docker0="172.17.0.1", eth0="10.0.0.6")
+    assert _own_address("n0", [first, second]) == "10.0.0.5"
+    assert _own_address("n0", [first, {"interfaces": [{"ipv4": 3}]}]) == "172.17.0.1"
 
 
 @pytest.mark.parametrize(
     "facts", [node(eth0=""), node(bmc="169.254.3.1"), node(False, e="10.0.0.5")]
 )
-def test_a_node_without_such_an_address_says_so(facts: dict[str, Any]) -> None:
-    """Loopback would have every other node find itself there."""
-    with pytest.raises(NodeFailed, match="n0 has no IPv4 address that other nodes could reach"):
+def test_node_without_reachable_address_is_an_error(facts: dict[str, Any]) -> None:
+    """With loopback every other node would connect to itself."""
+    with pytest.raises(NodeFailed, match="n0 has no IPv4 address that other nodes can reach"):
         _own_address("n0", [facts, node(eth0="10.0.0.6")])

@@ -1,4 +1,4 @@
-"""What ranks are asked for while they hang: who would be killed by a signal is not sent it."""
+"""Dumps of hanging ranks: no process gets a signal that it does not catch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pytest_clustersmoke.node.rank_progress import RankWatch
 from tests.support.launched import make_job
 
 WITHIN_S = 60.0
-# torchrun's part: it starts one rank, its stderr redirected as torchrun's is, and waits.
+# In place of torchrun: starts one rank with its stderr redirected, and waits.
 AGENT = """
 import subprocess, sys
 with open(sys.argv[1], "wb") as log:
@@ -52,7 +52,7 @@ def wait_for(look: Callable[[], object]) -> None:
 
 @contextmanager
 def hanging(job: NodeJob, before: str = "") -> Iterator[int]:
-    """A rank that hangs outside of any Rank, under an agent whose pid is given."""
+    """A rank that hangs outside `Rank`, under an agent; yields the agent's pid."""
     ready = job.dir.root / "ready"
     log = job.dir.rank_logs(0) / "x" / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)
@@ -73,7 +73,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeJob:
     monkeypatch.setattr(node_dumps, "OWN_DUMPS_S", 0.5)
     monkeypatch.setattr(node_dumps, "ABORT_S", WITHIN_S)  # ends as soon as the stack is there
     made = make_job(tmp_path)
-    write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has not moved"})
+    write_json(made.dir.abort, {"reason": "stalled", "why": "rank 0 has made no progress"})
     return made
 
 
@@ -83,22 +83,22 @@ def rank_of(agent: int) -> psutil.Process:
 
 
 @pytest.mark.parametrize("before", ["", CATCHES])
-def test_a_rank_that_does_not_answer_is_ended_for_its_stack(
+def test_silent_rank_is_aborted_for_its_stack(
     before: str, job: NodeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before its Rank nothing answers the signal; nor where a library has taken the handler."""
+    """Nothing handles the signal before `Rank`, or if a library has replaced the handler."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with hanging(job, before) as agent:
         taken = node_dumps.take(job, RankWatch(job), agent)
     assert (taken["ranks"], taken["aborted"], taken["py_spy"]) == ([0], [0], [])
     stack = stack_of_rank(job.dir, 0)
-    assert stack is not None and any("stands_here" in one.name for one in stack.frames)
+    assert stack is not None and any("stands_here" in frame.name for frame in stack.frames)
 
 
-def test_a_rank_that_does_not_answer_lives_where_nobody_stood_still(
+def test_silent_rank_is_not_aborted_without_a_stall(
     job: NodeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end would look like a death where another rank died."""
+    """If another rank died, aborting this one would look like a second death."""
     monkeypatch.setattr(shutil, "which", lambda _: None)
     job.dir.abort.write_text(json.dumps({"reason": "rank_died", "why": "x"}))
     with hanging(job) as agent:
@@ -108,14 +108,16 @@ def test_a_rank_that_does_not_answer_lives_where_nobody_stood_still(
 
 
 def py_spy() -> str | None:
-    """Where it is: beside the interpreter, or anywhere on PATH."""
+    """The path of py-spy: beside the interpreter, or on PATH."""
     beside = str(Path(sys.executable).parent)
     return shutil.which("py-spy", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
-def test_py_spy_looks_from_outside(job: NodeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it may look into a process, the rank lives on, and its stack has native frames."""
+def test_py_spy_reads_the_stack_of_a_silent_rank(
+    job: NodeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the kernel allows it, the rank lives on, and its stack has native frames."""
     command = py_spy() or ""
     monkeypatch.setattr(shutil, "which", lambda _: command)
     with hanging(job) as agent:
@@ -127,12 +129,12 @@ def test_py_spy_looks_from_outside(job: NodeJob, monkeypatch: pytest.MonkeyPatch
         assert process_tree.running(rank)
     assert (taken["py_spy"], taken["aborted"]) == ([0], [])
     stack = stack_of_rank(job.dir, 0)
-    assert stack is not None and any("stands_here" in one.name for one in stack.frames)
-    assert any(one.line == 0 for one in stack.frames)
+    assert stack is not None and any("stands_here" in frame.name for frame in stack.frames)
+    assert any(frame.line == 0 for frame in stack.frames)
 
 
-def test_whoever_has_no_handler_is_known() -> None:
-    """From the kernel's own table."""
+def test_process_without_a_handler_is_detected() -> None:
+    """The kernel's table says which signals a process catches."""
     code = f"{CATCHES}; print('ready', flush=True); input()"
     words = [sys.executable, "-c", code]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:

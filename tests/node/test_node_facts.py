@@ -1,4 +1,4 @@
-"""What a node says of itself; of its GPUs see test_launch_gpus.py."""
+"""The facts of a node; for its GPUs see test_gpu_facts.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from pytest_clustersmoke.node import node_facts
 
 
-def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without nvidia-smi no process is started, so that facts take no time; and they are JSON."""
+def test_node_without_nvidia_smi_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathering facts then takes no time; the facts are JSON."""
 
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
@@ -24,8 +24,8 @@ def test_a_node_without_gpus_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["gpus"] is None and json.dumps(found)
 
 
-def test_variables_that_the_ranks_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's, torch's and gloo's variables are kept, and no others; what may be a secret is not."""
+def test_variables_of_the_ranks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only variables of NCCL, torch and gloo are kept; possible secrets are hidden."""
     monkeypatch.setattr(
         os,
         "environ",
@@ -46,22 +46,24 @@ def test_variables_that_the_ranks_will_see(monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
-def test_nccls_files_are_read_as_nccl_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that NCCL_CONF_FILE names, then the node's: NAME=VALUE lines, the first of a name
-    counting; a comment, a line without `=`, and another program's variable are passed over."""
-    mine, nodes = tmp_path / "mine.conf", tmp_path / "nccl.conf"
-    mine.write_text("#NCCL_PROTO=LL\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\nPATH=/x\nNCCL_NET\n")
+def test_nccl_files_are_parsed_as_nccl_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the file that NCCL_CONF_FILE names, then the node's. The first NAME=VALUE line of a
+    name counts; comments, lines without `=` and variables of other programs are ignored."""
+    users, nodes = tmp_path / "users.conf", tmp_path / "nccl.conf"
+    users.write_text("#NCCL_PROTO=LL\nNCCL_ALGO=Ring\nNCCL_ALGO=Tree\nPATH=/x\nNCCL_NET\n")
     nodes.write_bytes(b"NCCL_SOCKET_IFNAME==eth0\nNCCL_NET=\xff")
-    monkeypatch.setenv("NCCL_CONF_FILE", str(mine))
+    monkeypatch.setenv("NCCL_CONF_FILE", str(users))
     monkeypatch.setattr(node_facts, "NCCL_CONF", str(nodes))
     assert node_facts.gather_node_facts(0, "n0")["nccl_conf"] == {
-        str(mine): {"NCCL_ALGO": "Ring"},
+        str(users): {"NCCL_ALGO": "Ring"},
         str(nodes): {"NCCL_NET": "\ufffd", "NCCL_SOCKET_IFNAME": "=eth0"},
     }
 
 
-def test_a_file_of_nccl_that_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A FIFO, a directory or nothing of that name is passed over, and not waited for."""
+def test_nccl_file_must_be_a_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO, a directory or a missing file is ignored, and nothing waits for it."""
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(node_facts, "NCCL_CONF", str(tmp_path / "none"))
     for path in (tmp_path / "fifo", tmp_path):
@@ -70,38 +72,38 @@ def test_a_file_of_nccl_that_is_no_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_interfaces_have_their_addresses() -> None:
-    """Loopback has an IPv4 address, and a list of the others, empty where there are none."""
+    """Loopback has an IPv4 address and a list of IPv6 addresses, which may be empty."""
     loopback = node_facts.gather_node_facts(0, "n0")["interfaces"]["lo"]
     assert loopback["ipv4"] == ["127.0.0.1"] and isinstance(loopback["ipv6"], list)
 
 
-def test_limits_and_shared_memory_are_told() -> None:
-    """Sizes in bytes, of the whole and of what is free; null is no limit."""
+def test_limits_and_shared_memory_are_recorded() -> None:
+    """Sizes are in bytes, in total and free; null means no limit."""
     found = node_facts.gather_node_facts(0, "n0")
     assert 0 <= found["dev_shm_free_bytes"] <= found["dev_shm_bytes"]
     assert found["may_lock_memory"] in (True, False)
     assert found["open_files_limit"] is None or found["open_files_limit"] > 0
 
 
-def test_the_directory_for_temporary_files_is_written_to(tmp_path: Path) -> None:
-    """A directory that takes a file is well, and nothing is left in it."""
+def test_temporary_directory_is_probed_with_a_file(tmp_path: Path) -> None:
+    """A writable directory has no error, and no file is left in it."""
     found = node_facts.scratch_directories({"TMPDIR": str(tmp_path)})
     assert found["tmp"]["error"] is None and found["tmp"]["free_bytes"] > 0
     assert found["build_directory"] is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_for_temporary_files_that_is_not_there(tmp_path: Path) -> None:
-    """It is told with the system's words, and what is taken in its place."""
+def test_missing_temporary_directory_is_recorded(tmp_path: Path) -> None:
+    """The fact has the system's error, and the directory that is used instead."""
     found = node_facts.scratch_directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
     assert found["error"] == "No such file or directory"
     assert found["instead"] in node_facts.FALLBACKS
 
 
-def test_a_build_directory_is_looked_at_and_not_made(tmp_path: Path) -> None:
-    """One that can still be made is well; one below a file is not, and both are left alone."""
+def test_build_directory_is_checked_and_not_created(tmp_path: Path) -> None:
+    """A directory that can be created has no error; one below a file has."""
     (tmp_path / "file").touch()
-    for name, well in (("a/b", True), ("file/b", False)):
+    for name, usable in (("a/b", True), ("file/b", False)):
         path = str(tmp_path / name)
         build = node_facts.scratch_directories({"TORCH_EXTENSIONS_DIR": path})["build_directory"]
-        assert (build["error"] is None) is well
+        assert (build["error"] is None) is usable
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

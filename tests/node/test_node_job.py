@@ -1,4 +1,4 @@
-"""Real runs on virtual nodes of this machine, in which a node is not as the others: the phase ends
+"""Real runs on virtual nodes of this machine, one of which differs from the others: the phase ends
 before torchrun starts, and the finding names the node. torchrun is a fake."""
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def phase(suite: Suite) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def phase_dir(suite: Suite) -> PhaseDir:
-    (run,) = (one for one in suite.runs() if one.is_dir())
+    (run,) = (path for path in suite.runs() if path.is_dir())
     return PhaseDir(run / "phases" / "small")
 
 
 def test_healthy_nodes_have_no_finding(suite: Suite) -> None:
-    """Three virtual nodes as this machine is: they meet, and nothing is remarked."""
+    """Three virtual nodes on this machine reach each other, and nothing is reported."""
     suite.phase(nodes=3)
     result = suite.run()
     assert result.ret == 0, result.stdout.str()
@@ -41,7 +41,7 @@ def test_healthy_nodes_have_no_finding(suite: Suite) -> None:
 def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     suite: Suite, tmp_path: Path
 ) -> None:
-    """The odd one of three is named with package and versions; no node has started torchrun."""
+    """The node that differs is named with package and versions; no node has started torchrun."""
     shim = suite.path / "other" / "submitit-0.0.1.dist-info"
     shim.mkdir(parents=True)
     (shim / "METADATA").write_text("Metadata-Version: 2.1\nName: submitit\nVersion: 0.0.1\n")
@@ -61,12 +61,13 @@ def test_other_versions_on_one_node_end_the_phase_before_torchrun(
     assert not any(result.directory.torchrun_log(rank).exists() for rank in range(3))
     reasons = {node.result["reason"] for node in result.nodes}
     assert "preflight" in reasons <= {"preflight", "aborted"}
-    told = [node.result["checks"] for node in result.nodes if node.result["reason"] == "preflight"]
-    assert all([one["id"] for one in checks] == ["versions-differ"] for checks in told)
+    failed = [node.result for node in result.nodes if node.result["reason"] == "preflight"]
+    ids = [[check["id"] for check in node_result["checks"]] for node_result in failed]
+    assert ids == [["versions-differ"]] * len(failed)
 
 
-def test_a_warning_reaches_the_record_of_a_phase_that_passed(suite: Suite) -> None:
-    """The outcome stays; the finding is there, as a warning, with its host."""
+def test_warning_is_in_the_record_of_a_passed_phase(suite: Suite) -> None:
+    """The outcome stays; the finding is a warning with its host."""
     suite.cluster(setup=[ON_NODE_1.format("ulimit -Sn 256")])
     suite.phase(nodes=2)
     result = suite.run()
@@ -78,20 +79,20 @@ def test_a_warning_reaches_the_record_of_a_phase_that_passed(suite: Suite) -> No
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said", "identity"),
+    ("gpus", "output", "identity"),
     [
         ([gpu(0)], {}, "gpus-missing"),
         ([gpu(0), gpu(1, **{"remapped_rows.pending": "Yes"})], {}, "gpu-row-remap-pending"),
         ([], {"words": "NVIDIA-SMI has failed", "status": 9}, "gpu-driver-failed"),
     ],
 )
-def test_a_sick_gpu_of_one_node_ends_the_phase(
-    suite: Suite, gpus: Any, said: dict[str, Any], identity: str
+def test_faulty_gpu_on_one_node_ends_the_phase(
+    suite: Suite, gpus: Any, output: dict[str, Any], identity: str
 ) -> None:
-    """nvidia-smi, a fake, tells of two GPUs; on one node it tells of a sick one, or fails."""
-    for name, listed, words in (("well", [gpu(0), gpu(1)], {}), ("sick", gpus, said)):
+    """A fake nvidia-smi lists two GPUs; on one node it lists a faulty one, or fails."""
+    for name, listed, options in (("well", [gpu(0), gpu(1)], {}), ("sick", gpus, output)):
         (suite.path / name).mkdir()
-        nvidia_smi.write(suite.path / name, sys.executable, listed, **words)
+        nvidia_smi.write(suite.path / name, sys.executable, listed, **options)
     every = f"export PATH={suite.path}/well:$PATH CUDA_VISIBLE_DEVICES=0,1"
     sick = ON_NODE_1.format(f"export PATH={suite.path}/sick:$PATH")
     hardware = {"gpu": "any", "device": "cuda", "gpus_per_node": 2}

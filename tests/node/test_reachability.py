@@ -1,4 +1,4 @@
-"""Every node connects to node 0's port before torchrun does; who cannot says why. Real sockets."""
+"""Every node connects to node 0's port before torchrun does, or reports why not. Real sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pytest_clustersmoke.node import reachability
-from pytest_clustersmoke.node.reachability import Door, Unreachable, Visit
+from pytest_clustersmoke.node.reachability import NodeConnection, NodeListener, Unreachable
 
 HOST = "127.0.0.1"
 
@@ -25,8 +25,8 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    opened = Door(HOST, backlog=8)
+def listener() -> Iterator[NodeListener]:
+    opened = NodeListener(HOST, backlog=8)
     yield opened
     opened.close(go=False)
     opened.hold.close()
@@ -40,101 +40,107 @@ def nothing() -> None:
     pass
 
 
-def enter(pool: ThreadPoolExecutor, door: Door) -> Visit:
-    """A guest that has been greeted."""
-    coming = pool.submit(Visit, HOST, door.port, door.token)
+def connect(pool: ThreadPoolExecutor, listener: NodeListener) -> NodeConnection:
+    """A node that has been greeted."""
+    coming = pool.submit(NodeConnection, HOST, listener.port, listener.token)
     while not coming.done():
-        door.greet(0.05)
+        listener.greet(0.05)
     return coming.result()
 
 
-def test_guests_wait_until_they_are_sent_on(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Each has measured node 0's clock, which is its own here, to within what the greeting took."""
-    guests = [enter(pool, door) for _ in range(3)]
-    for guest in guests:
-        assert abs(guest.offset_s) <= guest.error_s + 0.001 and 0 < guest.error_s < 10
+def test_nodes_wait_for_the_signal_to_go_on(
+    pool: ThreadPoolExecutor, listener: NodeListener
+) -> None:
+    """Each has measured node 0's clock, here the same clock, to within the measurement error."""
+    nodes = [connect(pool, listener) for _ in range(3)]
+    for node in nodes:
+        assert abs(node.offset_s) <= node.error_s + 0.001 and 0 < node.error_s < 10
     looked = threading.Event()
-    waits = [pool.submit(guest.wait, soon(), looked.set) for guest in guests]
+    waits = [pool.submit(node.wait, soon(), looked.set) for node in nodes]
     assert looked.wait(30) and not any(one.done() for one in waits)
-    door.close(go=True)
+    listener.close(go=True)
     assert [one.result(30) for one in waits] == [True] * 3
 
 
-def test_guests_that_are_not_sent_on_stay_behind(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Node 0 hangs up without a word where another node did not get through, or where it ends."""
-    guest = enter(pool, door)
-    waiting = pool.submit(guest.wait, soon(), nothing)
-    door.close(go=False)
+def test_nodes_without_the_signal_do_not_go_on(
+    pool: ThreadPoolExecutor, listener: NodeListener
+) -> None:
+    """Node 0 hangs up without it if another node could not connect, or if node 0 fails."""
+    node = connect(pool, listener)
+    waiting = pool.submit(node.wait, soon(), nothing)
+    listener.close(go=False)
     assert waiting.result(30) is False
 
 
-def test_the_wait_has_an_end(pool: ThreadPoolExecutor, door: Door) -> None:
-    assert enter(pool, door).wait(time.monotonic() + 0.1, nothing) is False
+def test_wait_ends_at_its_deadline(pool: ThreadPoolExecutor, listener: NodeListener) -> None:
+    assert connect(pool, listener).wait(time.monotonic() + 0.1, nothing) is False
 
 
-def test_what_is_looked_at_meanwhile_may_raise(pool: ThreadPoolExecutor, door: Door) -> None:
-    """The flag that ends the phase ends the wait."""
+def test_check_during_the_wait_may_raise(pool: ThreadPoolExecutor, listener: NodeListener) -> None:
+    """The flag that ends the phase also ends the wait."""
 
     def flag() -> None:
         raise InterruptedError("the flag is up")
 
     with pytest.raises(InterruptedError):
-        enter(pool, door).wait(soon(), flag)
+        connect(pool, listener).wait(soon(), flag)
 
 
-def test_the_port_is_torchruns_once_all_have_come(pool: ThreadPoolExecutor, door: Door) -> None:
-    """Nobody listens there any more, and a socket of torchrun's kind can take it, while one
-    without SO_REUSEADDR, as others', cannot."""
-    guest = enter(pool, door)
-    door.close(go=True)
-    assert guest.wait(soon(), nothing)
+def test_torchrun_can_bind_the_port_afterwards(
+    pool: ThreadPoolExecutor, listener: NodeListener
+) -> None:
+    """Nothing listens there any more. A socket with SO_REUSEADDR, as torchrun's, can bind the port;
+    one without, as of other processes, cannot."""
+    node = connect(pool, listener)
+    listener.close(go=True)
+    assert node.wait(soon(), nothing)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((HOST, door.port), timeout=10)
+        socket.create_connection((HOST, listener.port), timeout=10)
     with socket.socket() as other, pytest.raises(OSError, match="in use") as refused:
-        other.bind((HOST, door.port))
+        other.bind((HOST, listener.port))
     assert refused.value.errno == errno.EADDRINUSE
     with socket.socket() as torchruns:
         torchruns.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        torchruns.bind(("", door.port))
+        torchruns.bind(("", listener.port))
         torchruns.listen()
-        with socket.create_connection((HOST, door.port), timeout=10):
+        with socket.create_connection((HOST, listener.port), timeout=10):
             torchruns.accept()[0].close()
 
 
-def test_strangers_at_the_door_keep_nobody_out(pool: ThreadPoolExecutor, door: Door) -> None:
-    """One that says something else, one that says nothing, and one that has gone already."""
+def test_other_clients_do_not_block_nodes(pool: ThreadPoolExecutor, listener: NodeListener) -> None:
+    """One sends something else, one sends nothing, and one has hung up already."""
     with (
-        socket.create_connection((HOST, door.port), timeout=30) as browser,
-        socket.create_connection((HOST, door.port), timeout=30),
+        socket.create_connection((HOST, listener.port), timeout=30) as browser,
+        socket.create_connection((HOST, listener.port), timeout=30),
     ):
         browser.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        socket.create_connection((HOST, door.port), timeout=30).close()
-        guest = enter(pool, door)
-        door.close(go=True)
-        assert guest.wait(soon(), nothing)
+        socket.create_connection((HOST, listener.port), timeout=30).close()
+        node = connect(pool, listener)
+        listener.close(go=True)
+        assert node.wait(soon(), nothing)
 
 
-def test_doors_that_open_at_once_have_ports_of_their_own(pool: ThreadPoolExecutor) -> None:
-    """As those of several phases on one machine do."""
-    doors = list(pool.map(lambda _: Door(HOST, backlog=1), range(200)))
-    assert len({one.port for one in doors}) == 200
-    for one in doors:
+def test_simultaneous_listeners_have_different_ports(pool: ThreadPoolExecutor) -> None:
+    """Several phases may run on one machine."""
+    listeners = list(pool.map(lambda _: NodeListener(HOST, backlog=1), range(200)))
+    assert len({one.port for one in listeners}) == 200
+    for one in listeners:
         one.close(go=False)
         one.hold.close()
 
 
-def test_a_port_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal is told as that, after it was asked again for a while."""
+def test_refused_connection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some retries the refusal is reported."""
     monkeypatch.setattr(reachability, "REFUSED_S", 0.2)
     monkeypatch.setattr(reachability, "RETRY_S", 0.05)
     with socket.socket() as closed:
         closed.bind((HOST, 0))
         with pytest.raises(Unreachable, match="connection refused"):
-            Visit(HOST, closed.getsockname()[1], "t")
+            NodeConnection(HOST, closed.getsockname()[1], "t")
 
 
-def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What drops our packets is told as no answer: a listener whose queue is full does that."""
+def test_port_that_never_answers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped packets are reported as no answer; a listener with a full queue drops them."""
     monkeypatch.setattr(reachability, "CONNECT_S", 0.5)
     with socket.socket() as full:
         full.bind((HOST, 0))
@@ -146,7 +152,7 @@ def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             one.connect_ex(full.getsockname())
             waiting.append(one)
         with pytest.raises(Unreachable, match=r"no answer .* within 0\.5 s"):
-            Visit(HOST, full.getsockname()[1], "t")
+            NodeConnection(HOST, full.getsockname()[1], "t")
         for one in waiting:
             one.close()
 
@@ -161,17 +167,17 @@ def test_a_port_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EACCES, "Permission denied"),
     ],
 )
-def test_the_systems_number_is_told_in_words(number: int, said: str) -> None:
-    """People read words."""
-    assert reachability.words(OSError(number, "x")).startswith(said)
+def test_error_number_is_described(number: int, said: str) -> None:
+    """The description is readable, and never just the number."""
+    assert reachability.describe_error(OSError(number, "x")).startswith(said)
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"", b"SSH-2.0-OpenSSH_9.2\n", b"x 1.5\n", b"t nan\n", b"t inf\n", b"\xff t\n", b"t" * 999],
 )
-def test_somebody_else_at_the_port(pool: ThreadPoolExecutor, answer: bytes) -> None:
-    """Another service at node 0's port, or a proxy before it, is not node 0."""
+def test_other_service_at_the_port_is_reported(pool: ThreadPoolExecutor, answer: bytes) -> None:
+    """Another service at node 0's port, or a proxy in front of it, is not node 0."""
     with socket.socket() as other:
         other.bind((HOST, 0))
         other.listen()
@@ -180,11 +186,11 @@ def test_somebody_else_at_the_port(pool: ThreadPoolExecutor, answer: bytes) -> N
             connection, _ = other.accept()
             with connection:
                 connection.sendall(answer)
-                with contextlib.suppress(ConnectionResetError):  # the guest has heard enough
+                with contextlib.suppress(ConnectionResetError):  # the node has hung up
                     while answer and connection.recv(1000):
                         pass
 
         served = pool.submit(serve)
-        with pytest.raises(Unreachable, match="something else answers there"):
-            Visit(HOST, other.getsockname()[1], "t")
+        with pytest.raises(Unreachable, match="got no greeting from node 0"):
+            NodeConnection(HOST, other.getsockname()[1], "t")
         served.result(30)

@@ -1,4 +1,4 @@
-"""How nodes meet through a shared directory that shows files late, half, or with nonsense in."""
+"""The rendezvous through a shared directory whose files appear late, in part, or malformed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_clustersmoke.node import reachability, rendezvous
 from pytest_clustersmoke.node.abort_flag import Aborted, NodeFailed, raise_abort
 from pytest_clustersmoke.node.checks import PreflightFailed
 from pytest_clustersmoke.node.node_job import NodeJob
-from pytest_clustersmoke.node.rendezvous import Meeting, NotSeen
+from pytest_clustersmoke.node.rendezvous import Endpoint, NotSeen
 from tests.support.launched import make_job
 
 HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
@@ -25,7 +25,7 @@ HERE = {"boot_id": "b", "network_namespace": "net:[1]", "interfaces": {}}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits longer than these tests need, and refusals are not asked for again."""
+    """Shorten the waits, and do not retry after a refusal."""
     monkeypatch.setattr(rendezvous, "_own_address", lambda *_: "127.0.0.1")
     monkeypatch.setattr(rendezvous, "POLL_S", 0.01)
     monkeypatch.setattr(rendezvous, "OTHERS_S", 0.5)
@@ -33,21 +33,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node_zero(folder: Path, *others: Any) -> NodeJob:
-    """Node 0 of some, with the facts of all in place."""
+    """The job of node 0, with the facts of all nodes written."""
     job = make_job(folder, nodes=1 + len(others))
     for node, facts in enumerate([HERE, *others]):
         write_json(job.dir.node_facts(node), facts)
     return job
 
 
-def meet(job: NodeJob, limit_s: float = 30) -> Meeting:
-    """This node's part of the meeting, from its own look at the facts on."""
+def meet(job: NodeJob, limit_s: float = 30) -> Endpoint:
+    """This node's part of the rendezvous, once the facts are written."""
     deadline = time.monotonic() + limit_s
-    return rendezvous.meet(job, rendezvous.facts_of_all(job, deadline), deadline)
+    return rendezvous.agree_on_endpoint(job, rendezvous.wait_for_facts(job, deadline), deadline)
 
 
 def meet_all(job: NodeJob) -> list[Any]:
-    """What each node's part comes to: its meeting, or what it raised."""
+    """The result of each node's part: its endpoint, or the exception that it raised."""
 
     def part(rank: int) -> Any:
         threading.current_thread().name = f"node {rank}"
@@ -63,36 +63,36 @@ def meet_all(job: NodeJob) -> list[Any]:
         return list(pool.map(part, range(job.nodes)))
 
 
-def test_virtual_nodes_meet_on_loopback(tmp_path: Path) -> None:
-    """Nodes with one kernel and one network stack are one host; all read the same meeting, and
-    node 0 alone holds its port."""
-    meetings = meet_all(node_zero(tmp_path, HERE, HERE))
-    assert meetings == [meetings[0]] * 3
-    first = meetings[0]
+def test_virtual_nodes_use_loopback(tmp_path: Path) -> None:
+    """Nodes with one kernel and one network stack are one host; all have the same endpoint, and
+    only node 0 holds its port."""
+    endpoints = meet_all(node_zero(tmp_path, HERE, HERE))
+    assert endpoints == [endpoints[0]] * 3
+    first = endpoints[0]
     assert first.one_host and first.address == "127.0.0.1" and first.port > 0
-    assert [one.hold is not None for one in meetings] == [True, False, False]
+    assert [endpoint.hold is not None for endpoint in endpoints] == [True, False, False]
     first.hold.close()
 
 
-def test_nodes_tell_of_their_clocks(tmp_path: Path) -> None:
-    """Each node but node 0 measures its clock against node 0's."""
-    meetings = meet_all(node_zero(tmp_path, {**HERE, "boot_id": "other"}))
-    meetings[0].hold.close()
-    assert meetings[1].one_host is False
+def test_nodes_record_their_clock_offsets(tmp_path: Path) -> None:
+    """Each node except node 0 measures its clock against node 0's."""
+    endpoints = meet_all(node_zero(tmp_path, {**HERE, "boot_id": "other"}))
+    endpoints[0].hold.close()
+    assert endpoints[1].one_host is False
     zero, one = (read_json(tmp_path / f"nodes/000{node}/meeting.json") or {} for node in range(2))
     assert abs(one["clock"]["offset_s"]) <= one["clock"]["error_s"] + 0.01 and "clock" not in zero
 
 
-def test_a_node_that_cannot_reach_node_0_ends_all(
+def test_node_that_cannot_reach_node_0_ends_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says where it wanted to go and what came of it; node 0 tells of it, too; nobody hangs."""
+    """It reports the address and the error, node 0 reports it, too, and no node hangs."""
     real = socket.create_connection
 
-    def connect(*words: Any, **more: Any) -> Any:
+    def connect(*args: Any, **options: Any) -> Any:
         if threading.current_thread().name == "node 2":
             raise OSError(errno.EHOSTUNREACH, "x")
-        return real(*words, **more)
+        return real(*args, **options)
 
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(reachability, "RETRY_S", 0.05)
@@ -107,41 +107,41 @@ def test_a_node_that_cannot_reach_node_0_ends_all(
 def test_files_that_cannot_be_read_yet_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stale handle or a half view of each file is waited out."""
-    looked: set[Path] = set()
+    """A stale handle or a partial file is only a matter of time."""
+    tried: set[Path] = set()
 
     def read_late(path: Path) -> dict[str, Any] | None:
-        if path in looked:
+        if path in tried:
             return read_json(path)
-        looked.add(path)
+        tried.add(path)
         return None
 
     monkeypatch.setattr(rendezvous, "read_json", read_late)
     job = node_zero(tmp_path, HERE)
-    meetings = meet_all(job)
-    meetings[0].hold.close()
-    assert {job.dir.node_facts(0), job.dir.node_facts(1), job.dir.rendezvous} <= looked
+    endpoints = meet_all(job)
+    endpoints[0].hold.close()
+    assert {job.dir.node_facts(0), job.dir.node_facts(1), job.dir.rendezvous} <= tried
 
 
 @pytest.mark.parametrize("text", ["", '{"boot_id": ', "[]", "[" * 100_000])
-def test_a_file_that_stays_unreadable_is_named(tmp_path: Path, text: str) -> None:
-    """At the limit the node fails, and says which file of which node it could not read."""
+def test_file_that_stays_unreadable_is_named(tmp_path: Path, text: str) -> None:
+    """At the limit the node fails, and names the file and node that it could not read."""
     job = node_zero(tmp_path, HERE)
     job.dir.node_facts(1).write_text(text)
-    with pytest.raises(NotSeen, match=r"never could read nodes/0001/facts\.json") as failed:
+    with pytest.raises(NotSeen, match=r"could not read nodes/0001/facts\.json") as failed:
         meet(job, limit_s=0.05)
     assert failed.value.nodes == [1]
 
 
-def test_a_meeting_that_is_not_seen_is_node_0s(tmp_path: Path) -> None:
-    """A node that sees all facts and never node 0's word names node 0."""
+def test_missing_rendezvous_file_names_node_0(tmp_path: Path) -> None:
+    """A node that can read all facts, but not node 0's rendezvous file, names node 0."""
     job = node_zero(tmp_path, HERE)
     with pytest.raises(NotSeen, match=r"rendezvous\.json") as failed:
         meet(NodeJob(job.spec, 1, "n1"), limit_s=0.05)
     assert failed.value.nodes == [0]
 
 
-def test_a_wait_ends_with_the_flag(tmp_path: Path) -> None:
+def test_wait_ends_with_the_flag(tmp_path: Path) -> None:
     """A node that waits for another's facts ends at once when the phase is aborted."""
     job = make_job(tmp_path, nodes=2)
     raise_abort(NodeJob(job.spec, 1, "n1"), "node", "no driver")
@@ -150,7 +150,7 @@ def test_a_wait_ends_with_the_flag(tmp_path: Path) -> None:
 
 
 def test_node_0_does_not_wait_for_a_node_that_has_ended(tmp_path: Path) -> None:
-    """With the flag up it ends, though a node never came."""
+    """With the flag up it ends, although a node never connected."""
     job = node_zero(tmp_path, HERE)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(meet, job)
@@ -161,10 +161,10 @@ def test_node_0_does_not_wait_for_a_node_that_has_ended(tmp_path: Path) -> None:
             waiting.result(30)
 
 
-def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
-    """Where there is neither a word of it nor the flag, node 0 says so at the limit."""
+def test_node_that_never_connects_is_named(tmp_path: Path) -> None:
+    """Without a report from it and without the flag, node 0 names it at the limit."""
     job = node_zero(tmp_path, {**HERE, "node": "gpu7"})
-    with pytest.raises(NodeFailed, match=r"gpu7 never came to 127\.0\.0\.1:"):
+    with pytest.raises(NodeFailed, match=r"gpu7 never connected to node 0 at 127\.0\.0\.1:"):
         meet(job, limit_s=0.3)
 
 
@@ -179,13 +179,13 @@ def test_a_node_that_never_comes_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_nodes_that_differ_are_not_one_host(other: Any) -> None:
-    """Another kernel, another network stack, or facts of another shape: each is a host apart."""
+    """With another kernel, another network stack, or malformed facts, it is another host."""
     assert rendezvous._on_one_host([HERE, other]) is False
 
 
 @pytest.mark.parametrize("unknown", ["boot_id", "network_namespace"])
-def test_what_is_unknown_of_all_nodes_is_not_shared(unknown: str) -> None:
-    """Hosts that cannot tell their kernel or network stack are never taken for one."""
+def test_nodes_without_known_kernel_or_network_are_not_one_host(unknown: str) -> None:
+    """An unknown value on all nodes is not a shared one."""
     facts = [{**HERE, unknown: None}] * 2
     assert rendezvous._on_one_host(facts) is False
 
@@ -199,9 +199,9 @@ def test_what_is_unknown_of_all_nodes_is_not_shared(unknown: str) -> None:
         {"address": "a", "port": 5, "one_host": True},
     ],
 )
-def test_a_meeting_of_another_shape_fails_the_node(tmp_path: Path, published: Any) -> None:
-    """It is named with what it holds, and with what was expected."""
+def test_malformed_rendezvous_file_fails_the_node(tmp_path: Path, published: Any) -> None:
+    """The error has the file's content, and what was expected."""
     job = node_zero(tmp_path, HERE)
     write_json(job.dir.rendezvous, published)
-    with pytest.raises(NodeFailed, match="expected to hold node 0's address"):
+    with pytest.raises(NodeFailed, match="expected node 0's address, port, token and one_host"):
         meet(NodeJob(job.spec, 1, "n1"))

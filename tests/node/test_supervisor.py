@@ -1,6 +1,6 @@
-"""torchrun's end is the end of all that it started, however it came; the reason stays the real one.
+"""When torchrun ends, everything it started ends; the result keeps the real reason.
 
-The launcher adopts orphans and ends its descendants, so it runs in a process of its own here.
+The launcher adopts orphans and ends its descendants, so these tests run it in a separate process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Leftovers = tuple[str, Callable[[], list[str]]]
 
 
 def launch(folder: Path, leftovers: Leftovers, torchrun: str, before: Any = ()) -> dict[str, Any]:
-    """The launcher's result with this shell text for torchrun; nothing of it may be left."""
+    """The launcher's result with this shell text as torchrun; no process may be left."""
     marker, running = leftovers
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHER, str(folder), torchrun, json.dumps(before)],
@@ -61,26 +61,26 @@ def launch(folder: Path, leftovers: Leftovers, torchrun: str, before: Any = ()) 
     return result
 
 
-def test_ranks_that_have_said_nothing_end_with_a_torchrun_that_was_killed(
+def test_ranks_without_events_end_with_a_killed_torchrun(
     tmp_path: Path, leftovers: Leftovers
 ) -> None:
-    """Ranks that still import torch have written no event, live in sessions of their own, and
-    have no parent any more: they are ended all the same."""
+    """Ranks that still import torch have written no event, run in sessions of their own, and have
+    lost their parent: they are ended anyway."""
     result = launch(tmp_path, leftovers, "setsid sleep 600 & setsid sleep 600 & kill -9 $$")
     assert (result["reason"], result["returncode"]) == ("torchrun", -9)
 
 
-def test_what_ranks_started_ends_with_them(tmp_path: Path, leftovers: Leftovers) -> None:
-    """Children of ranks that torchrun left behind are ended, also those that do not hear TERM."""
+def test_children_of_ranks_are_ended(tmp_path: Path, leftovers: Leftovers) -> None:
+    """Torchrun leaves them behind; they are ended even if they ignore TERM."""
     deaf = "trap '' TERM; setsid sleep 600 & sleep 600"
     result = launch(tmp_path, leftovers, f'setsid bash -c "{deaf}" & exit 3')
     assert (result["reason"], result["returncode"]) == ("torchrun", 3)
 
 
-def test_a_phase_that_is_cut_short_keeps_its_reason_and_torchruns_status(
+def test_aborted_phase_keeps_its_reason_and_torchrun_status(
     tmp_path: Path, leftovers: Leftovers
 ) -> None:
-    """torchrun, which does not hear TERM, is killed, and that is what the result says of it."""
+    """This torchrun ignores TERM and is killed, and the result has that status."""
     flag = tmp_path / "abort.json"
     raised = json.dumps({"node": "n1", "why": "no link"})
     result = launch(tmp_path, leftovers, f"trap '' TERM; echo '{raised}' > {flag}; exec sleep 600")
@@ -88,16 +88,18 @@ def test_a_phase_that_is_cut_short_keeps_its_reason_and_torchruns_status(
     assert result["returncode"] == -9
 
 
-def test_what_was_there_before_torchrun_stays(tmp_path: Path, leftovers: Leftovers) -> None:
-    """Only what torchrun started is ended."""
+def test_processes_started_before_torchrun_are_not_ended(
+    tmp_path: Path, leftovers: Leftovers
+) -> None:
+    """Only processes that torchrun started are ended."""
     result = launch(tmp_path, leftovers, "exit 3", before=["sleep", "600"])
     assert result["bystander"] is None
 
 
-def test_a_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
+def test_torchrun_that_cannot_be_ended_does_not_hide_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One in uninterruptible sleep is left to the system; nothing is raised over the result."""
+    """In uninterruptible sleep it is left to the system, and no exception replaces the result."""
 
     class Asleep(subprocess.Popen[bytes]):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A process that was stopped knows for how long; a busy one was not stopped."""
+"""Measuring how long a process was stopped; a busy process was not stopped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 import pytest
 
 from pytest_clustersmoke.node import suspension
-from pytest_clustersmoke.node.suspension import Pauses
+from pytest_clustersmoke.node.suspension import SuspensionClock
 
 COUNTS = """
 import sys
 from pytest_clustersmoke.node import suspension
 suspension.PAUSED_S = 2.0
-counting = suspension.Pauses()
+counting = suspension.SuspensionClock()
 for line in sys.stdin:
     print(counting.seconds(), flush=True)
 counting.close()
@@ -25,8 +25,8 @@ counting.close()
 STOPPED_S = 3.5
 
 
-def test_a_process_knows_for_how_long_it_was_stopped() -> None:
-    """As soon as it goes on, and once: the thread that looks has not run since."""
+def test_stopped_time_is_measured() -> None:
+    """It counts at once after SIGCONT, before the thread has run again, and only once."""
     command = [sys.executable, "-c", COUNTS]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
@@ -55,10 +55,10 @@ def test_a_process_knows_for_how_long_it_was_stopped() -> None:
         assert process.wait() == 0
 
 
-def test_who_waits_for_a_file_system_was_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the thread that looks counts, and it goes on."""
+def test_waiting_process_was_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting, for example for a file system, does not delay the measuring thread."""
     monkeypatch.setattr(suspension, "PAUSED_S", 2.0)
-    counting = Pauses()
+    counting = SuspensionClock()
     subprocess.run(["sleep", "3"], check=True)
     assert counting.seconds() == 0.0
     counting.close()

@@ -1,4 +1,4 @@
-"""A small Slurm of these tests' own, whose partitions and nodes they may change."""
+"""A small Slurm for these tests alone, whose partitions and nodes they may change."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def own_lab() -> Iterator[lab.Lab]:
 def lab_suite(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]], own_lab: lab.Lab
 ) -> Suite:
-    """An empty suite on that Slurm; no process of it may be left when the test ends."""
+    """An empty suite on that Slurm; the test must leave no process behind."""
     suite = Suite(tmp_path, leftovers[0], real_torchrun=True)
     suite.use_slurm(own_lab.slurm_conf)
     return suite

@@ -1,4 +1,4 @@
-"""Phases whose profile, and whose shell, set variables: for tests of the check of them."""
+"""Phases whose profile or shell sets variables, for tests of the check of variables."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ CHECKED = "is no variable of NCCL 2.30.7, against which it was checked"
 NONE: Mapping[str, str] = {}
 
 
-def a_profile(folder: Path, variables: Mapping[str, str] = NONE, **keys: Any) -> Profile:
-    """A profile with GPUs which sets these variables for every phase."""
+def gpu_profile(folder: Path, variables: Mapping[str, str] = NONE, **keys: Any) -> Profile:
+    """A profile with GPUs that sets these variables for every phase."""
     env = {"common": {"set": dict(variables)}}
     return make_profile(folder, **{"hardware": CUDA, "env": env, **keys})
 
 
-def said(
+def remarks_of(
     folder: Path,
     variables: Mapping[str, str] = NONE,
     shell: Mapping[str, str] = NONE,
     **keys: Any,
 ) -> list[Remark]:
-    """The remarks on a phase of two ranks whose profile sets these variables, pytest's shell
-    having others."""
-    profile = a_profile(folder, variables, **keys)
-    return environment.planned(make_phase(profile, gpus_per_node=2), profile, shell)
+    """The remarks about a phase of two ranks; the profile sets `variables`, pytest's shell has
+    those of `shell`."""
+    profile = gpu_profile(folder, variables, **keys)
+    return environment.remark_on_plan(make_phase(profile, gpus_per_node=2), profile, shell)
 
 
 def problems(
@@ -43,8 +43,8 @@ def problems(
     hardware: Mapping[str, Any] = CUDA,
     **expect: Any,
 ) -> list[str]:
-    """The usage errors of a phase with this expectation, without their directory."""
-    profile = a_profile(folder, variables, expect={"small": expect}, hardware=dict(hardware))
+    """The usage errors of a phase with this expectation, without the directory in them."""
+    profile = gpu_profile(folder, variables, expect={"small": expect}, hardware=dict(hardware))
     phase = make_phase(profile, nodes=nodes, gpus_per_node=ranks)
-    found = environment.problems(phase, profile)
-    return [str(one).replace(f"{folder}/", "") for one in found]
+    found = environment.find_contradictory_settings(phase, profile)
+    return [str(problem).replace(f"{folder}/", "") for problem in found]

@@ -1,4 +1,4 @@
-"""What Slurm prints: of 22.05 as it was recorded on a lab, of newer ones by slurm's own sources
+"""Output of Slurm: of 22.05 as recorded on a lab, of newer versions from Slurm's sources
 (slurm_sprint_node_table and slurm_sprint_partition_info of 24.11) and public reports."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A phase against recorded answers of Slurm: every cause with its numbers, and nothing invented."""
+"""Phases compared with recorded answers of Slurm: every finding has its numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from pytest_clustersmoke.jobs import slurm_records as records
 from pytest_clustersmoke.jobs.slurm_jobs import TrialSubmission
 from pytest_clustersmoke.preflight import slurm_check
 from pytest_clustersmoke.preflight.partition_fit import Slurm
-from pytest_clustersmoke.preflight.slurm_check import CheckNotes, findings_of, out_of_service
+from pytest_clustersmoke.preflight.slurm_check import (
+    CheckNotes,
+    check_phase,
+    report_unavailable_nodes,
+)
 from tests.preflight import slurm_texts as texts
 from tests.support.evidence import make_phase, make_profile
 
@@ -26,7 +30,7 @@ ENFORCED = frozenset({"associations", "limits", "qos"})
 def slurm(
     nodes: list[str] | None = None, partitions: list[str] | None = None, **keys: Any
 ) -> Slurm:
-    """Three nodes in `main` and `high`, unless said otherwise."""
+    """By default, three nodes in the partitions `main` and `high`."""
     lines = [texts.node(f"n{i}") for i in range(3)] if nodes is None else nodes
     parts = partitions or [texts.partition(), texts.partition("high", default="NO")]
     return Slurm(
@@ -50,10 +54,10 @@ Judge = Callable[..., list[Finding]]
 
 @pytest.fixture
 def judge(tmp_path: Path) -> Judge:
-    """The findings of the phase `small` with these sbatch options and resources."""
+    """A function that returns the findings of the phase `small`."""
 
     def find(
-        told: Slurm,
+        answers: Slurm,
         trial: TrialSubmission = TAKEN,
         options: dict[str, Any] | None = None,
         **marker: Any,
@@ -63,29 +67,29 @@ def judge(tmp_path: Path) -> Judge:
         profile = make_profile(tmp_path, backend="slurm", hardware=hardware, slurm=options)
         phase = make_phase(profile, **marker)
         record = CheckNotes(PhaseDir(tmp_path / "small"))
-        found = findings_of(phase, profile, told, trial, record)
+        found = check_phase(phase, profile, answers, trial, record)
         record.write()
-        for one in found:
-            assert one.severity == "failure" and one.evidence and one.fix
+        for finding in found:
+            assert finding.severity == "failure" and finding.evidence and finding.fix
         return found
 
     return find
 
 
 def ids(found: list[Finding]) -> list[str]:
-    return [one.id for one in found]
+    return [finding.id for finding in found]
 
 
-def test_what_fits_has_no_finding(judge: Judge) -> None:
-    """Three nodes for three, with accounting and without; nothing told, nothing found."""
+def test_phase_that_fits_has_no_finding(judge: Judge) -> None:
+    """With accounting and without; without an answer nothing is reported."""
     assert judge(slurm(), nodes=3, gpus_per_node=2) == []
     assert judge(accounting(), options={"account": "lab", "qos": "normal"}, nodes=3) == []
     assert judge(Slurm(), nodes=64, gpus_per_node=8) == []
     assert judge(Slurm(), TrialSubmission(None, "no answer")) == []
 
 
-def test_a_partition_that_is_not_there(judge: Judge) -> None:
-    """The near one is the next step; of several partitions each is looked for."""
+def test_unknown_partition_is_reported(judge: Judge) -> None:
+    """The fix is a near match; with several partitions each name is checked."""
     (found,) = judge(slurm(), options={"partition": "mian"})
     assert found.id == "partition-unknown" and found.fix == "did you mean `main`?"
     assert "`high`, `main`" in found.cause
@@ -93,78 +97,85 @@ def test_a_partition_that_is_not_there(judge: Judge) -> None:
     assert ids(judge(slurm(), options={"partition": "main,nope"})) == ["partition-unknown"]
 
 
-def test_without_a_partition_the_default_one_is_meant(judge: Judge) -> None:
-    """Its limits hold."""
-    told = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])
-    (found,) = judge(told, options={"partition": False}, nodes=2)
-    assert found.id == "too-many-nodes" and "allows a job 1" in found.cause
+def test_default_partition_is_checked(judge: Judge) -> None:
+    """Without a partition, the limits of the default one apply."""
+    answers = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])
+    (found,) = judge(answers, options={"partition": False}, nodes=2)
+    assert found.id == "too-many-nodes" and "allows a job at most 1" in found.cause
 
 
-def test_where_slurm_would_start_the_job_counts(judge: Judge) -> None:
-    """A site's rules may put a job into another partition than the default one, or than one that is
-    no partition at all: what Slurm would start lacks nothing, and that partition's limits hold."""
+def test_partition_of_slurms_estimate_counts(judge: Judge) -> None:
+    """A site's rules may move a job to another partition: where Slurm would start it, names and
+    resources are correct, and the limits of that partition apply."""
     nodes = [texts.node("c0", gres="(null)"), texts.node("g0", partitions="high")]
-    told = slurm(nodes)
-    assert judge(told, options={"partition": False}, gpus_per_node=2) != []
+    answers = slurm(nodes)
+    assert judge(answers, options={"partition": False}, gpus_per_node=2) != []
     there = TrialSubmission(True, "", start=1.0, nodes="g0", partition="high")
-    assert judge(told, there, {"partition": False}, gpus_per_node=2) == []
-    assert judge(told, there, {"partition": "a-name-of-the-sites"}, gpus_per_node=2) == []
+    assert judge(answers, there, {"partition": False}, gpus_per_node=2) == []
+    assert judge(answers, there, {"partition": "a-name-of-the-sites"}, gpus_per_node=2) == []
     short = texts.partition("high", default="NO", time="00:30:00")
     limited = slurm(nodes, [texts.partition(), short])
     found = judge(limited, there, {"partition": False, "time": 60}, gpus_per_node=2)
     assert ids(found) == ["time-over-limit"]
 
 
-def test_an_estimate_on_nodes_that_take_no_jobs_is_not_believed(judge: Judge) -> None:
-    """They are named all the same."""
-    told = slurm([texts.node("n0"), texts.node("n1", state="IDLE+DRAIN", reason="bad disk")])
+def test_estimate_on_drained_nodes_does_not_count(judge: Judge) -> None:
+    """The drained node is named."""
+    answers = slurm([texts.node("n0"), texts.node("n1", state="IDLE+DRAIN", reason="bad disk")])
     there = TrialSubmission(True, "", start=1.0, nodes="n[0-1]", partition="main")
-    (found,) = judge(told, there, nodes=2)
+    (found,) = judge(answers, there, nodes=2)
     assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
 
 
-def test_of_several_partitions_one_that_fits_is_enough(judge: Judge) -> None:
-    """A job for either runs in the one that takes it."""
-    told = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])
-    assert judge(told, options={"partition": "main,high"}, nodes=2) == []
-    assert judge(told, options={"partition": "main"}, nodes=2) != []
+def test_one_fitting_partition_is_enough(judge: Judge) -> None:
+    """A job for several partitions runs in the one that takes it."""
+    answers = slurm(partitions=[texts.partition(nodes="1"), texts.partition("high", default="NO")])
+    assert judge(answers, options={"partition": "main,high"}, nodes=2) == []
+    assert judge(answers, options={"partition": "main"}, nodes=2) != []
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DRAIN", "INACTIVE"])
-def test_a_partition_that_starts_nothing(judge: Judge, state: str) -> None:
-    """Even where sbatch would take the job."""
+def test_partition_that_is_not_up_is_reported(judge: Judge, state: str) -> None:
+    """sbatch would accept the job, but it would never start."""
     assert ids(judge(slurm(partitions=[texts.partition(state=state)]))) == ["partition-down"]
 
 
-def test_everything_is_told_at_once(judge: Judge) -> None:
-    """Nodes, time, GPUs and CPUs."""
-    told = slurm(partitions=[texts.partition(nodes="1", time="00:30:00")])
-    found = judge(told, options={"time": 60, "cpus_per_task": 9}, nodes=2, gpus_per_node=3)
+def test_all_causes_are_reported(judge: Judge) -> None:
+    """Nodes, time, GPUs and CPUs together."""
+    answers = slurm(partitions=[texts.partition(nodes="1", time="00:30:00")])
+    found = judge(answers, options={"time": 60, "cpus_per_task": 9}, nodes=2, gpus_per_node=3)
     wanted = ["too-many-nodes", "time-over-limit", "too-many-gpus", "submission-refused"]
     assert ids(found) == wanted
     assert "01:00:00" in found[1].cause and "00:30:00" in found[1].cause
-    assert "asks for 3 GPUs a node on 2 nodes" in found[2].cause and "at most 2" in found[2].cause
-    assert "asks for 9 CPUs a node" in found[3].cause and "at most 8" in found[3].cause
+    assert "asks for 3 GPUs per node on 2 nodes, but no node of" in found[2].cause
+    assert "has more than 2" in found[2].cause
+    assert (
+        "asks for 9 CPUs per node on 2 nodes" in found[3].cause
+        and "has more than 8" in found[3].cause
+    )
 
 
-def test_a_qos_may_lift_its_partitions_limits(judge: Judge) -> None:
-    """As Slurm does by the QOS's flags."""
+def test_qos_flag_lifts_the_partition_limit(judge: Judge) -> None:
+    """PartitionTimeLimit lifts the time limit of the partition."""
     qos = records.parse_qos("long|PartitionTimeLimit||||\n")
-    told = slurm(partitions=[texts.partition(time="00:30:00")], qos=qos, enforced=ENFORCED)
-    assert ids(judge(told, options={"time": 60})) == ["time-over-limit"]
-    assert judge(told, options={"time": 60, "qos": "long"}) == []
+    answers = slurm(partitions=[texts.partition(time="00:30:00")], qos=qos, enforced=ENFORCED)
+    assert ids(judge(answers, options={"time": 60})) == ["time-over-limit"]
+    assert judge(answers, options={"time": 60, "qos": "long"}) == []
 
 
-def test_only_some_nodes_have_what_is_asked(judge: Judge) -> None:
-    """How many have it is told."""
+def test_too_few_nodes_with_enough_gpus(judge: Judge) -> None:
+    """The finding has the number of nodes that fit."""
     nodes = [texts.node("n0", gres="gpu:a:4"), texts.node("n1"), texts.node("n2")]
     (found,) = judge(slurm(nodes), nodes=2, gpus_per_node=4)
-    assert found.id == "too-many-gpus" and "as many on 1 of them only" in found.cause
+    assert (
+        found.id == "too-many-gpus"
+        and "only 1 of the 3 nodes of partition main has as many" in found.cause
+    )
     assert judge(slurm(nodes), nodes=1, gpus_per_node=4) == []
 
 
-def test_too_few_nodes_take_jobs(judge: Judge) -> None:
-    """Each that does not is named with Slurm's reason; enough that do are no finding."""
+def test_nodes_that_take_no_jobs_are_named(judge: Judge) -> None:
+    """Each has Slurm's reason; if enough other nodes take jobs, there is no finding."""
     nodes = [
         texts.node("n0"),
         texts.node("n1", state="IDLE+DRAIN", reason="bad disk"),
@@ -174,26 +185,26 @@ def test_too_few_nodes_take_jobs(judge: Judge) -> None:
     assert found.id == "nodes-unavailable" and found.hosts == ("n1", "n2")
     assert "bad disk" in found.cause and "Not responding" in found.cause
     assert [one.text.split()[0] for one in found.evidence[1:3]] == ["NodeName=n1", "NodeName=n2"]
-    assert found.evidence[-1].text == REFUSED.words
+    assert found.evidence[-1].text == REFUSED.message
     assert judge(slurm(nodes), nodes=1) == []
 
 
-def test_a_drained_node_that_could_not_run_it_anyway_is_not_counted(judge: Judge) -> None:
-    """Only nodes that have what is asked for are candidates."""
+def test_drained_node_without_the_resources_is_ignored(judge: Judge) -> None:
+    """Only nodes with the requested resources are candidates."""
     nodes = [texts.node("n0"), texts.node("n1", state="DOWN", gres="(null)"), texts.node("n2")]
     assert judge(slurm(nodes), nodes=2, gpus_per_node=2) == []
 
 
-def test_nodes_that_come_back_count_only_where_slurm_says_no(judge: Judge) -> None:
-    """A job waits for a node that reboots; where sbatch refuses, that node is why."""
+def test_rebooting_node_counts_only_if_sbatch_refuses(judge: Judge) -> None:
+    """A job waits for a node that reboots; if sbatch refuses the job, that node is the cause."""
     nodes = [texts.node("n0"), texts.node("n1", state="MIXED+DRAIN+REBOOT_REQUESTED")]
     assert judge(slurm(nodes), nodes=2) == []
     (found,) = judge(slurm(nodes), REFUSED, nodes=2)
     assert found.id == "nodes-unavailable" and found.hosts == ("n1",)
 
 
-def test_nodes_that_are_named(judge: Judge) -> None:
-    """One that is not there is a slip; one that is down is the cluster's."""
+def test_node_lists_are_checked(judge: Judge) -> None:
+    """A name that does not exist is the user's mistake; a node that is down is not."""
     nodes = [texts.node("n0"), texts.node("n1", state="DOWN", reason="x"), texts.node("n2")]
     (found,) = judge(slurm(nodes), options={"nodelist": "n[0,5]"})
     assert found.id == "submission-refused" and "`n5`" in found.cause
@@ -202,8 +213,8 @@ def test_nodes_that_are_named(judge: Judge) -> None:
     assert judge(slurm(nodes), options={"exclude": "n1"}, nodes=2) == []
 
 
-def test_features(judge: Judge) -> None:
-    """One that no node has is told with the near one; an expression is sbatch's to read."""
+def test_unknown_feature_is_reported(judge: Judge) -> None:
+    """The fix is a near match; expressions are left to sbatch."""
     nodes = [texts.node("n0", features="a100,ib"), texts.node("n1", features="v100")]
     (found,) = judge(slurm(nodes), options={"constraint": "a10"})
     assert found.fix == "did you mean `a100`?" and "`a100`, `ib`, `v100`" in found.cause
@@ -211,8 +222,8 @@ def test_features(judge: Judge) -> None:
     assert judge(slurm(nodes), options={"constraint": "[a10*2|x]"}) == []
 
 
-def test_memory(judge: Judge) -> None:
-    """In sbatch's units; 0 is all there is."""
+def test_memory_is_compared_in_sbatchs_units(judge: Judge) -> None:
+    """0 means all memory of a node."""
     (found,) = judge(slurm(), options={"mem": "2T"})
     assert "2097152 MiB of memory" in found.cause and "1048576" in found.cause
     assert judge(slurm(), options={"mem": 0}) == [] == judge(slurm(), options={"mem": "200G"})
@@ -222,42 +233,42 @@ ACCOUNT = TrialSubmission(False, "Invalid account or account/partition combinati
 QOS = TrialSubmission(False, "Invalid qos specification")
 
 
-def test_an_account_of_somebody_else(judge: Judge) -> None:
-    """The user's own are listed; where sbatch takes the job nothing is wrong with it."""
+def test_unknown_account_is_reported(judge: Judge) -> None:
+    """The finding lists the user's accounts; if sbatch accepts the job there is none."""
     (found,) = judge(accounting(), ACCOUNT, {"account": "labb"})
     assert found.id == "account-refused" and found.fix == "did you mean `lab`?"
-    assert found.evidence[-1].text == ACCOUNT.words
+    assert found.evidence[-1].text == ACCOUNT.message
     assert judge(accounting(), TAKEN, {"account": "labb"}) == []
 
 
-def test_a_qos_that_is_not_there_or_not_allowed(judge: Judge) -> None:
-    """The user's own are listed."""
+def test_unknown_or_forbidden_qos_is_reported(judge: Judge) -> None:
+    """The finding lists the QOS that the user may use."""
     (found,) = judge(accounting(), QOS, {"account": "lab", "qos": "standbye"})
     assert found.id == "qos-refused" and "no QOS `standbye`" in found.cause
     (found,) = judge(accounting(), QOS, {"account": "root", "qos": "standby"})
-    assert "under account root: `normal`" in found.cause
+    assert "under account root; allowed there: `normal`" in found.cause
 
 
-def test_what_a_partition_allows(judge: Judge) -> None:
-    """Accounts, QOS and groups of the partition's own lists, where sbatch says the same."""
+def test_partition_rules_explain_a_refusal(judge: Judge) -> None:
+    """The partition's lists of accounts, QOS and groups, if sbatch names the same cause."""
     nodes = [texts.node(f"n{i}", partitions="gpu") for i in range(3)]
-    told = slurm(nodes, [texts.PARTITION_24], groups=frozenset({"users"}))
+    answers = slurm(nodes, [texts.PARTITION_24], groups=frozenset({"users"}))
     options = {"partition": "gpu", "account": "eugen", "qos": "standby"}
-    (found,) = judge(told, ACCOUNT, options, nodes=2)
-    assert found.id == "account-refused" and "allows `euge`, `lab`" in found.cause
-    (found,) = judge(told, QOS, options, nodes=2)
+    (found,) = judge(answers, ACCOUNT, options, nodes=2)
+    assert found.id == "account-refused" and "allows only `euge`, `lab`" in found.cause
+    (found,) = judge(answers, QOS, options, nodes=2)
     assert found.id == "qos-refused" and "denies it" in found.cause
     words = TrialSubmission(False, "User's group not permitted to use this partition")
-    (found,) = judge(told, words, options, nodes=2)
+    (found,) = judge(answers, words, options, nodes=2)
     assert found.id == "submission-refused" and "`gpu`, `hpc`" in found.cause
 
 
-def test_limits_of_a_qos(judge: Judge) -> None:
-    """Time, nodes a job and GPUs a user; not where limits are not enforced."""
+def test_limits_of_a_qos_are_reported(judge: Judge) -> None:
+    """Time, nodes per job and GPUs per user, if limits are enforced."""
     options = {"account": "lab", "qos": "standby", "time": 60}
     found = judge(accounting(), options=options, nodes=2, gpus_per_node=2)
     assert ids(found) == ["time-over-limit", "too-many-nodes", "too-many-gpus"]
-    assert "QOS standby allows a user 2 (MaxTRESPU)" in found[2].cause
+    assert "QOS standby allows a user at most 2 (MaxTRESPU)" in found[2].cause
     assert "asks for 4 GPUs" in found[2].cause
     lax = slurm(qos=records.parse_qos(texts.QOS))
     assert judge(lax, options=options, nodes=2, gpus_per_node=2) == []
@@ -267,7 +278,7 @@ def test_limits_of_a_qos(judge: Judge) -> None:
     ("words", "identity"),
     [
         ("Licenses are not available", "submission-refused"),
-        (REFUSED.words, "submission-refused"),
+        (REFUSED.message, "submission-refused"),
         ("QOSMaxGRESPerUser; Job violates accounting/QOS policy", "too-many-gpus"),
     ],
 )
@@ -278,30 +289,30 @@ def test_a_refusal_that_nothing_explains(judge: Judge, words: str, identity: str
     assert any(one.text == words for one in found.evidence)
 
 
-def test_a_refusal_for_another_cause_is_told_beside_ours(judge: Judge) -> None:
-    """Slurm names one cause at a time: what it says and we did not see is a finding, too."""
-    told = slurm(partitions=[texts.partition(time="00:30:00")])
-    found = judge(told, ACCOUNT, {"time": 60})
+def test_other_cause_of_a_refusal_is_added(judge: Judge) -> None:
+    """Slurm names one cause at a time; one that we did not find is a finding too."""
+    answers = slurm(partitions=[texts.partition(time="00:30:00")])
+    found = judge(answers, ACCOUNT, {"time": 60})
     assert ids(found) == ["time-over-limit", "account-refused"]
 
 
-def test_evidence_stands_in_the_record(judge: Judge, tmp_path: Path) -> None:
-    """Each line that a finding points to is there."""
+def test_evidence_is_in_the_record(judge: Judge, tmp_path: Path) -> None:
+    """Each line to which a finding points exists."""
     found = judge(slurm([texts.node("n0", state="DOWN", reason="gone")]), REFUSED)
     lines = (tmp_path / "small" / "preflight.txt").read_text().splitlines()
-    told = [one for one in found[0].evidence if one.file.endswith("preflight.txt")]
-    assert told and all(lines[one.line - 1] == one.text for one in told)
+    evidence = [each for each in found[0].evidence if each.file.endswith("preflight.txt")]
+    assert evidence and all(lines[each.line - 1] == each.text for each in evidence)
 
 
-def test_nodes_out_of_service_are_said_once(tmp_path: Path) -> None:
-    """One line a partition, of those that phases use, and no more nodes than fit a line."""
+def test_nodes_out_of_service_are_reported_once(tmp_path: Path) -> None:
+    """One line per partition that phases use, with a limited number of nodes."""
     nodes = [texts.node("n0"), texts.node("x", state="DOWN", partitions="other")]
     nodes += [
         texts.node(f"d{i}", state="DOWN", reason="r") for i in range(slurm_check.MAX_LINES + 3)
     ]
     profile = make_profile(tmp_path, backend="slurm", slurm={"partition": "main"})
     phases = [make_phase(profile), make_phase(profile)]
-    (line,) = out_of_service(phases, slurm(nodes))
+    (line,) = report_unavailable_nodes(phases, slurm(nodes))
     assert line.startswith("13 of the 14 nodes of partition main take no jobs: d0 is down (r; root")
     assert line.endswith("; and 3 more") and "x is" not in line
-    assert out_of_service(phases, slurm()) == []
+    assert report_unavailable_nodes(phases, slurm()) == []

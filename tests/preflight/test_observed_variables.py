@@ -1,4 +1,4 @@
-"""What is said once the nodes have told: their variables, their files, their interfaces."""
+"""Remarks after the job: the nodes' variables, configuration files and interfaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_clustersmoke.evidence.interfaces import unmatched_interfaces
 from pytest_clustersmoke.evidence.phase_result import PhaseResult
 from pytest_clustersmoke.evidence.run_directory import read_json, write_json
 from pytest_clustersmoke.preflight import observed_variables as environment
-from tests.preflight.profiles import CHECKED, NONE, a_profile
+from tests.preflight.profiles import CHECKED, NONE, gpu_profile
 from tests.support.evidence import Evidence, make_phase
 
 ETH = {"eth0": {"ipv4": ["10.0.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"], "ipv6": []}}
@@ -22,7 +22,7 @@ DOWN = {"hca": "mlx5_1", "port": "1", "state": "1: DOWN"}
 
 
 class Ran:
-    """A phase that has run: what its nodes told, and what is said of it."""
+    """A phase that has run: the facts of its nodes, and the remarks about it."""
 
     def __init__(self, folder: Path, *nodes: Mapping[str, Any], backend: str = "nccl") -> None:
         self.folder, self.count = folder, len(nodes)
@@ -36,97 +36,97 @@ class Ran:
         write_json(self.evidence.dir.spec, spec)
         return self.evidence.result()
 
-    def said(
+    def remarks(
         self,
         variables: Mapping[str, str] = NONE,
         shell: Mapping[str, str] = NONE,
         **keys: Any,
     ) -> list[str]:
-        """The remarks, without their directory."""
-        profile = a_profile(self.folder, variables, **keys)
+        """The remarks, without the directory in them."""
+        profile = gpu_profile(self.folder, variables, **keys)
         phase = make_phase(profile, nodes=self.count, gpus_per_node=2)
-        found = environment.seen(self.result(variables), phase, profile, shell)
+        found = environment.remark_on_job(self.result(variables), phase, profile, shell)
         return [str(one).replace(f"{self.folder}/", "") for one in found]
 
 
 def saw(**variables: str) -> dict[str, Any]:
-    """The facts of a node which saw these variables."""
+    """The facts of a node that saw these variables."""
     return {"variables": variables}
 
 
 # Variables
 
 
-def test_a_variable_that_setup_has_set(tmp_path: Path) -> None:
-    """What the dry run could not know is told with its value; an unknown name as elsewhere."""
+def test_variable_set_by_setup_is_reported(tmp_path: Path) -> None:
+    """The remark has its value, which a dry run cannot know; unknown names are reported too."""
     ran = Ran(tmp_path, saw(NCCL_ALGO="Ring", NCCL_FOO="1"), saw(NCCL_ALGO="Ring", NCCL_FOO="1"))
-    assert ran.said() == [
-        "note: every node: NCCL_ALGO=Ring was set there, by `setup` or a start-up file",
-        "note: every node: NCCL_FOO=1 was set there, by `setup` or a start-up file",
+    assert ran.remarks() == [
+        "note: every node: NCCL_ALGO=Ring was set by `setup` or a start-up file",
+        "note: every node: NCCL_FOO=1 was set by `setup` or a start-up file",
         f"warning: every node: NCCL_FOO {CHECKED}; a plugin or another version may read it",
     ]
 
 
-def test_a_leak_that_reached_the_nodes(tmp_path: Path) -> None:
-    """The shell's variable is told where it arrived, and not where `setup` has unset it."""
+def test_leak_that_reached_the_nodes_is_reported(tmp_path: Path) -> None:
+    """A variable of the shell is reported if it arrived, and not if `setup` unset it."""
     ran = Ran(tmp_path, saw(NCCL_ALGO="Ring"))
-    assert ran.said(shell={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}) == [
-        "warning: this shell: NCCL_ALGO=Ring reached n0, and the profile does not set it; "
+    assert ran.remarks(shell={"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}) == [
+        "warning: this shell: NCCL_ALGO=Ring reached n0, but the profile does not set it; "
         "`env.common.unset: [NCCL_ALGO]` keeps it out"
     ]
 
 
-def test_before_a_node_has_told(tmp_path: Path) -> None:
-    """A job that never ran leaves what could be said before it."""
+def test_job_without_node_facts_keeps_the_earlier_remarks(tmp_path: Path) -> None:
+    """For a job that never ran, the remarks are those from before it."""
     ran = Ran(tmp_path, {}, {"variables": "none"})
-    (one,) = ran.said(shell={"NCCL_ALGO": "Ring"})
+    (one,) = ran.remarks(shell={"NCCL_ALGO": "Ring"})
     assert "NCCL_ALGO=Ring reaches the nodes unless" in one
 
 
-def test_a_variable_that_differs_between_nodes(tmp_path: Path) -> None:
-    """Each value is told with the nodes that have it, those without it too."""
+def test_variable_that_differs_between_nodes_is_reported(tmp_path: Path) -> None:
+    """Each value is listed with its nodes, and so are nodes without the variable."""
     ran = Ran(tmp_path, saw(NCCL_ALGO="Ring"), saw(NCCL_ALGO="Tree"), saw())
     assert (
-        ran.said()[0] == "warning: the nodes: NCCL_ALGO differs between nodes: Ring on n0; Tree on "
+        ran.remarks()[0]
+        == "warning: the nodes: NCCL_ALGO differs between nodes: Ring on n0; Tree on "
         "n1; not set on n2"
     )
 
 
-def test_once_gloo_has_run_nccls_variables_are_notes(tmp_path: Path) -> None:
-    """With `device: auto` only the ranks tell whether NCCL ran."""
+def test_nccl_variables_are_notes_after_gloo_ran(tmp_path: Path) -> None:
+    """With `device: auto`, only the ranks know whether NCCL ran."""
     ran = Ran(tmp_path, saw(NCCL_FOO="1", GLOO_FOO="1"), backend="gloo")
-    found = ran.said(shell={"NCCL_FOO": "1", "GLOO_FOO": "1"})
+    found = ran.remarks(shell={"NCCL_FOO": "1", "GLOO_FOO": "1"})
     assert [text.split()[0] for text in found if "NCCL_FOO" in text] == ["note:", "note:"]
     assert [text.split()[0] for text in found if "GLOO_FOO" in text] == ["warning:", "warning:"]
 
 
-def test_two_nodes_of_one_name_stay_two(tmp_path: Path) -> None:
-    """What one of them saw is not lost behind the other."""
+def test_two_nodes_with_one_name_stay_apart(tmp_path: Path) -> None:
+    """The variables of both are reported."""
     ran = Ran(tmp_path, {**saw(NCCL_ALGO="Ring"), "node": "n"}, {**saw(), "node": "n"})
-    assert ran.said()[0].endswith("NCCL_ALGO differs between nodes: Ring on n; not set on n")
+    assert ran.remarks()[0].endswith("NCCL_ALGO differs between nodes: Ring on n; not set on n")
 
 
-def test_what_the_profile_set_is_not_told_again(tmp_path: Path) -> None:
-    """A variable of the profile is judged once, with its line."""
+def test_variable_of_the_profile_is_reported_once(tmp_path: Path) -> None:
+    """It is judged once, with its line in cluster.yaml."""
     ran = Ran(tmp_path, saw(NCCL_TIMEOUT="600", NCCL_DEBUG="WARN", NCCL_DEBUG_FILE="/x"))
-    (one,) = ran.said({"NCCL_TIMEOUT": "600"})
+    (one,) = ran.remarks({"NCCL_TIMEOUT": "600"})
     assert one.startswith("note: cluster.yaml:") and "NCCL_TIMEOUT is no variable" in one
 
 
-def test_a_contradiction_on_the_nodes(tmp_path: Path) -> None:
-    """It is told once, with the nodes that have it."""
+def test_contradiction_on_the_nodes_is_reported(tmp_path: Path) -> None:
+    """It is reported once, with its nodes."""
     ran = Ran(tmp_path, saw(NCCL_P2P_DISABLE="1"), saw(), saw(NCCL_P2P_DISABLE="1"))
     expect = {"small": {"intra_node": ["P2P/*"]}}
-    (one,) = [text for text in ran.said(expect=expect) if "expected" in text]
+    (one,) = [text for text in ran.remarks(expect=expect) if "expected" in text]
     assert one.startswith(
-        "warning: n0, n2: NCCL_P2P_DISABLE=1 leaves nothing of what is expected: P2P/* inside a "
-        "node (cluster.yaml:"
+        "warning: n0, n2: NCCL_P2P_DISABLE=1 rules out everything that is expected: P2P/* inside "
+        "a node (cluster.yaml:"
     )
 
 
-def test_nccls_own_file(tmp_path: Path) -> None:
-    """NCCL takes from it what the environment does not set, so it is judged as set; of two files
-    the first wins."""
+def test_nccls_configuration_file_is_read(tmp_path: Path) -> None:
+    """NCCL reads from it what the environment does not set; of two files the first wins."""
     files = {
         "/home/me/.nccl.conf": {"NCCL_ALGO": "Ring"},
         "/etc/nccl.conf": {
@@ -138,13 +138,13 @@ def test_nccls_own_file(tmp_path: Path) -> None:
     }
     facts = {**saw(NCCL_NET="IB"), "nccl_conf": files}
     ran = Ran(tmp_path, facts, facts)
-    found = ran.said({"NCCL_NET": "IB"}, expect={"small": {"inter_node": ["NET/IB*"]}})
+    found = ran.remarks({"NCCL_NET": "IB"}, expect={"small": {"inter_node": ["NET/IB*"]}})
     assert found[:2] == [
         "note: /home/me/.nccl.conf on every node: NCCL takes NCCL_ALGO=Ring from this file",
         "note: /etc/nccl.conf on every node: NCCL takes NCCL_IB_DISABLE=1 from this file",
     ]
     assert len(found) == 3 and found[2].startswith(
-        "warning: every node: NCCL_IB_DISABLE=1 leaves nothing of what is expected: NET/IB*"
+        "warning: every node: NCCL_IB_DISABLE=1 rules out everything that is expected: NET/IB*"
     )
 
 
@@ -160,18 +160,18 @@ def test_nccls_own_file(tmp_path: Path) -> None:
         },
     ],
 )
-def test_facts_of_the_wrong_kind_count_as_missing(tmp_path: Path, facts: dict[str, Any]) -> None:
-    """A hostile file of facts says nothing, and breaks nothing."""
-    assert Ran(tmp_path, facts, {}).said() == []
+def test_malformed_facts_count_as_missing(tmp_path: Path, facts: dict[str, Any]) -> None:
+    """A hostile file of facts gives no remark and no error."""
+    assert Ran(tmp_path, facts, {}).remarks() == []
 
 
 # Interfaces
 
 
 def unmatched(folder: Path, variables: Mapping[str, str], *nodes: Mapping[str, Any]) -> list[str]:
-    """What the nodes lack of what these variables, set by the profile, select."""
-    told = [{"variables": dict(variables), **facts} for facts in nodes]
-    return [str(one) for one in unmatched_interfaces(Ran(folder, *told).result(variables))]
+    """Interfaces and ports that the profile's variables select but nodes do not have."""
+    all_facts = [{"variables": dict(variables), **facts} for facts in nodes]
+    return [str(each) for each in unmatched_interfaces(Ran(folder, *all_facts).result(variables))]
 
 
 @pytest.mark.parametrize(
@@ -182,14 +182,16 @@ def unmatched(folder: Path, variables: Mapping[str, str], *nodes: Mapping[str, A
         ("NCCL_SOCKET_IFNAME", "ib,eth0"),
         ("NCCL_SOCKET_IFNAME", "^lo,docker0"),
         ("NCCL_SOCKET_IFNAME", "^=eth"),
-        ("NCCL_SOCKET_IFNAME", "x"),  # NCCL passes over one character
+        ("NCCL_SOCKET_IFNAME", "x"),  # NCCL ignores a single character
         ("GLOO_SOCKET_IFNAME", "eth0"),
         ("GLOO_SOCKET_IFNAME", ""),
         ("NCCL_ALGO", "Ring"),
     ],
 )
-def test_a_name_that_every_node_has_is_silent(tmp_path: Path, name: str, value: str) -> None:
-    """On a cluster of equal nodes pinning is right."""
+def test_interface_that_every_node_has_gives_no_remark(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    """On a cluster of equal nodes, pinning an interface is correct."""
     assert unmatched(tmp_path, {name: value}, {"interfaces": ETH}, {"interfaces": ETH}) == []
 
 
@@ -204,10 +206,10 @@ def test_a_name_that_every_node_has_is_silent(tmp_path: Path, name: str, value: 
         ("GLOO_SOCKET_IFNAME", "ibp65s0,eth0", "names eth0, which is not there with an address"),
     ],
 )
-def test_a_node_without_the_pinned_interface(
+def test_node_without_the_pinned_interface_is_named(
     tmp_path: Path, name: str, value: str, why: str
 ) -> None:
-    """Node, variable, value, who set it, and the node's own interfaces are told."""
+    """The remark has node, variable, value, source, and the node's own interfaces."""
     here = {"ipv4": ["10.0.0.2"], "ipv6": []}
     all_there = {"interfaces": {**ETH, **IB, "bond0": here, "ibp65": here}}
     assert unmatched(tmp_path, {name: value}, all_there, {"interfaces": IB}) == [
@@ -215,36 +217,38 @@ def test_a_node_without_the_pinned_interface(
     ]
 
 
-def test_the_remark_has_the_line_and_all_such_nodes(tmp_path: Path) -> None:
-    """Nodes with the same interfaces are told together, with the variable's file:line."""
+def test_remark_has_the_line_and_all_its_nodes(tmp_path: Path) -> None:
+    """Nodes with the same interfaces share a remark, with the variable's file:line."""
     pinned = saw(NCCL_SOCKET_IFNAME="eth0")
     ran = Ran(tmp_path, {**pinned, "interfaces": ETH}, *[{**pinned, "interfaces": IB}] * 6)
-    (one,) = ran.said({"NCCL_SOCKET_IFNAME": "eth0"})
+    (one,) = ran.remarks({"NCCL_SOCKET_IFNAME": "eth0"})
     assert one.startswith("warning: cluster.yaml:") and one.endswith(
         "on n1, n2, n3, n4 and 2 more NCCL_SOCKET_IFNAME=eth0 selects no interface with an "
         "address; it has ibp65s0, bond0"
     )
 
 
-def test_the_remark_says_that_the_shell_pinned(tmp_path: Path) -> None:
-    """A leaked name is told as the shell's, another one as the node's."""
+def test_remark_names_the_shell_as_source(tmp_path: Path) -> None:
+    """A leaked name has the shell as its source; any other has the node."""
     pinned = {**saw(NCCL_SOCKET_IFNAME="eth0"), "interfaces": IB}
     text = "on every node NCCL_SOCKET_IFNAME=eth0 selects no interface with an address; it has "
     for shell, source in (({"NCCL_SOCKET_IFNAME": "eth0"}, "this shell"), ({}, "set on the node")):
-        (one,) = [one for one in Ran(tmp_path, pinned, pinned).said(shell=shell) if "it has" in one]
+        (one,) = [
+            one for one in Ran(tmp_path, pinned, pinned).remarks(shell=shell) if "it has" in one
+        ]
         assert one == f"warning: {source}: {text}ibp65s0, bond0"
 
 
-def test_a_name_pinned_on_the_node(tmp_path: Path) -> None:
-    """What a node's own shell pins is its own; NCCL's file counts as well."""
+def test_interface_pinned_on_the_node_is_checked(tmp_path: Path) -> None:
+    """NCCL's configuration file on the node counts as well."""
     facts = {"variables": {}, "interfaces": IB}
     conf = {"nccl_conf": {"/etc/nccl.conf": {"NCCL_SOCKET_IFNAME": "eth0"}}}
     (one,) = unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
     assert (one.node, one.source, one.there) == ("n0", "set on the node", ("ibp65s0", "bond0"))
 
 
-def test_interfaces_of_nccl_where_none_runs(tmp_path: Path) -> None:
-    """Under gloo, or on CPUs, NCCL's variables select nothing; gloo's still do."""
+def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:
+    """Under gloo or on CPUs, NCCL's variables select nothing; gloo's still do."""
     both = {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}
     facts = {"variables": both, "interfaces": IB}
     cpu = Ran(tmp_path / "a", facts).result(both, device="cpu")
@@ -253,8 +257,8 @@ def test_interfaces_of_nccl_where_none_runs(tmp_path: Path) -> None:
         assert [one.name for one in unmatched_interfaces(result)] == ["GLOO_SOCKET_IFNAME"]
 
 
-def test_loopback_between_machines(tmp_path: Path) -> None:
-    """Loopback reaches no other machine; virtual nodes of one machine meet there."""
+def test_loopback_between_machines_is_reported(tmp_path: Path) -> None:
+    """Loopback reaches no other machine, but it connects virtual nodes of one machine."""
 
     def node(boot: str) -> dict[str, Any]:
         return {"interfaces": ETH, "boot_id": boot, "network_namespace": "net:[1]"}
@@ -279,7 +283,7 @@ def test_loopback_between_machines(tmp_path: Path) -> None:
         ("bnxt", "selects no RDMA port"),
     ],
 )
-def test_rdma_ports(tmp_path: Path, value: str, why: str) -> None:
+def test_hca_must_select_an_active_port(tmp_path: Path, value: str, why: str) -> None:
     """NCCL_IB_HCA must select a port of each node that is active."""
     found = unmatched(tmp_path, {"NCCL_IB_HCA": value}, {"rdma_ports": [ACTIVE, DOWN]})
     there = "mlx5_0:1 (4: ACTIVE), mlx5_1:1 (1: DOWN)"
@@ -288,8 +292,8 @@ def test_rdma_ports(tmp_path: Path, value: str, why: str) -> None:
     )
 
 
-def test_rdma_ports_where_infiniband_is_off(tmp_path: Path) -> None:
-    """Where NCCL may not use InfiniBand no port is needed; where it may, one is."""
+def test_hca_does_not_matter_without_infiniband(tmp_path: Path) -> None:
+    """A port is needed only if NCCL may use InfiniBand."""
     pinned = {"NCCL_IB_HCA": "mlx5_0"}
     none: dict[str, Any] = {"rdma_ports": []}
     assert unmatched(tmp_path / "a", {**pinned, "NCCL_IB_DISABLE": "1"}, none) == []

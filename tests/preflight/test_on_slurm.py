@@ -1,5 +1,5 @@
-"""A real Slurm that would not run a phase: told before anything is submitted, all at once, with
-its numbers; the other phases go on."""
+"""Phases that a real Slurm would not run are reported before anything is submitted, all together
+and with numbers; the other phases go on."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ def changed(suite: Suite, words: tuple[str, ...], back: tuple[str, ...]) -> Iter
         suite.slurm("scontrol", "update", *back)
 
 
-def test_all_that_slurm_would_not_run_is_told_at_once(lab_suite: Suite) -> None:
-    """Partition, nodes, GPUs, CPUs and time, each with its numbers and its line of cluster.yaml;
-    nothing of it is submitted, and the phase that can run does."""
+def test_all_phases_that_slurm_would_not_run_are_reported(lab_suite: Suite) -> None:
+    """Partition, nodes, GPUs, CPUs and time, each with its numbers and its line of cluster.yaml.
+
+    None of these phases is submitted; the phase that can run does.
+    """
     settings: dict[str, dict[str, Any]] = {
         "nowhere": {"slurm": {"partition": "mian"}},
         "wide": {},
@@ -73,17 +75,17 @@ def test_all_that_slurm_would_not_run_is_told_at_once(lab_suite: Suite) -> None:
     assert evidence["file"].endswith("cluster.yaml") and "mian" in yaml[evidence["line"] - 1]
     assert "invalid partition specified: mian" in one["evidence"][-1]["text"]
     wide = findings(outcome, "wide")["too-many-nodes"]["cause"]
-    assert wide == f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}"
-    assert "3 GPUs a node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
+    assert wide == f"phase wide asks for {NODES + 1} nodes, but partition main has {NODES}"
+    assert "3 GPUs per node" in findings(outcome, "gpus")["too-many-gpus"]["cause"]
     for words in ("02:00:00", "01:00:00"):
         assert words in findings(outcome, "long")["time-over-limit"]["cause"]
     assert list(findings(outcome, "twice")) == ["time-over-limit", "submission-refused"]
     ends = [one["phase"] for one in outcome.events("ended")]
-    assert ends.index("good") == len(ends) - 1  # the others were told before it ran
+    assert ends.index("good") == len(ends) - 1  # the others were reported before it ran
 
 
-def test_usage_errors_are_told_with_what_slurm_says(lab_suite: Suite) -> None:
-    """One run tells a mistake in one's own files and all that Slurm refuses; nothing is left."""
+def test_usage_errors_are_reported_with_slurms_refusals(lab_suite: Suite) -> None:
+    """One run reports mistakes in files and everything that Slurm refuses; nothing is left."""
     shared = lab_suite.path.with_name("shared")
     lab_suite.profile |= {"node_local": [str(lab_suite.path)], "shared_dir": str(shared)}
     lab_suite.profile["phases"]["nowhere"] = {"slurm": {"partition": "mian"}}
@@ -96,15 +98,15 @@ def test_usage_errors_are_told_with_what_slurm_says(lab_suite: Suite) -> None:
         f"output_dir={lab_suite.path}/out, under {lab_suite.path}",
         "no partition `mian`",
         "did you mean `main`?",
-        f"phase wide asks for {NODES + 1} nodes, and partition main has {NODES}",
+        f"phase wide asks for {NODES + 1} nodes, but partition main has {NODES}",
     ):
         assert words in outcome.output, (words, outcome.output)
-    assert "preflight.txt" not in outcome.output  # no file that is gone is pointed to
+    assert "preflight.txt" not in outcome.output  # no reference to a deleted file
     assert not shared.exists() and "good" not in lab_suite.slurm("squeue")
 
 
-def test_evidence_is_slurms_own_line(lab_suite: Suite) -> None:
-    """The file and line that a finding points to hold Slurm's words."""
+def test_evidence_is_a_line_of_slurm(lab_suite: Suite) -> None:
+    """The file and line to which a finding points hold Slurm's output."""
     lab_suite.phase("wide", script=IDLE, nodes=NODES + 1)
     outcome = lab_suite.run_apart()
     evidence = findings(outcome, "wide")["too-many-nodes"]["evidence"][1]
@@ -112,8 +114,8 @@ def test_evidence_is_slurms_own_line(lab_suite: Suite) -> None:
     assert line.startswith("PartitionName=main ") and evidence["text"] == line[:600]
 
 
-def test_a_partition_that_is_down(lab_suite: Suite) -> None:
-    """Slurm would take the job and never start it: the phase is not submitted."""
+def test_partition_that_is_down_is_reported(lab_suite: Suite) -> None:
+    """Slurm would accept the job and never start it, so the phase is not submitted."""
     lab_suite.profile["slurm"]["partition"] = "high"
     lab_suite.phase("small", script=IDLE)
     high = "partitionname=high"
@@ -123,9 +125,9 @@ def test_a_partition_that_is_down(lab_suite: Suite) -> None:
     assert "partition high is DOWN" in findings(outcome, "small")["partition-down"]["cause"]
 
 
-def test_drained_nodes_are_named_where_too_few_are_left(lab_suite: Suite) -> None:
-    """The cluster fails the phase that needs them: each node with Slurm's reason, user and time.
-    A phase for which enough are left runs, and the start says which nodes are out."""
+def test_drained_nodes_are_named_if_too_few_are_left(lab_suite: Suite) -> None:
+    """The phase that needs them has the outcome cluster_failed; each node has Slurm's reason, user
+    and time. A phase for which enough nodes are left runs, and the start names the drained ones."""
     lab_suite.phase("wide", script=IDLE, nodes=NODES)
     lab_suite.phase("small", script=IDLE)
     drained = ("nodename=node1", "state=drain", "reason=ECC errors=12 State=IDLE")
@@ -138,7 +140,7 @@ def test_drained_nodes_are_named_where_too_few_are_left(lab_suite: Suite) -> Non
     assert finding["id"] == "nodes-unavailable" and finding["hosts"] == ["node1"]
     for words in (
         f"of the {NODES}",
-        "2 take jobs",
+        "only 2 take jobs",
         "ECC errors=12 State=IDLE",
         "drain",
         f"; {USER} ",
@@ -146,17 +148,17 @@ def test_drained_nodes_are_named_where_too_few_are_left(lab_suite: Suite) -> Non
         assert words in finding["cause"], finding["cause"]
     assert outcome.phase("small")["outcome"] == "passed"
     assert not findings(outcome, "small")
-    assert f"preflight: 1 of the {NODES} nodes of partition main take no jobs: node1 is " in (
+    assert f"preflight: 1 of the {NODES} nodes of partition main takes no jobs: node1 is " in (
         outcome.output
     )
-    # Slurm takes a node that was resumed for one that does not respond until it has.
+    # Slurm regards a resumed node as not responding until it responds.
     wait_for(
         "node1", lambda: lab_suite.slurm("sinfo", "-h", "-n", "node1", "-o", "%T")[:5] == "idle\n"
     )
 
 
-def test_a_healthy_run_says_nothing(lab_suite: Suite) -> None:
-    """No finding, no line, and the record knows when Slurm estimated the start."""
+def test_healthy_run_reports_nothing(lab_suite: Suite) -> None:
+    """No finding, no line; the record has Slurm's estimate of the start."""
     lab_suite.phase("small", script=IDLE)
     outcome = lab_suite.run_apart()
     assert outcome.ret == 0, outcome.output
@@ -165,10 +167,10 @@ def test_a_healthy_run_says_nothing(lab_suite: Suite) -> None:
 
 
 @pytest.mark.slow_lab
-def test_accounts_qos_and_their_limits(
+def test_accounts_qos_and_their_limits_are_checked(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
-    """With accounting: an unknown account and QOS with near ones; limits of a QOS with numbers."""
+    """With accounting: near matches for an account and a QOS; limits of a QOS with numbers."""
     settings = lab.LabSettings(name="preflight-acct", nodes=2, accounting=True)
     with running_lab(settings) as running:
         suite = Suite(tmp_path, leftovers[0], real_torchrun=True)
@@ -177,8 +179,8 @@ def test_accounts_qos_and_their_limits(
         suite.slurm("sacctmgr", "-i", "modify", "qos", "standby", "set", *limits)
 
         def known() -> bool:
-            told = suite.slurm("scontrol", "show", "assoc_mgr", "qos=standby", "flags=qos")
-            return "MaxWallPJ=30" in told
+            answer = suite.slurm("scontrol", "show", "assoc_mgr", "qos=standby", "flags=qos")
+            return "MaxWallPJ=30" in answer
 
         wait_for("slurmctld to know the limits", known)
         suite.profile["phases"].update(
@@ -202,5 +204,5 @@ def test_accounts_qos_and_their_limits(
     assert "no QOS `standbye`" in qos["cause"] and qos["fix"] == "did you mean `standby`?"
     both = findings(outcome, "limits")
     assert set(both) == {"time-over-limit", "too-many-nodes"}
-    assert "QOS standby allows a job 00:30:00" in both["time-over-limit"]["cause"]
-    assert "QOS standby allows a job 1 (MaxTRES)" in both["too-many-nodes"]["cause"]
+    assert "QOS standby allows a job at most 00:30:00" in both["time-over-limit"]["cause"]
+    assert "QOS standby allows a job at most 1 (MaxTRES)" in both["too-many-nodes"]["cause"]

@@ -1,4 +1,4 @@
-"""File systems and the room on them, as this machine shows them."""
+"""File systems of this machine, and the space on them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("below", "kind"), [("with space/a/b", "lustre"), ("over/new", "overlay"), ("plain", "ext4")]
 )
-def test_the_mount_of_a_path(table: Path, tmp_path: Path, below: str, kind: str) -> None:
-    """The deepest, of several the last; of a path that is not there yet, that of its parent."""
-    found = mounts.mount_of(tmp_path / below, mounts.read_mounts(table))
+def test_mount_of_a_path_is_found(table: Path, tmp_path: Path, below: str, kind: str) -> None:
+    """The deepest mount, the last of several; for a missing path, that of its parent."""
+    found = mounts.find_mount(tmp_path / below, mounts.read_mounts(table))
     assert found is not None and found.kind == kind
 
 
-def test_this_machines_own_table() -> None:
-    """It is read: something is mounted at the root."""
-    found = mounts.mount_of(Path("/"), mounts.read_mounts())
+def test_mount_table_of_this_machine_is_read() -> None:
+    """Something is mounted at the root."""
+    found = mounts.find_mount(Path("/"), mounts.read_mounts())
     assert found is not None and found.point == Path("/") and found.kind
 
 
@@ -55,29 +55,28 @@ def no_slurm(path: Path) -> dict[str, str]:
     return {"PATH": str(path)}
 
 
-def test_a_run_directory_that_no_node_sees(table: Path, tmp_path: Path) -> None:
-    """tmpfs and overlay never leave this machine: run directory and script, each at its place."""
+def test_run_directory_that_no_node_sees_is_refused(table: Path, tmp_path: Path) -> None:
+    """Run directory and script on an overlay, which only this machine sees, each with its line."""
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over" / "runs"))
     phase = make_phase(profile, script=tmp_path / "over" / "train.py")
-    first, second = shared_paths.unshared(profile, [phase, phase], no_slurm(tmp_path))
+    first, second = shared_paths.find_unshared(profile, [phase, phase], no_slurm(tmp_path))
     assert "the run directory" in first.what and "(overlay)" in first.what
     assert first.where == profile.where("shared_dir") and second.where == "test_x.py:1"
 
 
-def test_shared_file_systems_are_silent(table: Path, tmp_path: Path) -> None:
-    """Of network file systems and of disks, which may be exported, nothing is refused; nor of
-    anything where jobs run on this machine."""
+def test_shared_file_systems_are_accepted(table: Path, tmp_path: Path) -> None:
+    """Network file systems, disks (which may be exported), and everything on `backend: local`."""
     for backend, below in (("slurm", "with space"), ("slurm", "plain"), ("local", "over")):
         profile = make_profile(tmp_path, backend=backend, shared_dir=str(tmp_path / below))
         phases = [make_phase(profile, script=tmp_path / below / "x.py")]
-        assert shared_paths.unshared(profile, phases, no_slurm(tmp_path)) == []
+        assert shared_paths.find_unshared(profile, phases, no_slurm(tmp_path)) == []
 
 
 @pytest.mark.parametrize(("host", "refused"), [(os.uname().nodename, 0), ("elsewhere", 1)])
-def test_a_slurm_of_this_machine_alone(
+def test_slurm_of_this_machine_alone_sees_every_path(
     table: Path, tmp_path: Path, host: str, refused: int
 ) -> None:
-    """Where every node is this machine, what it sees they all see."""
+    """If every node is this machine, every node sees its paths."""
     bin = tmp_path / "bin"
     bin.mkdir()
     answer = tmp_path / "nodes"
@@ -86,16 +85,16 @@ def test_a_slurm_of_this_machine_alone(
     (bin / "scontrol").chmod(0o755)
     profile = make_profile(tmp_path, backend="slurm", shared_dir=str(tmp_path / "over"))
     environ = {"PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
-    assert len(shared_paths.unshared(profile, [], environ)) == refused
+    assert len(shared_paths.find_unshared(profile, [], environ)) == refused
 
 
-def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None:
-    """One line for all that lies there; none where the nodes are this machine."""
+def test_disk_of_this_machine_gives_a_remark(table: Path, tmp_path: Path) -> None:
+    """One line for all paths on it; none if it is exported or the nodes are this machine."""
     plain = str(tmp_path / "plain")
     profile = make_profile(tmp_path, backend="slurm", shared_dir=plain, python="python3")
     phases = [make_phase(profile, script=tmp_path / "plain" / "x.py")]
     others = records.parse_nodes(texts.node(host="elsewhere")).values()
-    (line,) = shared_paths.doubtful(profile, phases, others)
+    (line,) = shared_paths.find_doubtful(profile, phases, others)
     assert "ext4 on /dev/vda" in line and "only if it is exported" in line
     for text, silent in (
         (f"# {tmp_path} *(rw)\n/srv *(rw)\n", False),
@@ -104,19 +103,19 @@ def test_a_disk_of_this_machine_is_doubtful(table: Path, tmp_path: Path) -> None
         (f"{tmp_path}/plain\t@nodes(rw)\n", True),
     ):
         (tmp_path / "exports").write_text(text)
-        assert (shared_paths.doubtful(profile, phases, others) == []) is silent
+        assert (shared_paths.find_doubtful(profile, phases, others) == []) is silent
     own = records.parse_nodes(texts.node(host=os.uname().nodename)).values()
     assert (
-        shared_paths.doubtful(profile, phases, own)
+        shared_paths.find_doubtful(profile, phases, own)
         == []
-        == shared_paths.doubtful(profile, phases, [])
+        == shared_paths.find_doubtful(profile, phases, [])
     )
 
 
-def test_a_directory_below_one_that_may_not_be_searched(
+def test_directory_that_cannot_be_searched_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told as one that cannot be written, by the last directory that is seen."""
+    """The report directory cannot be written; the last visible directory is named."""
     closed, whole = tmp_path / "closed", Path.exists
 
     def there(path: Path) -> bool:
@@ -128,12 +127,12 @@ def test_a_directory_below_one_that_may_not_be_searched(
     monkeypatch.setattr(Path, "exists", there)
     monkeypatch.setattr(os, "access", lambda path, mode: path != closed)
     profile = make_profile(tmp_path)
-    (problem,) = access.unusable(profile, [], closed / "reports" / "mine")
+    (problem,) = access.find_unusable_paths(profile, [], closed / "reports" / "mine")
     assert problem.what.endswith(f"{closed}/reports/mine, but {closed} cannot be written")
 
 
 def sizes(**keys: int) -> SimpleNamespace:
-    """What statvfs says: 100 GiB and a million files free, unless said otherwise."""
+    """An answer of statvfs; by default, 100 GiB and a million files are free."""
     known = {"f_bavail": 25 * 2**20, "f_frsize": 4096, "f_files": 2_000_000, "f_favail": 1_000_000}
     return SimpleNamespace(**(known | keys))
 
@@ -148,10 +147,10 @@ def sizes(**keys: int) -> SimpleNamespace:
         (sizes(f_bavail=0), "has 0 MiB free"),
     ],
 )
-def test_room_for_checkpoints(
+def test_space_for_checkpoints_is_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: SimpleNamespace, words: str
 ) -> None:
-    """What phases that run at once write, by `writes_gib`, and their files."""
+    """Space and files for the phases that run at the same time, from `writes_gib`."""
     monkeypatch.setattr(os, "statvfs", lambda path: free)
     profile = make_profile(
         tmp_path,
@@ -159,8 +158,8 @@ def test_room_for_checkpoints(
         limits={"max_jobs": 1},
     )
     phases = [make_phase(profile, name) for name in "abc"]
-    found = list(disk_space.room(profile, phases))
+    found = list(disk_space.find_lack_of_space(profile, phases))
     assert len(found) == bool(words) and all(words in one.what for one in found)
-    need = disk_space.need_of(profile, phases)
+    need = disk_space.estimate_need(profile, phases)
     assert need.bytes == disk_space.LEAST_BYTES + 14 * 2**30 and "a 14 GiB" in need.words
     assert "b 10 GiB" not in need.words  # one job at a time

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_clustersmoke.preflight import launchers, planned, precision, shared_paths
+from pytest_clustersmoke.preflight import find_plan_problems, launchers, precision, shared_paths
 from pytest_clustersmoke.text import Problem
 from tests.support.evidence import make_phase, make_profile
 
@@ -15,15 +15,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def problems(folder: Path, gpu: str, **args: Any) -> list[Problem]:
-    """What is wrong with a phase of these arguments on a Slurm cluster with this GPU."""
+    """The problems of a phase with these arguments on a Slurm cluster with this GPU."""
     hardware = {"gpu": gpu, "device": "cuda", "gpus_per_node": 4}
     profile = make_profile(folder, backend="slurm", hardware=hardware)
-    return planned(profile, [make_phase(profile, nodes=2, gpus_per_node=4, args=args)])
+    return find_plan_problems(profile, [make_phase(profile, nodes=2, gpus_per_node=4, args=args)])
 
 
 @pytest.mark.parametrize("args", [{"bf16": True}, {"precision": "bf16-mixed"}])
 def test_bf16_on_hardware_without_it_is_refused(tmp_path: Path, args: dict[str, Any]) -> None:
-    """With the argument, and with the line of the hardware."""
+    """The problem has the argument and the line of the hardware."""
     (found,) = problems(tmp_path, "Tesla V100-SXM2-32GB", **args)
     ((name, value),) = args.items()
     assert f"{name}={value}" in found.what and ".yaml:" in found.what
@@ -35,8 +35,8 @@ def test_other_precisions_are_accepted(tmp_path: Path) -> None:
     assert problems(tmp_path, "NVIDIA A100", bf16=True) == []
 
 
-def test_launchers_that_need_ssh(tmp_path: Path) -> None:
-    """In `python`, in `setup`, in arguments and in the script, each with its place."""
+def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
+    """In `python`, `setup`, arguments and the script, each with its line."""
     script = tmp_path / "train.py"
     script.write_text("import subprocess\n\nsubprocess.run(['/usr/bin/deepspeed', 'x.py'])\n")
     profile = make_profile(
@@ -46,7 +46,7 @@ def test_launchers_that_need_ssh(tmp_path: Path) -> None:
         setup=["module load x", "A=1 deepspeed --hostfile h train.py  # start"],
     )
     args = {"hostfile": "/h", "launcher": "pdsh"}
-    found = list(launchers.launchers(profile, [make_phase(profile, script=script, args=args)]))
+    found = list(launchers.find_launchers(profile, [make_phase(profile, script=script, args=args)]))
     assert len(found) == 5
     assert "`python` is the launcher `mpirun`" in found[0].what
     assert found[1].where == profile.where("setup", 1)
@@ -63,12 +63,12 @@ def test_launchers_that_need_ssh(tmp_path: Path) -> None:
         "deepspeed(",
     ],
 )
-def test_what_is_no_launcher(tmp_path: Path, source: str) -> None:
-    """The library of that name, and words, start nothing."""
+def test_other_uses_of_the_names_are_accepted(tmp_path: Path, source: str) -> None:
+    """The library deepspeed, comments and plain text start nothing."""
     script = tmp_path / "train.py"
     script.write_text(source)
     profile = make_profile(tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)"])
-    assert list(launchers.launchers(profile, [make_phase(profile, script=script)])) == []
+    assert list(launchers.find_launchers(profile, [make_phase(profile, script=script)])) == []
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_is_no_launcher(tmp_path: Path, source: str) -> None:
         *("Quadro RTX 6000", "NVIDIA TITAN RTX", "Tesla K80", "NVIDIA GeForce GTX 1080 Ti"),
     ],
 )
-def test_gpus_without_bf16(gpu: str) -> None:
-    """Named with their compute capability."""
+def test_gpus_without_bf16_are_known(gpu: str) -> None:
+    """The reason has their compute capability."""
     assert "compute capability" in precision.lacks_bf16(gpu)
 
 
@@ -92,31 +92,31 @@ def test_gpus_without_bf16(gpu: str) -> None:
         *("AMD Instinct MI250X", "NVIDIA RTX 5000 Ada Generation", "any", "none", "fake"),
     ],
 )
-def test_gpus_that_have_bf16_or_are_not_known(gpu: str) -> None:
-    """Nothing is said of them."""
+def test_other_gpus_are_accepted(gpu: str) -> None:
+    """They have bf16, or are unknown."""
     assert precision.lacks_bf16(gpu) == ""
 
 
-def test_what_lies_under_a_path_of_each_nodes_own(tmp_path: Path) -> None:
-    """Interpreter; outputs and DeepSpeed's configuration of phases of several nodes."""
+def test_paths_under_node_local_are_refused(tmp_path: Path) -> None:
+    """The interpreter; for phases of several nodes, outputs and DeepSpeed's configuration."""
     profile = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="/scratch-local/bin/python"
     )
     args = {"output_dir": "/scratch-local/x", "cache_dir": "/scratch-local/hf"}
     args["deepspeed_config"] = "/scratch-local/ds.json"
     two, one = (make_phase(profile, args=args, nodes=nodes) for nodes in (2, 1))
-    first, second, third = shared_paths.node_local(profile, [two, one])
+    first, second, third = shared_paths.find_node_local(profile, [two, one])
     assert "the interpreter of the nodes" in first.what and first.where == profile.where("python")
     assert "output_dir=/scratch-local/x" in second.what
     assert "deepspeed_config=/scratch-local/ds.json" in third.what
     plain = make_profile(
         tmp_path, backend="slurm", node_local=["/scratch-local"], python="python3 -X dev"
     )
-    assert list(shared_paths.node_local(plain, [one])) == []
+    assert list(shared_paths.find_node_local(plain, [one])) == []
 
 
-def test_the_suite_that_ships_is_silent() -> None:
-    """Every phase of every profile that ships: nothing to say, on whatever machine."""
+def test_shipped_suite_has_no_problem() -> None:
+    """No phase of a shipped profile has a problem, on any machine."""
     from pytest_clustersmoke.config.cluster_file import load
 
     file = load(REPOSITORY / "cluster.yaml", {"HOME": "/home/u", "USER": "u"})
@@ -127,4 +127,4 @@ def test_the_suite_that_ships_is_silent() -> None:
             for phase in profile.phases
             for script in (REPOSITORY / "smoke_tests").glob("train_*.py")
         ]
-        assert planned(profile, phases) == [], name
+        assert find_plan_problems(profile, phases) == [], name

@@ -1,5 +1,4 @@
-"""How a run starts: usage errors all at once, in the dry run, too; a silent scheduler; findings
-before anything is submitted."""
+"""The start of a run: usage errors together, a silent scheduler, findings before submission."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ from tests.support.evidence import make_phase, make_profile
 from tests.support.harness import Suite, lines_with
 
 
-def test_mistakes_in_ones_own_files_are_told_with_the_others(suite: Suite) -> None:
-    """A script that starts a launcher, beside a wrong marker: one refusal, also in a dry run."""
+def test_launcher_and_wrong_marker_are_reported_together(suite: Suite) -> None:
+    """One refusal reports both, also in a dry run."""
     suite.path.joinpath("train.py").write_text("import os\nos.system('mpirun python x.py')\n")
     suite.phase(script="train.py", gpus_per_node=2)
     suite.phase("bad", nodes=0)
     for words in ((), ("--cluster-dry-run",)):
-        told = suite.refused(*words)
-        assert len(told) == 2
-        assert "test_bad.py:3: nodes=0" in told[0]
-        assert "train.py:2: the script of phase `small` starts the launcher `mpirun`" in told[1]
+        lines = suite.refused(*words)
+        assert len(lines) == 2
+        assert "test_bad.py:3: nodes=0" in lines[0]
+        assert "train.py:2: the script of phase `small` starts the launcher `mpirun`" in lines[1]
 
 
-def test_too_little_room_is_a_usage_error(suite: Suite) -> None:
-    """A phase that says what it writes is not submitted where that does not fit."""
+def test_too_little_space_is_a_usage_error(suite: Suite) -> None:
+    """A phase whose `writes_gib` does not fit is not submitted."""
     suite.cluster(phases={"small": {"writes_gib": 1e9}})
     suite.phase()
     (line,) = suite.refused()
@@ -54,27 +53,27 @@ def silent(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}"}
 
 
-def test_a_silent_scheduler_does_not_hang_the_start(
+def test_silent_scheduler_does_not_hang_the_start(
     tmp_path: Path, silent: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each question has its time; what was not answered is said, nothing is found, and no phase
-    is asked about once sbatch has been silent."""
+    """Each question has a time limit. Unanswered ones are reported, there is no finding, and no
+    further phase is tested once sbatch has been silent."""
     monkeypatch.setattr(slurm_check, "ANSWER_S", 0.4)
     profile = make_profile(tmp_path, backend="slurm", phases={"a": None, "b": None, "c": None})
-    start = preflight.prepare(profile, "20260101-000000-abcdef", silent)
+    start = preflight.prepare_run(profile, "20260101-000000-abcdef", silent)
     assert start.check is not None
     begun = time.monotonic()
     checked = start.check([make_phase(profile, name) for name in "abc"], start.run)
     assert time.monotonic() - begun < 10
     assert not checked.findings and not checked.starts
     assert all(line.startswith("not checked: ") for line in checked.lines)
-    told = "\n".join(checked.lines)
+    text = "\n".join(checked.lines)
     for words in (
-        "show partition` did not answer in 0.4 s",
-        "a: sbatch --test-only gave no",
-        "of b: Slurm is",
+        "show partition` did not answer within 0.4 s",
+        "a: `sbatch --test-only` did not",
+        "of b: Slurm was",
     ):
-        assert words in told
+        assert words in text
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def refusing(tmp_path: Path) -> dict[str, str]:
 
 
 def misplaced(suite: Suite, **slurm: str) -> None:
-    """A Slurm cluster with a phase whose script lies where every node has its own."""
+    """A Slurm cluster with a phase whose script lies under `node_local`."""
     (suite.path / "mine").mkdir()
     script = suite.path / "mine" / "train.py"
     script.touch()
@@ -105,38 +104,38 @@ def misplaced(suite: Suite, **slurm: str) -> None:
     suite.phase(script=str(script))
 
 
-def test_slurm_is_asked_beside_usage_errors(
+def test_slurm_is_asked_despite_usage_errors(
     suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script in the wrong place and a partition that there is not: one run tells both."""
+    """A script in the wrong place and an unknown partition: one run reports both."""
     monkeypatch.setenv("PATH", refusing["PATH"])
     misplaced(suite, partition="mian")
     place, partition = suite.refused()
-    assert "mine/train.py" in place and "which every node has for itself" in place
+    assert "mine/train.py" in place and "which nodes do not share" in place
     assert partition.startswith("cluster.yaml:") and "no partition `mian`" in partition
     assert partition.endswith("did you mean `main`?")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert all("--test-only" in call for call in calls if call.startswith("sbatch"))
 
 
-def test_slurm_is_not_asked_where_only_a_plan_is_wanted(
+def test_dry_run_does_not_ask_slurm(
     suite: Suite, tmp_path: Path, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dry run prints its plan on every machine, with what a run would be refused for."""
+    """A dry run prints its plan on every machine, with the reasons for which a run is refused."""
     monkeypatch.setenv("PATH", refusing["PATH"])
     misplaced(suite, partition="mian")
     result = suite.run("--cluster-dry-run")
     assert result.ret == 0
     (remark,) = lines_with(result, "a run would be refused")
-    assert "mine/train.py" in remark and "which every node has for itself" in remark
+    assert "mine/train.py" in remark and "which nodes do not share" in remark
     assert lines_with(result, "=== small")
     assert not (tmp_path / "calls").exists()
 
 
-def test_a_failing_question_hides_no_usage_error(
+def test_failing_question_hides_no_usage_error(
     suite: Suite, refusing: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What goes wrong with it will be seen when the phases are submitted."""
+    """The failure will appear again when the phases are submitted."""
     monkeypatch.setenv("PATH", refusing["PATH"])
 
     def broken(*given: object) -> object:
@@ -147,23 +146,23 @@ def test_a_failing_question_hides_no_usage_error(
     assert len(suite.refused()) == 1
 
 
-def test_without_slurm_nobody_is_asked(tmp_path: Path) -> None:
-    """Virtual nodes of this machine have no scheduler."""
+def test_local_backend_asks_no_scheduler(tmp_path: Path) -> None:
+    """Virtual nodes have no scheduler."""
     profile = make_profile(tmp_path)
-    start = preflight.prepare(profile, "20260101-000000-abcdef", os.environ)
+    start = preflight.prepare_run(profile, "20260101-000000-abcdef", os.environ)
     assert start.check is None
-    assert preflight.refusals(profile, [make_phase(profile)], os.environ) == []
+    assert preflight.find_slurm_problems(profile, [make_phase(profile)], os.environ) == []
 
 
 @pytest.mark.parametrize(
     ("identity", "outcome"),
     [("nodes-unavailable", "cluster_failed"), ("too-many-nodes", "never_ran")],
 )
-def test_phases_that_cannot_run_are_told_and_never_submitted(
+def test_phases_that_cannot_run_are_not_submitted(
     tmp_path: Path, identity: str, outcome: str
 ) -> None:
-    """Their findings stand in their results before the others are submitted; nodes that take no
-    jobs are the cluster's failure."""
+    """Their results hold the findings before other phases are submitted; nodes that take no jobs
+    give the outcome cluster_failed."""
     backend = FakeBackend()
     profile = make_profile(tmp_path, phases={"a": None, "b": None}, limits={"poll_s": 0.05})
     evidence = (Evidence("cluster.yaml", 7, "nodes: 9"),)
@@ -177,15 +176,15 @@ def test_phases_that_cannot_run_are_told_and_never_submitted(
     run.root.mkdir()
     phases = [make_phase(profile, name) for name in "ab"]
     session = Session(run, profile, phases, backend, ask)
-    told: list[Progress] = []
+    progress: list[Progress] = []
     session.start()
-    session.wait("a", told.append)
+    session.wait("a", progress.append)
     result = read_json(run.phase("a").result) or {}
     assert (result["outcome"], result["reason"]) == (outcome, "too few")
     assert result["findings"][0]["id"] == identity and result["findings"][0]["hosts"] == ["n1"]
     session.close()
     assert [name for (name,) in backend.named("submit")] in ([], ["b"])
-    assert ("preflight", "look at n1") in [(one.phase, one.text) for one in told]
+    assert ("preflight", "look at n1") in [(one.phase, one.text) for one in progress]
     events = [one["event"] for one in read_events(run.journal).records]
     assert events[:2] == ["refused", "ended"]
     assert (read_json(run.phase("b").result) or {})["estimated_start"] == 7.0

@@ -1,4 +1,4 @@
-"""Variables that leave nothing of what a profile expects: certain, or not told."""
+"""Variables that rule out everything a profile expects; only certain ones are reported."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import pytest
 
 from pytest_clustersmoke.config.phase import parse_setting
 from pytest_clustersmoke.preflight import variable_remarks as environment
-from tests.preflight.profiles import CPU, CUDA, a_profile, problems
+from tests.preflight.profiles import CPU, CUDA, gpu_profile, problems
 from tests.support.evidence import make_phase
 from tests.support.harness import Suite
 
 
 @pytest.mark.parametrize(
-    ("variables", "nodes", "expect", "told"),
+    ("variables", "nodes", "expect", "error"),
     [
         (
             {"NCCL_IB_DISABLE": "1"},
             2,
             {"inter_node": ["NET/IB*"]},
-            "NCCL_IB_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_IB_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "NET/IB* between nodes (@inter_node); change NCCL_IB_DISABLE, or "
-            "`expect.small.inter_node`; a plugin's InfiniBand is expected by its own name, such as "
+            "`expect.small.inter_node`; a plugin's InfiniBand has its own name, such as "
             "`NET/IBext*`",
         ),
         (
             {"NCCL_NET": "Socket"},
             2,
             {"forbid": ["NET/Socket"]},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
-            "transport but not NET/Socket between nodes (@forbid); change NCCL_NET, or "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
+            "any transport but not NET/Socket between nodes (@forbid); change NCCL_NET, or "
             "`expect.small.forbid`",
         ),
         (
             {"NCCL_NET": "socket"},
             2,
             {"inter_node": ["NET/IB*", "NET/AWS*"]},
-            "NCCL_NET=socket leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_NET=socket rules out everything that is expected of phase `small`; expected "
             "NET/IB* or NET/AWS* between nodes (@inter_node); change NCCL_NET, or "
             "`expect.small.inter_node`",
         ),
@@ -46,7 +46,7 @@ from tests.support.harness import Suite
             {"NCCL_P2P_DISABLE": "1"},
             1,
             {"intra_node": ["P2P/*"]},
-            "NCCL_P2P_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_P2P_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "P2P/* inside a node (@intra_node); change NCCL_P2P_DISABLE, or "
             "`expect.small.intra_node`",
         ),
@@ -54,7 +54,7 @@ from tests.support.harness import Suite
             {"NCCL_P2P_LEVEL": "LOC"},
             1,
             {"intra_node": ["P2P/CUMEM"]},
-            "NCCL_P2P_LEVEL=LOC leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_P2P_LEVEL=LOC rules out everything that is expected of phase `small`; expected "
             "P2P/CUMEM inside a node (@intra_node); change NCCL_P2P_LEVEL, or "
             "`expect.small.intra_node`",
         ),
@@ -62,7 +62,7 @@ from tests.support.harness import Suite
             {"NCCL_SHM_DISABLE": "1"},
             1,
             {"intra_node": ["SHM/direct/direct"]},
-            "NCCL_SHM_DISABLE=1 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_SHM_DISABLE=1 rules out everything that is expected of phase `small`; expected "
             "SHM/direct/direct inside a node (@intra_node); change NCCL_SHM_DISABLE, or "
             "`expect.small.intra_node`",
         ),
@@ -70,15 +70,16 @@ from tests.support.harness import Suite
             {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"},
             1,
             {"forbid": ["NET/*"]},
-            "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 (@NCCL_SHM_DISABLE) leaves phase `small` "
-            "nothing of what is expected of it; expected any transport but not NET/* inside a node "
-            "(@forbid); change NCCL_P2P_DISABLE or NCCL_SHM_DISABLE, or `expect.small.forbid`",
+            "NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1 (@NCCL_SHM_DISABLE) rules out everything "
+            "that is expected of phase `small`; expected any transport but not NET/* inside a "
+            "node (@forbid); change NCCL_P2P_DISABLE or NCCL_SHM_DISABLE, or "
+            "`expect.small.forbid`",
         ),
         (
             {"NCCL_NET_GDR_LEVEL": "LOC"},
             2,
             {"inter_node": ["NET/IB*"], "gpudirect": "required"},
-            "NCCL_NET_GDR_LEVEL=LOC leaves phase `small` nothing of what is expected of it; "
+            "NCCL_NET_GDR_LEVEL=LOC rules out everything that is expected of phase `small`; "
             "expected NET/IB* with GPUDirect RDMA between nodes (@gpudirect); change "
             "NCCL_NET_GDR_LEVEL, or `expect.small.gpudirect`",
         ),
@@ -86,15 +87,15 @@ from tests.support.harness import Suite
             {"NCCL_NET": "Socket"},
             2,
             {"gpudirect": "required"},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected any "
-            "transport with GPUDirect RDMA between nodes (@gpudirect); change NCCL_NET, or "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
+            "any transport with GPUDirect RDMA between nodes (@gpudirect); change NCCL_NET, or "
             "`expect.small.gpudirect`",
         ),
         (
             {"NCCL_NET": "Socket"},
             2,
             {"inter_node": ["NET/*"], "gpudirect": "required"},
-            "NCCL_NET=Socket leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_NET=Socket rules out everything that is expected of phase `small`; expected "
             "NET/* with GPUDirect RDMA between nodes (@inter_node); change NCCL_NET, or "
             "`expect.small.inter_node`",
         ),
@@ -102,16 +103,16 @@ from tests.support.harness import Suite
             {"NCCL_IB_HCA": "^mlx5"},
             2,
             {"hca": "mlx5_*"},
-            "NCCL_IB_HCA=^mlx5 leaves phase `small` nothing of what is expected of it; expected "
+            "NCCL_IB_HCA=^mlx5 rules out everything that is expected of phase `small`; expected "
             "the RDMA device mlx5_* between nodes (@hca); change NCCL_IB_HCA, or "
             "`expect.small.hca`",
         ),
     ],
 )
-def test_a_profile_that_contradicts_itself(
-    tmp_path: Path, variables: dict[str, str], nodes: int, expect: dict[str, Any], told: str
+def test_contradiction_in_a_profile_is_reported(
+    tmp_path: Path, variables: dict[str, str], nodes: int, expect: dict[str, Any], error: str
 ) -> None:
-    """Variable, expectation and both their lines stand in the error."""
+    """The error has the variable, the expectation and the lines of both."""
     (line,) = problems(tmp_path, variables, nodes, **expect)
     file = (tmp_path / "cluster.yaml").read_text().splitlines()
 
@@ -119,9 +120,9 @@ def test_a_profile_that_contradicts_itself(
         return next(f"cluster.yaml:{i}" for i, text in enumerate(file, 1) if f'"{key}"' in text)
 
     for key in ("inter_node", "intra_node", "forbid", "gpudirect", "hca", "NCCL_SHM_DISABLE"):
-        if f"@{key}" in told:
-            told = told.replace(f"@{key}", at(key))
-    assert line == f"{at(next(iter(variables)))}: {told}"
+        if f"@{key}" in error:
+            error = error.replace(f"@{key}", at(key))
+    assert line == f"{at(next(iter(variables)))}: {error}"
 
 
 @pytest.mark.parametrize(
@@ -159,10 +160,10 @@ def test_a_profile_that_contradicts_itself(
         ({"NCCL_IB_DISABLE": "1"}, 2, {"inter_node": ["SHM*"]}),  # nothing was possible before
     ],
 )
-def test_what_is_possible_still_is_no_contradiction(
+def test_possible_transport_is_no_contradiction(
     tmp_path: Path, variables: dict[str, str], nodes: int, expect: dict[str, Any]
 ) -> None:
-    """An error is certain or not told: something expected might still be found."""
+    """There is no error if an expected transport could still be used."""
     assert problems(tmp_path, variables, nodes, **expect) == []
 
 
@@ -180,25 +181,27 @@ def test_what_is_possible_still_is_no_contradiction(
         ("^mlx4", "mlx5_*", False),
     ],
 )
-def test_devices_that_a_list_excludes(tmp_path: Path, value: str, hca: str, excluded: bool) -> None:
-    """NCCL_IB_HCA contradicts a pattern where no device that it selects could match."""
+def test_excluded_devices_contradict_hca(
+    tmp_path: Path, value: str, hca: str, excluded: bool
+) -> None:
+    """NCCL_IB_HCA contradicts a pattern if no device that it selects could match."""
     found = problems(tmp_path, {"NCCL_IB_HCA": value}, 2, hca=hca)
     assert bool(found) is excluded
 
 
-def test_one_rank_a_node_has_no_inside(tmp_path: Path) -> None:
-    """What is expected inside a node says nothing of phases with one rank on each."""
+def test_one_rank_per_node_has_no_peer_inside(tmp_path: Path) -> None:
+    """`intra_node` does not apply to phases with one rank per node."""
     contradiction = {"NCCL_P2P_DISABLE": "1"}
     assert problems(tmp_path, contradiction, 2, ranks=1, intra_node=["P2P/*"]) == []
 
 
-def test_without_nccl_nothing_contradicts(tmp_path: Path) -> None:
-    """Where ranks train on the CPU no NCCL runs, and its variables decide nothing."""
+def test_without_nccl_there_is_no_contradiction(tmp_path: Path) -> None:
+    """Ranks on the CPU do not use NCCL, so its variables have no effect."""
     off = {"NCCL_IB_DISABLE": "1"}
     assert problems(tmp_path, off, 2, hardware=CPU, inter_node=["NET/IB*"]) == []
 
 
-def test_a_contradiction_is_a_usage_error(suite: Suite) -> None:
+def test_contradiction_is_a_usage_error(suite: Suite) -> None:
     """Exit status 4, with the other usage errors, before anything is submitted."""
     suite.cluster(
         hardware={**CUDA, "gpus_per_node": 2},
@@ -208,16 +211,16 @@ def test_a_contradiction_is_a_usage_error(suite: Suite) -> None:
     )
     suite.phase(gpus_per_node=2)
     suite.phase("wide", gpus_per_node=8)
-    told = suite.refused()
-    assert len(told) == 2
-    assert any("NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1" in line for line in told)
-    assert any("phase `wide` asks for 8 GPUs a node" in line for line in told)
+    lines = suite.refused()
+    assert len(lines) == 2
+    assert any("NCCL_P2P_DISABLE=1 with NCCL_SHM_DISABLE=1" in line for line in lines)
+    assert any("phase `wide` asks for 8 GPUs per node" in line for line in lines)
 
 
-def test_a_setting_of_the_command_line_is_checked(tmp_path: Path) -> None:
-    """--cluster-set is told as the source of what it sets."""
-    profile = a_profile(tmp_path, expect={"small": {"inter_node": ["NET/IB*"]}})
+def test_cluster_set_is_checked(tmp_path: Path) -> None:
+    """The error names --cluster-set as the source of the variable."""
+    profile = gpu_profile(tmp_path, expect={"small": {"inter_node": ["NET/IB*"]}})
     settings = [parse_setting("small.env.NCCL_IB_DISABLE=1")]
     phase = make_phase(profile, settings=settings, nodes=2, gpus_per_node=2)
-    (one,) = environment.problems(phase, profile)
+    (one,) = environment.find_contradictory_settings(phase, profile)
     assert one.where == "--cluster-set"

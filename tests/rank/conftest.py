@@ -1,4 +1,4 @@
-"""Ranks for real: torchrun with gloo on CPU, events in a phase directory of the test's own."""
+"""Runs real ranks: torchrun with gloo on CPU, events in a phase directory of the test."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pytest_clustersmoke.evidence.telemetry import Events, read_events
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 SMOKE_TESTS = REPOSITORY / "smoke_tests"
-# For a loaded machine; a run takes about 6 s where nothing else goes on.
+# For a loaded machine; on an idle one a run takes about 6 s.
 RUN_WITHIN_S = 180
 
 
 def rank_environment(phase: PhaseDir | None) -> dict[str, str]:
-    """The test's own environment, without what an outer torchrun or launcher may have set."""
-    ours = ("CLUSTERSMOKE_", "TORCHELASTIC_", "MASTER_")
-    gone = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "DS_ACCELERATOR"}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in gone}
+    """The test's environment, without variables that an outer torchrun or launcher may have set."""
+    prefixes = ("CLUSTERSMOKE_", "TORCHELASTIC_", "MASTER_")
+    names = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "DS_ACCELERATOR"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(prefixes) and k not in names}
     path = os.pathsep.join(filter(None, [str(REPOSITORY), kept.get("PYTHONPATH")]))
     kept.update(OMP_NUM_THREADS="1", CLUSTERSMOKE_DEVICE="cpu", PYTHONPATH=path)
     if phase is not None:
@@ -52,14 +52,14 @@ class Run:
         return read_events(self.phase.rank_events(rank))
 
     def only(self, event: str, rank: int = 0) -> dict[str, Any]:
-        found = list(self.events(rank).named(event))
-        assert len(found) == 1, f"{len(found)} {event} events of rank {rank}:\n{self.output}"
-        return found[0]
+        records = list(self.events(rank).named(event))
+        assert len(records) == 1, f"{len(records)} {event} events of rank {rank}:\n{self.output}"
+        return records[0]
 
 
 @contextmanager
 def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process; what is left of it and of its children at the end is killed."""
+    """Start a process; it and its children are killed at the end if they still run."""
     process = subprocess.Popen(
         line,
         env=environment,
@@ -71,7 +71,7 @@ def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess
         yield process
     finally:
         if process.poll() is None:
-            # torchrun puts its ranks into sessions of their own, out of reach of killpg.
+            # torchrun puts its ranks into sessions of their own, which killpg does not reach.
             tree = psutil.Process(process.pid)
             for member in [tree, *tree.children(recursive=True)]:
                 with suppress(psutil.NoSuchProcess):
@@ -81,7 +81,7 @@ def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Callable[..., Run]:
-    """Run a script of smoke_tests/ or of programs/ on so many ranks, to its end."""
+    """Run a script of smoke_tests/ or programs/ on this many ranks, to its end."""
 
     def run(script: str, *args: str, ranks: int) -> Run:
         phase = PhaseDir(tmp_path / "phase")

@@ -1,4 +1,4 @@
-"""Gradients that are watched where autograd hands them over."""
+"""Finding the first gradient that is not finite."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_clustersmoke.rank.gradient_watch import GradientWatch
 
 
 def watched(factors: list[list[float]]) -> dict[str, Any]:
-    """What is told of a model whose gradients of one weight are multiplied by these factors: a list
-    for each step, a number for each of its backward passes."""
+    """Watch a model whose gradients of one weight are multiplied by these factors: one list for
+    each step, one number for each of its backward passes."""
     import torch
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
@@ -25,14 +25,14 @@ def watched(factors: list[list[float]]) -> dict[str, Any]:
         for factor[0] in step:
             model(torch.ones(1, 3)).sum().backward()
         watch.step_done()
-    told = watch.close()
+    fields = watch.close()
     factor[0] = float("nan")
-    model(torch.ones(1, 3)).sum().backward()  # nothing is watched any more
-    return told
+    model(torch.ones(1, 3)).sum().backward()  # after close() nothing is watched
+    return fields
 
 
-def test_finite_gradients_are_told_as_such() -> None:
-    """Two parameters of four are trained."""
+def test_finite_gradients_are_reported_as_finite() -> None:
+    """Two of the four parameters are trained."""
     assert watched([[1.0]] * 3) == {
         "parameters": 2,
         "not_finite_at": None,
@@ -41,25 +41,25 @@ def test_finite_gradients_are_told_as_such() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_the_first_step_and_its_parameter_are_told(bad: float) -> None:
-    """Of several steps with bad numbers the first counts, whichever backward pass it came from."""
-    told = watched([[1.0, 1.0], [1.0, 1.0], [bad, 1.0], [1.0, bad]])
-    assert (told["not_finite_at"], told["not_finite_in"]) == (3, "1.weight")
+def test_first_bad_step_and_its_parameter_are_reported(bad: float) -> None:
+    """The first of several bad steps counts, whichever backward pass it came from."""
+    fields = watched([[1.0, 1.0], [1.0, 1.0], [bad, 1.0], [1.0, bad]])
+    assert (fields["not_finite_at"], fields["not_finite_in"]) == (3, "1.weight")
 
 
 @pytest.mark.parametrize("at", [1, 4, 5, 9, 10])
-def test_steps_beyond_the_rows_that_are_kept_are_told_exactly(
+def test_step_is_exact_in_a_run_longer_than_the_rows_kept(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long run keeps the sums of a few steps, and one number of each."""
+    """A long run keeps the sums of some steps, and one number for each of the others."""
     monkeypatch.setattr(gradient_watch, "ROWS", 4)
     factors = [[1.0]] * 10
     factors[at - 1] = [float("nan")]
     assert watched(factors)["not_finite_at"] == at
 
 
-def test_of_several_parameters_the_one_nearest_to_the_loss_is_told() -> None:
-    """A NaN that is born in a backward pass goes on to the first layers."""
+def test_parameter_nearest_to_the_loss_is_reported() -> None:
+    """A NaN that arises in a backward pass propagates to the first layers."""
     import torch
 
     layers = [torch.nn.Linear(3, 3, bias=False) for _ in range(4)]
@@ -71,8 +71,8 @@ def test_of_several_parameters_the_one_nearest_to_the_loss_is_told() -> None:
     assert watch.close()["not_finite_in"] == "2.weight"
 
 
-def test_a_model_that_trains_nothing_is_an_error() -> None:
-    """There would be nothing to tell, for ever."""
+def test_model_without_trained_parameters_is_an_error() -> None:
+    """A watch over nothing would always report finite gradients."""
     import torch
 
     with pytest.raises(ValueError, match="nothing to watch"):

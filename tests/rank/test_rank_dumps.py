@@ -1,4 +1,4 @@
-"""A rank that hangs or fails leaves its evidence."""
+"""A rank that hangs or fails writes its evidence."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.rank.conftest import (
 
 
 def records_gloo() -> bool:
-    """Whether this torch's flight recorder sees more than NCCL's collectives."""
+    """Whether this torch's flight recorder records gloo's collectives, too."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) >= (2, 6)
 
 
 def recorded(phase: PhaseDir, rank: int) -> dict[str, Any]:
-    """Its flight recorder; on a loaded machine that without source lines may be all."""
+    """The rank's flight recorder; on a loaded machine perhaps only the one without source lines."""
     whole, brief = phase.rank_flight_recorder(rank), phase.rank_flight_recorder_brief(rank)
     record: dict[str, Any] = json.loads((whole if whole.exists() else brief).read_text())
     return record
@@ -41,15 +41,13 @@ def recorded(phase: PhaseDir, rank: int) -> dict[str, Any]:
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + RUN_WITHIN_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come"
+        assert time.monotonic() < deadline, f"{what}: not there after {RUN_WITHIN_S} s"
         time.sleep(0.05)
 
 
 def test_hanging_ranks_dump_stacks_and_flight_recorder(tmp_path: Path) -> None:
-    """On SIGUSR1 a rank that hangs in a collective, and one that waits elsewhere, say where.
-
-    Both by their stacks, and by the flight recorder where torch has one for gloo.
-    """
+    """On SIGUSR1 a rank that hangs in a collective and one that waits elsewhere both write their
+    stacks, and their flight recorders if torch has one for gloo."""
     phase = PhaseDir(tmp_path / "phase")
     line = torchrun_line(PROGRAMS / "hang.py", 2, ())
     with started(line, rank_environment(phase)):
@@ -82,8 +80,8 @@ def check_records(phase: PhaseDir) -> None:
     assert any(frame["filename"].endswith("hang.py") for frame in ahead["frames"])
 
 
-def test_an_exception_is_written_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
-    """A rank that raises writes the error and goes, though its peer waits in a collective."""
+def test_exception_is_recorded_and_ends_the_rank(torchrun: Callable[..., Run]) -> None:
+    """A rank that raises records the error and exits, although its peer waits in a collective."""
     began = time.monotonic()
     run = torchrun("fail.py", ranks=2)
     assert run.status != 0 and time.monotonic() - began < 100  # the group's timeout is 300 s
@@ -93,9 +91,9 @@ def test_an_exception_is_written_and_ends_the_rank(torchrun: Callable[..., Run])
     assert run.events(1).last("done") is None
 
 
-def test_a_rank_that_aborts_leaves_its_flight_recorder(tmp_path: Path) -> None:
-    """gloo and NCCL abort from threads of their own; the rank ends by that signal all the same,
-    within seconds."""
+def test_aborting_rank_writes_its_flight_recorder(tmp_path: Path) -> None:
+    """gloo and NCCL abort from threads of their own; the rank still ends by SIGABRT, within
+    seconds."""
     phase = PhaseDir(tmp_path / "phase")
     line = torchrun_line(PROGRAMS / "aborts.py", 2, ())
     with started(line, rank_environment(phase)) as process:
@@ -108,10 +106,10 @@ def test_a_rank_that_aborts_leaves_its_flight_recorder(tmp_path: Path) -> None:
     assert recorded(phase, 0)["entries"][-1]["input_sizes"] == [[5]]
 
 
-def test_a_rank_that_raises_leaves_its_flight_recorder_first(
+def test_raising_rank_writes_its_flight_recorder_before_the_error(
     torchrun: Callable[..., Run],
 ) -> None:
-    """It is there when the error is told, with the members of the groups."""
+    """The flight recorder includes the members of the process groups."""
     run = torchrun("fail.py", ranks=2)
     record = recorded(run.phase, 1)
     assert record["groups"] == {"0": [0, 1]}
@@ -119,17 +117,17 @@ def test_a_rank_that_raises_leaves_its_flight_recorder_first(
         assert [entry["profiling_name"] for entry in record["entries"]] == ["gloo:barrier"]
 
 
-def test_a_program_that_disables_faulthandler_is_not_taken_for_an_abort() -> None:
-    """Doing so brings back the handler that an abort shows by."""
+def test_disabling_faulthandler_is_not_mistaken_for_an_abort() -> None:
+    """Doing so restores the handler by which an abort is detected."""
     code = (
-        "import faulthandler\nfrom pytest_clustersmoke.rank import last_words\n"
-        "last_words.arm()\nassert not last_words.aborting()\nfaulthandler.disable()\n"
-        "assert not last_words.aborting()\nfaulthandler.enable()\n"
-        "assert not last_words.aborting()\nlast_words.disarm()\n"
-        "assert not last_words.aborting()\nimport os, time\n"
+        "import faulthandler\nfrom pytest_clustersmoke.rank import abort_delay\n"
+        "abort_delay.arm()\nassert not abort_delay.aborting()\nfaulthandler.disable()\n"
+        "assert not abort_delay.aborting()\nfaulthandler.enable()\n"
+        "assert not abort_delay.aborting()\nabort_delay.disarm()\n"
+        "assert not abort_delay.aborting()\nimport os, time\n"
         "print(time.time(), flush=True)\nos.abort()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGABRT, done.stderr
     assert "AssertionError" not in done.stderr
-    assert time.time() - float(done.stdout) < 5  # without the 6 s of an abort that is waited for
+    assert time.time() - float(done.stdout) < 5  # without the 6 s by which an abort is delayed

@@ -1,4 +1,4 @@
-"""The gradient probe passes where gradients are reduced, and fails where they are not."""
+"""The gradient probe passes if gradients are reduced, and fails if they are not."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def verdicts(run: Run, rank: int) -> dict[str, bool]:
     return {values["fault"]: values["synced"] for values in facts if "fault" in values}
 
 
-def test_the_probe_fails_for_every_way_ddp_can_miss_a_reduction(
+def test_probe_detects_every_missing_reduction_under_ddp(
     torchrun: Callable[..., Run],
 ) -> None:
-    """Under DDP the probe is in sync when healthy, dropout included, and in no faulty case."""
+    """A healthy run is in sync, dropout included; no faulty one is."""
     run = torchrun("probe_ddp.py", ranks=2)
     assert run.status == 0, run.output
     broken = ("bypassed", "no_sync", "summed", "one_left_out")
@@ -26,14 +26,14 @@ def test_the_probe_fails_for_every_way_ddp_can_miss_a_reduction(
     probes = list(run.events().named("gradients"))
     assert all(probe["parameters"] == probe["compared"] == 4 for probe in probes)
     assert all(probe["sensitive"] for probe in probes)
-    assert probes[-1]["worst"] == "3.bias"  # the one parameter that was left out is named
+    assert probes[-1]["worst"] == "3.bias"  # the one parameter that was not reduced is named
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_the_probe_fails_where_zero_does_not_reduce(
+def test_probe_detects_wrong_reductions_under_zero(
     torchrun: Callable[..., Run], stage: int
 ) -> None:
-    """Under ZeRO the probe sees removed and summing reductions; a reload sees a lost optimizer."""
+    """The probe detects removed and summing reductions; a reload detects a lost optimizer."""
     run = torchrun("probe_zero.py", "--stage", str(stage), ranks=2)
     assert run.status == 0, run.output
     for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""The rank programs of smoke_tests/, small and for real."""
+"""Real runs of the rank programs of smoke_tests/, in small sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ZERO = ("--layers", "2", "--micro-batch", "32", "--stage", "1", "--bucket-size",
 def test_full_sizes_have_the_documented_parameters(
     name: str, sizes: tuple[int, ...], parameters: int
 ) -> None:
-    """At full size each model has as many parameters as its document says; none is allocated."""
+    """At full size each model has the documented number of parameters; none is allocated."""
     import torch
 
     with torch.device("meta"):
@@ -40,8 +40,8 @@ def test_full_sizes_have_the_documented_parameters(
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-def check_a_healthy_run(run: Run, ranks: int) -> None:
-    """What holds of every healthy run, on every rank."""
+def check_healthy_run(run: Run, ranks: int) -> None:
+    """Check the events that every rank of a healthy run writes."""
     assert run.status == 0, run.output
     for rank in range(ranks):
         events = run.events(rank)
@@ -68,16 +68,16 @@ def check_a_healthy_run(run: Run, ranks: int) -> None:
 
 
 def test_train_mlp_trains_and_reloads(torchrun: Callable[..., Run]) -> None:
-    """One rank trains, its loss falls, its checkpoint comes back equal."""
+    """One rank trains, its loss falls, its reloaded checkpoint equals the saved one."""
     run = torchrun("train_mlp.py", *MLP, ranks=1)
-    check_a_healthy_run(run, ranks=1)
+    check_healthy_run(run, ranks=1)
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["mlp.pt"]
 
 
 def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> None:
-    """Two ranks under DDP train in sync, rank 0 saves, both reload what it saved."""
+    """Two ranks train in sync under DDP, rank 0 saves a checkpoint, both reload it."""
     run = torchrun("train_mlp.py", *MLP, ranks=2)
-    check_a_healthy_run(run, ranks=2)
+    check_healthy_run(run, ranks=2)
     values = run.only("metrics")["values"]
     assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 16 * 2)
     assert run.only("gradients")["sensitive"]
@@ -85,14 +85,14 @@ def test_train_mlp_trains_in_sync_on_two_ranks(torchrun: Callable[..., Run]) -> 
     assert [file["name"] for file in run.only("checkpoint")["files"]] == ["ddp.pt"]
 
 
-def test_train_zero_trains_and_writes_a_share_for_each_rank(torchrun: Callable[..., Run]) -> None:
-    """Two ranks under ZeRO-1 train in bf16; the checkpoint has one optimizer file for each."""
+def test_train_zero_trains_and_saves_a_shard_for_each_rank(torchrun: Callable[..., Run]) -> None:
+    """Two ranks train in bf16 under ZeRO-1; the checkpoint has one optimizer file for each."""
     run = torchrun("train_zero.py", *SMALL, *ZERO, ranks=2)
-    check_a_healthy_run(run, ranks=2)
-    assert "deepspeed_shm_comm" not in run.output  # it would have been compiled
+    check_healthy_run(run, ranks=2)
+    assert "deepspeed_shm_comm" not in run.output  # the op was not compiled
     names = {file["name"] for file in run.only("checkpoint")["files"]}
-    shares = {f"final/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (0, 1)}
-    assert shares | {"final/mp_rank_00_model_states.pt", "zero_to_fp32.py"} <= names
+    shards = {f"final/bf16_zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (0, 1)}
+    assert shards | {"final/mp_rank_00_model_states.pt", "zero_to_fp32.py"} <= names
     config = json.loads((run.phase.output / "ds_config.json").read_text())
     assert config["train_batch_size"] == 64
     facts = run.only("fact", 1)["values"]
@@ -102,8 +102,8 @@ def test_train_zero_trains_and_writes_a_share_for_each_rank(torchrun: Callable[.
     assert expected.items() <= facts.items()
 
 
-def test_a_program_runs_by_hand(tmp_path: Path) -> None:
-    """Plain python, no launcher: it prints what matters and leaves no file behind."""
+def test_program_runs_by_hand(tmp_path: Path) -> None:
+    """With plain python and no launcher it prints the main results and leaves no file behind."""
     done = subprocess.run(
         [sys.executable, str(SMOKE_TESTS / "train_mlp.py"), *MLP],
         env=rank_environment(None) | {"TMPDIR": str(tmp_path)},

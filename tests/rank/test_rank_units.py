@@ -1,4 +1,4 @@
-"""Parts of the rank that need no second process."""
+"""Units of `rank` that need no second process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from pytest_clustersmoke.evidence.run_directory import PhaseDir
 from pytest_clustersmoke.evidence.telemetry import Events, read_events
 from pytest_clustersmoke.rank import StepLog
-from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched
+from pytest_clustersmoke.rank.checkpoint import digest, list_files, mismatched_paths
 from pytest_clustersmoke.rank.device import choose_device
 from pytest_clustersmoke.rank.rank_environment import RankEnvironment, read_rank_environment
 from pytest_clustersmoke.rank.rank_events import RankEventWriter
@@ -21,7 +21,7 @@ from pytest_clustersmoke.rank.rank_events import RankEventWriter
 
 @pytest.fixture(autouse=True)
 def no_rank_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The test's process is no rank, and what a test makes of it is taken back."""
+    """The test's process is not a rank; changes to its environment are undone after each test."""
     before = dict(os.environ)
     for name in before:
         if name.startswith("CLUSTERSMOKE_") or name.endswith("RANK") or "WORLD_SIZE" in name:
@@ -33,16 +33,16 @@ def no_rank_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnvironment:
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnvironment:
     monkeypatch.setenv("CLUSTERSMOKE_PHASE_DIR", str(tmp_path))
     return read_rank_environment()
 
 
-def step_log(place: RankEnvironment, count: int, **settings: Any) -> StepLog:
+def step_log(environment: RankEnvironment, count: int, **settings: Any) -> StepLog:
     import torch
 
     return StepLog(
-        voice=RankEventWriter(place),
+        events=RankEventWriter(environment),
         device=torch.device("cpu"),
         world_size=4,
         count=count,
@@ -51,19 +51,19 @@ def step_log(place: RankEnvironment, count: int, **settings: Any) -> StepLog:
     )
 
 
-def events_of(place: RankEnvironment) -> Events:
-    assert place.phase_dir is not None
-    return read_events(place.phase_dir.rank_events(place.rank))
+def events_of(environment: RankEnvironment) -> Events:
+    assert environment.phase_dir is not None
+    return read_events(environment.phase_dir.rank_events(environment.rank))
 
 
-def test_plain_python_is_the_only_rank_of_its_world() -> None:
-    """Without torchrun a program is rank 0 of 1, at a free port of this machine."""
-    place = read_rank_environment()
-    assert (place.rank, place.world_size, place.phase_dir) == (0, 1, None)
+def test_plain_python_is_rank_0_of_1() -> None:
+    """Without torchrun the master's port is a free port of this machine."""
+    environment = read_rank_environment()
+    assert (environment.rank, environment.world_size, environment.phase_dir) == (0, 1, None)
     assert os.environ["MASTER_ADDR"] == "127.0.0.1" and int(os.environ["MASTER_PORT"]) > 0
 
 
-def test_the_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's and the launcher's variables say which rank this is."""
     values = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"}
     values |= {"CLUSTERSMOKE_NODE_RANK": "2", "CLUSTERSMOKE_NODE_NAME": "n2", "GROUP_RANK": "7"}
@@ -83,42 +83,42 @@ def test_the_place_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         ("CLUSTERSMOKE_PG_TIMEOUT_S", "-1"),
     ],
 )
-def test_a_bad_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that cannot be read is an error with its name and its value."""
+def test_bad_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the name and the value of the variable."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}='{value}'.*expected"):
         read_rank_environment()
 
 
-def test_cuda_asked_for_in_vain_says_what_torch_sees(place: RankEnvironment) -> None:
-    """CLUSTERSMOKE_DEVICE=cuda without a device for this rank is an error that names the build."""
+def test_missing_cuda_device_is_an_error(environment: RankEnvironment) -> None:
+    """With CLUSTERSMOKE_DEVICE=cuda and no device for this rank, the error names torch's build."""
     import torch
 
     absent = torch.cuda.device_count()
-    asked = dataclasses.replace(place, device_wish="cuda", local_rank=absent)
+    wanting = dataclasses.replace(environment, wanted_device="cuda", local_rank=absent)
     with pytest.raises(RuntimeError, match=rf"torch {torch.__version__.split('+')[0]}.*built for"):
-        choose_device(asked)
+        choose_device(wanting)
 
 
-def test_auto_takes_cpu_where_not_every_local_rank_has_a_gpu(place: RankEnvironment) -> None:
-    """With fewer GPUs than local ranks all of them use the CPU, so that they meet in one group."""
+def test_auto_takes_cpu_unless_every_local_rank_has_a_gpu(environment: RankEnvironment) -> None:
+    """With fewer GPUs than local ranks all ranks use the CPU, so that they form one group."""
     import torch
 
-    crowded = dataclasses.replace(place, local_world_size=torch.cuda.device_count() + 1)
+    crowded = dataclasses.replace(environment, local_world_size=torch.cuda.device_count() + 1)
     assert choose_device(crowded).type == "cpu"
 
 
-def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: RankEnvironment) -> None:
+def test_steady_figures_leave_the_warm_up_out(environment: RankEnvironment) -> None:
     """steps_per_s is all steps over their wall time; samples_per_s counts all ranks' samples."""
     import torch
 
-    log = step_log(place, 20, tokens_per_rank=100)
+    log = step_log(environment, 20, tokens_per_rank=100)
     assert log.warmup == 4
     log.start()
     for step in range(20):
         log.record(torch.tensor(1.0 - step / 20))
     log.finish()
-    events = events_of(place)
+    events = events_of(environment)
     values = next(events.named("metrics"))["values"]
     seconds = next(events.named("step_times"))["seconds"]
     assert values["samples_per_s"] == pytest.approx(values["steps_per_s"] * 8 * 4)
@@ -131,72 +131,72 @@ def test_step_log_counts_all_steps_and_leaves_the_warm_up_out(place: RankEnviron
     assert stages == [("train", "begin"), ("train", "end")]
 
 
-def test_a_nan_loss_is_kept(place: RankEnvironment) -> None:
-    """A loss that is not a number is recorded as such and makes the rank's losses not finite."""
-    log = step_log(place, 2)
+def test_nan_loss_is_recorded(environment: RankEnvironment) -> None:
+    """A NaN loss is recorded as NaN and makes the rank's losses not finite."""
+    log = step_log(environment, 2)
     log.start()
     log.record(1.0)
     log.record(float("nan"))
     log.finish()
-    losses = next(events_of(place).named("losses"))
+    losses = next(events_of(environment).named("losses"))
     assert losses["mean"] == [1.0, "nan"]
     assert losses["local_finite"] is False and losses["local_final"] == "nan"
     assert losses["not_finite_at"] == 2
 
 
-def test_a_ranks_own_part_of_each_step_is_timed_to_its_mark(place: RankEnvironment) -> None:
-    """Of several marks in a step the first counts; it lies within the step."""
-    log = step_log(place, 3)
+def test_own_work_of_a_step_is_timed_to_its_first_mark(environment: RankEnvironment) -> None:
+    """The first of several marks in a step counts; it lies within the step."""
+    log = step_log(environment, 3)
     log.start()
     for _ in range(3):
         log.local_done()
         log.local_done()
         log.record()
     log.finish()
-    times = next(events_of(place).named("step_times"))
+    times = next(events_of(environment).named("step_times"))
     assert times["warmup"] == log.warmup and len(times["local_seconds"]) == 3
     pairs = zip(times["local_seconds"], times["seconds"], strict=True)
     assert all(0 < own < whole for own, whole in pairs)
 
 
-def test_a_step_without_a_mark_leaves_none_timed(place: RankEnvironment) -> None:
-    """What was not marked in every step cannot be told by step."""
-    log = step_log(place, 2)
+def test_own_work_is_not_timed_if_a_step_has_no_mark(environment: RankEnvironment) -> None:
+    """Without a mark in every step, a time cannot be assigned to its step."""
+    log = step_log(environment, 2)
     log.start()
     log.local_done()
     log.record()
     log.record()
     log.finish()
-    assert next(events_of(place).named("step_times"))["local_seconds"] == []
+    assert next(events_of(environment).named("step_times"))["local_seconds"] == []
 
 
-def test_without_losses_none_are_written(place: RankEnvironment) -> None:
-    """Steps recorded without a loss give times and no losses."""
-    log = step_log(place, 2)
+def test_steps_without_a_loss_write_no_losses(environment: RankEnvironment) -> None:
+    """They write times only."""
+    log = step_log(environment, 2)
     log.start()
     log.record()
     log.record()
     log.finish()
-    events = events_of(place)
+    events = events_of(environment)
     assert events.last("losses") is None
     assert "final_loss" not in next(events.named("metrics"))["values"]
 
 
-def test_step_log_refuses_miscounted_steps(place: RankEnvironment) -> None:
-    """Fewer or more steps than announced are an error, not a wrong rate."""
-    log = step_log(place, 1)
+def test_step_log_refuses_miscounted_steps(environment: RankEnvironment) -> None:
+    """Fewer or more steps than `count` are an error, not a wrong rate."""
+    log = step_log(environment, 1)
     log.start()
-    with pytest.raises(RuntimeError, match="0 steps recorded, 1 announced"):
+    with pytest.raises(RuntimeError, match=r"0 steps recorded before finish\(\); expected 1"):
         log.finish()
     log.record(1.0)
-    with pytest.raises(RuntimeError, match="more steps recorded"):
+    with pytest.raises(RuntimeError, match="recorded after the last; expected 1 step"):
         log.record(1.0)
-    with pytest.raises(ValueError, match="expected fewer"):
-        step_log(place, 3, warmup=3)
+    with pytest.raises(ValueError, match="fewer than count=3"):
+        step_log(environment, 3, warmup=3)
 
 
-def test_digests_tell_states_apart_bit_for_bit() -> None:
-    """Equal bits are equal, NaN included; any other dtype, shape, bit, key or value is named."""
+def test_digests_differ_where_states_differ_in_a_bit() -> None:
+    """Equal bits are equal, NaN included; a different dtype, shape, bit, key or value is named."""
     import torch
 
     def state(**changes: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def test_digests_tell_states_apart_bit_for_bit() -> None:
         return tensors | {"groups": [{"lr": 1e-4, "betas": (0.9, 0.999)}], "empty": None} | changes
 
     original = digest(state())
-    assert not mismatched(original, digest(state()))
+    assert not mismatched_paths(original, digest(state()))
     assert original.tensors == 2
     changes: dict[str, Any] = {
         "nan": torch.tensor([float("nan"), -0.0]),
@@ -212,28 +212,28 @@ def test_digests_tell_states_apart_bit_for_bit() -> None:
         "empty": 0,
     }
     for name, value in changes.items():
-        assert mismatched(original, digest(state(**{name: value}))) == [name]
-    assert mismatched(original, digest(state(half=torch.ones(3, 2).bfloat16()))) == ["half"]
+        assert mismatched_paths(original, digest(state(**{name: value}))) == [name]
+    assert mismatched_paths(original, digest(state(half=torch.ones(3, 2).bfloat16()))) == ["half"]
     groups = [{"lr": 1e-3, "betas": (0.9, 0.999)}]
-    assert mismatched(original, digest(state(groups=groups))) == ["groups[0].lr"]
-    assert "more" in mismatched(original, digest(state(more=torch.ones(1))))
+    assert mismatched_paths(original, digest(state(groups=groups))) == ["groups[0].lr"]
+    assert "more" in mismatched_paths(original, digest(state(more=torch.ones(1))))
 
 
 def test_digests_do_not_depend_on_addresses() -> None:
-    """Objects are compared by what they hold, also where one holds itself."""
+    """Objects are compared by their attributes, even if one refers to itself."""
 
     class Scaler:
         def __init__(self, scale: float) -> None:
             self.scale = scale
             self.me = self
 
-    one, same, other = (digest({"scaler": Scaler(scale)}) for scale in (1.0, 1.0, 2.0))
-    assert not mismatched(one, same)
-    assert mismatched(one, other) == ["scaler.scale"]
+    first, same, other = (digest({"scaler": Scaler(scale)}) for scale in (1.0, 1.0, 2.0))
+    assert not mismatched_paths(first, same)
+    assert mismatched_paths(first, other) == ["scaler.scale"]
 
 
 def test_files_are_listed_with_bytes(tmp_path: Path) -> None:
-    """Every file below the directory, by its name relative to it."""
+    """Every file below the directory is listed, by its name relative to it."""
     (tmp_path / "tag").mkdir()
     (tmp_path / "tag" / "model.pt").write_bytes(b"1234")
     (tmp_path / "latest").write_bytes(b"tag")

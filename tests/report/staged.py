@@ -216,7 +216,10 @@ def run(**changes: Any) -> records.Record:
                 }
             ],
             "not_measured": ["mlp_1gpu: references not measured"],
-            "absent_phases": ["lora_sft_ddp is not on gilbreth: needs 8 GPUs a node, it has 2"],
+            "absent_phases": [
+                "lora_sft_ddp does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has "
+                "2"
+            ],
             "differences": [
                 {
                     "fact": "driver",

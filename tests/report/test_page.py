@@ -229,7 +229,7 @@ def test_what_the_first_part_says() -> None:
         "switch 4 awaits its firmware",
         "until 2026-12-01",
         "mlp_1gpu: references not measured",
-        "needs 8 GPUs a node, it has 2",
+        "it needs 8 GPUs per node, and gilbreth has 2",
         "Partial report.",
         "the controller was killed",
     ):

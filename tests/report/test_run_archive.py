@@ -99,7 +99,7 @@ def test_a_plugin_that_fails_at_the_end_costs_no_report(suite: Suite) -> None:
     result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
     assert result.ret == pytest.ExitCode.INTERNAL_ERROR
     assert result.outlines[-1] == "FIT: 1 of 1 phases" and suite.record()["verdict"] == "FIT"
-    assert any("pytest's own end failed: " in line for line in result.outlines)
+    assert any("pytest failed to end the session: " in line for line in result.outlines)
 
 
 def test_phases_run_beside_a_module_that_cannot_be_collected(suite: Suite) -> None:
@@ -217,7 +217,7 @@ def test_a_report_directory_that_cannot_be_written(suite: Suite) -> None:
     suite.path.joinpath("file").write_text("")
     suite.phase()
     assert suite.refused("--cluster-report-dir", "file/reports") == [
-        "--cluster-report-dir: the reports would go to file/reports, but file is no directory; "
+        "--cluster-report-dir: the reports would go to file/reports, but file is not a directory; "
         "expected a directory that this user can write"
     ]
 
@@ -278,7 +278,7 @@ def test_a_phase_that_no_test_defines_is_no_fit(suite: Suite) -> None:
     assert result.ret == 6
     told = result.stdout.str()
     assert "one_b: listed in cluster.yaml, and no test that was collected defines it" in told
-    early = "one_b is listed for one, and no test that was collected defines it"
+    early = "one lists the phase one_b, but no collected test defines it"
     assert 0 < told.index(early) < told.index("submitted as job")
     assert suite.run(str(suite.path)).ret == 6
     assert suite.run(path).ret == suite.run("-k", "one_a or OneA").ret == 0

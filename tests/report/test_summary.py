@@ -123,7 +123,9 @@ def test_it_says_what_is_known() -> None:
         verdict="UNFIT",
         sentence="UNFIT: 2 of 2 phases (zero1_4node: failed)",
         changes=["ddp_2gpu failed, and passed before"],
-        absent_phases=["lora is not on gilbreth: needs 8 GPUs a node, it has 2"],
+        absent_phases=[
+            "lora does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2"
+        ],
         differences=[{"fact": "driver", "values": {"550": ["node0"], "560": ["node1"]}}],
         partial="it was interrupted",
     )
@@ -142,7 +144,7 @@ def test_it_says_what_is_known() -> None:
         "ddp_2gpu: steps_per_s: 21 % below the median of 9 runs",
         "ddp_2gpu: driver 550 -> 560",
         "driver: 550 on node0; 560 on node1",
-        "lora is not on gilbreth: needs 8 GPUs a node, it has 2",
+        "lora does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2",
         "Not all is known: it was interrupted.",
         record.run_id,
     ):

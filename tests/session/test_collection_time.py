@@ -1,4 +1,4 @@
-"""What the plugin costs a collection, over plain pytest."""
+"""The time that the plugin adds to a collection by plain pytest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.harness import BARE, TRAIN
 
 PLAIN_LIMIT_S, CLUSTER_LIMIT_S = 0.10, 0.25
 PAIRS = 9
-# CPU time of a plain collection on an idle machine, for which the limits are; a machine that is
-# slower at that, or shares its cores, is allowed more in proportion.
+# CPU time of a plain collection on an idle machine, to which the limits apply; a slower or shared
+# machine is allowed more in proportion.
 IDLE_S = 0.25
 
 CLUSTER = """\
@@ -25,9 +25,9 @@ clusters:
 
 
 def cpu_seconds(folder: Path, *words: str) -> float:
-    """The CPU time of one collection: unlike wall time it says the same on a busy machine."""
+    """The CPU time of one collection; unlike wall time it is the same on a busy machine."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *BARE]
-    # Compiled once, as it is where the package is installed.
+    # Compiled once, as in an installed package.
     env = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     before = os.times()
@@ -40,7 +40,7 @@ def cpu_seconds(folder: Path, *words: str) -> float:
     ("words", "limit_s"), [((), PLAIN_LIMIT_S), (("--cluster", "one"), CLUSTER_LIMIT_S)]
 )
 def test_collection_time(tmp_path: Path, words: tuple[str, ...], limit_s: float) -> None:
-    """The least cost over plain pytest, of several interleaved pairs, is within the limit."""
+    """The lowest added time of several interleaved pairs is within the limit."""
     tmp_path.joinpath("pytest.ini").write_text("[pytest]\nmarkers = phase\n")
     tmp_path.joinpath("cluster.yaml").write_text(CLUSTER)
     tmp_path.joinpath("test_small.py").write_text(

@@ -1,4 +1,4 @@
-"""`--cluster-exclusive`: one run of a cluster at a time, told in one line to the next."""
+"""`--cluster-exclusive`: one run of a cluster at a time; the next is refused in one line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS = ("--cluster-exclusive",)
 
 
 def refusal(suite: Suite, *words: str) -> str:
-    """The one line of a run that is refused at once; it leaves no run and no report."""
+    """The error line of a refused run, which leaves no run and no report."""
     reports, runs = suite.published(), kept(suite)
     result = suite.run_apart(*WORDS, *words)
     output = result.stdout.str() + result.stderr.str()
@@ -37,13 +37,13 @@ def refusal(suite: Suite, *words: str) -> str:
 
 
 def kept(suite: Suite) -> list[Path]:
-    """The runs in the shared directory, without the lock's file."""
+    """The runs in the shared directory, without the lock file."""
     return [path for path in suite.runs() if not path.name.startswith(".")]
 
 
 @contextmanager
 def holder(suite: Suite, *words: str) -> Iterator[RunningPytest]:
-    """A pytest whose job waits until the file `go` is there; with the lock when this begins."""
+    """A pytest that holds the lock, and whose job waits for the file `go`."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
     with suite.started(*WORDS, *words) as running:
         try:
@@ -54,9 +54,9 @@ def holder(suite: Suite, *words: str) -> Iterator[RunningPytest]:
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "1")])
-def test_the_second_run_is_told_who_has_the_cluster(suite: Suite, words: tuple[str, ...]) -> None:
-    """Status 4, one line with run, since, pid, user and host; the first goes on, and then the lock
-    is free. Under xdist the controller alone takes it."""
+def test_second_run_is_refused_with_the_holder(suite: Suite, words: tuple[str, ...]) -> None:
+    """Status 4, one line with run, time, pid, user and host. The first run continues, and frees
+    the lock at its end. Under xdist only the controller takes it."""
     with holder(suite, *words) as first:
         line = refusal(suite)
         (run,) = kept(suite)
@@ -73,8 +73,8 @@ def test_the_second_run_is_told_who_has_the_cluster(suite: Suite, words: tuple[s
     assert suite.run_apart(*WORDS).ret == 0
 
 
-def test_without_the_option_nobody_is_kept_waiting(suite: Suite) -> None:
-    """A run that does not ask for it neither takes nor heeds the lock."""
+def test_run_without_the_option_ignores_the_lock(suite: Suite) -> None:
+    """It neither takes nor respects the lock."""
     with holder(suite) as first:
         suite.path.joinpath("test_small.py").unlink()
         suite.phase(file="test_again.py")
@@ -82,8 +82,8 @@ def test_without_the_option_nobody_is_kept_waiting(suite: Suite) -> None:
         assert first.process.poll() is None
 
 
-def test_a_killed_holder_leaves_no_lock(suite: Suite) -> None:
-    """After SIGKILL the file still names the dead run, and the next run has the lock."""
+def test_killed_holder_leaves_no_lock(suite: Suite) -> None:
+    """After SIGKILL the file still names the dead run, but the next run gets the lock."""
     with holder(suite) as first:
         os.killpg(first.pid, signal.SIGKILL)
         assert first.wait(30).ret == -signal.SIGKILL
@@ -94,16 +94,16 @@ def test_a_killed_holder_leaves_no_lock(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_holder_gives_it_back(suite: Suite, signum: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM: the lock is free when pytest has ended."""
+def test_interrupted_holder_releases_the_lock(suite: Suite, signum: signal.Signals) -> None:
+    """After Ctrl-C or SIGTERM the lock is free when pytest has ended."""
     with holder(suite) as first:
         first.interrupt(signum)
         assert first.wait(60).ret == 2
     lock_cluster(suite.shared, "one", "after").release()
 
 
-def test_a_usage_error_gives_it_back(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is refused after it took the lock does not keep it."""
+def test_usage_error_releases_the_lock(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is refused after it took the lock releases it."""
 
     def refuse(*_: object) -> None:
         raise UsageProblems([Problem("no way")])
@@ -117,22 +117,22 @@ def test_a_usage_error_gives_it_back(suite: Suite, monkeypatch: pytest.MonkeyPat
     lock_cluster(suite.shared, "one", "after").release()
 
 
-def test_a_dry_run_takes_no_lock(suite: Suite) -> None:
-    """Nothing is submitted, so nothing is locked; nor by a collection alone."""
+def test_dry_run_takes_no_lock(suite: Suite) -> None:
+    """Nothing is submitted, so nothing is locked; the same holds for --collect-only."""
     suite.phase()
     assert suite.run(*WORDS, "--cluster-dry-run").ret == 0
     assert suite.run(*WORDS, "--collect-only").ret == 0
     assert not cluster_lock_path(suite.shared, "one").exists()
 
 
-def test_the_option_needs_a_cluster(suite: Suite) -> None:
+def test_option_needs_a_cluster(suite: Suite) -> None:
     """Without --cluster there is nothing to lock."""
     suite.phase()
     assert suite.refused(*WORDS, cluster="") == ["--cluster-exclusive needs --cluster NAME"]
 
 
 def locked_by(path: Path, text: str) -> subprocess.Popen[str]:
-    """Another process that holds the lock and has written this into its file."""
+    """Another process that holds the lock and wrote this text to its file."""
     code = (
         "import fcntl, sys\n"
         "stream = open(sys.argv[1], 'w'); fcntl.flock(stream, fcntl.LOCK_EX)\n"
@@ -162,8 +162,8 @@ def locked_by(path: Path, text: str) -> subprocess.Popen[str]:
         ),
     ],
 )
-def test_what_a_holder_wrote_is_hostile(tmp_path: Path, text: str, words: str) -> None:
-    """Whatever the file says, the refusal is one clean line of bounded length."""
+def test_hostile_lock_file_gives_one_clean_line(tmp_path: Path, text: str, words: str) -> None:
+    """Whatever the file contains, the error is one line of bounded length."""
     process = locked_by(cluster_lock_path(tmp_path, "one"), text)
     try:
         with pytest.raises(UsageProblems) as refused:
@@ -174,8 +174,8 @@ def test_what_a_holder_wrote_is_hostile(tmp_path: Path, text: str, words: str) -
     assert problem.what.startswith(words) and "\n" not in str(problem)
 
 
-def test_profiles_of_one_directory_do_not_share_a_lock(tmp_path: Path) -> None:
-    """The lock is the cluster's, not the directory's."""
+def test_clusters_in_one_directory_do_not_share_a_lock(tmp_path: Path) -> None:
+    """The lock is per cluster, not per directory."""
     process = locked_by(cluster_lock_path(tmp_path, "one"), "{}")
     try:
         held = lock_cluster(tmp_path, "two", "mine")
@@ -186,8 +186,8 @@ def test_profiles_of_one_directory_do_not_share_a_lock(tmp_path: Path) -> None:
         process.communicate("")
 
 
-def test_places_that_have_no_lock(tmp_path: Path) -> None:
-    """A link and a directory that cannot be made are refused with what is wrong."""
+def test_path_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
+    """A link, and a directory that cannot be created: the error has the reason."""
     cluster_lock_path(tmp_path, "link").symlink_to(tmp_path / "elsewhere")
     tmp_path.joinpath("file").touch()
     wanted = {
@@ -203,11 +203,10 @@ def test_places_that_have_no_lock(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_system_without_locks_is_refused(
+def test_file_system_without_locks_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the kernel says that it has no locks (Lustre without `flock`), nothing is taken for
-    granted."""
+    """The kernel refuses locks, as on Lustre without `flock`."""
 
     def none(*_: object) -> None:
         raise OSError(38, "Function not implemented")
@@ -236,7 +235,7 @@ held.release()
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A directory in which every user may write."""
+    """A directory that every user may write to."""
     if os.geteuid():
         pytest.skip("only root can act as two users")
     with tempfile.TemporaryDirectory() as made:
@@ -246,7 +245,7 @@ def common() -> Iterator[Path]:
 
 @contextmanager
 def user(uid: int, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of this user that asks for the lock, and its answer; holds it until the end."""
+    """A process of this user that takes the lock until the end, and its answer."""
     process = subprocess.Popen(
         [sys.executable, "-c", AS_ANOTHER, str(uid), str(directory)],
         stdin=subprocess.PIPE,
@@ -260,9 +259,9 @@ def user(uid: int, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str
         process.communicate("", timeout=60)
 
 
-def test_the_lock_is_no_user_s_own(common: Path) -> None:
-    """Whatever the umask of its first user, the next user is told who has it, and then takes it;
-    also in a directory with a sticky bit."""
+def test_lock_works_across_users(common: Path) -> None:
+    """Whatever the umask of the first user, the next one is refused with the holder, and gets the
+    lock later; also in a directory with a sticky bit."""
     with user(1234, common) as (_, answer):
         assert answer == "held"
         assert cluster_lock_path(common, "one").stat().st_mode & 0o777 == 0o666
@@ -273,8 +272,8 @@ def test_the_lock_is_no_user_s_own(common: Path) -> None:
     assert cluster_lock_path(common, "one").stat().st_uid == 1234
 
 
-def test_a_lock_that_another_user_may_not_write_is_refused(common: Path) -> None:
-    """A file that somebody else made for themselves: which one, and what is expected of it."""
+def test_lock_file_without_write_permission_is_refused(common: Path) -> None:
+    """The error names the file and what is expected of it."""
     path = cluster_lock_path(common, "one")
     path.touch()
     os.chown(path, 1234, 1234)

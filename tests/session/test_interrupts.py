@@ -22,67 +22,67 @@ NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
-def hears() -> Iterator[None]:
-    """Whoever runs the tests may ignore SIGHUP, as nohup does."""
+def restore_sighup() -> Iterator[None]:
+    """SIGHUP may be ignored where the tests run, as under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_cancels_and_interrupts(number: int) -> None:
-    """Later ones are ignored, and afterwards the handlers are those of before."""
+def test_first_signal_cancels_and_interrupts(number: int) -> None:
+    """Later signals are ignored, and the old handlers are restored."""
     calls: list[int] = []
     before = signal.getsignal(number)
-    held = Interrupts(lambda: calls.append(1))
-    held.catch()
+    interrupts = Interrupts(lambda: calls.append(1))
+    interrupts.catch()
     try:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
         os.kill(os.getpid(), number)
     finally:
-        held.release()
+        interrupts.release()
     assert calls == [1] and signal.getsignal(number) is before
 
 
-def test_under_nohup_a_lost_terminal_is_nothing() -> None:
-    """SIGHUP that was ignored before stays ignored."""
+def test_lost_terminal_is_ignored_under_nohup() -> None:
+    """An ignored SIGHUP stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    held = Interrupts(lambda: pytest.fail("cancelled"))
+    interrupts = Interrupts(lambda: pytest.fail("cancelled"))
     try:
-        held.catch()
+        interrupts.catch()
         os.kill(os.getpid(), signal.SIGHUP)
-        held.release()
+        interrupts.release()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_at_the_end_signals_are_let_pass() -> None:
-    """What is left is the report; only who insists does without it."""
-    held = Interrupts(lambda: None)
-    held.catch()
+def test_first_signals_during_the_report_are_ignored() -> None:
+    """Only one more signal ends the process without its report."""
+    interrupts = Interrupts(lambda: None)
+    interrupts.catch()
     try:
-        held.ending()
+        interrupts.ending()
         for _ in range(LET_PASS):
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     finally:
-        held.release()
+        interrupts.release()
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_while_the_report_is_written_loses_nothing(
+def test_signal_during_the_report_loses_nothing(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """All was judged: report.json, JUnit and the exit status say the same verdict."""
+    """report.json, JUnit and the exit status have the same verdict."""
 
-    def struck(run: FinishedRun) -> RunRecord:
+    def make_interrupted(run: FinishedRun) -> RunRecord:
         os.kill(os.getpid(), number)
         return make_record(run)
 
-    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", struck)
+    monkeypatch.setattr("pytest_clustersmoke.report.publication.make_record", make_interrupted)
     suite.phase()
     result = suite.run()
     assert result.ret == 0 and result.outlines[-1] == "FIT: 1 of 1 phases"
@@ -90,11 +90,11 @@ def test_a_signal_while_the_report_is_written_loses_nothing(
     assert properties(suite.report / "junit.xml")
 
 
-def test_a_terminal_that_is_gone_ends_the_run(suite: Suite) -> None:
-    """The job is cancelled and what is known is reported, though nobody hears of it."""
+def test_lost_terminal_ends_the_run(suite: Suite) -> None:
+    """The job is cancelled, and the report is written."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
     pid, terminal = pty.fork()
-    if pid == 0:  # its controlling terminal is the one that goes
+    if pid == 0:  # the child, whose controlling terminal will close
         os.chdir(suite.path)
         os.execv(sys.executable, pytest_command())
     reader = threading.Thread(target=drain, args=[terminal, gone := threading.Event()])

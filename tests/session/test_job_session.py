@@ -1,4 +1,4 @@
-"""One run: what is submitted when, how each job's end is told, what an interruption does."""
+"""The jobs of one run: submission, the end of each job, interruption."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WITHIN_S = 20.0
 
 
 def ignore(progress: Progress) -> None:
-    """Nobody listens."""
+    """Report nothing."""
 
 
 def until(holds: Callable[[], object]) -> None:
     """Wait for something that another thread does."""
     deadline = time.monotonic() + WITHIN_S
     while not holds():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.005)
 
 
@@ -65,7 +65,7 @@ class Run:
         return [name for (name,) in self.backend.named("submit")]
 
     def passes(self, name: str, nodes: int = 1) -> None:
-        """The job did all it should."""
+        """Write the files of a job that passes."""
         directory = self.run.phase(name)
         for node in range(nodes):
             directory.claim(node).touch()
@@ -82,7 +82,7 @@ class Run:
 
     def events(self) -> list[tuple[str, Any]]:
         records = read_events(self.run.journal).records
-        return [(one["event"], one.get("phase")) for one in records]
+        return [(record["event"], record.get("phase")) for record in records]
 
 
 @pytest.fixture
@@ -110,25 +110,25 @@ def test_all_phases_are_submitted_before_any_result(run: Run) -> None:
     )
 
 
-def test_the_intent_is_journalled_before_the_submission(run: Run) -> None:
-    """intent, then sbatch, then the id: a run that dies in between can be found again."""
-    seen: list[Any] = []
+def test_intent_is_journalled_before_submission(run: Run) -> None:
+    """intent, then sbatch, then the id: a job of a killed run can be found."""
+    events_at_submission: list[Any] = []
     submit = run.backend.submit
 
-    def noted(phase: Phase, directory: PhaseDir) -> str:
-        seen.append(run.events())
+    def submit_and_note(phase: Phase, directory: PhaseDir) -> str:
+        events_at_submission.append(run.events())
         return submit(phase, directory)
 
-    run.backend.submit = noted  # type: ignore[method-assign]
+    run.backend.submit = submit_and_note  # type: ignore[method-assign]
     session = run.start("a")
     until(lambda: ("submitted", "a") in run.events())
-    assert seen == [[("intent", "a")]]
+    assert events_at_submission == [[("intent", "a")]]
     run.passes("a")
     session.wait("a", ignore)
     assert run.events() == [("intent", "a"), ("submitted", "a"), ("ended", "a")]
 
 
-def test_no_more_jobs_at_once_than_the_limit(run: Run) -> None:
+def test_max_jobs_limits_the_jobs_at_once(run: Run) -> None:
     """limits.max_jobs jobs run; the next one is submitted when one has ended, in order."""
     session = run.start("a", "b", "c", limits={"max_jobs": 2, "poll_s": 0.05})
     until(lambda: len(run.backend.named("states")) > 3)
@@ -138,8 +138,8 @@ def test_no_more_jobs_at_once_than_the_limit(run: Run) -> None:
     until(lambda: run.submitted() == ["a", "b", "c"])
 
 
-def test_ranks_do_not_thrash_this_machine(run: Run) -> None:
-    """Where ranks share cores, a second phase waits until both fit; a large one still runs."""
+def test_local_phases_wait_until_their_ranks_fit(run: Run) -> None:
+    """A second phase waits until both fit; one that is too large still runs alone."""
     run.backend.ranks_at_once = 3
     session = run.start("a", "b", "c", gpus=2)
     until(lambda: len(run.backend.named("states")) > 3)
@@ -150,8 +150,8 @@ def test_ranks_do_not_thrash_this_machine(run: Run) -> None:
     until(lambda: run.submitted() == ["a", "b"])
 
 
-def test_a_refused_phase_is_a_finding_and_the_others_go_on(run: Run) -> None:
-    """sbatch's own words stand in the finding; the phase never ran."""
+def test_refused_phase_is_a_finding_and_the_others_continue(run: Run) -> None:
+    """The finding quotes sbatch; the phase never ran."""
     run.backend.refusals["a"] = "sbatch: error: Invalid qos specification"
     session = run.start("a", "b")
     session.wait("a", ignore)
@@ -166,8 +166,8 @@ def test_a_refused_phase_is_a_finding_and_the_others_go_on(run: Run) -> None:
     assert run.events().count(("refused", "a")) == 1
 
 
-def test_a_job_that_waits_too_long_never_ran(run: Run) -> None:
-    """Past limits.queue_wait_s a pending job is cancelled, and has never run."""
+def test_job_that_exceeds_the_queue_limit_never_ran(run: Run) -> None:
+    """After limits.queue_wait_s a pending job is cancelled, and never ran."""
     session = run.start("a", limits={"queue_wait_s": 0.1, "poll_s": 0.05})
     session.wait("a", ignore)
     assert run.backend.named("cancel") == [("a",)]
@@ -175,8 +175,8 @@ def test_a_job_that_waits_too_long_never_ran(run: Run) -> None:
     assert "did not start within 0.1 s" in run.result("a")["reason"]
 
 
-def test_a_running_job_is_not_bound_by_the_queue_limit(run: Run) -> None:
-    """The limit is for the queue alone."""
+def test_queue_limit_does_not_end_a_running_job(run: Run) -> None:
+    """The limit applies to the queue only."""
     session = run.start("a", limits={"queue_wait_s": 0.2, "poll_s": 0.05})
     until(lambda: run.submitted() == ["a"])
     run.backend.jobs["a"] = JobState("running", "RUNNING", nodes="n1")
@@ -188,7 +188,7 @@ def test_a_running_job_is_not_bound_by_the_queue_limit(run: Run) -> None:
     assert session.outcomes["a"].outcome == "passed"
 
 
-def test_a_vanished_job_is_lost(run: Run) -> None:
+def test_vanished_job_is_lost(run: Run) -> None:
     """A job that the scheduler has forgotten, without results, is lost."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -198,7 +198,7 @@ def test_a_vanished_job_is_lost(run: Run) -> None:
     assert run.result("a")["findings"][0]["id"] == "job-lost"
 
 
-def test_a_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler says COMPLETED before the file system shows the result: passed."""
     monkeypatch.setattr(job_watch, "RESULT_GRACE_S", 5.0)
     session = run.start("a")
@@ -211,8 +211,8 @@ def test_a_late_result_counts(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert run.result("a")["outcome"] == "passed"
 
 
-def test_an_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
-    """One call for all that run; what was never submitted is told so; one that passed stays."""
+def test_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
+    """Phases that were never submitted are cancelled, too; one that passed stays."""
     session = run.start("a", "b", "c", "d", limits={"max_jobs": 3, "poll_s": 0.05})
     until(lambda: len(run.submitted()) == 3)
     run.passes("a")
@@ -225,10 +225,10 @@ def test_an_interruption_cancels_all_jobs_in_one_call(run: Run) -> None:
     assert outcomes == {"a": "passed", "b": "cancelled", "c": "cancelled", "d": "cancelled"}
 
 
-def test_an_interruption_does_not_wait_for_a_slow_scheduler(
+def test_interruption_does_not_wait_for_a_slow_scheduler(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the watching thread waits for an answer, the jobs are cancelled all the same."""
+    """The jobs are cancelled while the watch thread waits for an answer."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
     asked, answer = threading.Event(), threading.Event()
 
@@ -247,10 +247,10 @@ def test_an_interruption_does_not_wait_for_a_slow_scheduler(
     answer.set()
 
 
-def test_an_interruption_does_not_wait_for_a_slow_cancellation(
+def test_interruption_does_not_wait_for_a_slow_cancellation(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where even scancel does not answer, the end comes in its time; the command goes on alone."""
+    """If scancel does not answer, the run ends in time; the command continues alone."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
     asked, answer = threading.Event(), threading.Event()
 
@@ -269,8 +269,10 @@ def test_an_interruption_does_not_wait_for_a_slow_cancellation(
     answer.set()
 
 
-def test_a_submission_that_is_not_answered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interruption while sbatch hangs ends the job by its name, and names the phase."""
+def test_unanswered_submission_is_cancelled_by_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption while sbatch hangs cancels the job by name, and returns the phase."""
     monkeypatch.setattr(module, "CLOSE_S", 0.2)
     asked, answer = threading.Event(), threading.Event()
 
@@ -288,8 +290,8 @@ def test_a_submission_that_is_not_answered(run: Run, monkeypatch: pytest.MonkeyP
     answer.set()
 
 
-def test_an_interruption_before_submission(run: Run) -> None:
-    """A phase that was still waiting for room is cancelled, and its result says so."""
+def test_phase_not_yet_submitted_is_cancelled_by_an_interruption(run: Run) -> None:
+    """Its result says so."""
     session = run.start("a", "b", limits={"max_jobs": 1, "poll_s": 0.05})
     until(lambda: run.submitted() == ["a"])
     session.close()
@@ -297,8 +299,8 @@ def test_an_interruption_before_submission(run: Run) -> None:
     assert run.result("b")["reason"] == "the run was interrupted before it was submitted"
 
 
-def test_an_interruption_is_over_in_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs that do not end when told keep nobody for longer than the bound."""
+def test_interruption_ends_within_its_time_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that do not end when cancelled are not waited for longer than the limit."""
     monkeypatch.setattr(module, "CANCEL_CONFIRM_S", 0.3)
     run.backend.on_cancel = JobState("running", "COMPLETING")
     session = run.start("a")
@@ -311,34 +313,34 @@ def test_an_interruption_is_over_in_time(run: Run, monkeypatch: pytest.MonkeyPat
     assert run.result("a")["outcome"] == "cancelled"
 
 
-def test_a_watch_that_breaks_is_told_and_cancels(run: Run) -> None:
-    """Whoever waits hears of it with its cause; no job is left."""
+def test_error_in_the_watch_thread_is_raised_and_cancels_jobs(run: Run) -> None:
+    """`wait` raises it with its cause; no job is left."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.backend.broken = RuntimeError("no such thing")
-    with pytest.raises(WatchFailed, match="the watch over the jobs failed: no such thing"):
+    with pytest.raises(WatchFailed, match="watching the jobs failed: no such thing"):
         session.wait("a", ignore)
     until(lambda: run.backend.named("cancel") == [("a",)])
 
 
-def test_progress_is_told_once_each(run: Run) -> None:
+def test_each_change_is_reported_once(run: Run) -> None:
     """Submitted, pending with the scheduler's reason, running with its nodes, the outcome."""
-    told: list[str] = []
+    texts: list[str] = []
     session = run.start("a")
     listener = threading.Thread(
-        target=session.wait, args=("a", lambda progress: told.append(progress.text))
+        target=session.wait, args=("a", lambda progress: texts.append(progress.text))
     )
     listener.start()
-    until(lambda: any("Priority" in text for text in told))
+    until(lambda: any("Priority" in text for text in texts))
     run.backend.jobs["a"] = JobState("running", "RUNNING", nodes="n[1-2]")
-    until(lambda: any("n[1-2]" in text for text in told))
+    until(lambda: any("n[1-2]" in text for text in texts))
     run.passes("a")
     listener.join(WITHIN_S)
     until(lambda: not listener.is_alive())
-    assert len(told) == len(set(told)) and told[0] == "submitted as job a"
+    assert len(texts) == len(set(texts)) and texts[0] == "submitted as job a"
 
 
-def test_times_are_kept_apart(run: Run) -> None:
+def test_queue_time_and_run_time_are_separate(run: Run) -> None:
     """Queue wait and run time come from the scheduler's clock and the nodes' own."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
@@ -353,8 +355,8 @@ def test_times_are_kept_apart(run: Run) -> None:
     assert result["torchrun_s"] == 4.0
 
 
-def test_a_run_of_nothing_ends(run: Run) -> None:
-    """Every phase done: the thread ends by itself, and closing again is harmless."""
+def test_thread_ends_after_the_last_phase(run: Run) -> None:
+    """The thread ends by itself, and closing twice is harmless."""
     session = run.start("a")
     until(lambda: run.submitted() == ["a"])
     run.passes("a")
@@ -365,8 +367,8 @@ def test_a_run_of_nothing_ends(run: Run) -> None:
     assert run.backend.named("cancel") == []
 
 
-def test_a_requeued_job_is_cancelled(run: Run) -> None:
-    """A job that failed and waits in the queue again must not run a second time."""
+def test_requeued_job_is_cancelled(run: Run) -> None:
+    """A failed job that is requeued must not run a second time."""
     session = run.start("a")
     until(lambda: "a" in run.backend.directories)
     directory = run.run.phase("a")

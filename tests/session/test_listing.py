@@ -1,4 +1,4 @@
-"""--cluster-list: the clusters of the file, each with its phases; nothing is collected."""
+"""--cluster-list: the clusters of the file and their phases; nothing is collected."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from tests.support.harness import Suite
 
 
 def test_clusters_are_listed(suite: Suite) -> None:
-    """Each cluster stands with its backend, GPUs and phases; exit status 0."""
+    """Each cluster has its backend, GPUs and phases; exit status 0."""
     result = suite.run("--cluster-list", cluster="")
     assert result.ret == 0
     text = result.stdout.str()
-    assert "one" in text and "local" in text and "2 x any a node" in text
+    assert "one" in text and "local" in text and "2 x any per node" in text
     assert "phases: small" in text
     assert "collected" not in text
 
 
-def test_a_list_needs_a_file(suite: Suite) -> None:
-    """Without cluster.yaml the list is a usage error in words."""
+def test_list_needs_a_cluster_file(suite: Suite) -> None:
+    """Without cluster.yaml the list is a usage error."""
     suite.path.joinpath("cluster.yaml").unlink()
     (line,) = suite.refused("--cluster-list", cluster="")
     assert line.startswith(f"no cluster.yaml in {suite.path}")
 
 
-def test_a_variable_that_is_not_set_keeps_no_other_cluster_from_the_list(suite: Suite) -> None:
-    """One cluster whose variables only its own users set does not hide the others."""
+def test_unset_variable_of_one_cluster_does_not_hide_the_others(suite: Suite) -> None:
+    """Some variables are set by the users of one cluster only."""
     suite.cluster("""\
         clusters:
           here: {backend: local, shared_dir: /a,

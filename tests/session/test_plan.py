@@ -27,8 +27,8 @@ clusters:
 """
 
 
-def test_the_plan_of_a_local_phase(suite: Suite) -> None:
-    """Script, environment, torchrun line and sources stand under the phase's name."""
+def test_plan_of_a_local_phase(suite: Suite) -> None:
+    """Script, environment, torchrun line and sources follow the phase's name."""
     suite.phase(args={"steps": 4})
     result = suite.run("--cluster-dry-run")
     assert result.ret == 0
@@ -49,8 +49,8 @@ def test_the_plan_of_a_local_phase(suite: Suite) -> None:
     assert suite.runs() == [] and suite.published() == []
 
 
-def test_the_plan_on_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no sbatch on PATH the exact batch script is printed, with where each value came from."""
+def test_plan_for_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sbatch on PATH, the exact batch script and the source of each value are printed."""
     suite.cluster(SLURM.format(shared=suite.shared))
     suite.phase()
     suite.phase("wide", nodes=2, gpus_per_node=2)
@@ -79,7 +79,7 @@ def test_the_plan_on_slurm_needs_no_slurm(suite: Suite, monkeypatch: pytest.Monk
     assert not suite.shared.exists() and not suite.reports.exists()
 
 
-def test_the_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     """`pytest -m multinode --cluster gilbreth --cluster-dry-run` is what document 000 runs."""
     monkeypatch.setenv("PATH", str(suite.path))
     monkeypatch.setenv("USER", "somebody")
@@ -107,12 +107,17 @@ def test_the_shipped_plan_of_gilbreth(suite: Suite, monkeypatch: pytest.MonkeyPa
     words = shlex.split(torchrun)
     assert words[words.index("--hidden-size") + 1] == "4096"
     assert words[words.index("--layers") + 1] == "8"
-    assert lines_with(result, "lora_sft_ddp is not on gilbreth: needs 8 GPUs a node, it has 2")
+    assert lines_with(
+        result,
+        "lora_sft_ddp does not run on gilbreth: it needs 8 GPUs per node, and gilbreth has 2",
+    )
     assert not [line for line in result.outlines if line.startswith("#SBATCH --signal")]
 
 
-def test_the_plan_tells_of_the_variables(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the variables stand remarks on them, each with who set it; values are told plain."""
+def test_plan_remarks_on_environment_variables(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The remarks follow the variables and name their source; values are sanitised."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth\x1b[31m")
     suite.cluster(env={"common": {"set": {"GLOO_SOCKET_IFNAM": "lo"}}})
     suite.phase()
@@ -125,14 +130,14 @@ def test_the_plan_tells_of_the_variables(suite: Suite, monkeypatch: pytest.Monke
     assert leak.startswith("warning: this shell: GLOO_SOCKET_IFNAME=eth\ufffd[31m reaches ")
 
 
-def test_a_plan_is_quoted_for_the_shell(suite: Suite) -> None:
-    """What a person pastes from the plan is what the program gets."""
+def test_plan_is_quoted_for_the_shell(suite: Suite) -> None:
+    """A line pasted from the plan gives the program the same arguments."""
     suite.phase(args={"say": "it's $HOME; ok"})
     (line,) = lines_with(suite.run("--cluster-dry-run"), "torchrun --standalone")
     assert shlex.split(line)[-2:] == ["--say", "it's $HOME; ok"]
 
 
-def test_a_plan_under_xdist_is_printed_once(suite: Suite) -> None:
+def test_plan_is_printed_once_under_xdist(suite: Suite) -> None:
     """-n does not multiply the plan, and no worker is started."""
     suite.phase()
     result = suite.run_apart("-n", "2", "--cluster-dry-run")
@@ -141,10 +146,10 @@ def test_a_plan_under_xdist_is_printed_once(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_plan_is_printed_in_any_encoding(
+def test_plan_is_printed_in_any_encoding(
     suite: Suite, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    """What the terminal cannot show is escaped."""
+    """Characters that the terminal cannot show are escaped."""
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     suite.phase(args={"say": "and so on\u2026"})
     result = suite.run_apart("--cluster-dry-run")

@@ -1,4 +1,4 @@
-"""Faults staged for real in the suite's own phases, on this machine's virtual nodes."""
+"""Real faults, staged in the suite's own phases on this machine's virtual nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pytest_clustersmoke.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-# What this machine cannot have: NCCL's transports (the CPU's ranks talk over gloo), and sbatch.
+# This machine has no NCCL transports (CPU ranks communicate over gloo), and no sbatch.
 NOT_HERE = {"p2p-off", "network-in-node", "infiniband-off", "submission-refused"}
 # One of each kind: a death, a criterion that blames a rank, a setting, a limit.
 SOME = {
@@ -26,7 +26,7 @@ SOME = {
 
 
 def prove(folder: Path, *words: str) -> dict[str, Any]:
-    """Prove gates on `local`, as a user does; the report of a proof that is whole."""
+    """Prove gates on `local`, as a user does; returns the report."""
     command = [sys.executable, "-m", "pytest", *words, "--cluster", "local", "--cluster-prove"]
     command += ["--cluster-report-dir", str(folder / "reports"), "-p", "no:cacheprovider"]
     env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(folder / "runs")}
@@ -40,20 +40,20 @@ def prove(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def check(report: dict[str, Any], gates: set[str]) -> None:
-    """All of these are proven, and no checkpoint is left of any job."""
+    """These gates are proven, and no job left a checkpoint."""
     proof = report["proof"]
     assert set(proof["proven"]) == set(proof["planned"]) == gates
     assert not list(Path(report["evidence"]).glob("phases/*/output"))
 
 
-def test_some_gates_are_proven_on_this_machine(tmp_path: Path) -> None:
-    """A death, a gradient, a setup line and a limit: each is stopped by its own gate."""
+def test_one_gate_of_each_kind_is_proven(tmp_path: Path) -> None:
+    """A death, a gradient, a setup line and a limit: each turns its own criterion red."""
     check(prove(tmp_path, *(f"smoke_tests/{c}::prove[{f}]" for f, c in SOME.items())), set(SOME))
 
 
 @pytest.mark.slow
-def test_every_gate_is_proven_on_this_machine(tmp_path: Path) -> None:
-    """Every fault that a CPU and gloo can have; the others are named, with the reason."""
+def test_every_gate_of_this_machine_is_proven(tmp_path: Path) -> None:
+    """Every fault that is possible on CPU and gloo; the others are named with the reason."""
     report = prove(tmp_path, "smoke_tests")
     check(report, set(FAULTS) - NOT_HERE)
     assert set(report["proof"]["not_applicable"]) == NOT_HERE

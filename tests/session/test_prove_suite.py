@@ -22,26 +22,26 @@ def flat(suite: Suite, *flags: str) -> None:
     suite.phase(base="Trained", script=str(STAGED), args=args)
 
 
-def test_a_gate_that_stops_its_fault_is_proven(suite: Suite) -> None:
-    """The criterion is red where the fault is staged and green where nothing is: status 0."""
+def test_gate_that_detects_its_fault_is_proven(suite: Suite) -> None:
+    """The criterion is red with the fault and green without it: status 0."""
     flat(suite)
     result = suite.run(*FLAT, "-v")
     assert result.ret == 0
     assert lines_with(result, "TestSmall::prove[loss-flat] PASSED")
     today = time.strftime("%Y-%m-%d")
-    said = f"PROVEN for loss-flat: 1 of 1 gates proven on one, {today}"
-    assert result.outlines[-1] == said
+    verdict = f"PROVEN for loss-flat: 1 of 1 gates proven on one, {today}"
+    assert result.outlines[-1] == verdict
     result.assert_outcomes(passed=1, deselected=46)
 
 
 def test_every_record_of_a_proof_is_marked(suite: Suite) -> None:
-    """Spec, result, journal, report, JUnit and run say that a fault was staged, and `latest`, the
-    link to what was found of the cluster as it is, does not point there."""
+    """Spec, result, journal, report, JUnit and run.json name the staged fault, and the link
+    `latest` does not point to the proof."""
     flat(suite)
     suite.run(*FLAT)
     (run,) = suite.runs()
-    told = read_json(run / "run.json") or {}
-    assert (told["run_id"], told["proof"]) == (run.name, ["loss-flat"])
+    run_json = read_json(run / "run.json") or {}
+    assert (run_json["run_id"], run_json["proof"]) == (run.name, ["loss-flat"])
     phases = {"prove-loss-flat": "loss-flat", "prove-nothing-small": "nothing"}
     for name, fault in phases.items():
         folder = run / "phases" / name
@@ -59,56 +59,60 @@ def test_every_record_of_a_proof_is_marked(suite: Suite) -> None:
     assert case["phase"] == "prove-loss-flat" and case["result"] == "passed"
 
 
-def test_a_gate_that_stays_green_is_named(suite: Suite) -> None:
-    """A rank that stages nothing leaves the criterion green: status 1, and the name is told."""
+def test_gate_that_stays_green_is_named(suite: Suite) -> None:
+    """A rank that stages nothing leaves the criterion green: status 1, and the fault is named."""
     flat(suite, "deaf")
     result = suite.run(*FLAT)
     assert result.ret == 1
     assert result.outlines[-1].startswith("NOT PROVEN for loss-flat: 0 of 1 gates proven on one")
     assert result.outlines[-1].endswith("(stayed green: loss-flat)")
     assert lines_with(result, "test_loss_over_all_ranks_falls stayed green")
-    assert lines_with(result, "no rank wrote that it staged the fault")
+    assert lines_with(result, "no rank recorded that it staged the fault")
 
 
-def test_red_without_the_fault_proves_nothing(suite: Suite) -> None:
-    """A criterion that turned red though no rank staged the fault is no proof."""
+def test_red_criterion_without_a_staged_fault_proves_nothing(suite: Suite) -> None:
+    """A criterion that turns red although no rank staged the fault proves nothing."""
     flat(suite, "silent")
     result = suite.run(*FLAT)
     assert result.ret == 1
     assert result.outlines[-1].endswith("(not as they must be: loss-flat)")
 
 
-def test_another_criterion_may_not_turn_red(suite: Suite) -> None:
-    """Damage beyond the fault's own is told, with the criterion that shows it."""
+def test_unexpected_red_criterion_is_named(suite: Suite) -> None:
+    """Damage beyond the staged fault is reported with the criterion that shows it."""
     flat(suite, "harm")
     result = suite.run(*FLAT)
     assert result.ret == 1
     assert result.outlines[-1].endswith("(not as they must be: loss-flat)")
     assert lines_with(
-        result, "test_throughput_meets_the_reference failed, but skipped with nothing staged"
+        result, "test_throughput_meets_the_reference failed, but skipped without the fault"
     )
 
 
-def test_a_phase_that_is_red_anyway_proves_nothing(suite: Suite) -> None:
-    """A criterion that is red with nothing staged, too, is not due to the fault."""
+def test_criterion_that_is_red_without_the_fault_proves_nothing(suite: Suite) -> None:
+    """The fault is not the cause if the criterion is also red without it."""
     suite.phase(base="Trained", script=str(STAGED), args={"steps": 3, "loss": "rises"})
     result = suite.run(*FLAT)
     assert result.ret == 1
-    assert lines_with(result, "test_loss_over_all_ranks_falls was failed with nothing staged")
+    assert lines_with(result, "test_loss_over_all_ranks_falls was failed without the fault")
 
 
-def test_a_job_that_fails_must_blame_the_rank_of_the_fault(suite: Suite) -> None:
-    """The fake raises on rank 0, whichever rank should: the gate is red, and not proven."""
+def test_failed_job_must_blame_the_rank_of_the_fault(suite: Suite) -> None:
+    """The fake always raises on rank 0: the gate is red, but not proven."""
     suite.phase(base="Trained", script=str(STAGED), args={"steps": 3}, gpus_per_node=2)
     result = suite.run("--cluster-prove", "-k", "rank-raised")
     assert result.ret == 1
     # Rank 1 may be ended before it writes that it stages it, too.
-    assert lines_with(result, "the fault was to be staged on rank 1, and was on [0")
+    assert lines_with(result, "the fault was staged on rank 0,") or lines_with(
+        result, "the fault was staged on ranks 0-1,"
+    )
     assert lines_with(result, "the finding names ranks [0] and hosts ['local0'], expected rank 1")
 
 
-def test_an_inherited_fault_reaches_no_rank(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CLUSTERSMOKE_FAULT of the user's shell, or of the profile, stages nothing in a normal run."""
+def test_inherited_fault_variable_reaches_no_rank(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CLUSTERSMOKE_FAULT in the user's shell or in the profile stages nothing in a normal run."""
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "loss-flat")
     block = {"PYTHONPATH": str(Path(STAGED).parents[2] / "fakes" / "torchrun"), suite.marker: "1"}
     suite.cluster(env={"common": {"set": {**block, "CLUSTERSMOKE_FAULT": "loss-flat"}}})
@@ -119,8 +123,8 @@ def test_an_inherited_fault_reaches_no_rank(suite: Suite, monkeypatch: pytest.Mo
     assert "fault" not in suite.record()["phases"][0]
 
 
-def test_a_normal_run_with_a_staged_fault_is_refused(suite: Suite) -> None:
-    """A rank that staged what its run did not ask for makes the job fail, whatever it passed."""
+def test_fault_staged_in_a_normal_run_fails_the_job(suite: Suite) -> None:
+    """A rank that stages a fault unasked fails its job, even if every criterion passes."""
     suite.phase(script=str(STAGED), args={"steps": 3, "leak": True})
     result = suite.run()
     assert result.ret == 1
@@ -130,18 +134,18 @@ def test_a_normal_run_with_a_staged_fault_is_refused(suite: Suite) -> None:
     assert (finding["id"], finding["ranks"]) == ("fault-staged-unasked", [0])
 
 
-def test_a_dry_run_lists_what_would_be_staged(suite: Suite) -> None:
-    """Nothing is submitted; each fault stands with its phase, or with why it is not staged."""
+def test_dry_run_lists_the_faults_to_stage(suite: Suite) -> None:
+    """Nothing is submitted; each fault has its phase, or the reason why it is not staged."""
     flat(suite)
     result = suite.run("--cluster-prove", "--cluster-dry-run")
     assert lines_with(result, "loss-flat: small, 1 x 1 ranks: every update")
-    assert lines_with(result, "infiniband-off: not here: needs 2 nodes")
-    assert lines_with(result, "submission-refused: not here: one is no slurm cluster")
+    assert lines_with(result, "infiniband-off is not staged: needs 2 nodes")
+    assert lines_with(result, "submission-refused is not staged: one is not a slurm cluster")
     assert suite.runs() == [] and not suite.reports.exists()
 
 
-def test_it_does_not_run_with_xdist(suite: Suite) -> None:
-    """One session stages all faults: -n is refused before anything is submitted."""
+def test_proof_under_xdist_is_refused(suite: Suite) -> None:
+    """-n is refused before anything is submitted."""
     flat(suite)
     result = suite.run(*FLAT, "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -149,7 +153,7 @@ def test_it_does_not_run_with_xdist(suite: Suite) -> None:
     assert suite.runs() == []
 
 
-def test_it_needs_a_cluster(suite: Suite) -> None:
+def test_proof_needs_a_cluster(suite: Suite) -> None:
     """Without a cluster there is nothing to prove."""
     flat(suite)
     result = suite.run("--cluster-prove", cluster="")
@@ -158,7 +162,7 @@ def test_it_needs_a_cluster(suite: Suite) -> None:
 
 
 def test_without_the_option_no_gate_is_collected(suite: Suite) -> None:
-    """A normal run has no such items, so nothing it selects can stage a fault."""
+    """A normal run has no gate items, so no selection can stage a fault."""
     flat(suite)
     result = suite.run("--collect-only", "-q")
     assert not lines_with(result, "prove[")

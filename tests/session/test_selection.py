@@ -1,4 +1,4 @@
-"""A verdict says of which phases and criteria it holds, and how they were changed."""
+"""A verdict names the phases and criteria that it holds for, and how they were changed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ OF_BAD = "test_small.py::TestSmall::test_bad"
         ("test_x.py", "test_x.py"),
     ],
 )
-def test_the_name_of_a_criterion(nodeid: str, name: str) -> None:
-    """Whatever its parameters hold, and wherever its file lies."""
+def test_criterion_of_takes_the_name_from_a_node_id(nodeid: str, name: str) -> None:
+    """Whatever its parameters contain, and wherever its file is."""
     assert criterion_of(nodeid) == name
 
 
@@ -67,11 +67,10 @@ def test_the_name_of_a_criterion(nodeid: str, name: str) -> None:
         (("--deselect", "test_other.py"), "UNFIT: 1 of 1 phases (small: test_bad)", ""),
     ],
 )
-def test_a_part_of_the_criteria_is_told(
+def test_verdict_names_the_selected_part(
     suite: Suite, words: tuple[str, ...], said: str, selection: str, workers: tuple[str, ...]
 ) -> None:
-    """It stands for itself alone: neither the textfile's metrics nor the history take it for
-    the whole."""
+    """It does not count as a run of the whole cluster in metrics and history."""
     suite.phase(body=BODY)
     run = suite.run_apart if workers else suite.run
     result = run(*words, *workers)
@@ -84,23 +83,23 @@ def test_a_part_of_the_criteria_is_told(
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")])
-def test_a_run_that_stops_at_a_failure_says_how_far_it_came(
+def test_run_stopped_at_a_failure_counts_its_criteria(
     suite: Suite, workers: tuple[str, ...]
 ) -> None:
-    """What was to run and was not heard is no part of the verdict."""
+    """Criteria without a result are not part of the verdict."""
     suite.phase(body=BODY + "def test_later(self, phase):\n    pass\n")
     result = suite.run_apart("-x", *workers) if workers else suite.run("-x")
     assert result.outlines[-1] == "UNFIT: 1 of 1 phases, 5 of 6 criteria (small: test_bad)"
     record = suite.record()
     assert record["selection"] == "5 of 6 criteria"
-    if not workers:  # xdist tells pytest of an interruption
+    if not workers:  # xdist reports an interruption to pytest
         assert record["not_measured"] == ["small: no result of test_later"]
     assert not (suite.reports / "metrics-one.prom").exists()
 
 
 @pytest.mark.parametrize(("word", "named"), [("--lf", "--last-failed"), ("--sw", "--stepwise")])
-def test_a_run_of_what_failed_last(suite: Suite, word: str, named: str) -> None:
-    """Is no run of the phase; where nothing is left out, it is one."""
+def test_run_of_last_failures_is_not_the_whole_phase(suite: Suite, word: str, named: str) -> None:
+    """It counts as a whole run only if nothing was left out."""
     cached = ("-p", "cacheprovider", "-p", "stepwise", word)
     path = suite.phase(body=BODY)
     assert suite.run_apart(*cached).ret != 0
@@ -110,8 +109,8 @@ def test_a_run_of_what_failed_last(suite: Suite, word: str, named: str) -> None:
     assert suite.run_apart(*cached).outlines[-1] == "FIT: 1 of 1 phases"
 
 
-def test_criteria_of_a_class_inside_the_phases(suite: Suite) -> None:
-    """Count as the phase's own; by node ids alone nobody knows how many there are."""
+def test_criteria_of_a_nested_class_count_for_the_phase(suite: Suite) -> None:
+    """With node ids alone their number is unknown."""
     inner = "class TestInner:\n    def test_{}(self, phase): pass\n    def test_d(self): pass\n"
     suite.phase(body=inner.format("c") + "def test_a(self, phase): pass\n")
     assert suite.run().outlines[-1] == "FIT: 1 of 1 phases"
@@ -122,19 +121,19 @@ def test_criteria_of_a_class_inside_the_phases(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])
-def test_a_changed_phase_is_named(suite: Suite, workers: tuple[str, ...]) -> None:
-    """An experimenter's run never stands for the cluster's state."""
+def test_verdict_names_changed_settings(suite: Suite, workers: tuple[str, ...]) -> None:
+    """A run with --cluster-set never counts for the cluster's state."""
     suite.phase()
     sets = ("--cluster-set", "small.args.steps=3", "--cluster-set", "small.env.X=1")
     result = suite.run_apart(*sets, *workers) if workers else suite.run(*sets)
     how = "with --cluster-set small.args.steps=3, small.env.X=1"
     assert result.outlines[-1] == f"FIT for all {how}: 1 of 1 phases"
     assert suite.record()["selection"] == f"all {how}"
-    assert [path.name for path in of_reports(suite)] == []
+    assert [path.name for path in textfiles(suite)] == []
     if not workers:
         said = suite.run(*sets, "-m", "singlegpu").outlines[-1]
         assert said == f"FIT for singlegpu {how}: 1 of 1 phases"
 
 
-def of_reports(suite: Suite) -> list[Path]:
+def textfiles(suite: Suite) -> list[Path]:
     return list(suite.reports.glob("*.prom"))

@@ -1,4 +1,4 @@
-"""A verdict is no better than what was heard, whatever pytest leaves out or tests claim."""
+"""A verdict counts real results only, whatever pytest leaves out or tests claim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ def test_plain(record_property):
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_a_test_that_claims_a_phase_is_none_of_its_criteria(
-    suite: Suite, workers: tuple[str, ...]
-) -> None:
-    """Properties are any test's to write: it fails the run, and judges nothing."""
+def test_property_of_a_phase_makes_no_criterion(suite: Suite, workers: tuple[str, ...]) -> None:
+    """Any test can write properties: this one fails the run, and judges nothing."""
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text(CLAIMS.format(0))
     result = suite.run_apart(*workers)
@@ -26,8 +24,8 @@ def test_a_test_that_claims_a_phase_is_none_of_its_criteria(
     assert lines_with(result, "UNFIT") == ["UNFIT: 1 of 1 phases (tests that are no phase's)"]
 
 
-def test_a_test_that_claims_to_have_judged_measures_nothing(suite: Suite) -> None:
-    """What the cluster requires is still missing."""
+def test_property_of_judged_kinds_measures_nothing(suite: Suite) -> None:
+    """The required kind is still missing."""
     suite.cluster(require=["transports"])
     suite.phase(gpus_per_node=2)
     suite.path.joinpath("test_plain.py").write_text(CLAIMS.format(1))
@@ -37,29 +35,28 @@ def test_a_test_that_claims_to_have_judged_measures_nothing(suite: Suite) -> Non
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_a_file_that_is_skipped_takes_no_phase_away_unheard(
-    suite: Suite, workers: tuple[str, ...]
-) -> None:
-    """A package that is missing leaves a phase out: not FIT, and the file is named."""
+def test_skipped_file_with_a_phase_is_inconclusive(suite: Suite, workers: tuple[str, ...]) -> None:
+    """A missing package leaves a phase out: not FIT, and the file is named."""
     suite.cluster(phases={"small": None, "other": None})
     suite.phase()
     suite.path.joinpath("test_other.py").write_text("import pytest\npytest.importorskip('absent')")
     result = suite.run_apart(*workers)
     assert result.ret == 6
-    told = lines_with(result, "INCONCLUSIVE")[0]
-    assert "other: not collected; skipped as a whole: test_other.py (" in told and "absent" in told
+    verdict = lines_with(result, "INCONCLUSIVE")[0]
+    assert "other: not collected; skipped as a whole: test_other.py (" in verdict
+    assert "absent" in verdict
 
 
-def test_a_file_that_is_skipped_beside_all_phases_is_nothing(suite: Suite) -> None:
-    """Every phase of the cluster was collected: what else was skipped does not count."""
+def test_skipped_file_without_phases_does_not_count(suite: Suite) -> None:
+    """Every phase of the cluster was collected."""
     suite.phase()
     suite.path.joinpath("test_other.py").write_text("import pytest\npytest.importorskip('absent')")
     assert suite.run_apart().ret == 0
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
-def test_other_tests_success_is_no_verdict(suite: Suite, workers: tuple[str, ...]) -> None:
-    """Asked for a cluster of which no phase ran, pytest ends with the status for nothing run."""
+def test_success_of_other_tests_is_not_a_verdict(suite: Suite, workers: tuple[str, ...]) -> None:
+    """With --cluster, but without a phase, pytest exits with the status for no tests."""
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text("def test_plain(): pass\n")
     result = suite.run_apart("-k", "plain", *workers)
@@ -67,16 +64,16 @@ def test_other_tests_success_is_no_verdict(suite: Suite, workers: tuple[str, ...
     assert lines_with(result, "no phase ran on one: no verdict") and not suite.reports.exists()
 
 
-def test_a_cluster_of_the_ini_file_leaves_other_tests_alone(suite: Suite) -> None:
-    """There nobody asked for a verdict."""
+def test_other_tests_run_with_a_cluster_in_the_ini_file(suite: Suite) -> None:
+    """Nobody asked for a verdict there."""
     (suite.path / "pytest.ini").write_text("[pytest]\ncluster = one\n")
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text("def test_plain(): pass\n")
     assert suite.run_apart("-k", "plain", cluster="").ret == 0
 
 
-def test_a_failure_that_no_test_told_is_not_fit(suite: Suite) -> None:
-    """A plugin that counts one (a coverage that is too low, say) is heard."""
+def test_failure_counted_by_a_plugin_is_not_fit(suite: Suite) -> None:
+    """Such as a coverage plugin whose threshold is missed."""
     suite.path.joinpath("conftest.py").write_text(
         "import pytest\n@pytest.hookimpl(wrapper=True)\ndef pytest_runtestloop(session):\n"
         "    found = yield\n    session.testsfailed += 1\n    return found\n"
@@ -87,8 +84,8 @@ def test_a_failure_that_no_test_told_is_not_fit(suite: Suite) -> None:
     assert "pytest counts a failure of which no test told" in lines_with(result, "INCONCLUSIVE")[0]
 
 
-def test_a_worker_that_dies_is_named_by_its_test(suite: Suite) -> None:
-    """It is no test of nobody's: the one that it ran is told."""
+def test_dead_worker_is_named_by_its_test(suite: Suite) -> None:
+    """The verdict names the test that the worker ran."""
     suite.phase(body="def test_dies(self, phase):\n    import os\n    os._exit(3)\n")
     result = suite.run_apart("-n", "1", "--max-worker-restart", "0")
     assert result.ret != 0
@@ -104,8 +101,8 @@ def pytest_configure(config):
 """
 
 
-def test_a_job_whose_submission_cannot_be_written_down_is_ended(suite: Suite) -> None:
-    """The disk is full behind sbatch: the job is known all the same, and cancelled."""
+def test_job_is_cancelled_if_its_submission_cannot_be_journalled(suite: Suite) -> None:
+    """The disk fills up after sbatch: the job is known all the same, and cancelled."""
     broken = """from pytest_clustersmoke.evidence.telemetry import EventWriter
         write = EventWriter.write
         def full(self, event, **fields):
@@ -121,8 +118,8 @@ def test_a_job_whose_submission_cannot_be_written_down_is_ended(suite: Suite) ->
     assert len(ended) == 1
 
 
-def test_a_full_disk_for_workers_words_costs_no_verdict(suite: Suite) -> None:
-    """xdist's workers learn of the end by their parent, too."""
+def test_full_disk_at_the_end_of_workers_keeps_the_verdict(suite: Suite) -> None:
+    """xdist's workers also notice that their parent is gone."""
     broken = """import pytest_clustersmoke.session.xdist_suites as d
         write = d.write_json
         def full(path, *given):
@@ -135,8 +132,8 @@ def test_a_full_disk_for_workers_words_costs_no_verdict(suite: Suite) -> None:
     assert suite.run_apart("-n", "1").ret == 0
 
 
-def test_a_link_that_cannot_be_made_costs_no_verdict(suite: Suite) -> None:
-    """Somebody has made `latest` a directory: told, and no draft is left."""
+def test_blocked_latest_link_keeps_the_verdict(suite: Suite) -> None:
+    """`latest` is a directory: a remark says so, and no temporary link is left."""
     (suite.reports / "latest").mkdir(parents=True)
     suite.phase()
     result = suite.run_apart()
@@ -145,8 +142,8 @@ def test_a_link_that_cannot_be_made_costs_no_verdict(suite: Suite) -> None:
     assert not list(suite.reports.glob(".latest*"))
 
 
-def test_a_setup_plan_submits_nothing(suite: Suite) -> None:
-    """It is a plan."""
+def test_setup_plan_submits_nothing(suite: Suite) -> None:
+    """--setup-plan runs nothing."""
     suite.phase()
     suite.run_apart("--setup-plan")
     assert not suite.runs()

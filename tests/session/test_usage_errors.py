@@ -1,6 +1,6 @@
-"""What a user can get wrong: told at once, in words, with exit status 4, before anything happens.
+"""Mistakes of a user are all reported at once, with exit status 4, before anything is submitted.
 
-`Suite.refused` holds for each: status 4, no traceback, nothing in shared_dir, no report.
+`Suite.refused` checks each: status 4, no traceback, nothing in shared_dir, no report.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def line_of(path: Path, text: str) -> int:
     return next(i for i, line in enumerate(path.read_text().splitlines(), 1) if text in line)
 
 
-def test_an_unknown_cluster_names_the_near_one(suite: Suite) -> None:
-    """A misspelt cluster is told with those there are and the one that is meant."""
+def test_unknown_cluster_names_a_near_match(suite: Suite) -> None:
+    """The error lists the clusters and suggests the near one."""
     suite.cluster(name="gilbreth")
     assert suite.refused(cluster="gilbert") == [
         "--cluster: no profile `gilbert` in cluster.yaml; expected one of `gilbreth`; "
@@ -37,8 +37,8 @@ def test_an_unknown_cluster_names_the_near_one(suite: Suite) -> None:
     ]
 
 
-def test_no_file_of_clusters(suite: Suite) -> None:
-    """Without cluster.yaml the error says where it was looked for and what to do."""
+def test_missing_cluster_file_is_refused(suite: Suite) -> None:
+    """The error says where cluster.yaml was expected and what to do."""
     suite.path.joinpath("cluster.yaml").unlink()
     assert suite.refused() == [
         f"no cluster.yaml in {suite.path}; expected a file of profiles there; write one "
@@ -65,14 +65,14 @@ def test_no_file_of_clusters(suite: Suite) -> None:
         ),
     ],
 )
-def test_malformed_yaml(suite: Suite, text: str, line: str) -> None:
-    """YAML that cannot be read is told with its line."""
+def test_malformed_yaml_is_refused_with_its_line(suite: Suite, text: str, line: str) -> None:
+    """The error has file and line."""
     suite.path.joinpath("cluster.yaml").write_text(text)
     assert suite.refused() == [line]
 
 
-def test_an_unreadable_file(suite: Suite) -> None:
-    """A directory in the file's place, and a file that is no text, are told as such."""
+def test_unreadable_cluster_file_is_refused(suite: Suite) -> None:
+    """A directory, and a file that is not text, are refused."""
     suite.path.joinpath("folder").mkdir()
     assert suite.refused("--cluster-config", "folder") == [
         "folder: cannot be read: Is a directory; expected a readable YAML file"
@@ -83,8 +83,8 @@ def test_an_unreadable_file(suite: Suite) -> None:
     ]
 
 
-def test_an_unknown_key_names_the_near_one(suite: Suite) -> None:
-    """A misspelt key is told with its line, the keys there are, and the one that is meant."""
+def test_unknown_key_names_a_near_match(suite: Suite) -> None:
+    """The error has the line, the known keys and the near one."""
     suite.cluster(partitoin="main")
     (line,) = suite.refused()
     where = line_of(suite.path / "cluster.yaml", "partitoin")
@@ -96,8 +96,8 @@ def test_an_unknown_key_names_the_near_one(suite: Suite) -> None:
     ]
 
 
-def test_a_wrong_unit(suite: Suite) -> None:
-    """A reference in another unit is refused, with the metric's own."""
+def test_reference_in_a_wrong_unit_is_refused(suite: Suite) -> None:
+    """The error names the metric's unit."""
     suite.cluster(
         references={
             "small": {
@@ -109,8 +109,8 @@ def test_a_wrong_unit(suite: Suite) -> None:
     assert "peak_memory_gib.unit is `GB`; expected `GiB`, the unit of peak_memory_gib" in line
 
 
-def test_a_marker_without_a_script(suite: Suite) -> None:
-    """A phase marker without a script is told where it stands, with the form that is expected."""
+def test_marker_without_script_is_refused(suite: Suite) -> None:
+    """The error has the marker's line and the expected form."""
     path = suite.phase(script="")
     assert suite.refused() == [
         f"test_small.py:{line_of(path, 'mark.phase')}: phase 'small' has no script; expected "
@@ -118,19 +118,19 @@ def test_a_marker_without_a_script(suite: Suite) -> None:
     ]
 
 
-def test_a_marker_without_a_name(suite: Suite) -> None:
-    """A phase marker without a name is told with an example of one."""
+def test_marker_without_name_is_refused(suite: Suite) -> None:
+    """The error has an example of a marker."""
     path = suite.path / "test_bad.py"
     path.write_text("import pytest\n@pytest.mark.phase(script='x.py')\nclass TestX:\n    pass\n")
     assert suite.refused() == [
-        "test_bad.py:2: the phase marker has no usable name: nothing; expected one name of "
+        "test_bad.py:2: the phase marker has no valid name: nothing; expected one name of "
         "letters, digits, `_` and `-` first: "
         '@pytest.mark.phase("ddp_2gpu", script="train_ddp.py")'
     ]
 
 
-def test_an_unknown_argument_of_the_marker(suite: Suite) -> None:
-    """A misspelt argument is told with the near one."""
+def test_unknown_marker_argument_names_a_near_match(suite: Suite) -> None:
+    """The error suggests the near argument."""
     suite.phase(gpus_per_nod=2)
     (line,) = suite.refused()
     assert line.startswith("test_small.py:3: unknown argument `gpus_per_nod` of the phase marker; ")
@@ -147,36 +147,37 @@ def test_an_unknown_argument_of_the_marker(suite: Suite) -> None:
         ("timeout_s", 0, "seconds above 0"),
     ],
 )
-def test_a_marker_with_an_impossible_number(
+def test_impossible_number_in_a_marker_is_refused(
     suite: Suite, key: str, value: Any, expected: str
 ) -> None:
-    """Counts and seconds that cannot be are refused."""
+    """Counts and seconds must be above 0."""
     suite.phase(**{key: value})
     assert suite.refused() == [
-        f"test_small.py:3: {key}={value!r} of phase 'small'; expected {expected}"
+        f"test_small.py:3: {key}={value!r} of phase 'small' is not valid; expected {expected}"
     ]
 
 
-def test_two_phases_of_one_name(suite: Suite) -> None:
-    """Both places are shown."""
+def test_two_phases_of_one_name_are_refused(suite: Suite) -> None:
+    """The error shows both places."""
     suite.phase(file="test_a.py")
     suite.phase(file="test_b.py")
     assert suite.refused() == [
-        "test_b.py:3: two phases are named `small`; expected a name of its own for each phase; "
-        "the other one is at test_a.py:3"
+        "test_b.py:3: two phases are named `small`; expected a unique name for each phase; "
+        "the other is at test_a.py:3"
     ]
 
 
-def test_a_script_that_is_not_there(suite: Suite) -> None:
-    """The path is told as it was resolved beside the test file."""
+def test_missing_script_is_refused(suite: Suite) -> None:
+    """The error has the path as resolved beside the test file."""
     suite.phase(script="train_gone.py")
     assert suite.refused() == [
-        "test_small.py:3: the script of phase `small` is not there: train_gone.py; expected a file"
+        "test_small.py:3: the script of phase `small` does not exist: train_gone.py; expected "
+        "a file"
     ]
 
 
-def test_a_script_where_nodes_cannot_see_it(suite: Suite) -> None:
-    """A script below a path that nodes do not share is refused."""
+def test_script_on_a_node_local_path_is_refused(suite: Suite) -> None:
+    """The error names the path that every node has for itself."""
     script = suite.path / "local" / "train.py"
     script.parent.mkdir()
     script.write_text("")
@@ -184,33 +185,33 @@ def test_a_script_where_nodes_cannot_see_it(suite: Suite) -> None:
     suite.phase(script="local/train.py")
     assert suite.refused() == [
         "test_small.py:3: the script of phase `small`, local/train.py, lies under "
-        f"{suite.path / 'local'}, which every node has for itself; expected a script on a file "
+        f"{suite.path / 'local'}, which nodes do not share; expected a script on a file "
         "system that all nodes share; move the suite there".replace(f"{suite.path}/", "")
     ]
 
 
-def test_a_shared_directory_that_is_not_shared(suite: Suite) -> None:
-    """shared_dir below node_local is refused when the file is read."""
+def test_shared_dir_on_a_node_local_path_is_refused(suite: Suite) -> None:
+    """It is refused when the file is read."""
     suite.cluster(node_local=[str(suite.shared)])
     suite.phase()
     (line,) = suite.refused()
     assert "which nodes do not share; expected a directory that every node sees" in line
 
 
-def test_more_gpus_than_the_hardware_has(suite: Suite) -> None:
-    """A listed phase that asks for too many GPUs a node is refused, with both places."""
+def test_more_gpus_than_a_node_has_are_refused(suite: Suite) -> None:
+    """The error shows the marker and the hardware of the cluster."""
     path = suite.phase(gpus_per_node=8)
     (line,) = suite.refused()
     limit = line_of(suite.path / "cluster.yaml", "gpus_per_node")
     assert line == (
-        f"test_small.py:{line_of(path, 'mark.phase')}: phase `small` asks for 8 GPUs a node; "
-        f"expected at most 2, as one has (cluster.yaml:{limit}); change the phase's "
-        "`gpus_per_node`, or take it out of the cluster's `phases`"
+        f"test_small.py:{line_of(path, 'mark.phase')}: phase `small` asks for 8 GPUs per node; "
+        f"expected at most 2 (`hardware.gpus_per_node` of one, cluster.yaml:{limit}); "
+        "change the phase's `gpus_per_node`, or remove the phase from `phases`"
     )
 
 
 def test_only_selected_phases_are_checked(suite: Suite) -> None:
-    """What is wrong with a phase that `-k` leaves out does not stop the others."""
+    """A problem with a phase that `-k` leaves out does not stop the others."""
     suite.cluster(phases={"small": None, "other": None})
     suite.phase(gpus_per_node=8)
     suite.phase("other")
@@ -219,8 +220,8 @@ def test_only_selected_phases_are_checked(suite: Suite) -> None:
     assert lines_with(result, "=== other") and not lines_with(result, "small")
 
 
-def test_scripts_in_one_wrong_place_are_one_problem(suite: Suite) -> None:
-    """Two scripts below one path that nodes do not share give one line, which names both phases."""
+def test_scripts_on_one_node_local_path_are_one_problem(suite: Suite) -> None:
+    """One line names both phases."""
     folder = suite.path / "local"
     folder.mkdir()
     (folder / "train.py").touch()
@@ -231,38 +232,41 @@ def test_scripts_in_one_wrong_place_are_one_problem(suite: Suite) -> None:
     assert "the scripts of phases `other`, `small`, in local, lie under local" in line
 
 
-def test_more_nodes_than_the_hardware_has(suite: Suite) -> None:
-    """So is one that asks for more nodes than there are."""
+def test_more_nodes_than_the_cluster_has_are_refused(suite: Suite) -> None:
+    """The error has both numbers."""
     suite.cluster(hardware={"gpu": "any", "device": "cpu", "gpus_per_node": 2, "nodes": 2})
     suite.phase(nodes=3)
     assert suite.refused() == [
-        "test_small.py:3: phase `small` asks for 3 nodes; expected at most 2, as one has"
+        "test_small.py:3: phase `small` asks for 3 nodes; expected at most 2 (`hardware.nodes` of "
+        "one)"
     ]
 
 
-def test_no_sbatch_on_path(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Slurm profile without Slurm's commands is refused, and says where to run."""
+def test_slurm_profile_without_sbatch_is_refused(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says where to run."""
     suite.cluster(SLURM.format(shared=suite.shared))
     suite.phase()
     monkeypatch.setenv("PATH", str(suite.path))
     assert suite.refused() == [
-        "cluster.yaml:3: no `sbatch` on PATH, and one is a Slurm cluster; expected Slurm's "
+        "cluster.yaml:3: no `sbatch` on PATH, but one is a Slurm cluster; expected Slurm's "
         "commands; run this on a login node of the cluster"
     ]
 
 
-def test_a_run_directory_that_cannot_be_made(suite: Suite) -> None:
-    """A shared_dir below a regular file is told with the system's words."""
+def test_run_directory_that_cannot_be_created_is_refused(suite: Suite) -> None:
+    """A shared_dir below a regular file: the error has the system's reason."""
     suite.path.joinpath("file").write_text("")
     suite.cluster(shared_dir=str(suite.path / "file" / "runs"))
     suite.phase()
     (line,) = suite.refused()
     assert line.startswith("cluster.yaml:5: the run directory would go to file/runs, but file is ")
-    assert line.endswith("no directory; expected a directory that this user can write")
+    assert line.endswith("not a directory; expected a directory that this user can write")
 
 
 @pytest.mark.parametrize(("char", "words"), [("%", "a `%`"), ("\n", "a newline")])
-def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -> None:
+def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, words: str) -> None:
     """`%` and a newline are refused, in a script's path and in the shared directory."""
     folder = suite.path / f"a{char}b"
     folder.mkdir()
@@ -275,7 +279,7 @@ def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -
     (shared,) = suite.refused()
     where = line_of(suite.path / "cluster.yaml", "shared_dir")
     assert shared.startswith(f"cluster.yaml:{where}: clusters.one.shared_dir is ")
-    assert "expected a path without `%` and control characters, which sbatch would" in shared
+    assert "expected a path without `%` or control characters, which sbatch would" in shared
 
 
 @pytest.mark.parametrize(
@@ -287,7 +291,7 @@ def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -
             "gpus_per_node, timeout_s, args.X, slurm.X, env.X, stage_limits_s.X",
         ),
         ("small.steps=3", "unknown key `steps` in 'small.steps=3'; "),
-        ("small.steps=3", "an option of its program is written small.args.steps=3"),
+        ("small.steps=3", "write an option of its program as small.args.steps=3"),
         ("small.node=3", "did you mean `nodes`?"),
         ("small.nodes=many", "small.nodes is `many`; expected a whole number"),
         ("small.nodes=0", "small.nodes is `0`; expected a number above 0"),
@@ -305,8 +309,8 @@ def test_a_path_that_sbatch_would_misread(suite: Suite, char: str, words: str) -
         ),
     ],
 )
-def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
-    """--cluster-set says the accepted form, and the near phase or key."""
+def test_bad_setting_names_the_accepted_form(suite: Suite, setting: str, words: str) -> None:
+    """The error of --cluster-set has the accepted form, and the near phase or key."""
     suite.phase()
     (line,) = suite.refused("--cluster-set", setting)
     assert line.startswith("--cluster-set: ") and words in line
@@ -331,8 +335,8 @@ def test_a_bad_setting(suite: Suite, setting: str, words: str) -> None:
         ("env.A B=3", "`A B` in small.env.set is not a valid name for a variable"),
     ],
 )
-def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: str) -> None:
-    """What cluster.yaml may not say, --cluster-set may not say either."""
+def test_setting_is_checked_like_cluster_yaml(suite: Suite, setting: str, words: str) -> None:
+    """--cluster-set refuses what cluster.yaml refuses."""
     suite.cluster(SLURM.format(shared=suite.shared))
     suite.phase()
     (line,) = suite.refused("--cluster-set", f"small.{setting}")
@@ -343,42 +347,44 @@ def test_a_setting_is_checked_like_the_file(suite: Suite, setting: str, words: s
     "words",
     [("--cluster-dry-run",), ("--cluster-set", "small.nodes=2"), ("--cluster-max-jobs", "2")],
 )
-def test_options_that_need_a_cluster(suite: Suite, words: tuple[str, ...]) -> None:
-    """What only a cluster can mean is refused without one."""
+def test_options_that_need_a_cluster_are_refused_without_one(
+    suite: Suite, words: tuple[str, ...]
+) -> None:
+    """The error names the option."""
     suite.phase()
     assert suite.refused(*words, cluster="") == [f"{words[0]} needs --cluster NAME"]
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
-def test_max_jobs_is_a_count(suite: Suite, value: str) -> None:
-    """--cluster-max-jobs says what it accepts."""
+def test_max_jobs_must_be_a_positive_number(suite: Suite, value: str) -> None:
+    """The error says what --cluster-max-jobs accepts."""
     result = suite.run(f"--cluster-max-jobs={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert f"expected a whole number of at least 1, got '{value}'" in result.stderr.str()
 
 
-def test_all_problems_are_told_at_once(suite: Suite) -> None:
+def test_all_problems_are_reported_at_once(suite: Suite) -> None:
     """Markers, names, scripts, hardware and settings: one error lists them all."""
     suite.cluster(phases=dict.fromkeys(["small", "wide"]))
     suite.phase(file="test_a.py")
     suite.phase(file="test_b.py", script="gone.py")
     suite.phase("wide", gpus_per_node=8)
     suite.phase("bad", nodes=0)
-    told = "\n".join(suite.refused("--cluster-set", "small.nodse=2"))
-    for words in (
+    error = "\n".join(suite.refused("--cluster-set", "small.nodse=2"))
+    for problem in (
         "two phases are named `small`",
-        "the script of phase `small` is not there",
-        "phase `wide` asks for 8 GPUs a node",
+        "the script of phase `small` does not exist",
+        "phase `wide` asks for 8 GPUs per node",
         "nodes=0 of phase 'bad'",
         "unknown key `nodse`",
     ):
-        assert words in told
+        assert problem in error
 
 
-def test_all_problems_before_submission_are_told_at_once(
+def test_all_preflight_problems_are_reported_at_once(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No scheduler and an unusable path: both are told."""
+    """No scheduler and an unusable path: the error lists both."""
     suite.cluster(SLURM.format(shared=suite.shared))
     suite.path.joinpath("a%b.py").write_text("")
     suite.phase(script="a%b.py")
@@ -387,15 +393,15 @@ def test_all_problems_before_submission_are_told_at_once(
     assert "no `sbatch` on PATH" in first and "holds a `%`" in second
 
 
-def test_marker_mistakes_are_told_without_a_cluster(suite: Suite) -> None:
-    """A wrong marker is a usage error even where phases would only be skipped."""
+def test_marker_mistakes_are_reported_without_a_cluster(suite: Suite) -> None:
+    """A wrong marker is a usage error even if phases would only be skipped."""
     suite.phase(script="gone.py")
     (line,) = suite.refused(cluster="")
-    assert "is not there" in line
+    assert "does not exist" in line
 
 
-def test_a_usage_error_in_a_process_of_its_own(suite: Suite) -> None:
-    """As a user sees it: `ERROR:` lines on stderr, status 4, no traceback."""
+def test_usage_error_as_a_user_sees_it(suite: Suite) -> None:
+    """`ERROR:` lines on stderr, status 4, no traceback."""
     suite.phase(script="gone.py")
     result = suite.run_apart()
     assert result.ret == 4
@@ -405,28 +411,30 @@ def test_a_usage_error_in_a_process_of_its_own(suite: Suite) -> None:
 
 
 def test_problem_says_what_where_expected_and_todo() -> None:
-    """One shape for every problem: the place first, then what, what was expected, what to do."""
+    """The place first, then what is wrong, what was expected, what to do."""
     assert str(Problem("x is y", "f:3", "z", "do w")) == "f:3: x is y; expected z; do w"
     assert str(Problem("x is y")) == "x is y"
     assert str(UsageProblems([Problem("a"), Problem("b")])) == "a\nb"
 
 
 @pytest.mark.parametrize(("word", "hint"), [("node", "did you mean `nodes`?"), ("quite else", "")])
-def test_near(word: str, hint: str) -> None:
-    """A close word is hinted at, a far one is not."""
+def test_near_hints_at_a_close_word_only(word: str, hint: str) -> None:
+    """A distant word gives no hint."""
     assert near(word, ["nodes", "args"]) == hint
 
 
-def test_the_file_and_the_markers_are_told_together(suite: Suite) -> None:
-    """What is wrong with cluster.yaml does not hide what is wrong with a marker."""
+def test_problems_of_file_and_markers_are_reported_together(suite: Suite) -> None:
+    """A problem in cluster.yaml does not hide a problem in a marker."""
     suite.cluster(shard_dir="x")
     suite.phase(gpus_per_nod=2)
     first, second = suite.refused()
     assert "unknown key `shard_dir`" in first and "unknown argument `gpus_per_nod`" in second
 
 
-def test_a_report_directory_that_pytest_takes_for_its_root(suite: Suite, tmp_path: Path) -> None:
-    """It exists, and stands apart from its option: the error says how to write it."""
+def test_report_directory_that_pytest_takes_for_its_root_is_refused(
+    suite: Suite, tmp_path: Path
+) -> None:
+    """It exists, and is given after a space: the error says how to write the option."""
     suite.phase()
     other = tmp_path / "kept"
     other.mkdir()

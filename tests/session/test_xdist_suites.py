@@ -30,7 +30,7 @@ def cases(suite: Suite) -> dict[str, dict[str, str | None]]:
     return {name: {key: one.get(key) for key in SAME} for name, one in found.items()}
 
 
-def test_the_same_run_with_workers(three: Suite) -> None:
+def test_run_with_workers_gives_the_same_results(three: Suite) -> None:
     """-n 2 gives the same cases, outcomes, properties, verdict and status as without it."""
     alone = three.run_apart("-p", "no:xdist")
     want, verdict = cases(three), three.record()["sentence"]
@@ -45,7 +45,7 @@ def test_the_same_run_with_workers(three: Suite) -> None:
 
 
 def test_criteria_of_a_phase_stay_on_one_worker(suite: Suite) -> None:
-    """Each worker reads a phase once: its criteria run in one process."""
+    """Its evidence is read once, in one process."""
     body = (
         "def test_{}(self, phase): open('pids', 'a').write(f'{{__import__(\"os\").getpid()}}\\n')"
     )
@@ -54,18 +54,18 @@ def test_criteria_of_a_phase_stay_on_one_worker(suite: Suite) -> None:
     assert len(set((suite.path / "pids").read_text().split())) == 1
 
 
-def test_a_usage_error_under_xdist(suite: Suite) -> None:
-    """Told once, with status 4, without a traceback; nothing is left behind."""
+def test_usage_error_under_xdist_is_reported_once(suite: Suite) -> None:
+    """One error, status 4, no traceback; nothing is left behind."""
     suite.phase(script="gone.py")
     result = suite.run_apart("-n", "2")
     output = result.stdout.str() + result.stderr.str()
     assert result.ret == 4, output
     assert "Traceback" not in output and "INTERNALERROR" not in output
-    assert output.count("is not there") == 1
+    assert output.count("does not exist") == 1
     assert suite.runs() == [] and suite.published() == []
 
 
-def test_nothing_to_submit_under_xdist(suite: Suite) -> None:
+def test_selection_of_no_phase_submits_nothing_under_xdist(suite: Suite) -> None:
     """A suite without phases runs its tests, has no verdict, and leaves no run behind."""
     suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
     result = suite.run_apart("-n", "2")
@@ -76,13 +76,13 @@ def test_nothing_to_submit_under_xdist(suite: Suite) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_nothing(
+def test_interruption_leaves_nothing(
     suite: Suite,
     leftovers: tuple[str, Callable[[], list[str]]],
     words: tuple[str, ...],
     signum: signal.Signals,
 ) -> None:
-    """Ctrl-C and SIGTERM: pytest is gone within 5 s, its jobs with it, and the report says so."""
+    """After Ctrl-C or SIGTERM pytest and its jobs end within 5 s, and the report says so."""
     never = suite.path / "never"
     suite.phase(args={"wait_for": str(never)}, nodes=2)
     with suite.started(*words) as running:
@@ -101,5 +101,5 @@ def test_an_interruption_leaves_nothing(
     assert len(outcome.events("cancelled")) == 1
 
 
-# The bound of 5 s is for an idle machine; the tests share theirs.
+# The limit of 5 s is for an idle machine; the tests share theirs.
 LOADED = 2

@@ -1,4 +1,4 @@
-"""train_allreduce.py under real torchrun: what it measures when all is well, and when it is not."""
+"""train_allreduce.py under real torchrun: its measurements in healthy and in faulty runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = {"max_bytes": 2**20, "factor": 2, "iterations": 2, "warmup": 1, "repeats
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: the agents' exit statuses, what they printed, the phase's evidence."""
+    """A finished run: the agents' exit statuses, their output, the phase's evidence."""
 
     statuses: list[int]
     output: str
@@ -41,7 +41,7 @@ def run(
     args: dict[str, int] = SMALL,
     **environment: str,
 ) -> Outcome:
-    """Run the program with one torchrun a node, as the launcher does; nothing is left running."""
+    """Run the program with one torchrun per node, as the launcher does; no process is left."""
     phase = PhaseDir(directory / "small")
     spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": args}
     write_json(phase.spec, spec)
@@ -70,11 +70,11 @@ def _flag(key: str) -> str:
 
 
 def check_measured(phase: PhaseResult) -> set[str]:
-    """Every collective that this torch's gloo has was measured, and is right; which those are."""
+    """Check that every collective of this torch's gloo was measured and correct; returns them."""
     left_out = set(phase.fact("left_out"))
     bandwidth.check_results(phase)
     bandwidth.check_metrics_follow(phase)
-    if left_out:  # gloo of torch 2.2 has not all
+    if left_out:  # gloo in torch 2.2 lacks some
         with pytest.raises(Unmeasured, match="this gloo has no"):
             bandwidth.check_sizes(phase)
     else:
@@ -83,45 +83,47 @@ def check_measured(phase: PhaseResult) -> set[str]:
 
 
 def test_two_nodes_measure_all_collectives_and_their_pair(tmp_path: Path) -> None:
-    """Every collective at every size, right on every rank; marks of progress; metrics agreed; the
-    pair of nodes by both local ranks."""
+    """Every collective is correct at every size on every rank; progress is marked; all ranks have
+    the same metrics; both local ranks measure the pair of nodes."""
     outcome = run(tmp_path, nodes=2, per_node=2)
     assert outcome.statuses == [0, 0], outcome.output
     phase = outcome.phase
     there = check_measured(phase)
     assert {"all_reduce", "all_to_all"} <= there
     node_pairs.check_all_measured(phase)
-    assert phase.backend == "gloo" and "4 ranks on 2 nodes talk over gloo" in outcome.output
+    assert phase.backend == "gloo"
+    assert "4 ranks on 2 nodes communicate over gloo" in outcome.output
     with pytest.raises(Unmeasured, match="talked over gloo"):
         bandwidth.check_dips(phase)
     wanted = {bandwidth.PEAKS[name] for name in there} | {"latency_us", "busbw_1mib_gb_per_s"}
     wanted |= {"pair_bandwidth_min_gb_per_s"}
     assert set(phase.metrics()) == wanted <= set(METRICS)
     assert len({str(rank.metrics()) for rank in phase.ranks}) == 1
-    # Of 18 sizes 8, 16 and 32 B are nothing in four parts; and there is one pair.
+    # 8, 16 and 32 B of the 18 sizes are too small for four ranks; and there is one pair.
     measurements = 18 + 15 * (len(there) - 1) + 1
     for rank in phase.ranks:
-        marks = read_events(rank.events.path).named("step")  # the evidence keeps the last alone
+        marks = read_events(rank.events.path).named("step")  # the evidence keeps only the last mark
         steps = [mark["step"] for mark in marks]
         assert steps == sorted(steps) and steps[-1] == measurements
         assert set(range(1, measurements + 1)) <= set(steps)
-        peers = [one["peer"] for one in rank.events.named("measured") if one["what"] == "pair"]
+        measured = rank.events.named("measured")
+        peers = [record["peer"] for record in measured if record["what"] == "pair"]
         assert peers == [(rank.rank + 2) % 4]
 
 
 @pytest.fixture(scope="module")
 def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Two nodes of one rank, of which rank 1's results are spoilt here and there."""
+    """Two nodes of one rank each; some results of rank 1 are corrupt."""
     folder = tmp_path_factory.mktemp("corrupt")
     return run(folder, "corrupt", nodes=2, per_node=1, program=BROKEN)
 
 
-def test_a_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
-    """The program goes on to its end; the criterion names collective, size, rank and element."""
+def test_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
+    """The program runs to its end; the criterion names collective, size, rank and element."""
     assert corrupt.statuses == [0, 0], corrupt.output
     with pytest.raises(AssertionError) as failure:
         bandwidth.check_results(corrupt.phase)
-    # The 78th of what rank 0 sends to rank 1, in its second half of 128.
+    # The 78th element of those that rank 0 sends to rank 1, from its second half of 128.
     assert str(failure.value) == (
         "all_to_all of 1 KiB on rank 1 (n1): 1 of 256 elements are wrong, the first is element "
         "77: found 'nan', expected 205.0"
@@ -129,13 +131,13 @@ def test_a_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
 
 
 def test_wrong_bytes_from_a_peer_are_recorded(corrupt: Outcome) -> None:
-    """What a rank receives from another node is checked as well."""
+    """Data that a rank receives from another node are checked, too."""
     with pytest.raises(AssertionError, match=r"exchange of rank 1 \(n1\) with rank 0: 1 of"):
         node_pairs.check_all_measured(corrupt.phase)
 
 
-def test_a_collective_that_is_not_there_is_left_out(tmp_path: Path) -> None:
-    """The others are measured, and it is said what is left out and why."""
+def test_missing_collective_is_left_out(tmp_path: Path) -> None:
+    """The others are measured; the missing one is recorded with the reason."""
     outcome = run(tmp_path, "absent", program=BROKEN)
     assert outcome.statuses == [0], outcome.output
     assert "all_to_all" not in check_measured(outcome.phase)
@@ -144,17 +146,17 @@ def test_a_collective_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert left_out["all_to_all"] == "Backend gloo does not support alltoall_base"
 
 
-def test_a_collective_that_breaks_is_an_error(tmp_path: Path) -> None:
-    """Any other error of a collective ends the program, and is recorded."""
+def test_failing_collective_is_an_error(tmp_path: Path) -> None:
+    """Any other error of a collective ends the program and is recorded."""
     outcome = run(tmp_path, "broken", program=BROKEN)
     assert outcome.statuses != [0] and not outcome.phase.ranks_done
     errors = outcome.phase.events("error")
-    assert errors and all("Connection closed" in one["message"] for one in errors.values())
+    assert errors and all("Connection closed" in record["message"] for record in errors.values())
 
 
-def test_detail_is_taken_back(tmp_path: Path) -> None:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL would time a second collective with each; the sizes end where
-    it is said, and those of pairs, too."""
+def test_debug_level_detail_is_lowered(tmp_path: Path) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL would add a second collective to each timing. The sizes end at
+    --max-bytes, for pairs, too."""
     args = {**SMALL, "max_bytes": 256}
     outcome = run(tmp_path, nodes=2, per_node=1, args=args, TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert outcome.statuses == [0, 0], outcome.output

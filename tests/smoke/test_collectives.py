@@ -1,5 +1,5 @@
-"""The collectives of train_allreduce.py without a process group: sizes, bandwidths and pairs by
-nccl-tests' definitions, and the data by which a right result is told from a wrong one."""
+"""The collectives of train_allreduce.py without a process group: sizes, bandwidths and pairs as
+nccl-tests defines them, and the data that show whether a result is correct."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def rank(number: int, ranks: int, per_node: int = 1) -> Any:
     )
 
 
-def test_the_full_ladder() -> None:
-    """From 8 B to 1 GiB by powers of two: 28 sizes, the named ones among them."""
-    sizes = train_allreduce.ladder(2**30, 2)
+def test_full_sizes_include_the_named_ones() -> None:
+    """From 8 B to 1 GiB in powers of two: 28 sizes."""
+    sizes = train_allreduce.list_sizes(2**30, 2)
     assert sizes == [2**power for power in range(3, 31)]
     assert set(train_allreduce.AT_SIZE) < set(sizes)
 
 
-def test_a_ladder_ends_where_it_is_bounded() -> None:
-    """The bound itself belongs to it; what does not fit does not."""
-    assert train_allreduce.ladder(8, 2) == [8]
-    assert train_allreduce.ladder(127, 4) == [8, 32]
-    assert train_allreduce.ladder(128, 4) == [8, 32, 128]
+def test_sizes_end_at_the_bound() -> None:
+    """The bound itself is included."""
+    assert train_allreduce.list_sizes(8, 2) == [8]
+    assert train_allreduce.list_sizes(127, 4) == [8, 32]
+    assert train_allreduce.list_sizes(128, 4) == [8, 32, 128]
 
 
 @pytest.mark.parametrize(("most", "factor"), [(7, 2), (0, 2), (-8, 2), (64, 1), (64, 0)])
-def test_a_ladder_that_has_no_end_or_no_step(most: int, factor: int) -> None:
-    """It is refused, with both numbers."""
-    with pytest.raises(ValueError, match=f"no sizes from 8 to {most} B by a factor of {factor}"):
-        train_allreduce.ladder(most, factor)
+def test_impossible_sizes_are_refused(most: int, factor: int) -> None:
+    """The error has both numbers."""
+    with pytest.raises(ValueError, match=f"no sizes from 8 to {most} B with a factor of {factor}"):
+        train_allreduce.list_sizes(most, factor)
 
 
 @pytest.mark.parametrize(
     ("name", "asked", "ranks", "count"),
     [
-        # all_reduce.cu: count is what was asked for.
+        # all_reduce.cu: the count is the given one.
         ("all_reduce", 8, 2, 2),
         ("all_reduce", 2**20, 3, 2**18),
         # all_gather.cu, reduce_scatter.cu, alltoall.cu: (count / nranks) & -(16 / 4), x nranks.
@@ -73,7 +73,7 @@ def test_a_ladder_that_has_no_end_or_no_step(most: int, factor: int) -> None:
 def test_sizes_are_rounded_as_nccl_tests_does(
     name: str, asked: int, ranks: int, count: int
 ) -> None:
-    """Each rank's share is a whole number of 16 bytes, rounded down, of what all of them have."""
+    """Each rank's share is rounded down to a multiple of 16 bytes."""
     assert collectives.elements(name, asked, ranks) == count
 
 
@@ -92,13 +92,13 @@ def test_sizes_are_rounded_as_nccl_tests_does(
 def test_bandwidths(
     name: str, size: int, seconds: float, ranks: int, algorithm: float, bus: float
 ) -> None:
-    """S/t, and its factor by collective, in 1e9 B a second; the last is nccl-tests' own line."""
+    """S/t, and S/t times the collective's factor, in 1e9 B/s; the last line is from nccl-tests."""
     found = collectives.bandwidths(name, size, seconds, ranks)
     assert found == pytest.approx((algorithm, bus), rel=5e-4)
 
 
-def test_program_and_judge_measure_the_same() -> None:
-    """They know the same collectives, metrics and sizes; each bandwidth is a metric in GB/s."""
+def test_program_and_criteria_agree() -> None:
+    """They have the same collectives, metrics and sizes; each bandwidth is a metric in GB/s."""
     assert tuple(bandwidth.PEAKS) == NAMES
     assert train_allreduce.PEAKS == bandwidth.PEAKS
     assert {name: size for size, name in train_allreduce.AT_SIZE.items()} == bandwidth.NAMED_SIZES
@@ -108,114 +108,112 @@ def test_program_and_judge_measure_the_same() -> None:
 
 
 @given(st.integers(min_value=1, max_value=40), st.integers(min_value=1, max_value=3))
-def test_every_pair_meets_once_and_no_node_is_in_two_pairs_at_once(
-    nodes: int, per_node: int
-) -> None:
-    """In each round peers have each other, and one local rank; over all rounds each two nodes meet
-    once."""
-    everyone = [rank(number, nodes * per_node, per_node) for number in range(nodes * per_node)]
-    met = []
+def test_every_pair_of_nodes_is_measured_once(nodes: int, per_node: int) -> None:
+    """In each round the peers choose each other, with the same local rank, and a node is in one
+    pair at most; over all rounds each pair of nodes appears once."""
+    ranks = [rank(number, nodes * per_node, per_node) for number in range(nodes * per_node)]
+    measured = []
     for distance in train_allreduce.rounds(nodes):
-        peers = [train_allreduce.peer_of(one, distance) for one in everyone]
-        for one, peer in zip(everyone, peers, strict=True):
+        peers = [train_allreduce.peer_of(own, distance) for own in ranks]
+        for own, peer in zip(ranks, peers, strict=True):
             if peer is not None:
-                assert peers[peer] == one.rank and peer % per_node == one.local_rank
-                met.append((one.rank // per_node, peer // per_node))
+                assert peers[peer] == own.rank and peer % per_node == own.local_rank
+                measured.append((own.rank // per_node, peer // per_node))
     pairs = [pair for pair in combinations(range(nodes), 2) for _ in range(per_node)]
-    assert sorted(pair for pair in met if pair[0] < pair[1]) == pairs
+    assert sorted(pair for pair in measured if pair[0] < pair[1]) == pairs
 
 
 class Ranks:
-    """All ranks of a world in one process, and what each collective does to their buffers."""
+    """All ranks of a world in one process, and the effect of each collective on their buffers."""
 
     def __init__(self, ranks: int, count: int) -> None:
         self.count, self.share = count, count // ranks
         self.all = [Collectives(rank(number, ranks), count * 4) for number in range(ranks)]
 
     def run(self, name: str, absent: int | None = None) -> Iterator[Collectives]:
-        """Fill, do what the collective is defined to do, and give each rank; of the absent one
-        nothing arrives."""
-        for one in self.all:
-            one.fill(name, self.count)
-            if one.rank == absent:
-                one.clear(self.count)
-        sent = [one.sent[: self.count].clone() for one in self.all]
-        kept = [one.received[: self.count].clone() for one in self.all]
+        """Fill the buffers, compute the collective by its definition, and yield each rank; the
+        `absent` rank sends nothing."""
+        for member in self.all:
+            member.fill(name, self.count)
+            if member.rank == absent:
+                member.clear(self.count)
+        sent = [member.sent[: self.count].clone() for member in self.all]
+        kept = [member.received[: self.count].clone() for member in self.all]
         part = self.share
-        for number, one in enumerate(self.all):
-            mine = slice(number * part, (number + 1) * part)
+        for number, member in enumerate(self.all):
+            own = slice(number * part, (number + 1) * part)
             if name == "all_reduce":
-                one.received[: self.count] = torch.stack(kept).sum(0)
+                member.received[: self.count] = torch.stack(kept).sum(0)
             elif name == "all_gather":
-                one.received[: self.count] = torch.cat([each[:part] for each in sent])
+                member.received[: self.count] = torch.cat([each[:part] for each in sent])
             elif name == "reduce_scatter":
-                one.received[:part] = torch.stack(sent).sum(0)[mine]
+                member.received[:part] = torch.stack(sent).sum(0)[own]
             else:
-                one.received[: self.count] = torch.cat([each[mine] for each in sent])
-            yield one
+                member.received[: self.count] = torch.cat([each[own] for each in sent])
+            yield member
 
     def results(self, name: str) -> int:
-        """How many elements a rank has as its result."""
+        """The number of elements in a rank's result."""
         return self.share if name == "reduce_scatter" else self.count
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 62])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_collective_is_defined_to_do_is_right(name: str, ranks: int) -> None:
-    """The expected values are those of the definitions, for any number of ranks."""
+def test_correct_result_passes_the_check(name: str, ranks: int) -> None:
+    """The expected values follow from the definitions, for any number of ranks."""
     world = Ranks(ranks, 248 * ranks)
-    right = {"checked": world.results(name), "wrong": 0, "first_wrong": None}
-    for one in world.run(name):
-        assert one.check(name, world.count) == right
+    correct = {"checked": world.results(name), "wrong": 0, "first_wrong": None}
+    for member in world.run(name):
+        assert member.check(name, world.count) == correct
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("spoil", ["bit", "nan", "shift", "swap", "stale", "missing"])
-def test_what_is_wrong_is_found(name: str, spoil: str) -> None:
-    """One bit, a NaN, data that moved, a result never written, or a rank whose data are missing."""
+@pytest.mark.parametrize("fault", ["bit", "nan", "shift", "swap", "stale", "missing"])
+def test_wrong_result_is_detected(name: str, fault: str) -> None:
+    """One bit, a NaN, misplaced data, a result never written, or a rank whose data are missing."""
     world = Ranks(4, 1024)
-    one = list(world.run(name, absent=1 if spoil == "missing" else None))[2]
+    member = list(world.run(name, absent=1 if fault == "missing" else None))[2]
     size = world.results(name)
-    result = one.received[:size]
-    if spoil == "bit":
+    result = member.received[:size]
+    if fault == "bit":
         result.view(torch.int32)[9] ^= 1
-    elif spoil == "nan":
+    elif fault == "nan":
         result[9] = float("nan")
-    elif spoil == "shift":
+    elif fault == "shift":
         result.copy_(result.roll(1))
-    elif spoil == "swap":
+    elif fault == "swap":
         result.copy_(result.roll(size // 2))
-    elif spoil == "stale":
-        one.fill(name, world.count)
-    found = one.check(name, world.count)
-    assert found["wrong"] > 0 and found["checked"] == size
-    first = found["first_wrong"]
+    elif fault == "stale":
+        member.fill(name, world.count)
+    checked = member.check(name, world.count)
+    assert checked["wrong"] > 0 and checked["checked"] == size
+    first = checked["first_wrong"]
     assert first["found"] != first["expected"]
-    if spoil in ("bit", "nan"):
-        assert found["wrong"] == 1 and first["index"] == 9
+    if fault in ("bit", "nan"):
+        assert checked["wrong"] == 1 and first["index"] == 9
 
 
-def test_a_wrong_element_far_in_is_numbered_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of the check do not show: the number is that of the whole result."""
+def test_index_of_a_wrong_element_counts_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check works in chunks, but the index is that in the whole result."""
     monkeypatch.setattr(collectives, "CHUNK", 100)
-    one = next(Ranks(1, 1000).run("all_reduce"))
-    one.received[742] += 1
-    one.received[999] += 1
-    found = one.check("all_reduce", 1000)
-    assert (found["wrong"], found["first_wrong"]["index"]) == (2, 742)
+    member = next(Ranks(1, 1000).run("all_reduce"))
+    member.received[742] += 1
+    member.received[999] += 1
+    checked = member.check("all_reduce", 1000)
+    assert (checked["wrong"], checked["first_wrong"]["index"]) == (2, 742)
 
 
 @pytest.mark.parametrize("ranks", [2, 64, 512, 4096, 100_000])
 def test_sums_are_exact_for_any_number_of_ranks(ranks: int) -> None:
-    """No sum over ranks is above what float32 holds exactly, and neighbours differ."""
-    one = Collectives(rank(0, ranks), 8)
-    sums = one.summand(one.weights, torch.arange(256))
+    """Float32 represents every sum over ranks exactly, and neighbours differ."""
+    member = Collectives(rank(0, ranks), 8)
+    sums = member.summand(member.weights, torch.arange(256))
     assert sums.max() <= collectives.EXACT and sums[0] != sums[1]
-    assert sums.double().div(one.weights).frac().eq(0).all()
+    assert sums.double().div(member.weights).frac().eq(0).all()
 
 
 @pytest.mark.parametrize(
-    ("backend", "words", "left_out"),
+    ("backend", "message", "left_out"),
     [
         ("gloo", "no support for _allgather_base in Gloo process group", True),
         ("gloo", "Backend gloo does not support alltoall_base", True),
@@ -225,20 +223,20 @@ def test_sums_are_exact_for_any_number_of_ranks(ranks: int) -> None:
         ("nccl", "Backend nccl does not support alltoall_base", False),
     ],
 )
-def test_only_a_collective_that_gloo_has_not_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, backend: str, words: str, left_out: bool
+def test_only_collectives_missing_in_gloo_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, backend: str, message: str, left_out: bool
 ) -> None:
-    """torch's words for it, of old and new versions, under gloo alone; other errors rise."""
+    """Messages of old and new versions of torch count, under gloo only; other errors are raised."""
 
     def raises(*_: Any) -> None:
-        raise RuntimeError(words)
+        raise RuntimeError(message)
 
     monkeypatch.setattr(dist, "all_to_all_single", raises)
     monkeypatch.setattr(dist, "get_backend", lambda: backend)
-    one = Collectives(rank(0, 2), 64)
+    member = Collectives(rank(0, 2), 64)
     if left_out:
-        assert one.why_absent("all_to_all") == words
+        assert member.why_absent("all_to_all") == message
     else:
         with pytest.raises(RuntimeError) as error:
-            one.why_absent("all_to_all")
-        assert str(error.value) == words
+            member.why_absent("all_to_all")
+        assert str(error.value) == message

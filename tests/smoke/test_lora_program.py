@@ -1,4 +1,4 @@
-"""train_lora_sft.py under real torchrun: what it measures when all is well, and when it is not."""
+"""train_lora_sft.py under real torchrun: its measurements in healthy and in faulty runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run: the agents' exit statuses and what the ranks wrote down."""
+    """A finished run: the agents' exit statuses and output, and the ranks' events."""
 
     statuses: list[int]
     output: str
@@ -45,14 +45,14 @@ class Outcome:
     ranks: list[list[dict[str, Any]]]
 
     def facts(self, rank: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for record in self.ranks[rank]:
             if record["event"] == "fact":
-                found |= record["values"]
-        return found
+                values |= record["values"]
+        return values
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The one event of that name of every rank that has it, in the order of ranks."""
+        """The events of that name, in the order of ranks."""
         return [record for rank in self.ranks for record in rank if record["event"] == name]
 
 
@@ -65,11 +65,11 @@ def run(
     program: Path = PROGRAM,
     environment: dict[str, str] | None = None,
 ) -> Outcome:
-    """Run the program with one torchrun a node, as the launcher does; nothing is left running."""
+    """Run the program with one torchrun per node, as the launcher does; no process is left."""
     phase = PhaseDir(directory / "phase")
     home = directory / "home"
-    for made in (phase.root, home):
-        made.mkdir(parents=True)
+    for folder in (phase.root, home):
+        folder.mkdir(parents=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -119,7 +119,7 @@ def run(
 
 
 def check_data(outcome: Outcome, examples: int) -> None:
-    """Rank 0 alone tokenised; all ranks read the same, and trained on different rows."""
+    """Only rank 0 tokenised; all ranks have the same data, and trained on different rows."""
     facts = [outcome.facts(rank) for rank in range(len(outcome.ranks))]
     assert [fact["tokenised_here"] for fact in facts] == [True] + [False] * (len(facts) - 1)
     assert {fact["tokenised_by"] for fact in facts} == {0}
@@ -131,7 +131,7 @@ def check_data(outcome: Outcome, examples: int) -> None:
 
 
 def check_training(outcome: Outcome) -> None:
-    """The fixed loss fell, only adapters changed, to the same on all ranks, which were in sync."""
+    """The fixed loss fell; only adapters changed, and equally on all ranks, which were in sync."""
     facts = [outcome.facts(rank) for rank in range(len(outcome.ranks))]
     for fact in facts:
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"] - 0.1
@@ -142,14 +142,14 @@ def check_training(outcome: Outcome) -> None:
     gradients = outcome.events("gradients")
     assert [event["synced"] for event in gradients] == [True] * len(facts)
     assert all(event["sensitive"] and event["compared"] == 28 for event in gradients)
-    watched = [one["parameters"] for one in outcome.events("gradient_watch")]
+    watched = [record["parameters"] for record in outcome.events("gradient_watch")]
     assert watched == [28] * len(facts)  # every adapter, on every rank
     assert all(len(event["mean"]) == 10 for event in outcome.events("losses"))
     assert len(outcome.events("losses")) == len(outcome.events("done")) == len(facts)
 
 
-def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> None:
-    """With no hub, 2 ranks tokenise once, train in sync, save, reload and write their figures."""
+def test_two_ranks_train_adapters_without_a_hub(tmp_path: Path) -> None:
+    """Two ranks tokenise once, train in sync, save, reload and write their results."""
     outcome = run(tmp_path, [*TINY, *QUICK])
     assert outcome.statuses == [0], outcome.output
     check_data(outcome, examples=256)
@@ -172,7 +172,7 @@ def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> 
     assert written["tokens_per_s_per_rank"] == pytest.approx(tokens_per_s)
     assert tokens_per_s == pytest.approx(metrics[0]["tokens_per_s_per_rank"], rel=0.1)
 
-    # transformers 4 notes the version of its cache when it is imported.
+    # transformers 4 writes the version of its cache when it is imported.
     kept = {file.name for file in (tmp_path / "home").rglob("*") if file.is_file()}
     assert kept <= {"version.txt"}
     entries = {entry.name for entry in tmp_path.iterdir()}
@@ -180,7 +180,7 @@ def test_two_ranks_train_adapters_only_and_measure_all_of_it(tmp_path: Path) -> 
 
 
 def byte_pairs(texts: list[str]) -> Any:
-    """A small tokenizer of byte pairs, as Mistral's is one: it has no padding of its own."""
+    """A small byte-pair tokenizer like Mistral's, without a padding token."""
     special = ["<unk>", "<s>", "</s>"]
     bpe = Tokenizer(models.BPE(unk_token=special[0]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -194,9 +194,9 @@ def byte_pairs(texts: list[str]) -> Any:
 
 
 def hub_cache(directory: Path, name: str) -> None:
-    """A small model with its tokenizer, as the hub's cache holds what was downloaded by name."""
+    """Write a small model and its tokenizer into the hub's cache, as if downloaded by name."""
     snapshot = directory / f"models--{name.replace('/', '--')}" / "snapshots" / "0123abcd"
-    tokenizer = byte_pairs([json.loads(one)["output"] for one in sft_data.SHIPPED.open()])
+    tokenizer = byte_pairs([json.loads(line)["output"] for line in sft_data.SHIPPED.open()])
     tokenizer.save_pretrained(str(snapshot))
     torch.manual_seed(1)
     MistralForCausalLM(
@@ -215,7 +215,7 @@ def hub_cache(directory: Path, name: str) -> None:
 
 
 def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
-    """A named model and a data set by its path train over 2 nodes, as they would on a cluster."""
+    """A model by name and a data set by path train on 2 nodes, as on a cluster."""
     hub_cache(tmp_path / "hub", "someone/small")
     data = tmp_path / "data"
     data.mkdir()
@@ -238,10 +238,10 @@ def test_two_nodes_train_a_model_by_name_in_bf16(tmp_path: Path) -> None:
     assert [event["precision"] for event in outcome.events("gradients")] == ["bf16", "bf16"]
 
 
-def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> None:
-    """Without DDP's reduction the probe fails, and so do equal adapters and the others' reload.
+def test_missing_gradient_reduction_is_detected(tmp_path: Path) -> None:
+    """Without DDP's reduction the probe fails, adapters differ, and rank 1's reload differs.
 
-    The loss still falls, only adapters change, and rank 0's checkpoint is whole: these stay green.
+    The loss still falls, only adapters change, and rank 0's checkpoint is whole: these still pass.
     """
     broken = tmp_path / "broken.py"
     broken.write_text(
@@ -263,8 +263,8 @@ def test_ranks_that_do_not_reduce_their_gradients_are_found(tmp_path: Path) -> N
         assert fact["fixed_loss_after"] < fact["fixed_loss_before"]
 
 
-def test_data_that_rank_0_cannot_prepare_end_the_run_with_the_cause(tmp_path: Path) -> None:
-    """Nobody waits for data that will not come: rank 0 says why, and torchrun ends the others."""
+def test_failing_data_preparation_ends_the_run(tmp_path: Path) -> None:
+    """Rank 0 records the error, and torchrun ends the ranks that wait for its data."""
     outcome = run(tmp_path, [*TINY, *QUICK, "--subset-size", "9999"])
     assert outcome.statuses == [1]
     error = next(record for record in outcome.ranks[0] if record["event"] == "error")
@@ -273,7 +273,7 @@ def test_data_that_rank_0_cannot_prepare_end_the_run_with_the_cause(tmp_path: Pa
 
 
 def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
-    """LoRA of rank 8 on the seven projections trains 20,971,520 parameters; none is allocated."""
+    """LoRA of rank 8 on seven projections trains 20,971,520 parameters; none is allocated."""
     with torch.device("meta"):
         model = sft_model.add_adapters(MistralForCausalLM(MistralConfig()))
     trainable, parameters = model.get_nb_trainable_parameters()
@@ -282,8 +282,8 @@ def test_mistral_7b_has_the_documented_number_of_trainable_parameters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_checksums_tell_any_change_of_one_element(dtype: torch.dtype) -> None:
-    """Equal bits give equal sums; one changed bit, or two elements exchanged, give another."""
+def test_checksum_changes_with_any_element(dtype: torch.dtype) -> None:
+    """Equal bits give equal sums; one changed bit or two swapped elements give a different one."""
     weights = torch.randn(50, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
 
     def checksum(tensor: torch.Tensor) -> int:

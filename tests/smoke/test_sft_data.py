@@ -1,4 +1,4 @@
-"""Instruction data: what ships is correct and reproducible; what is loaded is checked."""
+"""Instruction data: the shipped file is correct and reproducible; loaded data are checked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def shipped() -> Examples:
     return [json.loads(line) for line in sft_data.SHIPPED.read_text().splitlines()]
 
 
-def test_shipped_file_is_what_its_generator_writes() -> None:
-    """Who runs make_instructions.py again gets the same file, byte for byte."""
+def test_shipped_file_equals_the_generators_output() -> None:
+    """Running make_instructions.py again gives the same file, byte for byte."""
     assert make_instructions.text(make_instructions.make()) == sft_data.SHIPPED.read_text()
 
 
-def test_shipped_examples_serve_the_documented_subset_in_both_formats(shipped: Examples) -> None:
+def test_shipped_examples_suffice_for_the_documented_subset(shipped: Examples) -> None:
     """There are at least 2,048 different examples, half of them without an input."""
     assert len(shipped) >= 2048
     assert all(list(example) == ["instruction", "input", "output"] for example in shipped)
@@ -42,7 +42,7 @@ def test_shipped_examples_serve_the_documented_subset_in_both_formats(shipped: E
 
 
 def numbers(text: str) -> list[int]:
-    return [int(found) for found in re.findall(r"\d+", text)]
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 def quoted(text: str) -> list[str]:
@@ -58,7 +58,7 @@ def quotient(a: int, b: int) -> str:
 
 
 def unit_factor(instruction: str) -> int:
-    """What one of the larger unit is in the smaller, by a table of this test's own."""
+    """How many of the smaller unit make one of the larger, from a table of this test."""
     metric = {"kilometres": 1e5, "metres": 100, "centimetres": 1, "kilograms": 1000, "grams": 1}
     time = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
     data = {"GiB": 2**30, "MiB": 2**20, "TiB": 2**40, "GB": 1e9, "MB": 1e6, "bytes": 8, "bits": 1}
@@ -67,7 +67,7 @@ def unit_factor(instruction: str) -> int:
     return int(size[large] / size[small])
 
 
-# How the answer to an instruction that matches is worked out here, apart from the generator.
+# How to compute the answer to a matching instruction, independently of the generator.
 ANSWERS: dict[str, Callable[[str, str], str]] = {
     r"(What is|Compute) \d+ \+|Add \d": lambda i, _: str(sum(numbers(i))),
     r"What is \d+ - ": lambda i, _: str(numbers(i)[0] - numbers(i)[1]),
@@ -98,7 +98,7 @@ ANSWERS: dict[str, Callable[[str, str], str]] = {
 
 
 def test_answers_are_correct(shipped: Examples) -> None:
-    """Answers that can be worked out again are what the examples say, for every such example."""
+    """Every answer that can be computed again equals that of the example."""
     checked: list[str] = []
     for example in shipped:
         for pattern, answer in ANSWERS.items():
@@ -112,23 +112,23 @@ def test_answers_are_correct(shipped: Examples) -> None:
     assert len(checked) > 0.7 * len(shipped)
 
 
-def test_prompt_has_a_section_for_an_input_only_where_there_is_one() -> None:
-    """Instruction, input, response; or instruction and response where the input is empty."""
+def test_prompt_has_an_input_section_only_for_an_input() -> None:
+    """Instruction, input, response; or instruction and response if the input is empty."""
     example = {"instruction": "Sort.", "input": "b a", "output": "a b"}
-    assert sft_data.prompt(example) == (
+    assert sft_data.format_prompt(example) == (
         "### Instruction:\nSort.\n\n### Input:\nb a\n\n### Response:\na b"
     )
-    assert sft_data.prompt(example | {"input": ""}) == (
+    assert sft_data.format_prompt(example | {"input": ""}) == (
         "### Instruction:\nSort.\n\n### Response:\na b"
     )
-    assert "Input" not in sft_data.prompt({"instruction": "Sort.", "output": "a b"})
+    assert "Input" not in sft_data.format_prompt({"instruction": "Sort.", "output": "a b"})
 
 
 def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples) -> None:
-    """Each row is seq_len tokens; what was not cut decodes to its prompt, an end mark, padding; the
-    labels are the tokens."""
+    """Each row has seq_len tokens; an uncut row decodes to its prompt, an end token and padding;
+    the labels are the tokens."""
     tokenizer = sft_data.load_tokenizer("tiny")
-    texts = [sft_data.prompt(example) for example in shipped[:50]]
+    texts = [sft_data.format_prompt(example) for example in shipped[:50]]
     batch = sft_data.tokenise(texts, tokenizer, seq_len=96)
     assert {name: tuple(column.shape) for name, column in batch.items()} == dict.fromkeys(
         ("input_ids", "attention_mask", "labels"), (50, 96)
@@ -143,29 +143,29 @@ def test_every_example_is_padded_or_cut_to_the_sequence_length(shipped: Examples
     assert cut["attention_mask"].sum(dim=1).tolist() == [8] * 50
 
 
-def test_a_batch_begins_anew_where_there_are_no_more_examples(shipped: Examples) -> None:
-    """Rows beyond the last are the first ones again."""
-    texts = [sft_data.prompt(example) for example in shipped[:3]]
+def test_batch_wraps_around_at_the_last_example(shipped: Examples) -> None:
+    """After the last row comes the first."""
+    texts = [sft_data.format_prompt(example) for example in shipped[:3]]
     examples = sft_data.tokenise(texts, sft_data.load_tokenizer("tiny"), seq_len=48)
     batch = sft_data.batch_of(examples, range(2, 5), torch.device("cpu"))
     assert batch["input_ids"].equal(examples["input_ids"][[2, 0, 1]])
 
 
-def test_a_changed_token_changes_the_digest(shipped: Examples) -> None:
-    """Ranks that hold other data say another digest; the order of columns does not matter."""
+def test_changed_token_changes_the_digest(shipped: Examples) -> None:
+    """Ranks with different data have different digests; the order of columns does not matter."""
     same = {"a": [1, 2], "b": [3]}
     assert sft_data.digest(same) == sft_data.digest({"b": [3], "a": [1, 2]})
     assert sft_data.digest(same) != sft_data.digest({"a": [1, 4], "b": [3]})
 
 
 def test_examples_load_from_a_directory_of_data_files(tmp_path: Path) -> None:
-    """--dataset takes a directory as `datasets` does, and gives the first rows of its files."""
+    """--dataset accepts a directory as `datasets` does; the first rows of its files are used."""
     rows = [{"instruction": f"Say {n}.", "output": str(n)} for n in range(5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert sft_data.load_examples(str(tmp_path), 3) == rows[:3]
 
 
 def test_too_few_examples_are_refused_with_their_number() -> None:
-    """No subset is quietly smaller than what was asked for."""
+    """A subset is never silently smaller than requested."""
     with pytest.raises(IndexError, match="out of range for dataset of size 2400"):
         sft_data.load_examples("shipped", 2401)

@@ -1,4 +1,4 @@
-"""How the all-reduce phases time: batches, the slowest rank, the median, marks of progress."""
+"""Timing in the all-reduce phases: batches, the slowest rank, the median, progress marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stopwatch import BATCH_S, Stopwatch
 
 
 class FakeRank:
-    """A rank that notes what is asked of it."""
+    """A rank that records its marks and barriers."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -29,8 +29,8 @@ def stopwatch(rank: FakeRank, iterations: int = 20, warmup: int = 5, repeats: in
     return Stopwatch(rank, iterations, warmup, repeats)  # type: ignore[arg-type]
 
 
-class Scripted(Stopwatch):
-    """Its batches take what a script says, and the other ranks are as slow as another says."""
+class ScriptedStopwatch(Stopwatch):
+    """A stopwatch with scripted times of its batches and of the other ranks."""
 
     script: list[float]
     others: list[float]
@@ -40,18 +40,18 @@ class Scripted(Stopwatch):
         return self.script.pop(0)
 
     def slowest(self, values: list[float]) -> list[float]:
-        theirs = [self.others.pop(0) for _ in values]
-        return [max(pair) for pair in zip(values, theirs, strict=True)]
+        others = [self.others.pop(0) for _ in values]
+        return [max(pair) for pair in zip(values, others, strict=True)]
 
 
-def scripted(script: list[float], others: list[float]) -> tuple[Scripted, FakeRank]:
+def scripted(script: list[float], others: list[float]) -> tuple[ScriptedStopwatch, FakeRank]:
     rank = FakeRank()
-    watch = Scripted(rank, 20, 5, 3)  # type: ignore[arg-type]
+    watch = ScriptedStopwatch(rank, 20, 5, 3)  # type: ignore[arg-type]
     watch.script, watch.others, watch.steps = script, others, 7
     return watch, rank
 
 
-def test_the_slowest_rank_of_each_batch_and_then_the_median() -> None:
+def test_time_is_the_median_of_the_slowest_ranks() -> None:
     """One hiccup, of this rank or of another, does not become the time."""
     watch, _ = scripted([0.001, 0.0, 0.004, 0.9, 0.002], [0.001, 0.003, 0.003, 0.9])
     timing = watch.time(lambda: None)
@@ -66,22 +66,22 @@ def test_the_slowest_rank_of_each_batch_and_then_the_median() -> None:
     [(1e-4, [1, 5, 20, 20, 20]), (BATCH_S / 8, [1, 5, 8, 8, 8]), (9.0, [1, 1, 1, 1, 1])],
 )
 def test_slow_calls_have_fewer_iterations(first_s: float, counts: list[int]) -> None:
-    """All ranks take as many as the slowest first call allows, and at least one."""
+    """All ranks run as many as the slowest first call allows, and at least one."""
     watch, _ = scripted([0.0, 0.0, 1.0, 1.0, 1.0], [first_s, 1.0, 1.0, 1.0])
     timing = watch.time(lambda: None)
     assert watch.counts == counts and timing.iterations == counts[-1]
 
 
 def test_every_batch_starts_together_and_marks_progress() -> None:
-    """A barrier before each batch; marks while a measurement lasts, and one when it is done."""
+    """There is a barrier before each batch, and a mark after each batch and measurement."""
     watch, rank = scripted([0.0] * 5, [1e-3] * 4)
     watch.time(lambda: None)
     assert rank.barriers == 3
     assert rank.marks == [(0, 7)] * 4 + [(1, 7)]
 
 
-def test_a_batch_on_cpu_is_the_mean_of_its_calls() -> None:
-    """As many calls as asked for; a rank without a call takes no time."""
+def test_batch_on_cpu_is_the_mean_of_its_calls() -> None:
+    """It makes the given number of calls; a rank without a call takes no time."""
     calls: list[int] = []
     watch = stopwatch(FakeRank())
     assert watch.batch(lambda: calls.append(1), 4) > 0 and len(calls) == 4
@@ -89,11 +89,10 @@ def test_a_batch_on_cpu_is_the_mean_of_its_calls() -> None:
     assert watch.batch(lambda: calls.append(1), 0) == 0.0 and len(calls) == 4
 
 
-def test_a_batch_on_a_gpu_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is synchronised before the first call and after the last; none waits for it in
-    between."""
-    said: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(f"wait {device}"))
+def test_batch_on_a_gpu_is_synchronised_once_per_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is synchronised before the first call and after the last, and not in between."""
+    actions: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: actions.append(f"wait {device}"))
     watch = stopwatch(FakeRank("cuda:1"))
-    assert watch.batch(lambda: said.append("call"), 3) > 0
-    assert said == ["wait cuda:1", "call", "call", "call", "wait cuda:1"]
+    assert watch.batch(lambda: actions.append("call"), 3) > 0
+    assert actions == ["wait cuda:1", "call", "call", "call", "wait cuda:1"]

@@ -1,4 +1,4 @@
-"""The sizes of a phase stand with its marker, and its program has none of its own."""
+"""The sizes of a phase are in its marker, and its program has no defaults for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SUITES = ("mlp", "ddp", "zero", "lora_sft", "allreduce")
 
 
 def markers() -> Iterator[pytest.Mark]:
-    """The phase markers of the suite that ships."""
+    """The phase markers of the shipped suite."""
     for name in SUITES:
         module = importlib.import_module(f"smoke_tests.test_{name}")
         for _, found in inspect.getmembers(module, inspect.isclass):
@@ -24,7 +24,7 @@ def markers() -> Iterator[pytest.Mark]:
 
 
 def parse(marker: pytest.Mark, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the phase's program makes of these arguments."""
+    """The arguments as the phase's program parses them."""
     program = importlib.import_module(marker.kwargs["script"].removesuffix(".py"))
     words = [f"--{name.replace('_', '-')}={value}" for name, value in args.items()]
     monkeypatch.setattr("sys.argv", ["program", *words])
@@ -32,20 +32,20 @@ def parse(marker: pytest.Mark, args: dict[str, Any], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("marker", list(markers()), ids=lambda marker: marker.args[0])
-def test_a_program_takes_the_sizes_of_its_phase(
+def test_program_accepts_the_sizes_of_its_phase(
     marker: pytest.Mark, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parser knows each argument of the marker, full and small, with its type."""
+    """Its parser has each argument of the marker, full and small, with its type."""
     full = marker.kwargs["args"]
     for args in (full, full | marker.kwargs["small"]):
         assert args.items() <= parse(marker, args, monkeypatch).items()
 
 
 @pytest.mark.parametrize("marker", list(markers()), ids=lambda marker: marker.args[0])
-def test_a_program_has_no_sizes_of_its_own(
+def test_program_has_no_default_sizes(
     marker: pytest.Mark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without one of the marker's arguments it ends, and names the one that is missing."""
+    """Without one of the marker's arguments it exits, and names the missing one."""
     full = marker.kwargs["args"]
     for name in full:
         with pytest.raises(SystemExit):

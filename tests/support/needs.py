@@ -13,12 +13,9 @@ from tests.support import browser
 
 def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:
     """Skip if no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 fail."""
-    reason = lab.can_run(accounting, isolated, memory)
+    reason = lab.find_obstacle(accounting, isolated, memory)
     if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB"):
-        pytest.fail(
-            f"a real Slurm is required here: {reason}",
-            pytrace=False,
-        )
+        pytest.fail(f"a real Slurm is required here: {reason}", pytrace=False)
     if reason:
         pytest.skip(f"no real Slurm here: {reason}")
 

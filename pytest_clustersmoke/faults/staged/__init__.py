@@ -1,10 +1,10 @@
-"""What a rank does to stage a fault: only in a phase whose spec names it, under `--cluster-prove`.
+"""What a rank does to stage a fault, only in a phase whose spec names it, under `--cluster-prove`.
 
-staging.py        what all of them share
-ends.py           ranks that die, stand still, fall behind or leave the others' order
-training.py       gradients, losses and results that are wrong
-checkpoints.py    checkpoints that are cut, foreign or partial
-settings.py       configurations that are wrong; what the job's own settings stage
+staging.py             the base class
+rank_faults.py         ranks that die, hang, fall behind or call other collectives
+training_faults.py     wrong gradients, losses and results
+checkpoint_faults.py   truncated, wrong and incomplete checkpoints
+setting_faults.py      wrong configurations; faults that the job's settings stage
 """
 
 from __future__ import annotations
@@ -28,5 +28,7 @@ def make_staging(rank: Rank, fault: Mapping[str, Any], event: Callable[..., None
     """Make the hook of a rank in a phase whose spec names `fault`. Raises ValueError if unknown."""
     name, at_rank = fault.get("name"), fault.get("rank")
     if name not in STAGINGS or type(at_rank) is not int:
-        raise ValueError(f"no rank can stage {fault!r}; known: {', '.join(STAGINGS)}")
+        raise ValueError(
+            f"a rank cannot stage {fault!r}; expected the name of one of {', '.join(STAGINGS)}"
+        )
     return STAGINGS[name](rank, name, rank.rank == at_rank, event)

@@ -1,46 +1,46 @@
-"""Checkpoints that are cut, foreign or partial."""
+"""Truncated, wrong and incomplete checkpoints."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-from .staging import Staging, cannot
+from .staging import Staging, cannot_stage
 
 
 class Truncated(Staging):
-    """The largest file is cut in half once it is written, as on a disk that lost its last part."""
+    """Truncates the largest file to half its size after saving, as a failing disk might."""
 
     def saved(self) -> None:
         if self.rank.is_main:
             files = [path for path in self.rank.output_dir.rglob("*") if path.is_file()]
             largest = max(files, key=lambda path: path.stat().st_size, default=None)
             if largest is None or not largest.stat().st_size:
-                raise cannot("it saves no file")
+                raise cannot_stage("its checkpoint contains no file with data")
             self.stage()
             os.truncate(largest, largest.stat().st_size // 2)
         self.rank.barrier()
 
 
 class Foreign(Staging):
-    """While the program saves, its smallest parameter has other values."""
+    """Gives the smallest parameter other values while the program saves."""
 
     def save(self, save: Callable[[], object]) -> None:
         import torch
 
         if not self.parameters:
-            raise cannot("it told verify_gradients of no parameter")
-        one = min(self.parameters, key=lambda parameter: parameter.numel())
-        before = one.detach().clone()
+            raise cannot_stage("it passed no parameter to verify_gradients")
+        smallest = min(self.parameters, key=lambda parameter: parameter.numel())
+        before = smallest.detach().clone()
         self.stage()
         with torch.no_grad():
-            one.add_(1.0)
+            smallest.add_(1.0)
             save()
-            one.copy_(before)
+            smallest.copy_(before)
 
 
 class OnlyMain(Staging):
-    """The other ranks leave their share of the checkpoint out."""
+    """All ranks but rank 0 skip saving their part of the checkpoint."""
 
     def save(self, save: Callable[[], object]) -> None:
         if self.rank.is_main:

@@ -1,4 +1,4 @@
-"""Ranks that die, stand still, fall behind or leave the order of the others' collectives."""
+"""Ranks that die, hang, fall behind or call other collectives than the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from .staging import AT_STEP, Staging
 
 LEAST_SLEEP_S = 0.25
-# Rank 0 comes to the collective so late; the rank that waits there is killed at half the time.
+# Rank 0 enters the collective this late; the waiting rank is killed after half that time.
 LATE_S = 3.0
 
 
@@ -27,40 +27,40 @@ class KilledAtStart(Staging):
 
 
 class AtStep(Staging, ABC):
-    """Something happens to one rank as its third step begins."""
+    """Acts on one rank at the start of its third step."""
 
     def before_step(self, index: int, count: int) -> None:
         if self.chosen and index == min(AT_STEP, count - 1):
             self.stage()
-            self.happen()
+            self.act()
 
     @abstractmethod
-    def happen(self) -> None:
-        """What happens to that rank."""
+    def act(self) -> None:
+        """Stage the fault on that rank."""
 
 
 class Killed(AtStep):
-    def happen(self) -> None:
+    def act(self) -> None:
         _kill()
 
 
 class Exited(AtStep):
-    def happen(self) -> None:
+    def act(self) -> None:
         os._exit(3)
 
 
 class Raised(AtStep):
-    def happen(self) -> None:
+    def act(self) -> None:
         raise ValueError(f"staged: {self.name}")
 
 
 class Hung(AtStep):
-    def happen(self) -> None:
+    def act(self) -> None:
         threading.Event().wait()
 
 
 class KilledInCollective(Staging):
-    """All ranks come to one more collective, rank 0 late; the chosen one is killed as it waits."""
+    """All ranks enter an extra collective, rank 0 late; the chosen one is killed while it waits."""
 
     def before_step(self, index: int, count: int) -> None:
         if index != min(AT_STEP, count - 1):
@@ -76,7 +76,7 @@ class KilledInCollective(Staging):
 
 
 class OutOfStep(Staging):
-    """All ranks but one come to one more collective."""
+    """All ranks but the chosen one enter an extra collective."""
 
     def before_step(self, index: int, count: int) -> None:
         if index != min(AT_STEP, count - 1):
@@ -88,17 +88,17 @@ class OutOfStep(Staging):
 
 
 class Slow(Staging):
-    """A rank sleeps in each step as long as the step takes."""
+    """The chosen rank sleeps in each step for as long as the step takes."""
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
         self._began = 0.0
 
-    def sleeps(self) -> bool:
+    def is_slow(self) -> bool:
         return self.chosen
 
     def before_step(self, index: int, count: int) -> None:
-        if self.sleeps():
+        if self.is_slow():
             self.stage()
             took_s = time.perf_counter() - self._began if index else 0.0
             time.sleep(max(LEAST_SLEEP_S, took_s))
@@ -106,7 +106,7 @@ class Slow(Staging):
 
 
 class AllSlow(Slow):
-    def sleeps(self) -> bool:
+    def is_slow(self) -> bool:
         return True
 
 

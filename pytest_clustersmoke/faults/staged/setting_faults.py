@@ -1,4 +1,4 @@
-"""Configurations that are wrong, and what the job's own settings stage."""
+"""Wrong configurations, and faults that the job's settings stage."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from .staging import Staging, cannot, replace
+from .staging import Staging, cannot_stage, wrap_attribute
 
 
 class Configured(Staging, ABC):
-    """DeepSpeed is given a configuration that was changed."""
+    """Passes a changed configuration to DeepSpeed."""
 
     def opened(self) -> None:
         deepspeed: Any = importlib.import_module("deepspeed")
 
-        def wrong(initialize: Any) -> Any:
-            def initialized(*given: Any, **named: Any) -> Any:
-                config = named.get("config")
+        def with_changed_config(initialize: Any) -> Any:
+            def initialize_changed(*args: Any, **kwargs: Any) -> Any:
+                config = kwargs.get("config")
                 if not isinstance(config, dict):
-                    raise cannot("deepspeed.initialize gets no config=dict")
+                    raise cannot_stage("it calls deepspeed.initialize without config=dict")
                 self.stage()
-                return initialize(*given, **{**named, "config": self.changed(config)})
+                return initialize(*args, **{**kwargs, "config": self.changed(config)})
 
-            return initialized
+            return initialize_changed
 
-        replace(deepspeed, "initialize", wrong)
+        wrap_attribute(deepspeed, "initialize", with_changed_config)
 
     @abstractmethod
     def changed(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The configuration with the mistake in it."""
+        """The configuration with the mistake."""
 
 
 class BatchArithmetic(Configured):
     def changed(self, config: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(config.get("train_batch_size"), int):
-            raise cannot("its DeepSpeed configuration names no train_batch_size")
+            raise cannot_stage("its DeepSpeed configuration has no integer train_batch_size")
         return {**config, "train_batch_size": config["train_batch_size"] + 1}
 
 
@@ -45,13 +45,13 @@ class OptimizerMissing(Configured):
 
 
 class ByJob(Staging):
-    """The job's environment or settings stage it; the rank only marks that it is so."""
+    """The job's environment or settings stage the fault; the rank only records it."""
 
     def introduced(self) -> None:
         self.stage()
 
 
-JOBS = (
+STAGED_BY_JOB = (
     "p2p-off",
     "network-in-node",
     "infiniband-off",
@@ -65,5 +65,5 @@ STAGINGS: dict[str, type[Staging]] = {
     "nothing": Staging,
     "batch-arithmetic": BatchArithmetic,
     "optimizer-missing": OptimizerMissing,
-    **dict.fromkeys(JOBS, ByJob),
+    **dict.fromkeys(STAGED_BY_JOB, ByJob),
 }

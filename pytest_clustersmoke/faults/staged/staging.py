@@ -1,4 +1,4 @@
-"""One fault in one rank."""
+"""The base class of what a rank does to stage a fault."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from ...rank.core import Rank
 from ...rank.hook import RankHook
 
-# Faults in training come at the third step: the first ones connect and compile.
+# Training faults happen at the third step, since the first ones connect and compile.
 AT_STEP = 2
 
 
 class Staging(RankHook):
-    """A staging does nothing by itself; each fault overrides the methods at which it acts.
+    """Does nothing by itself; each fault overrides the methods in which it acts.
 
-    `chosen`: whether this is the rank that a fault of one rank is staged on.
+    `chosen`: whether this is the rank on which a fault of one rank is staged.
     """
 
     def __init__(self, rank: Rank, name: str, chosen: bool, event: Callable[..., None]) -> None:
@@ -25,18 +25,18 @@ class Staging(RankHook):
         self._staged = False
 
     def stage(self) -> None:
-        """Mark the fault in the rank's events and its stderr, just before it happens; once."""
+        """Record the fault in the rank's events and stderr, once, just before it happens."""
         if not self._staged:
             self._staged = True
             self._event("staged", name=self.name)
-            text = f"clustersmoke: rank {self.rank.rank} stages the fault {self.name}, as asked for"
+            text = f"clustersmoke: rank {self.rank.rank} stages the fault {self.name}, as requested"
             print(text, file=sys.stderr, flush=True)
 
 
-def cannot(what: str) -> RuntimeError:
-    return RuntimeError(f"the fault cannot be staged in this program: {what}")
+def cannot_stage(reason: str) -> RuntimeError:
+    return RuntimeError(f"the fault cannot be staged in this program: {reason}")
 
 
-def replace(owner: Any, name: str, made: Callable[[Any], Any]) -> None:
-    """Put what `made` makes of an attribute in its place."""
-    setattr(owner, name, made(getattr(owner, name)))
+def wrap_attribute(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replace an attribute by what `wrap` returns for it."""
+    setattr(owner, name, wrap(getattr(owner, name)))

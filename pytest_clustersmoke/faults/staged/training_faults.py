@@ -1,4 +1,4 @@
-"""Gradients, losses and results of collectives that are wrong."""
+"""Wrong gradients, losses and results of collectives."""
 
 from __future__ import annotations
 
@@ -6,70 +6,70 @@ import importlib
 from typing import Any
 from unittest import mock
 
-from .staging import Staging, cannot, replace
+from .staging import Staging, cannot_stage, wrap_attribute
 
 
 class NoSync(Staging):
-    """DistributedDataParallel takes every forward pass under no_sync: nothing is reduced."""
+    """Runs every forward pass of DistributedDataParallel under no_sync: nothing is reduced."""
 
     def opened(self) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        def without(forward: Any) -> Any:
-            def unsynced(module: Any, *inputs: Any, **named: Any) -> Any:
+        def without_sync(forward: Any) -> Any:
+            def forward_unsynced(module: Any, *inputs: Any, **kwargs: Any) -> Any:
                 self.stage()
-                with module.no_sync():  # DDP decides in the forward pass what the backward does
-                    return forward(module, *inputs, **named)
+                with module.no_sync():  # DDP decides in the forward pass whether the backward syncs
+                    return forward(module, *inputs, **kwargs)
 
-            return unsynced
+            return forward_unsynced
 
-        replace(DistributedDataParallel, "forward", without)
+        wrap_attribute(DistributedDataParallel, "forward", without_sync)
 
 
-class _Done:
-    """What a collective that is left out answers, where its caller would wait."""
+class _FinishedWork:
+    """The work handle of a skipped collective."""
 
     def wait(self, *_: object) -> None:
         pass
 
 
 class NoSyncZero(Staging):
-    """DeepSpeed's reductions do nothing during its backward pass. Its all-gather still makes the
-    parameters equal on all ranks, so that only a look at the gradients can tell."""
+    """Disables DeepSpeed's reductions in the backward pass. The all-gather still makes the
+    parameters equal on all ranks, so only the gradients show the fault."""
 
     def opened(self) -> None:
         engine: Any = importlib.import_module("deepspeed.runtime.engine")
         comm: Any = importlib.import_module("deepspeed.comm")
 
-        def without(backward: Any) -> Any:
-            def unreduced(*given: Any, **named: Any) -> Any:
+        def without_reduction(backward: Any) -> Any:
+            def backward_unreduced(*args: Any, **kwargs: Any) -> Any:
                 self.stage()
                 with (
-                    mock.patch.object(comm, "all_reduce", lambda *_, **__: _Done()),
-                    mock.patch.object(comm, "reduce", lambda *_, **__: _Done()),
+                    mock.patch.object(comm, "all_reduce", lambda *_, **__: _FinishedWork()),
+                    mock.patch.object(comm, "reduce", lambda *_, **__: _FinishedWork()),
                 ):
-                    return backward(*given, **named)
+                    return backward(*args, **kwargs)
 
-            return unreduced
+            return backward_unreduced
 
-        replace(engine.DeepSpeedEngine, "backward", without)
+        wrap_attribute(engine.DeepSpeedEngine, "backward", without_reduction)
 
 
 class Flipped(Staging):
-    """The sign of the largest gradient is turned once it is reduced, as the probe looks at it."""
+    """Flips the sign of the largest gradient after its reduction, just before the probe."""
 
     def after_backward(self) -> None:
         if not self.chosen:
             return
-        gradients = [one.grad for one in self.parameters if one.grad is not None]
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
-            raise cannot("no parameter has a gradient of its own")
+            raise cannot_stage("no parameter has a gradient")
         self.stage()
-        max(gradients, key=lambda one: float(one.norm())).neg_()
+        max(gradients, key=lambda gradient: float(gradient.norm())).neg_()
 
 
 class NanInput(Staging):
-    """In the last step the first number of the model's input is NaN on one rank."""
+    """Makes the first number of the model's input NaN in the last step of one rank."""
 
     def before_step(self, index: int, count: int) -> None:
         if not self.chosen or index != count - 1:
@@ -77,11 +77,13 @@ class NanInput(Staging):
         import torch
 
         def spoil(_module: Any, inputs: tuple[Any, ...]) -> Any:
-            for place, one in enumerate(inputs):
-                if isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel():
+            for place, value in enumerate(inputs):
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if value.is_floating_point() and value.numel():
                     handle.remove()
                     self.stage()
-                    bad = one.clone()
+                    bad = value.clone()
                     bad.reshape(-1)[0] = float("nan")
                     return (*inputs[:place], bad, *inputs[place + 1 :])
             return None
@@ -90,7 +92,7 @@ class NanInput(Staging):
 
 
 class Flat(Staging):
-    """Every step of every optimizer is taken back: the parameters stay as they are."""
+    """Undoes every optimizer step, so that the parameters never change."""
 
     def opened(self) -> None:
         import torch
@@ -98,16 +100,18 @@ class Flat(Staging):
 
         kept: dict[int, list[torch.Tensor]] = {}
 
-        def parameters(one: torch.optim.Optimizer) -> list[torch.Tensor]:
-            return [parameter for group in one.param_groups for parameter in group["params"]]
+        def parameters_of(stepped: torch.optim.Optimizer) -> list[torch.Tensor]:
+            return [parameter for group in stepped.param_groups for parameter in group["params"]]
 
-        def before(one: torch.optim.Optimizer, *_: Any) -> None:
+        def before(stepped: torch.optim.Optimizer, *_: Any) -> None:
             self.stage()
-            kept[id(one)] = [parameter.detach().clone() for parameter in parameters(one)]
+            kept[id(stepped)] = [value.detach().clone() for value in parameters_of(stepped)]
 
-        def after(one: torch.optim.Optimizer, *_: Any) -> None:
+        def after(stepped: torch.optim.Optimizer, *_: Any) -> None:
             with torch.no_grad():
-                for parameter, value in zip(parameters(one), kept.pop(id(one)), strict=True):
+                for parameter, value in zip(
+                    parameters_of(stepped), kept.pop(id(stepped)), strict=True
+                ):
                     parameter.copy_(value)
 
         optimizer.register_optimizer_step_pre_hook(before)
@@ -115,7 +119,7 @@ class Flat(Staging):
 
 
 class CorruptedResult(Staging):
-    """One number of every float32 buffer that is reduced comes out wrong on one rank."""
+    """Changes one number of every reduced float32 buffer on one rank."""
 
     def opened(self) -> None:
         if not self.chosen:
@@ -123,17 +127,17 @@ class CorruptedResult(Staging):
         import torch
         import torch.distributed as dist
 
-        def spoilt(all_reduce: Any) -> Any:
-            def spoil(tensor: torch.Tensor, *given: Any, **named: Any) -> Any:
-                found = all_reduce(tensor, *given, **named)
-                if tensor.dtype == torch.float32:  # what ranks agree on beside is float64
+        def with_wrong_result(all_reduce: Any) -> Any:
+            def reduce_wrongly(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                work = all_reduce(tensor, *args, **kwargs)
+                if tensor.dtype == torch.float32:  # our own agreement between ranks uses float64
                     self.stage()
                     tensor.view(-1)[-1] += 1.0
-                return found
+                return work
 
-            return spoil
+            return reduce_wrongly
 
-        replace(dist, "all_reduce", spoilt)
+        wrap_attribute(dist, "all_reduce", with_wrong_result)
 
 
 STAGINGS: dict[str, type[Staging]] = {

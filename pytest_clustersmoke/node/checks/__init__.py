@@ -1,15 +1,15 @@
-"""What facts of nodes say against running there: pure functions from facts to checks that failed.
+"""Checks whether nodes can run a job: pure functions from facts to checks that failed.
 
-The nodes decide by them whether to start torchrun, and the controller tells of them: both read the
-same facts, so none depends on another's word. Facts are what jobs wrote, hence hostile text: what
-is missing, or of the wrong kind, is unknown, and the unknown is never a failure.
+The nodes use them to decide whether to start torchrun, the controller uses them for its report.
+Both read the same facts, so neither relies on the other's result. Jobs write the facts, so they are
+untrusted text: a fact that is missing or of the wrong type is unknown, and never a failure.
 
-check_result.py      a check that failed; a node's facts by kind
-gpu_checks.py        GPUs: how many, which, their errors, who else is on them
+check_result.py      a check that failed; a node's facts by type
+gpu_checks.py        GPUs: number, model, errors, processes of others
 system_checks.py     /dev/shm, limits, directories for temporary files and builds
-interface_checks.py  interfaces that variables pin, and those that are up on the other nodes
-rdma_checks.py       RDMA ports, against those of the other nodes
-consistency.py       versions, driver and GPU model, against the other nodes
+interface_checks.py  interfaces that variables select, and interfaces that are down on one node
+rdma_checks.py       RDMA ports, compared with the other nodes
+consistency.py       versions, driver and GPU model, compared with the other nodes
 peers.py             what the nodes measured of each other: reachability, clocks
 """
 
@@ -39,57 +39,57 @@ __all__ = [
 
 
 def failed(facts: Sequence[Mapping[str, Any] | None], spec: Mapping[str, Any]) -> list[Check]:
-    """Every check that failed, of each node and between them. `facts` by node rank."""
+    """Every check that failed, on each node and between nodes. `facts` are in node rank order."""
     nodes = nodes_of(facts)
     own: Iterable[Check] = (
         check
         for node in nodes
-        for look in (gpu_checks.checks, system_checks.checks)
-        for check in look(node, spec)
+        for run_checks in (gpu_checks.checks, system_checks.checks)
+        for check in run_checks(node, spec)
     )
     between: Iterable[Check] = (
         check
-        for look in (
+        for run_checks in (
             consistency.versions,
             consistency.models,
             consistency.drivers,
             interface_checks.checks,
             rdma_checks.checks,
         )
-        for check in look(nodes, spec)
+        for check in run_checks(nodes, spec)
     )
     return [*own, *between]
 
 
-# The node's checks before torchrun starts: what ends the job here, on all nodes at once.
+# The checks before torchrun starts; a failure ends the job on all nodes at once.
 
 MAX_WHY = 1000
 
 
 class PreflightFailed(NodeFailed):
-    """Checks that failed, of this node or of others: there is no sense in starting torchrun."""
+    """Checks failed, on this node or on others, so torchrun is not started."""
 
     def __init__(self, failed: Iterable[Check], names: Mapping[int, str]) -> None:
         self.checks = merged(failed)
-        said = [
-            f"{listed(names.get(rank, f'node {rank}') for rank in one.nodes)}: {one.what}"
-            for one in self.checks
+        causes = [
+            f"{listed(names.get(rank, f'node {rank}') for rank in check.nodes)}: {check.what}"
+            for check in self.checks
         ]
-        super().__init__("; ".join(said)[:MAX_WHY])
+        super().__init__("; ".join(causes)[:MAX_WHY])
 
 
 def judge(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
-    """End this node where the facts of any node say so. Each node reads the facts of all, so all
-    come to the same, and what is wrong with each host is told at once.
+    """Raise PreflightFailed if the facts of any node fail a check.
 
-    Raises PreflightFailed.
+    Each node reads the facts of all nodes, so all reach the same result, and the problems of all
+    hosts are reported at once.
     """
     refuse(failed(facts, job.spec), facts)
 
 
 def refuse(found: Iterable[Check], facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise PreflightFailed for the failures among these checks; warnings end nothing."""
-    failures = [one for one in found if one.severity == FAILURE]
+    """Raise PreflightFailed for the failures among these checks; warnings do not end the job."""
+    failures = [check for check in found if check.severity == FAILURE]
     if failures:
         names = {node.rank: node.name for node in nodes_of(facts)}
         raise PreflightFailed(failures, names)

@@ -1,4 +1,4 @@
-"""A check that failed, and a node's facts by kind."""
+"""A check that failed, and a node's facts by type."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T")
 class Check:
     """A check that failed on these nodes (by rank).
 
-    `what` says it in words without the nodes' names, so that nodes of which the same holds are
-    told together; `fact` is the key that shows it, in a node's `file`: its facts, or what it wrote
-    of the meeting.
+    `what` describes the problem without the nodes' names, so that nodes with the same problem are
+    reported together. `fact` is the key that shows it in a node's `file`: FACTS, or MEETING (its
+    report on the connection to node 0).
     """
 
     id: str
@@ -43,7 +43,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Node:
-    """A node's facts; what is missing or of the wrong kind is None."""
+    """A node's facts; a value that is missing or of the wrong type is None."""
 
     rank: int
     facts: Mapping[str, Any]
@@ -65,27 +65,27 @@ class Node:
         return value if isinstance(value, dict) else None
 
     def rows(self, key: str) -> list[dict[str, str]] | None:
-        """A table's rows, of which the texts alone count."""
+        """The rows of a table; values that are not text are left out."""
         return rows(self.facts, key)
 
 
 def nodes_of(facts: Sequence[Mapping[str, Any] | None]) -> list[Node]:
-    """The nodes that told their facts; the others are unknown."""
-    return [Node(rank, one) for rank, one in enumerate(facts) if one]
+    """The nodes that wrote facts; the others are unknown."""
+    return [Node(rank, values) for rank, values in enumerate(facts) if values]
 
 
 def merged(checks: Iterable[Check]) -> list[Check]:
-    """Nodes of which the same holds told together, failures first."""
-    together: dict[tuple[str, str, str], Check] = {}
-    for one in sorted(checks, key=lambda check: check.severity != FAILURE):
-        key = (one.severity, one.id, one.what)
-        nodes = {*(together[key].nodes if key in together else ()), *one.nodes}
-        together[key] = replace(together.get(key, one), nodes=tuple(sorted(nodes)))
-    return list(together.values())
+    """Merge equal checks of several nodes into one; failures come first."""
+    by_problem: dict[tuple[str, str, str], Check] = {}
+    for check in sorted(checks, key=lambda check: check.severity != FAILURE):
+        key = (check.severity, check.id, check.what)
+        nodes = {*(by_problem[key].nodes if key in by_problem else ()), *check.nodes}
+        by_problem[key] = replace(by_problem.get(key, check), nodes=tuple(sorted(nodes)))
+    return list(by_problem.values())
 
 
 def most_common(values: Iterable[T]) -> T | None:
-    """The value that more nodes have than any other; None where two have as many."""
+    """The most common value; None if two are equally common."""
     first, *others = Counter(values).most_common(2)
     return None if others and others[0][1] == first[1] else first[0]
 
@@ -99,7 +99,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, in words."""
+    """A number of bytes with its unit."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             return f"{count / factor:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""What has to be the same on all nodes of a job: versions, driver, GPU model."""
+"""Checks that versions, driver and GPU model are the same on all nodes of a job."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from .gpu_checks import wanted
 
 ABSENT = "not installed"
 SAME_ENVIRONMENT = (
-    "have every node use the same environment: see that the profile's `setup` and `python` lead to "
+    "use the same environment on every node: check that the profile's `setup` and `python` lead to "
     "one installation that all nodes share, or to equal ones"
 )
 
 
 def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Python and packages; the nodes that differ from most are named with all in which they do."""
-    told = {node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None}
-    names = sorted({name for found in told.values() for name in found})
+    """Python and packages. Nodes that differ from most are named, with every difference."""
+    installed = {
+        node.rank: _installed(node) for node in nodes if node.mapping("packages") is not None
+    }
+    names = sorted({name for versions in installed.values() for name in versions})
     packages = {name for node in nodes for name in node.mapping("packages") or {}}
     odd: dict[int, list[str]] = defaultdict(list)
     for name in names:
         default = ABSENT if name in packages else None
-        values = {rank: found.get(name, default) for rank, found in told.items()}
+        values = {rank: versions.get(name, default) for rank, versions in installed.items()}
         known = {rank: value for rank, value in values.items() if value is not None}
         if len(set(known.values())) < 2:
             continue
@@ -39,29 +41,29 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
             if value != common:
                 odd[rank].append(f"{name} {value} (the other nodes: {common})")
     for rank, words in odd.items():
-        what = f"runs other versions: {listed(words)}"
+        what = f"versions differ from the other nodes': {listed(words)}"
         yield Check("versions-differ", (rank,), what, SAME_ENVIRONMENT, FAILURE, "packages")
 
 
 def _installed(node: Node) -> dict[str, str]:
-    found = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
-    named = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
-    return found | {name: value for name, value in named.items() if value is not None}
+    packages = {shown(str(k)): shown(str(v)) for k, v in (node.mapping("packages") or {}).items()}
+    others = {"python": node.text("python"), "torch's CUDA": node.text("torch_cuda")}
+    return packages | {name: value for name, value in others.items() if value is not None}
 
 
 def drivers(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """A warning: during an upgrade nodes differ for a time, and NCCL gets on with it."""
+    """A warning only: nodes differ during a rolling upgrade, and NCCL copes with that."""
     known = {
         node.rank: shown(gpus[0]["driver_version"])
         for node in nodes
         if wanted(node, spec) and (gpus := node.rows("gpus")) and "driver_version" in gpus[0]
     }
-    fix = "have the same driver on all nodes of a job, or choose nodes that have it"
+    fix = "install the same driver on all nodes of a job, or choose nodes that have it"
     yield from _differing("driver-differs", "the GPUs' driver", known, nodes, fix)
 
 
 def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
-    """A warning, and only where the profile names no model: else each node is held to that."""
+    """A warning, and only if the profile names no model; otherwise each node is checked for it."""
     if spec.get("gpu") not in ANY_GPU:
         return
     known = {}
@@ -70,8 +72,8 @@ def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
         if wanted(node, spec) and ours is not None and ours.exact and ours.gpus:
             models = sorted({shown(str(gpu.get("name"))) for gpu in ours.gpus})
             known[node.rank] = " and ".join(models)
-    fix = "choose nodes of one kind: the slowest GPU holds up all others"
-    yield from _differing("gpu-model-differs", "GPU", known, nodes, fix)
+    fix = "choose nodes with the same GPU: the slowest one holds up all others"
+    yield from _differing("gpu-model-differs", "the GPU model", known, nodes, fix)
 
 
 def _differing(
@@ -85,7 +87,7 @@ def _differing(
         return
     for rank, value in known.items():
         if value != common:
-            words = f"{what}: {value}; most nodes of the job have {common}"
+            words = f"{what} is {value}; most nodes of the job have {common}"
             yield Check(identity, (rank,), words, fix, WARNING, "gpus")
 
 
@@ -98,10 +100,10 @@ def _undecided(
     severity: str = FAILURE,
     fact: str = "packages",
 ) -> Check:
-    """As many nodes have one as have another: all are named, since either may be the wrong one."""
+    """Without a majority all nodes are named, since either value may be the wrong one."""
     names = {node.rank: node.name for node in nodes}
     by_value: dict[str, list[str]] = defaultdict(list)
     for rank, value in known.items():
         by_value[value].append(names[rank])
-    said = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
-    return Check(identity, tuple(known), f"{what} differs: {said}", fix, severity, fact)
+    values = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
+    return Check(identity, tuple(known), f"{what} differs: {values}", fix, severity, fact)

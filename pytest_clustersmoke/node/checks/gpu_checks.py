@@ -1,4 +1,4 @@
-"""A node's GPUs: how many, which model, their errors, who else is on them."""
+"""Checks a node's GPUs: number, model, errors, processes of others."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from typing import Any
 
 from ...evidence.gpu_model import ANY_GPU, fits
 from ...evidence.variable_names import shown
-from ..gpu_facts import busy, share
+from ...text import plural
+from ..gpu_facts import busy_processes, share
 from .check_result import FAILURE, WARNING, Check, Node, listed
 
-YES = ("Yes", "1")  # as drivers write a flag
-# NVIDIA GPU Memory Error Management: a row or page whose replacement is pending is replaced by a
-# reset of the GPU only; nvidia-smi(1) of pages: they "can still be allocated, and may cause
+YES = ("Yes", "1")  # how drivers write a flag
+# NVIDIA GPU Memory Error Management: a pending replacement of a row or page happens only at a reset
+# of the GPU. nvidia-smi(1) says of such pages that they "can still be allocated, and may cause
 # further reliability issues".
 FLAGS = (
     (
         "gpu-row-remap-failed",
         "remapped_rows.failure",
-        "a row of its memory could not be replaced",
-        "take the node out of service; the GPU has to be exchanged",
+        "a bad row of its memory could not be replaced",
+        "take the node out of service and have the GPU replaced",
     ),
     (
         "gpu-row-remap-pending",
         "remapped_rows.pending",
-        "a bad row of its memory still waits to be replaced",
-        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; watch it after that",
+        "a bad row of its memory has not been replaced yet",
+        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node, and watch it afterwards",
     ),
     (
         "gpu-page-retirement-pending",
         "retired_pages.pending",
-        "a bad page of its memory is still in use until it is retired",
-        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; watch it after that",
+        "a bad page of its memory has not been retired yet and may still be used",
+        "reset the GPU (nvidia-smi --gpu-reset) or reboot the node, and watch it afterwards",
     ),
 )
 
 
 def wanted(node: Node, spec: Mapping[str, Any]) -> bool:
-    """Whether the node's ranks will train on GPUs. `auto` takes them where each rank finds one."""
+    """Whether the node's ranks will train on GPUs. `auto` takes GPUs if each rank has one."""
     device = spec.get("device")
     if device == "auto":
         ours = share(node.facts)
@@ -51,17 +52,17 @@ def asked(spec: Mapping[str, Any]) -> int:
 
 
 def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    words = node.text("gpu_tool_failed")
-    if words is not None and spec.get("device") != "cpu":
+    error = node.text("gpu_tool_failed")
+    if error is not None and spec.get("device") != "cpu":
         needed = spec.get("device") == "cuda"
         if not needed and node.facts.get("gpu_on_bus") is False:
             return  # the tool is installed on a machine without a GPU
         yield Check(
             "gpu-driver-failed",
             (node.rank,),
-            f"nvidia-smi failed: {words}",
-            "run nvidia-smi on the node; its kernel's log (dmesg, lines with NVRM) says more; "
-            "reload the driver or reboot the node",
+            f"nvidia-smi failed: {error}",
+            "run nvidia-smi on the node and read its kernel log (dmesg, lines with NVRM); reload "
+            "the driver or reboot the node",
             FAILURE if needed else WARNING,
             "gpu_tool_failed",
         )
@@ -78,15 +79,15 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     ours, visible = share(node.facts), node.facts.get("cuda_visible_devices")
     if ours is None:
         if node.facts.get("gpus") is None and node.facts.get("gpu_driver") is False:
-            what = "has no GPU: there is neither nvidia-smi nor a GPU's driver or device"
+            what = "has no GPU: no nvidia-smi, no GPU driver and no GPU device was found"
             yield _too_few(node, spec, 0, what)
         return
     if len(ours.gpus) >= asked(spec):
         return
     there = len(node.rows("gpus") or ())
-    what = f"has {there} GPUs by nvidia-smi"
+    what = f"nvidia-smi lists {plural(there, 'GPU')}"
     if isinstance(visible, str):
-        what += f", of which CUDA_VISIBLE_DEVICES={shown(visible)!r} leaves {len(ours.gpus)}"
+        what += f", and CUDA_VISIBLE_DEVICES={shown(visible)!r} selects {len(ours.gpus)} of them"
     yield _too_few(node, spec, len(ours.gpus), what)
 
 
@@ -94,8 +95,8 @@ def _too_few(node: Node, spec: Mapping[str, Any], seen: int, what: str) -> Check
     return Check(
         "gpus-missing",
         (node.rank,),
-        f"{what}; the phase asks for {asked(spec)}",
-        'see whether a GPU has gone (nvidia-smi -L, and the kernel\'s log: "fallen off the bus"), '
+        f"{what}; the phase needs {asked(spec)}",
+        'check whether a GPU is lost (nvidia-smi -L; "fallen off the bus" in the kernel log), '
         "whether the job asked the scheduler for that many, and whether a setup line or the "
         "profile's `env` sets CUDA_VISIBLE_DEVICES",
         fact="gpus" if node.facts.get("gpus") is not None else "gpu_driver",
@@ -112,7 +113,7 @@ def _model(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "gpu-model-differs",
             (node.rank,),
-            f"has {listed(sorted(map(shown, others)))}, the profile's hardware.gpu is {model}",
+            f"has {listed(sorted(map(shown, others)))}; the profile's hardware.gpu is {model}",
             "ask the scheduler for nodes with that GPU, or correct hardware.gpu in cluster.yaml",
             fact="gpus",
         )
@@ -130,10 +131,10 @@ def _errors(node: Node) -> Iterator[Check]:
             yield Check(
                 "gpu-ecc-errors",
                 (node.rank,),
-                f"{_label(gpu)} has {errors[:20]} uncorrectable memory errors since its driver "
+                f"{_label(gpu)} has had {errors[:20]} uncorrectable memory errors since its driver "
                 "was loaded",
-                "reset the GPU (nvidia-smi --gpu-reset) or reboot the node, and take it out of "
-                "service where they come back; the kernel's log has their Xid",
+                "reset the GPU (nvidia-smi --gpu-reset) or reboot the node; if the errors come "
+                "back, take the node out of service (the kernel log has their Xid)",
                 fact="gpus",
             )
         for identity, field, words, fix in FLAGS:
@@ -147,23 +148,23 @@ def _label(gpu: Mapping[str, str]) -> str:
 
 
 def _in_use(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Ours have not started yet, so whoever computes on our GPUs is somebody else."""
-    found = busy(node.facts)
-    if not found:
+    """The job's ranks have not started yet, so any process on its GPUs belongs to others."""
+    processes = busy_processes(node.facts)
+    if not processes:
         return
-    said = [
-        shown(f"pid {one.get('pid')} {one.get('name')} ({one.get('memory')} on {one.get('gpu')})")
-        for one in found
+    lines = [
+        shown(f"pid {p.get('pid')} {p.get('name')} ({p.get('memory')} on {p.get('gpu')})")
+        for p in processes
     ]
-    # Slurm gives a GPU to one job alone; on this machine a desktop may share it.
+    # Slurm gives a GPU to one job alone; on the user's own machine a desktop may share it.
     severity = FAILURE if spec.get("backend") == "slurm" else WARNING
     yield Check(
         "gpu-in-use",
         (node.rank,),
-        f"its GPUs are in use by others before the job has started: {listed(said)}",
-        "end these processes (what an earlier job left behind, or work past the scheduler): with "
-        "them on the GPU no measurement is worth anything",
+        f"other processes use its GPUs before the job starts: {listed(lines)}",
+        "end these processes (left behind by an earlier job, or started outside the scheduler): "
+        "with them on the GPU, measurements are worthless",
         severity,
         "gpu_processes",
-        detail={"processes": said[:100]},
+        detail={"processes": lines[:100]},
     )

@@ -1,7 +1,8 @@
-"""Interfaces that a variable pins, and interfaces that are down on one node alone.
+"""Checks interfaces that a variable selects, and interfaces that are down on one node only.
 
-NCCL and gloo give up where they find none of those that they were told to use. What is not certain
-to end the job is at most a warning: a criterion judges it once it is known what the ranks used.
+NCCL and gloo fail if they find none of the interfaces that they have to use. A problem that does
+not certainly end the job is at most a warning: a criterion judges it later, from what the ranks
+used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .gpu_checks import asked
 
 BY_PREFIX = "NCCL_SOCKET_IFNAME"
 FIX_DOWN = (
-    "look at the interface on the node (`ip -br addr`, ethtool), at its cable and switch port; "
+    "check the interface on the node (`ip -br addr`, ethtool), its cable and its switch port; "
     "take the node out of service until it is up"
 )
 Table = Mapping[str, Mapping[str, Any]]
@@ -47,50 +48,53 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check]:
-    """Variables that select nothing on the node by which its ranks could talk."""
-    missed = {one.name: one for one in unmatched_on(node.name, node.facts, spec, apart)}
-    for name, one in missed.items():
-        severity = _severity(name, missed, node, spec)
+    """Variables that select nothing on the node that its ranks could communicate over."""
+    unmatched = {
+        variable.name: variable for variable in unmatched_on(node.name, node.facts, spec, apart)
+    }
+    for name, variable in unmatched.items():
+        severity = _severity(name, unmatched, node, spec)
         if severity is None:
             continue
-        there = listed(one.there) or "none"
+        there = listed(variable.there) or "none"
         yield Check(
             "interface-missing",
             (node.rank,),
-            f"{name}={one.value} ({one.source}) {one.why}; it has {there}",
-            f"unset {name}, or have it select what every node has (`ip -br addr`, ibstat)",
+            f"{name}={variable.value} ({variable.source}) {variable.why}; it has {there}",
+            f"unset {name}, or set it to a value that selects something on every node "
+            "(`ip -br addr`, ibstat)",
             severity,
             "rdma_ports" if name == BY_DEVICE else "interfaces",
-            detail={"variable": name, "value": one.value},
+            detail={"variable": name, "value": variable.value},
         )
 
 
 def _severity(
-    name: str, missed: Collection[str], node: Node, spec: Mapping[str, Any]
+    name: str, unmatched: Collection[str], node: Node, spec: Mapping[str, Any]
 ) -> str | None:
-    """A failure where the job is certain to end of it; None where nothing need come of it."""
-    # With NCCL_COMM_ID the ranks meet by the interface that leads to its address.
+    """FAILURE if it certainly ends the job; None if it may have no effect."""
+    # With NCCL_COMM_ID the ranks connect over the interface that leads to its address.
     several = _nodes(spec) * asked(spec) > 1
-    met_otherwise = node_variables(node.facts, spec).get("NCCL_COMM_ID")
-    ends_nccl = several and BY_PREFIX in missed and not met_otherwise
-    if name == BY_NAME:  # on `auto` the ranks take one of the two
+    comm_id = node_variables(node.facts, spec).get("NCCL_COMM_ID")
+    ends_nccl = several and BY_PREFIX in unmatched and not comm_id
+    if name == BY_NAME:  # with `auto` the ranks use either gloo or NCCL
         either = ends_nccl and spec.get("device") == "auto"
         return FAILURE if either or _talks_gloo(node, spec) else WARNING
     if not _talks_nccl(spec):
         return None
     if name == BY_PREFIX:
         return FAILURE if ends_nccl else WARNING
-    # Without a port NCCL falls back to sockets.
+    # Without an RDMA port NCCL falls back to sockets.
     return WARNING if name == BY_DEVICE and _nodes(spec) > 1 else None
 
 
 def _talks_nccl(spec: Mapping[str, Any]) -> bool:
-    """Whether the ranks are certain to train on GPUs."""
+    """Whether the ranks certainly train on GPUs."""
     return spec.get("device") == "cuda"
 
 
 def _talks_gloo(node: Node, spec: Mapping[str, Any]) -> bool:
-    """Whether the ranks are certain to train on CPUs, and so to talk over gloo."""
+    """Whether the ranks certainly train on CPUs, and so communicate over gloo."""
     device = spec.get("device")
     return device == "cpu" or (device == "auto" and node.facts.get("gpu_driver") is False)
 
@@ -101,8 +105,8 @@ def _nodes(spec: Mapping[str, Any]) -> int:
 
 
 def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> Iterator[Check]:
-    """Interfaces without a link here that have one on each other node: a failure where a variable
-    leaves the ranks no other one."""
+    """Interfaces that are down here and up on every other node: a failure if a variable leaves the
+    ranks no other interface."""
     own = tables[node.rank]
     others = [table for rank, table in tables.items() if rank != node.rank]
     pinned = _pinned_down(node, spec, own, others)
@@ -112,7 +116,7 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
         yield _is_down_here(node, chosen, what, others, FAILURE)
         return
     if _carriers(own) >= min(map(_carriers, others)):
-        return  # built or cabled in another way, and no less
+        return  # built or cabled differently, with as many links
     for name in own:
         here_down = _physical(own[name]) and own[name].get("up") is False
         if here_down and all(_carries(other.get(name, {})) for other in others):
@@ -133,16 +137,19 @@ def _is_down_here(
 def _pinned_down(
     node: Node, spec: Mapping[str, Any], own: Table, others: Sequence[Table]
 ) -> tuple[str, str, list[str]] | None:
-    """The variable by which all that the ranks may use is down here, and on no other node."""
+    """The variable whose selected interfaces are all down here, and up on every other node."""
     variables = node_variables(node.facts, spec)
     for name, counts in ((BY_NAME, _talks_gloo(node, spec)), (BY_PREFIX, _talks_nccl(spec))):
         value = variables.get(name, "")
         if not counts or len(value) < 2 or (name == BY_PREFIX and selection(value).negated):
             continue
         chosen = selected(name, value, with_address(own))
-        here = [own[one].get("up") for one in chosen]
+        here = [own[interface].get("up") for interface in chosen]
         there = [
-            any(table[one].get("up") is True for one in selected(name, value, with_address(table)))
+            any(
+                table[interface].get("up") is True
+                for interface in selected(name, value, with_address(table))
+            )
             for table in others
         ]
         if chosen and all(there) and all(up is False for up in here):
@@ -151,7 +158,7 @@ def _pinned_down(
 
 
 def _table(node: Node) -> Table | None:
-    """The node's interfaces; None where they were not told, or not in full."""
+    """The node's interfaces; None if they were not recorded, or not completely."""
     table = node.mapping("interfaces")
     whole = table is not None and all(isinstance(entry, dict) for entry in table.values())
     return table if whole else None
@@ -162,9 +169,9 @@ def _carriers(table: Table) -> int:
 
 
 def _carries(entry: Mapping[str, Any]) -> bool:
-    """Whether an adapter is up with an address of more than its own link."""
+    """Whether an adapter is up with an address that is not link-local."""
     addresses = [*_texts(entry.get("ipv4")), *_texts(entry.get("ipv6"))]
-    routed = [one for one in addresses if not one.startswith(("169.254.", "fe80:"))]
+    routed = [a for a in addresses if not a.startswith(("169.254.", "fe80:"))]
     return _physical(entry) and entry.get("up") is True and bool(routed)
 
 
@@ -173,4 +180,4 @@ def _physical(entry: Mapping[str, Any]) -> bool:
 
 
 def _texts(value: Any) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []

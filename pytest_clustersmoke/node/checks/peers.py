@@ -1,4 +1,4 @@
-"""What the nodes measured of each other, from what each wrote down: reachability and clocks."""
+"""Checks what the nodes measured of each other and recorded: reachability and clocks."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from ...evidence.telemetry import number
 from .check_result import MEETING, WARNING, Check, Node, nodes_of
 
-# Logs of nodes whose clocks differ by more cannot be put in order: steps take less.
+# If clocks differ by more, logs of several nodes cannot be put in order: steps take less.
 CLOCK_S = 1.0
 
 
 def checks(
-    facts: Sequence[Mapping[str, Any] | None], words: Sequence[Mapping[str, Any] | None]
+    facts: Sequence[Mapping[str, Any] | None], reports: Sequence[Mapping[str, Any] | None]
 ) -> list[Check]:
-    """`facts` and what the nodes wrote of the meeting, both by node rank."""
-    told = nodes_of(words)
+    """`facts`, and the nodes' `reports` on connecting to node 0, both in node rank order."""
+    nodes = nodes_of(reports)
     names = {node.rank: node.name for node in nodes_of(facts)}
-    return [*_unreachable(told, names), *_clocks(told)]
+    return [*_unreachable(nodes, names), *_clocks(nodes)]
 
 
-def _unreachable(told: Sequence[Node], names: Mapping[int, str]) -> Iterator[Check]:
-    for node in told:
+def _unreachable(nodes: Sequence[Node], names: Mapping[int, str]) -> Iterator[Check]:
+    for node in nodes:
         if node.facts.get("ok") is not False:
             continue
         address = f"{node.text('address')}:{(node.number('port') or 0):.0f}"
@@ -32,18 +32,18 @@ def _unreachable(told: Sequence[Node], names: Mapping[int, str]) -> Iterator[Che
             "master-unreachable",
             (node.rank,),
             f"cannot reach node 0 ({names.get(0, 'node 0')}) at {address}: {node.text('error')}",
-            "see which interface that address is of and whether a firewall stands between the "
-            "nodes; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in the profile's `env` pins another",
+            "check which interface has that address and whether a firewall separates the nodes; "
+            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in the profile's `env` selects another one",
             fact="error",
             file=MEETING,
             detail={"address": address},
         )
 
 
-def _clocks(told: Sequence[Node]) -> Iterator[Check]:
-    """Each node's clock against the middle of all, by more than its measurement may be wrong."""
+def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
+    """Clocks that differ from the median by more than the measurement error explains."""
     offsets: dict[int, tuple[float, float]] = {}
-    for node in told:  # node 0 is what the others measured against
+    for node in nodes:  # the others measured against node 0
         clock = node.mapping("clock") or {}
         offset, error = number(clock.get("offset_s")), number(clock.get("error_s"))
         if node.rank == 0:
@@ -58,24 +58,24 @@ def _clocks(told: Sequence[Node]) -> Iterator[Check]:
             what = f"their clocks differ by {abs(offset):.2f} s"
             yield _clock((0, rank), abs(offset), error, what)
         return
-    middle = median(offset for offset, _ in offsets.values())
-    middle_error = median(error for _, error in offsets.values())
+    typical = median(offset for offset, _ in offsets.values())
+    typical_error = median(error for _, error in offsets.values())
     for rank, (offset, error) in offsets.items():
-        apart, unsure = abs(offset - middle), error + middle_error
-        if apart - unsure > CLOCK_S:
-            which = "ahead of" if offset > middle else "behind"
-            what = f"the clock is {apart:.2f} s {which} those of most other nodes"
-            yield _clock((rank,), apart, unsure, what)
+        difference, bound = abs(offset - typical), error + typical_error
+        if difference - bound > CLOCK_S:
+            which = "ahead of" if offset > typical else "behind"
+            what = f"its clock is {difference:.2f} s {which} those of most other nodes"
+            yield _clock((rank,), difference, bound, what)
 
 
-def _clock(nodes: tuple[int, ...], seconds: float, unsure: float, what: str) -> Check:
+def _clock(nodes: tuple[int, ...], seconds: float, bound: float, what: str) -> Check:
     return Check(
         "clock-differs",
         nodes,
-        f"{what}, measured to within {unsure:.3f} s",
-        "see whether the time service runs on each of the nodes (chronyc tracking, timedatectl)",
+        f"{what}, measured to within {bound:.3f} s",
+        "check that the time service runs on each of the nodes (chronyc tracking, timedatectl)",
         WARNING,
         "clock",
         MEETING,
-        detail={"seconds": seconds, "error_s": unsure},
+        detail={"seconds": seconds, "error_s": bound},
     )

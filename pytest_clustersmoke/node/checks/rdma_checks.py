@@ -1,6 +1,6 @@
-"""RDMA ports that are down or slow on one node and not on the others.
+"""Checks RDMA ports that are down or slow on one node and not on the others.
 
-A port that is down on every node alike is not cabled, and no finding.
+A port that is down on every node is not cabled, which is not a finding.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .check_result import FAILURE, WARNING, Check, Node
 ACTIVE = "ACTIVE"
 RATE = re.compile(r"\s*(\d{1,6}(?:\.\d{1,3})?) Gb/sec")
 FIX = (
-    "look at the port on the node (ibstat, ibstatus) and at its cable and switch port; take the "
-    "node out of service until it is up"
+    "check the port on the node (ibstat, ibstatus), its cable and its switch port; take the node "
+    "out of service until it is up"
 )
 Key = tuple[str, str]
 
 
 def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
-    """Whether the job's nodes talk over InfiniBand, as its profile says."""
+    """Whether the job's profile expects InfiniBand between nodes."""
     several = isinstance(spec.get("nodes"), int) and spec["nodes"] > 1
     if not several or spec.get("device") == "cpu" or not nodes:
         return False
@@ -39,7 +39,7 @@ def expected(nodes: Sequence[Node], spec: Mapping[str, Any]) -> bool:
 def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     if not expected(nodes, spec):
         return
-    ports = {node.rank: found for node in nodes if (found := _ports(node, spec)) is not None}
+    ports = {node.rank: usable for node in nodes if (usable := _ports(node, spec)) is not None}
     if len(ports) < 2:
         return
     for rank, own in ports.items():
@@ -52,7 +52,7 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 def _without(rank: int, ports: Mapping[int, Mapping[Key, Any]]) -> Check:
     names = sorted({hca for found in ports.values() for hca, _ in found})
-    what = f"has no RDMA port; each other node of the job has ({', '.join(names)})"
+    what = f"has no RDMA port; every other node of the job has one ({', '.join(names)})"
     return Check("rdma-port-down", (rank,), what, FIX, fact="rdma_ports")
 
 
@@ -62,11 +62,13 @@ def _down(
     for key, port in own.items():
         if is_active(port):
             continue
-        there = [found[key] for found in others if key in found and not _other_way(own, found)]
-        up = [one for one in there if is_active(one)]
+        counterparts = [
+            other[key] for other in others if key in other and not _built_differently(own, other)
+        ]
+        up = [port for port in counterparts if is_active(port)]
         if not up:
             continue
-        # On some nodes it may not be cabled; that it is so on this one alone is no plan.
+        # Some nodes may be cabled differently on purpose; a single one hardly is.
         alone = len(up) == len(others)
         state = shown(str(port.get("state")))
         yield Check(
@@ -81,11 +83,11 @@ def _down(
         )
 
 
-def _other_way(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key, Any]) -> bool:
-    """Whether another node has ports of other names, and no more of them up than this one: of one
-    name they are then not one place of the same cabling."""
-    up, ups = (sum(map(is_active, ports.values())) for ports in (own, other))
-    return own.keys() != other.keys() and up >= ups
+def _built_differently(own: Mapping[Key, Mapping[str, str]], other: Mapping[Key, Any]) -> bool:
+    """Whether another node's ports have other names, and no more of them are up than here. Ports of
+    the same name are then not counterparts."""
+    own_up, other_up = (sum(map(is_active, ports.values())) for ports in (own, other))
+    return own.keys() != other.keys() and own_up >= other_up
 
 
 def _slow(
@@ -93,16 +95,16 @@ def _slow(
 ) -> Iterator[Check]:
     for key, port in own.items():
         rate = _rate(port)
-        rates = [_rate(found[key]) for found in others if key in found and is_active(found[key])]
-        best = max((one for one in rates if one is not None), default=None)
+        rates = [_rate(other[key]) for other in others if key in other and is_active(other[key])]
+        best = max((r for r in rates if r is not None), default=None)
         if rate is not None and best is not None and is_active(port) and rate < best:
             yield Check(
                 "rdma-port-slow",
                 (rank,),
-                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port of another "
-                f"node at {best:g} Gb/sec",
-                "look at the port's cable and switch port (iblinkinfo); where the nodes' adapters "
-                "differ by plan, choose nodes that are alike",
+                f"{_label(key)} runs at {shown(str(port.get('rate')))}; the same port runs at "
+                f"{best:g} Gb/sec on another node",
+                "check the port's cable and switch port (iblinkinfo); if the nodes' adapters are "
+                "meant to differ, choose nodes of one kind",
                 WARNING,
                 "rdma_ports",
                 detail={
@@ -115,7 +117,7 @@ def _slow(
 
 
 def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | None:
-    """The ports that NCCL may use; those for Ethernet are passed over beside InfiniBand."""
+    """The ports that NCCL may use; Ethernet ports do not count if there are InfiniBand ports."""
     rows = node.rows("rdma_ports")
     if rows is None or any("state" not in row for row in rows):
         return None
@@ -131,7 +133,7 @@ def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | N
 
 
 def _rate(port: Mapping[str, str]) -> float | None:
-    """Gbit/s, of the kernel's `200 Gb/sec (4X HDR)`."""
+    """The Gbit/s in the kernel's `200 Gb/sec (4X HDR)`."""
     found = RATE.match(str(port.get("rate")))
     return float(found.group(1)) if found else None
 

@@ -1,4 +1,4 @@
-"""A node's /dev/shm, its limits, its directories for temporary files and builds."""
+"""Checks a node's /dev/shm, its limits, its directories for temporary files and builds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .rdma_checks import expected
 SHM_BYTES = 2**30
 # One segment of NCCL's shared-memory transport: 9,637,888 bytes (NVIDIA/nccl issue 342).
 SHM_SEGMENT_BYTES = 9_637_888
-# NCCL's troubleshooting guide: `--ulimit memlock=-1`. Linux's own default, 8 MiB (64 KiB before
-# 5.16), is less than what the buffers of a few peers take.
+# NCCL's troubleshooting guide: `--ulimit memlock=-1`. Linux's default, 8 MiB (64 KiB before 5.16),
+# is less than the buffers of a few peers need.
 MEMLOCK_BYTES = 2**30
-# Linux's default for the soft limit since 2.x (RLIMIT_NOFILE); ranks and NCCL's sockets count.
+# Linux's default for the soft limit since 2.x (RLIMIT_NOFILE); NCCL's sockets count as files.
 OPEN_FILES = 1024
 TMP_BYTES = 64 * 2**20
 
@@ -29,7 +29,7 @@ def checks(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
-    """Only NCCL between GPUs of a node needs it; gloo does not."""
+    """Only NCCL between GPUs of one node needs /dev/shm; gloo does not."""
     if gpu_checks.asked(spec) < 2 or not gpu_checks.wanted(node, spec):
         return
     capacity, free = node.number("dev_shm_bytes"), node.number("dev_shm_free_bytes")
@@ -39,8 +39,9 @@ def _shm(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
             (node.rank,),
             f"/dev/shm has {size(free)} free"
             + (f" of {size(capacity)}" if capacity is not None else "")
-            + f"; one segment of NCCL's is {size(SHM_SEGMENT_BYTES)}",
-            "remove what ended jobs left there (ls /dev/shm: nccl-*, torch_*), or make it larger",
+            + f"; one NCCL segment needs {size(SHM_SEGMENT_BYTES)}",
+            "remove files that earlier jobs left there (ls /dev/shm: nccl-*, torch_*), or make it "
+            "larger",
             fact="dev_shm_free_bytes",
         )
     elif capacity is not None and capacity < SHM_BYTES:
@@ -61,9 +62,10 @@ def _limits(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
         yield Check(
             "memlock-limit",
             (node.rank,),
-            f"a process may lock {size(locked)} of memory; InfiniBand registers its buffers so",
+            f"a process may lock {size(locked)} of memory; InfiniBand locks the buffers that it "
+            f"registers, and needs {size(MEMLOCK_BYTES)} or more",
             "set `ulimit -l unlimited` for slurmd (LimitMEMLOCK=infinity) and keep Slurm from "
-            "passing on the login node's limit (PropagateResourceLimitsExcept=MEMLOCK)",
+            "propagating the login node's limit (PropagateResourceLimitsExcept=MEMLOCK)",
             WARNING,
             "memlock_limit_bytes",
         )
@@ -84,13 +86,13 @@ def _tmp(node: Node) -> Iterator[Check]:
     path, error, instead = tmp.text("path"), tmp.text("error"), tmp.text("instead")
     free = tmp.number("free_bytes")
     if error:
-        what = f"files cannot be made in {path}, the directory for temporary files: {error}"
+        what = f"cannot create files in {path}, the directory for temporary files: {error}"
         yield Check(
             "tmp-not-writable",
             (node.rank,),
-            what + (f"; {instead} is taken in its place" if instead else ""),
-            "free or repair that file system on the node, or have TMPDIR name a directory that is "
-            "there on every node of the job",
+            what + (f"; {instead} is used instead" if instead else ""),
+            "free or repair that file system on the node, or set TMPDIR to a directory that exists "
+            "on every node of the job",
             WARNING if instead else FAILURE,
             "tmp",
         )
@@ -99,7 +101,7 @@ def _tmp(node: Node) -> Iterator[Check]:
             "tmp-full",
             (node.rank,),
             f"{path}, the directory for temporary files, has {size(free)} free",
-            "free that file system on the node: compiled kernels and dumps go there",
+            "free space on that file system: compiled kernels and dumps are written there",
             WARNING,
             "tmp",
         )
@@ -112,8 +114,8 @@ def _build_directory(node: Node) -> Iterator[Check]:
             "build-directory-not-writable",
             (node.rank,),
             f"TORCH_EXTENSIONS_DIR={build.text('path')}: {build.text('error')}",
-            "set it in cluster.yaml to a directory that this user can write on every node, or "
-            "leave it out: then each run has its own",
+            "set it in cluster.yaml to a directory that this user can write to on every node, or "
+            "omit it: each run then has its own",
             WARNING,
             "build_directory",
         )

@@ -1,1 +1,1 @@
-"""What people see of a run while pytest waits: a view on a terminal, or lines in a log."""
+"""The progress of a run while pytest waits: a live view on a terminal, or lines in a log."""

@@ -1,4 +1,4 @@
-"""What is known of each phase of a run: told by the thread that watches, read by those who wait."""
+"""The state of each phase of a run: posted by the watch thread, read by the threads that wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...text import sanitize_line
 
 if TYPE_CHECKING:
-    from ...jobs.job_watch import Watched
+    from ...jobs.job_watch import WatchedJob
     from ...jobs.outcome import Judgement
 
 TICK_S = 0.2
@@ -20,7 +20,7 @@ WAITING, PENDING, RUNNING, ENDING, DONE = "waiting", "pending", "running", "endi
 
 @dataclass(frozen=True)
 class Progress:
-    """One change in the life of a phase, for people: what happened, in a few words."""
+    """One change of a phase's state, in a few words for people."""
 
     phase: str
     text: str
@@ -30,9 +30,9 @@ class Progress:
 class PhaseState:
     """A phase as it is now.
 
-    `state` is waiting (to be submitted), pending, running, ending (the scheduler has said so, the
-    nodes' results are awaited) or done. `detail`: why a pending job waits, the nodes of a running
-    one. `submitted`, `started` and `estimated_start` are Unix seconds.
+    `state` is waiting (to be submitted), pending, running, ending (the scheduler says that the job
+    has ended, the nodes' results are missing) or done. `detail` is why a pending job waits, or the
+    nodes of a running one. `submitted`, `started` and `estimated_start` are Unix seconds.
     """
 
     phase: str
@@ -47,11 +47,11 @@ class PhaseState:
 
 
 class WatchFailed(Exception):
-    """The thread that watches the jobs met something it did not expect."""
+    """The watch thread ended with an unexpected error."""
 
 
-def nothing() -> None:
-    """Nobody looks."""
+def do_nothing() -> None:
+    """The tick of a caller that shows nothing."""
 
 
 class Board:
@@ -60,61 +60,62 @@ class Board:
     def __init__(self, phases: Iterable[str]) -> None:
         self._changed = threading.Condition()
         self._states = {name: PhaseState(name) for name in phases}
-        self._told: dict[str, str] = {}
-        self._fresh: list[Progress] = []
+        self._last_texts: dict[str, str] = {}
+        self._news: list[Progress] = []
         self._judged: dict[str, Judgement] = {}
         self._error: BaseException | None = None
 
-    # For the thread that watches
+    # For the watch thread
 
-    def tell(self, phase: str, text: str) -> None:
-        """Say what happened; the same of one phase is said once."""
+    def post(self, phase: str, text: str) -> None:
+        """Post what happened; the text of a phase is not repeated."""
         with self._changed:
-            self._tell(phase, text)
+            self._post(phase, text)
 
-    def _tell(self, phase: str, text: str) -> None:
-        if text and self._told.get(phase) != text:
-            self._told[phase] = text
-            self._fresh.append(Progress(phase, text))
+    def _post(self, phase: str, text: str) -> None:
+        if text and self._last_texts.get(phase) != text:
+            self._last_texts[phase] = text
+            self._news.append(Progress(phase, text))
             self._changed.notify_all()
 
-    def awaits(self, detail: str) -> None:
-        """Why no phase is submitted yet; empty where nothing but its turn keeps it."""
+    def set_waiting_reason(self, detail: str) -> None:
+        """Set why no phase is submitted yet; empty if phases only wait for their turn."""
         with self._changed:
-            for name, one in self._states.items():
-                if one.state == WAITING:
-                    self._states[name] = replace(one, detail=detail)
+            for name, state in self._states.items():
+                if state.state == WAITING:
+                    self._states[name] = replace(state, detail=detail)
 
-    def submitted(self, phase: str, job_id: str, when: float, estimated: float | None) -> None:
-        """The scheduler has taken the phase's job at this Unix time. `estimated`: when it might
-        start, as far as that was known before."""
+    def set_submitted(self, phase: str, job_id: str, when: float, estimated: float | None) -> None:
+        """The scheduler accepted the phase's job at this Unix time. `estimated` is when the job
+        might start, if preflight knows."""
         with self._changed:
             self._states[phase] = PhaseState(
                 phase, PENDING, job_id=job_id, submitted=when, estimated_start=estimated
             )
-            self._tell(phase, f"submitted as job {job_id}")
+            self._post(phase, f"submitted as job {job_id}")
 
-    def see(self, job: Watched) -> None:
-        """Take over what is known of a job that has not ended."""
-        said = job.state
+    def update(self, job: WatchedJob) -> None:
+        """Update the phase of a job that has not ended."""
+        job_state = job.state
         with self._changed:
-            one = self._states[job.phase]
+            phase = self._states[job.phase]
             if job.running:
-                nodes = sanitize_line(said.nodes) if said else ""
-                started = (said.started if said else None) or one.started or time.time()
+                nodes = sanitize_line(job_state.nodes) if job_state else ""
+                reported = job_state.started if job_state else None
+                started = reported or phase.started or time.time()
                 state = RUNNING if job.ended_at is None else ENDING
-                one = replace(one, state=state, detail=nodes, started=started)
-                self._tell(job.phase, f"running on {nodes}" if nodes else "")
-            elif said:
-                reason = sanitize_line(said.reason)
-                estimated = said.expected_start or one.estimated_start
-                one = replace(one, detail=reason, estimated_start=estimated)
-                self._tell(job.phase, f"pending: {reason}" if reason else "")
-            self._states[job.phase] = one
+                phase = replace(phase, state=state, detail=nodes, started=started)
+                self._post(job.phase, f"running on {nodes}" if nodes else "")
+            elif job_state:
+                reason = sanitize_line(job_state.reason)
+                estimated = job_state.expected_start or phase.estimated_start
+                phase = replace(phase, detail=reason, estimated_start=estimated)
+                self._post(job.phase, f"pending: {reason}" if reason else "")
+            self._states[job.phase] = phase
 
     def finish(self, phase: str, judgement: Judgement, run_s: float | None) -> None:
-        """The phase's result is known. `run_s`: how long its job ran, None where it never did."""
-        took = f" after {run_s:.1f} s" if run_s is not None else ""
+        """Set the phase's result. `run_s` is how long its job ran, None if it never started."""
+        duration = f" after {run_s:.1f} s" if run_s is not None else ""
         with self._changed:
             self._judged[phase] = judgement
             self._states[phase] = replace(
@@ -124,52 +125,52 @@ class Board:
                 outcome=judgement.outcome,
                 run_s=run_s,
             )
-            self._tell(phase, f"{judgement.outcome}{took}")
+            self._post(phase, f"{judgement.outcome}{duration}")
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """The watching thread cannot go on: told to whoever waits, it has nobody else to tell."""
+        """The watch thread cannot continue; `wait` and `check` raise this error."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
-    # For those who wait
+    # For the threads that wait
 
     def wait(
-        self, phase: str, tell: Callable[[Progress], None], tick: Callable[[], None] = nothing
+        self, phase: str, report: Callable[[Progress], None], tick: Callable[[], None] = do_nothing
     ) -> None:
-        """Return when the phase's result is known. Meanwhile `tell` hears of every change, and
-        `tick` is called a few times a second.
+        """Return when the phase's result is known. Meanwhile call `report` with every change, and
+        `tick` a few times a second.
 
-        Raises WatchFailed, from its cause, where the watching thread could not go on.
+        Raises WatchFailed, from its cause, if the watch thread has failed.
         """
         while True:
             with self._changed:
-                if not (self._fresh or self._error or phase in self._judged):
+                if not (self._news or self._error or phase in self._judged):
                     self._changed.wait(timeout=TICK_S)
-                known = phase in self._judged
-            for progress in self.fresh():
-                tell(progress)
-            if known:
+                is_done = phase in self._judged
+            for progress in self.take_news():
+                report(progress)
+            if is_done:
                 return
             self.check()
             tick()
 
-    def fresh(self) -> list[Progress]:
-        """What happened since this was asked last."""
+    def take_news(self) -> list[Progress]:
+        """The changes since the last call."""
         with self._changed:
-            fresh, self._fresh = self._fresh, []
-        return fresh
+            news, self._news = self._news, []
+        return news
 
     def check(self) -> None:
-        """Raise WatchFailed, from its cause, where the watching thread could not go on."""
+        """Raise WatchFailed, from its cause, if the watch thread has failed."""
         with self._changed:
             error = self._error
         if error is not None:
-            raise WatchFailed(f"the watch over the jobs failed: {error}") from error
+            raise WatchFailed(f"watching the jobs failed: {error}") from error
 
     def snapshot(self) -> list[PhaseState]:
-        """All phases as they are now, in the order of their submission."""
+        """All phases as they are now, in order of submission."""
         with self._changed:
             return list(self._states.values())
 

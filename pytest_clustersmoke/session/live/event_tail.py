@@ -1,7 +1,7 @@
-"""How far a running phase is, from its rank 0's events.
+"""The progress of a running phase, from the events of its rank 0.
 
-The file is hostile text on a file system that may be slow: of each no more than READ_BYTES are read
-at a time, only the regular file of that name, and by a caller that looks one file after the other.
+The files are hostile text on a file system that may be slow: only regular files are read, one at a
+time, and at most READ_BYTES per read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .board import RUNNING, PhaseState
 
 READ_BYTES = 64 * 2**10
 READ_EVERY_S = 1.0
-# Reading takes at most this share of the time, so that a slow file system is asked less often.
+# Reading takes at most this share of the time, so a slow file system is read less often.
 READ_SHARE = 0.05
 MAX_STEPS = 10**12
 MAX_STAGE = 40
@@ -31,9 +31,9 @@ MAX_STAGE = 40
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a rank is: its stage, and the steps it has done where it has begun with them.
+    """The progress of a rank: its stage, and its steps once it trains.
 
-    `loss` may be no finite number: that is what its user has to see.
+    `loss` may be nan or infinite, which its user must see.
     """
 
     stage: str = ""
@@ -43,35 +43,35 @@ class Mark:
     steps_per_s: float | None = None
 
 
-class Tails:
-    """The tails of the running phases of one run."""
+class EventTails:
+    """Follows the events of all running phases of one run."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, EventTail] = {}
         self._due: dict[str, float] = {}
 
-    def look(self, states: Iterable[PhaseState]) -> dict[str, Mark]:
-        """The marks of all phases that run, one of which was read now where it was its turn."""
-        running = [one.phase for one in states if one.state == RUNNING]
+    def read_next(self, states: Iterable[PhaseState]) -> dict[str, Mark]:
+        """The progress of all running phases, after reading the one file that is due, if any."""
+        running = [state.phase for state in states if state.state == RUNNING]
         for name in running:
             if name not in self._tails:
                 directory = self._run.phase(name)
                 job = job_of({"run_id": self._run.root.name, "phase": name})
-                self._tails[name] = Tail(directory.rank_events(0), job)
+                self._tails[name] = EventTail(directory.rank_events(0), job)
                 self._due[name] = 0.0
         begun = time.monotonic()
-        name = min(running, key=lambda one: self._due[one], default="")
+        name = min(running, key=lambda phase: self._due[phase], default="")
         if name and self._due[name] <= begun:
             self._tails[name].read()
-            took = time.monotonic() - begun
-            # Others wait for it, too: together they take no more than that share of the time.
-            self._due[name] = begun + max(READ_EVERY_S, took * len(running) / READ_SHARE)
+            duration = time.monotonic() - begun
+            # The share is for the files of all running phases together.
+            self._due[name] = begun + max(READ_EVERY_S, duration * len(running) / READ_SHARE)
         return {name: self._tails[name].mark for name in running}
 
 
-class Tail:
-    """One rank's file of events, followed. A file that is another job's tells nothing."""
+class EventTail:
+    """Follows one rank's file of events. A file of another job is ignored."""
 
     def __init__(self, path: Path, job: str) -> None:
         self.mark = Mark()
@@ -80,15 +80,15 @@ class Tail:
         self._foreign = False
 
     def read(self) -> None:
-        """Take what was written since; of a lot of it the last."""
-        for line in self._fresh():
+        """Read what was written since the last read, or the end of it if it is long."""
+        for line in self._new_lines():
             record = read_record(line)
             if record is not None and not self._foreign:
                 self._take(record)
 
-    def _fresh(self) -> list[bytes]:
-        """The whole lines since the last look."""
-        if not self._offset:  # else it was there already
+    def _new_lines(self) -> list[bytes]:
+        """The complete lines since the last read."""
+        if not self._offset:  # so that a network file system shows the new file
             listed(self._path.parent)
         try:
             with _opened(self._path) as descriptor:
@@ -100,13 +100,13 @@ class Tail:
         whole = block[: block.rfind(b"\n") + 1]
         self._offset += skipped + len(whole)
         lines = whole.splitlines()
-        return lines[1:] if skipped else lines  # the first may have lost its begin
+        return lines[1:] if skipped else lines  # the first one may be cut
 
     def _take(self, record: dict[str, Any]) -> None:
         event = record["event"]
         if event == "start":
-            who = (record.get("schema"), record.get("job"), record.get("rank"))
-            self._foreign = who != (SCHEMA, self._job, 0)
+            identity = (record.get("schema"), record.get("job"), record.get("rank"))
+            self._foreign = identity != (SCHEMA, self._job, 0)
             self.mark = Mark(stage="init")
         elif event == "stage" and record.get("state") == "begin":
             self.mark = Mark(stage=sanitize_line(str(record.get("name"))[:MAX_STAGE]))
@@ -127,11 +127,11 @@ class Tail:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a regular file; of anything else it raises OSError without waiting."""
+    """A descriptor of a regular file; raises OSError at once for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)

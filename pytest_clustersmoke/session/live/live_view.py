@@ -1,6 +1,6 @@
-"""Shows a run while pytest waits for it: as a view on a terminal, as lines elsewhere.
+"""Shows a run while pytest waits for it: as a live view on a terminal, as lines elsewhere.
 
-To show is never worth a run: what goes wrong here is told once, and lines take over.
+Showing must never fail a run: an error is reported once, and lines take the view's place.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import pytest
 
 from ...text import sanitize_line
 from .board import TICK_S, Progress, WatchFailed
-from .event_tail import Tails
+from .event_tail import EventTails
 from .log_lines_view import StepLines
 from .screen import Screen
 
 if TYPE_CHECKING:
     from ..job_session import Session
 
-# These are told wherever a run is shown; on a terminal the view has all else.
+# Lines of these are printed even if a view shows everything else.
 ALWAYS = {"preflight"}
-# Rows of the terminal that are not for the view: pytest's own line, and one more for calm.
-OWN_ROWS = 2
+# Rows of the terminal that the view leaves free: pytest's own line and a spare one.
+FREE_ROWS = 2
 
 
-class Show:
-    """What is shown of one run. Every method is for the main thread."""
+class LiveView:
+    """Shows one run. Call all methods from the main thread."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
         self._config, self._session = config, session
         self._title = f"cluster {session.profile.name}"
-        self._tails = Tails(session.run)
+        self._tails = EventTails(session.run)
         self._lines: StepLines | None = StepLines()
         self._screen: Screen | None = None
         reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -47,20 +47,20 @@ class Show:
             self._warn("live view", error)
 
     def wait(self, phase: str) -> None:
-        """Return when the phase's result is known; ends pytest where the watch has failed."""
+        """Return when the phase's result is known; end pytest if the watch thread has failed."""
         with self._waiting():
-            self._session.board.wait(phase, self._tell, self._look)
+            self._session.board.wait(phase, self._print, self._show_progress)
 
     def wait_with_xdist(self) -> None:
-        """Have xdist's controller show the run wherever it waits."""
+        """Have xdist's controller show the run while it waits."""
         dsession = self._config.pluginmanager.get_plugin("dsession")
-        if not show_in_queue(dsession, self._waiting, self._look_around):
-            self._warn("progress", RuntimeError("this pytest-xdist waits elsewhere"))
+        if not show_in_queue(dsession, self._waiting, self._show_all):
+            self._warn("progress", RuntimeError("this pytest-xdist has no event queue"))
 
     def close(self) -> None:
-        """Tell what the watch said since pytest last waited, and end the view."""
-        for progress in self._session.board.fresh():
-            self._tell(progress)
+        """Print the changes since pytest last waited, and end the view."""
+        for progress in self._session.board.take_news():
+            self._print(progress)
         self._drop_screen()
 
     def _drop_screen(self) -> None:
@@ -70,34 +70,34 @@ class Show:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """At its end nothing of the view is left."""
+        """Erase the view at the end."""
         try:
             yield
         except WatchFailed as error:
             self._erase()
             traceback.print_exception(error.__cause__)
-            pytest.exit(f"internal error: {error}; its jobs are cancelled", returncode=3)
+            pytest.exit(f"internal error: {error}; the run's jobs are cancelled", returncode=3)
         finally:
             self._erase()
 
-    def _look_around(self) -> None:
-        """What `board.wait` does while it waits for a phase, for all of them."""
-        for progress in self._session.board.fresh():
-            self._tell(progress)
+    def _show_all(self) -> None:
+        """Do for all phases what `board.wait` does while it waits for one."""
+        for progress in self._session.board.take_news():
+            self._print(progress)
         self._session.board.check()
-        self._look()
+        self._show_progress()
 
-    def _tell(self, progress: Progress) -> None:
+    def _print(self, progress: Progress) -> None:
         if self._screen is None or progress.phase in ALWAYS:
             self._erase()
             say(self._config, f"  {progress.phase}: {progress.text}")
 
-    def _look(self) -> None:
+    def _show_progress(self) -> None:
         try:
             if self._screen is not None:
                 self._draw(self._screen)
             elif self._lines is not None:
-                self._tell_steps(self._lines)
+                self._print_steps(self._lines)
         except Exception as error:
             self._give_up(error)
 
@@ -105,30 +105,30 @@ class Show:
         from .rows import ansi, rows
 
         states, size = self._session.board.snapshot(), screen.size
-        marks = self._tails.look(states)
-        told = rows(
-            self._title, states, marks, time.time(), size.columns - 1, size.lines - OWN_ROWS
+        marks = self._tails.read_next(states)
+        lines = rows(
+            self._title, states, marks, time.time(), size.columns - 1, size.lines - FREE_ROWS
         )
-        screen.draw(ansi(told, self._colour))
+        screen.draw(ansi(lines, self._colour))
 
-    def _tell_steps(self, lines: StepLines) -> None:
+    def _print_steps(self, lines: StepLines) -> None:
         states = self._session.board.snapshot()
-        for phase, text in lines.due(states, self._tails.look(states), time.monotonic()):
+        for phase, text in lines.due(states, self._tails.read_next(states), time.monotonic()):
             say(self._config, f"  {phase}: {text}")
 
     def _give_up(self, error: Exception) -> None:
-        """From the view to lines; from those to what the scheduler says alone."""
+        """Fall back from the view to lines, and from those to the scheduler's states only."""
         self._erase()
-        what = "live view" if self._screen is not None else "steps"
+        part = "live view" if self._screen is not None else "steps"
         if self._screen is None:
             self._lines = None
         self._drop_screen()
-        self._warn(what, error)
+        self._warn(part, error)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        words = f"  {what} not shown: {type(error).__name__}: {sanitize_line(str(error))}"
-        with contextlib.suppress(OSError):  # pytest meets the same, and tells it better
-            say(self._config, words)
+    def _warn(self, part: str, error: Exception) -> None:
+        warning = f"  {part} not shown: {type(error).__name__}: {sanitize_line(str(error))}"
+        with contextlib.suppress(OSError):  # pytest gets the same error, and reports it
+            say(self._config, warning)
 
     def _erase(self) -> None:
         if self._screen is not None:
@@ -137,8 +137,8 @@ class Show:
 
 
 def open_screen(config: pytest.Config) -> Screen | None:
-    """The terminal that pytest writes to; None where it is none, cannot move its cursor, or is a CI
-    system's, which keeps all that is drawn."""
+    """The terminal that pytest writes to. None if its output is not a terminal, cannot move the
+    cursor, or belongs to a CI system, which would keep everything drawn."""
     from .screen import Screen
 
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -153,12 +153,12 @@ def open_screen(config: pytest.Config) -> Screen | None:
 
 
 def say(config: pytest.Config, line: str) -> None:
-    """A line between pytest's own, while items run; none with -q."""
+    """Print a line between pytest's own while items run; nothing under -q."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and reporter.verbosity >= 0:
         with _uncaptured(config):
             reporter.ensure_newline()
-            if reporter._tw.width_of_current_line:  # xdist's dots, of which pytest does not know
+            if reporter._tw.width_of_current_line:  # xdist's dots, which pytest does not count
                 reporter.write_line("")
             reporter.write_line(line)
 
@@ -172,10 +172,10 @@ def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None
 
 
 class ShowingQueue:
-    """In the place of DSession's queue: `get` looks around while it waits, and what it has drawn is
-    erased before an event is handed out, for then xdist writes.
+    """Replaces DSession's queue: `get` shows the run while it waits, and erases the view before it
+    returns an event, as xdist writes then.
 
-    `waiting`: a context that erases at its end; `tick`: called a few times a second.
+    `waiting` is a context that erases at its end; `tick` is called a few times a second.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ def show_in_queue(
     waiting: Callable[[], contextlib.AbstractContextManager[None]],
     tick: Callable[[], None],
 ) -> bool:
-    """Give xdist's session (its plugin `dsession`) such a queue. False where it has none."""
+    """Replace the queue of xdist's session (its plugin `dsession`). False if it has none."""
     events = getattr(session, "queue", None)
     if events is None:
         return False

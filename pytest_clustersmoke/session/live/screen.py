@@ -1,10 +1,10 @@
-"""Draws rows on a terminal below the cursor, which it leaves where it was: pytest goes on writing
-there as if nothing had been drawn.
+"""Draws rows on a terminal below the cursor, and leaves the cursor where it was, so that pytest
+continues to write there as if nothing had been drawn.
 
-rich's own Live keeps the cursor below what it drew, and goes up by as many rows as it remembers to
-erase them: after a resize those are other rows. With the cursor above, everything below it is ours,
-however the terminal has laid it out anew, and "erase to the end of the screen" leaves nothing. The
-cursor is never hidden, so nothing has to be put right after a kill.
+rich's Live keeps the cursor below its rows, and moves up by the number of rows to erase them: after
+a resize those are other rows. With the cursor above, everything below it is ours, however the
+terminal reflows it, and "erase to the end of the screen" removes it all. The cursor is never
+hidden, so a kill leaves nothing to repair.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 # ECMA-48 and VT100: move down one row keeping the column, and scroll at the last one; save and
-# restore the cursor; erase to the end of the line, of the screen; give up a sequence half sent.
+# restore the cursor; erase to the end of the line, of the screen; cancel a half-sent sequence.
 DOWN, SAVE, RESTORE, REST_OF_LINE, REST, CANCEL = (
     "\x1bD",
     "\x1b7",
@@ -25,18 +25,18 @@ DOWN, SAVE, RESTORE, REST_OF_LINE, REST, CANCEL = (
     "\x1b[J",
     "\x18",
 )
-# Where a terminal does not say its size.
+# Used if a terminal does not report its size.
 SIZE = os.terminal_size((80, 24))
 
 
 class Screen:
-    """A terminal, by a descriptor of our own: pytest's capture may have turned its one away."""
+    """A terminal, by a descriptor of our own, since pytest's capture may redirect its stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._encoding = stream.encoding or "utf-8"
         self._fd = os.dup(stream.fileno())
         self._drawn: Sequence[str] = ()
-        self._size: os.terminal_size | None = None  # when it was drawn on; None: nothing is there
+        self._size: os.terminal_size | None = None  # at the last drawing; None if nothing is drawn
         self._half = False
         self._on_stop: Any = None
 
@@ -46,8 +46,8 @@ class Screen:
         return os.terminal_size((size.columns or SIZE.columns, size.lines or SIZE.lines))
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Draw these in place of what is there. Nothing happens where they are the same, or where
-        pytest runs in the background of this terminal. Each must be shorter than a row."""
+        """Draw these lines in place of the last ones, unless they are the same, or pytest runs in
+        the background of this terminal. Each line must be shorter than a row."""
         size = self.size
         if (lines == self._drawn and size == self._size) or not self._in_foreground():
             return
@@ -58,17 +58,17 @@ class Screen:
             self._write(SAVE)
             self._size = size
             self._watch_stops()
-        back = RESTORE if size == self._size else ""  # the terminal moved it with its row
+        back = RESTORE if size == self._size else ""  # after a resize the saved place is wrong
         room = DOWN * len(lines) + f"\x1b[{len(lines)}A"
         body = "".join(f"\r\n{line}{REST_OF_LINE}" for line in lines)
         self._half = True
-        # What a user types is echoed at the cursor: the next drawing starts where this one did.
+        # Saved again: what a user types moves the cursor, and the next drawing must start here.
         self._write(f"{back}{room}{SAVE}{body}{REST}{RESTORE}{SAVE}")
         self._half = False
         self._drawn, self._size = lines, size
 
     def erase(self) -> None:
-        """Leave the terminal as it was before; also where an interrupt came amidst drawing."""
+        """Leave the terminal as it was, even after an interrupt during drawing."""
         if self._size is None:
             return
         back = RESTORE if self._half or self.size == self._size else ""
@@ -77,7 +77,7 @@ class Screen:
         self._forget_stops()
 
     def close(self) -> None:
-        """Nothing is drawn from here on."""
+        """Close the descriptor; nothing may be drawn afterwards."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -90,10 +90,10 @@ class Screen:
     def _in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:  # not the terminal that controls us: then it has no background
+        except OSError:  # not our controlling terminal, so it has no background
             return True
 
-    # Ctrl-Z: the shell's prompt must not come amidst the rows.
+    # Ctrl-Z: the shell's prompt must not appear among the rows.
 
     def _watch_stops(self) -> None:
         with contextlib.suppress(ValueError):  # not in the main thread
@@ -108,4 +108,4 @@ class Screen:
     def _stop(self, number: int, frame: Any) -> None:
         with contextlib.suppress(OSError):
             self.erase()
-        os.kill(os.getpid(), signal.SIGTSTP)  # its own handler again: here it stops
+        os.kill(os.getpid(), signal.SIGTSTP)  # with the default handler, so the process stops here

@@ -1,8 +1,8 @@
 """One table of staged faults: the fault, the criteria that fail, the finding.
 
 model.py      what a fault is
-hangs.py      ranks that the others wait for, or that are out of step with them
-lab.py        nodes and the scheduler, on a real Slurm
+hangs.py      ranks that the others wait for, or that are out of step
+lab.py        faults of nodes and the scheduler, on a real Slurm
 programs.py   rank programs that are broken on purpose
 replayed.py   hardware faults, from recorded text
 settings.py   checkpoints, disks, memory and configuration that are wrong on purpose

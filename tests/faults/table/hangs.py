@@ -33,7 +33,7 @@ def _loader(where: str, workers: int, words: tuple[str, ...], **more: Any) -> Fa
         "hang",
         finding="hang",
         rank=1,
-        words=("never came to all_reduce", "in which rank 0 waits", "loader_hangs.py:", *words),
+        words=("never reached all_reduce", "in which rank 0 waits", "loader_hangs.py:", *words),
         args={"at_rank": 1, "workers": workers},
         within_s=HANG_WITHIN_S,
         **more,
@@ -50,13 +50,13 @@ HANGS = (
         "hang",
         finding="hang",
         rank=2,
-        words=("rank 2 (local1) never came to", "ends.py:", "in hangs", "ranks 0-1, 3 wait"),
+        words=("rank 2 (local1) never reached", "ends.py:", "in hangs", "ranks 0-1, 3 wait"),
         args={**SMALL, "how": "hangs", "at_rank": 2},
         within_s=HANG_WITHIN_S,
         slow=True,
         nodes=2,
     ),
-    # Until it makes its Rank, a rank answers no signal; the other waits for it as the group opens.
+    # Before its Rank, a rank answers none of our signals; the other waits for it in group setup.
     Fault(
         "hangs_in_import",
         "import_hangs.py",
@@ -69,31 +69,33 @@ HANGS = (
         within_s=INIT_LIMIT_S + 15,
         slow=True,
     ),
-    # The library's own time limit comes first: the victims raise, but are victims all the same.
+    # The library's own timeout comes first: the ranks that raise are still victims.
     Fault(
         "hangs_past_the_groups_limit",
         "out_of_step.py",
         "hang",
         finding="hang",
         rank=1,
-        words=("rank 1 (local0) never came to all_reduce", "in out_of_step", "a time limit of"),
+        words=("rank 1 (local0) never reached all_reduce", "in out_of_step", "a library timeout"),
         args={"how": "late", "at_rank": 1, "timeout_s": 3},
         profile={"stage_limits_s": {"train_step": 60}},
         within_s=HANG_WITHIN_S,
         slow=True,
     ),
-    _out_of_step("skips", ("in share_scale", "one was skipped, or two"), slow=True),
-    _out_of_step("shape", ("[800] Float", "[400] Float", "in reduce_gradients", "another size")),
-    _out_of_step("type", ("Double", "another type"), slow=True),
-    _out_of_step("order", ("broadcast of [6] Float", "one was skipped, or two"), slow=True),
-    _out_of_step("other", ("all_gather", "another collective"), slow=True),
-    # Where two ranks disagree, neither has the majority.
+    _out_of_step("skips", ("in share_scale", "a call was skipped, or two"), slow=True),
+    _out_of_step(
+        "shape", ("[800] Float", "[400] Float", "in reduce_gradients", "the sizes differ")
+    ),
+    _out_of_step("type", ("Double", "the types differ"), slow=True),
+    _out_of_step("order", ("broadcast of [6] Float", "a call was skipped, or two"), slow=True),
+    _out_of_step("other", ("all_gather", "the collectives differ"), slow=True),
+    # Neither of two ranks that disagree has a majority.
     Fault(
         "collective_shape_of_two",
         "out_of_step.py",
         "out of step",
         finding="collective-mismatch",
-        words=("ranks 0-1 (local0) are out of step with each other", "cannot be told"),
+        words=("ranks 0-1 (local0) are out of step with each other", "it is unknown which"),
         host="local0",
         args={"how": "shape", "at_rank": 1},
         within_s=HANG_WITHIN_S,

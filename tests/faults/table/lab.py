@@ -1,6 +1,6 @@
 """Faults of nodes and of the scheduler, staged on a real Slurm.
 
-test_lab_faults.py says, under the fault's name, what is done to each while it trains.
+What is done to each, while it trains, is in test_lab_faults.py under the fault's name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from tests.faults.table.model import Fault
 
 IDLE: dict[str, Any] = {"seconds": 600}
-# Slurm knows of it at once, or after its grace period: KillWait is 2 s in the lab.
+# Slurm notices at once, or after its own grace period: KillWait is 2 s in the lab.
 KNOWN_S = 10.0
 OUR_LIMIT_S = 6.0  # of a phase, from torchrun's start
 SEEN_LIMIT_S = 20.0  # of a node to see the others' files
@@ -20,7 +20,7 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 
 
 def _on(*nodes: int, **slurm: Any) -> dict[str, Any]:
-    """Give the phase these nodes, exclusively."""
+    """The phase has these nodes to itself."""
     names = ",".join(f"node{number}" for number in nodes)
     return {"slurm": {"nodelist": names, "exclusive": True, **slurm}}
 
@@ -39,7 +39,7 @@ def _fault(name: str, finding: str, *nodes: int, **more: Any) -> Fault:
     )
 
 
-# All at once, on the nodes of one lab.
+# All run at once, on the nodes of one lab.
 SCHEDULER = (
     _fault(
         "node_down",
@@ -67,7 +67,7 @@ SCHEDULER = (
         2,
         outcome="preempted",
         of_nobody=True,
-        words=("(partition high", "this one ran in partition main"),
+        words=("(partition high", "this job ran in partition main"),
     ),
     _fault(
         "requeued", "requeued", 3, outcome="preempted", of_nobody=True, words=("requeued the job",)
@@ -101,7 +101,7 @@ MEMORY = Fault(
     finding="out-of-memory",
     rank=1,
     host="node8",
-    words=("rank 1 (node8)", "more host memory than it was given (700M a node)"),
+    words=("rank 1 (node8)", "more host memory than it was allocated (700M per node)"),
     nodes=2,
     ranks_per_node=1,
     args={"mib": 1600},
@@ -124,7 +124,7 @@ def _refused(name: str, finding: str, words: str, **slurm: str) -> Fault:
     )
 
 
-# Not submitted: the only node on which it may run has been drained before.
+# Never submitted: the only node it may run on was drained before.
 NO_NODE_LEFT = _fault(
     "node_drained",
     "nodes-unavailable",
@@ -143,7 +143,11 @@ ACCOUNTING = (
         "cancelled-by-other",
         0,
         outcome="cancelled",
-        words=("while it ran", f"by {USER} (uid {os.getuid()}, as this run)", "this run did not"),
+        words=(
+            "while it ran",
+            f"by {USER} (uid {os.getuid()}, the user of this run)",
+            "this run did not",
+        ),
         of_nobody=True,
         slow=True,
     ),
@@ -170,7 +174,7 @@ def _isolated(name: str, finding: str, *nodes: int, **more: Any) -> Fault:
     return _fault(name, finding, *nodes, family="node", **values)
 
 
-# On a lab whose nodes are hosts of their own; test_isolated.py says what is done to them.
+# On a lab whose nodes are separate hosts; what is done to them is in test_isolated.py.
 ISOLATED = (
     _isolated("other_versions", "versions-differ", 0, 1, 2, words=("transformers 0.0.1",)),
     _isolated(

@@ -13,11 +13,13 @@ SMALL: Mapping[str, Any] = {
     "steps": 8,
     "learning_rate": 0.01,
 }
-# A rank that stands still this long has hung; a step of these sizes takes milliseconds.
+# The limit for a step; a step of these sizes takes milliseconds.
 STEP_LIMIT_S = 4
+# A hang is reported within its stage's limit plus 15 s.
 HANG_WITHIN_S = STEP_LIMIT_S + 15.0
 
-# Criteria of the base class `Trained` that skip here: the metrics have no reference and no past.
+# Criteria of the base class `Trained` that skip on a small cluster, whose metrics have neither a
+# reference nor a past.
 UNMEASURED = frozenset(
     {
         "test_throughput_meets_the_reference",
@@ -30,7 +32,7 @@ GRADIENTS = "test_gradients_are_in_sync"
 RELOAD = "test_reloaded_checkpoint_equals_the_saved"
 FINITE = "test_loss_is_finite_on_every_rank"
 FALLS = "test_loss_over_all_ranks_falls"
-BEHIND = "test_no_rank_falls_behind"  # skips where there is one rank
+BEHIND = "test_no_rank_falls_behind"  # skips if there is only one rank
 DEVICE = "test_every_rank_has_a_device_of_its_own"
 INTERFACES = "test_pinned_interfaces_are_on_every_node"
 CRITERIA = UNMEASURED | {
@@ -53,14 +55,14 @@ CRITERIA = UNMEASURED | {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that is staged for real, and what it must lead to: one of three.
+    """A fault that is really staged, and its required result, one of three:
 
-    - `failed`: the criteria that must fail while the job passes; every other criterion passes, or
-      skips if it is one of UNMEASURED. With a `rank`, they name it and its node.
-    - `finding`: the job does not pass. This is the id of its primary finding, `rank` the rank and
-      `host` the node that it must name (any, where neither is given), `signature` the known cause,
-      `words` what its text must contain. Every criterion points to the job.
-    - `usage`: pytest ends with a usage error that contains this, and nothing is submitted.
+    - `failed`: the criteria that must fail while the job passes; all others pass, or skip if they
+      are in UNMEASURED. With a `rank`, they name it and its node.
+    - `finding`: the job does not pass; this is its primary finding's id, `rank` the rank and `host`
+      the node that it must name (any, if neither is given), `signature` its known cause, `words`
+      what its text must contain. Every criterion refers to the job.
+    - `usage`: pytest ends with this usage error, and nothing is submitted.
     """
 
     name: str
@@ -69,12 +71,12 @@ class Fault:
     failed: frozenset[str] = frozenset()
     finding: str = ""
     signature: str = ""
-    maybe: str = ""  # a signature that is found or not, depending on which process is quicker
+    maybe: str = ""  # a signature that may be found, depending on which of two processes is faster
     words: tuple[str, ...] = ()
     usage: tuple[str, ...] = ()
     rank: int | None = None
     host: str = ""
-    outcome: str = "failed"  # the job's, where `finding` is given
+    outcome: str = "failed"  # of the job, if `finding` is given
     nodes: int = 1
     ranks_per_node: int = 2
     args: Mapping[str, Any] = field(default_factory=lambda: SMALL)
@@ -83,15 +85,15 @@ class Fault:
     within_s: float = 10.0  # from the fault to the finding
     since: str = "staged"  # the event just before the fault, of a rank or of a node
     since_s: float = 0.0  # how long after that event the fault comes
-    timed: bool = True  # the seconds to the finding are known; they are not where nothing ran
-    unknown: bool = False  # no signature can know its cause, and the finding says so
-    replayed: bool = False  # recorded text, where the fault itself cannot be staged here
+    timed: bool = True  # whether the finding's delay is known; not if nothing ran
+    unknown: bool = False  # the cause cannot be known, and the finding says so
+    replayed: bool = False  # recorded text, because the fault itself cannot be staged here
     of_nobody: bool = False  # a limit, a cancellation: no rank and no node is at fault
     slow: bool = False  # only in `make test-all`; one or two of each family are not slow
 
     @property
     def of(self) -> str:
-        """What is at fault and must be named: a rank with its host, a node, or nobody."""
+        """What the finding names: a rank with its host, a node, or nobody."""
         if self.of_nobody:
             return "nobody"
         return "rank" if self.rank is not None or not self.host else "node"

@@ -26,7 +26,7 @@ SMALL_ZERO = {
 
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
-    """Rank 1 of two ends or hangs. torchrun, if it is quick, says by which signal it ended."""
+    """Rank 1 of two ends, or stops. torchrun, if it is fast enough, logs the signal."""
     message = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
@@ -57,7 +57,7 @@ def _nan(where: str, words: str, slow: bool) -> Fault:
 
 
 PROGRAMS = (
-    # Without sync the weights of the ranks drift apart; only rank 0's are saved, so rank 1 differs.
+    # Without sync the ranks' weights drift apart; only rank 0's are saved, so rank 1's differ.
     Fault(
         "ddp_without_sync",
         "ddp_without_sync.py",
@@ -84,7 +84,7 @@ PROGRAMS = (
     ),
     _nan("data", "first at step 4 on rank 1 (local0);", slow=False),
     _nan("parameter", "first at step 4 on rank 1 (local0);", slow=True),
-    # The reduction spreads it to all ranks before any loss shows it.
+    # The reduction passes it to all ranks before any loss shows it.
     _nan("gradient", "the gradient of 0.weight is not finite, first at step 4", slow=True),
     # DeepSpeed silently skips that step, and no loss ever shows it.
     Fault(
@@ -119,7 +119,7 @@ PROGRAMS = (
         args={"steps": 8},
         slow=True,
     ),
-    # Two of three ranks agree, so it is known which one is wrong.
+    # Two of three ranks agree, so it is known which is wrong.
     Fault(
         "uneven_batches",
         "uneven_batches.py",

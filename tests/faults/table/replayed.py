@@ -1,8 +1,5 @@
-"""Faults that cannot be staged without the hardware, or without a kernel that limits memory.
-
-In a real run, a rank leaves what a real one left and ends as that one did (programs/recorded.yaml,
-with the sources).
-"""
+"""Faults that need real hardware, or a kernel that limits memory, replayed in real runs: a rank
+writes what a real one logged and ends as it did (programs/recorded.yaml, with the sources)."""
 
 from __future__ import annotations
 

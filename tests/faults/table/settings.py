@@ -1,4 +1,4 @@
-"""Checkpoints, disks, memory and configuration that are wrong on purpose."""
+"""Checkpoints, disks, memory and configuration that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL_LORA = {
 
 
 def _zero(fault: str, signature: str, slow: bool = True) -> Fault:
-    """A ZeRO phase that fails the same way on all ranks: the finding may name any of them."""
+    """A ZeRO phase that fails on all ranks in the same way: naming any of them is right."""
     return Fault(
         f"zero_{fault.replace('-', '_')}",
         "zero_config.py",
@@ -62,21 +62,21 @@ SETTINGS = (
         "rank-0-only",
         True,
         finding="hang",
-        # Rank 0 waits in saving, rank 1 goes on to reading: neither is behind the other.
+        # Rank 0 waits in the save, rank 1 goes on to the reload: neither is behind the other.
         words=("ranks wait for each other", "rank 0 (local0) in all_reduce", "in save_badly"),
         settings={"stage_limits_s": {"checkpoint": 8, "reload": 30}},
         within_s=8 + 15,
     ),
     _shard("shard-cut", True, finding="rank-error", signature="checkpoint_damaged", rank=1),
     _shard("shard-gone", True, finding="rank-error", signature="file_missing", rank=1),
-    # torch does not pass on the kernel's message, only that fewer bytes were written than asked.
+    # torch does not pass on the kernel's error, only that fewer bytes were written than requested.
     Fault(
         "disk_full",
         "disk_full.py",
         "disk",
         finding="rank-error",
         signature="checkpoint_write_failed",
-        words=("mostly for want of space",),
+        words=("usually because space ran out",),
         rank=0,
     ),
     Fault(
@@ -86,7 +86,7 @@ SETTINGS = (
         finding="rank-error",
         rank=1,
         signature="host_memory_refused",
-        # The largest weight has 64 MiB; malloc keeps no block of that size, so each step asks anew.
+        # Its largest weight takes 64 MiB, which malloc does not cache: each is a new allocation.
         args={**SMALL, "hidden_size": 1024},
     ),
     Fault(
@@ -131,7 +131,7 @@ SETTINGS = (
         "script_in_node_local",
         HEALTHY,
         "configuration",
-        usage=(f"{HEALTHY}, lies under {SMOKE_TESTS}, which every node has for itself",),
+        usage=(f"{HEALTHY}, lies under {SMOKE_TESTS}, which nodes do not share",),
         profile={"node_local": [str(SMOKE_TESTS)]},
     ),
 )

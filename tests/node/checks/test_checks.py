@@ -1,4 +1,4 @@
-"""What facts say against running on a node: each sickness by its id, and a healthy node by none."""
+"""Checks of node facts: each fault has its id, and a healthy node fails no check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.node_facts import CPU, CUDA, node, port
 
 
 def failed(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
-    """What the facts of these nodes fail, under the spec CUDA but for what is given."""
+    """The checks that these nodes fail, with the spec CUDA changed by `spec`."""
     return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
@@ -26,17 +26,17 @@ def only(*nodes: dict[str, Any], **spec: Any) -> Check:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("device", ["cuda", "cpu", "auto"])
 def test_healthy_nodes_fail_nothing(count: int, device: str) -> None:
-    """Whatever their number, and whatever they train on."""
+    """For any number of nodes, on any device."""
     assert failed(*(node(rank) for rank in range(count)), device=device) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
-def test_this_machine_as_it_is_fails_nothing(device: str) -> None:
-    """The real facts of where the tests run, limits of a container included."""
+def test_this_machine_fails_nothing(device: str) -> None:
+    """The real facts of the machine that runs the tests, limits of a container included."""
     here = json.loads(json.dumps(node_facts.gather_node_facts(0, "n0", device)))
     spec = {**CPU, "backend": "local", "device": device, "nodes": 2}
     found = checks.failed([here, {**here, "node": "n1"}], spec)
-    assert [one for one in found if one.id not in ("tmp-full", "open-files-limit")] == []
+    assert [check for check in found if check.id not in ("tmp-full", "open-files-limit")] == []
 
 
 UNKNOWN: list[Any] = [
@@ -53,8 +53,8 @@ UNKNOWN: list[Any] = [
 
 
 @pytest.mark.parametrize("value", UNKNOWN, ids=str)
-def test_what_is_unknown_is_no_failure(value: Any) -> None:
-    """Fields that a driver does not support, or that are of another kind, say nothing."""
+def test_unknown_gpu_field_is_not_a_failure(value: Any) -> None:
+    """Fields that the driver does not support, or of another type, are unknown."""
     fields = [
         "ecc.errors.uncorrected.volatile.total",
         "retired_pages.pending",
@@ -64,14 +64,14 @@ def test_what_is_unknown_is_no_failure(value: Any) -> None:
         "driver_version",
     ]
     sick = node(0)
-    for one in sick["gpus"]:
-        one.update(dict.fromkeys(fields, value))
-    assert [one.id for one in failed(sick)] == []
+    for row in sick["gpus"]:
+        row.update(dict.fromkeys(fields, value))
+    assert [check.id for check in failed(sick)] == []
 
 
 @pytest.mark.parametrize("key", sorted(set(node()) - {"node", "cuda_visible_devices"}))
-def test_facts_that_were_not_told_are_no_failure(key: str) -> None:
-    """A node of which one thing is not known is judged by the others."""
+def test_missing_fact_is_not_a_failure(key: str) -> None:
+    """A node with one missing fact is judged by the others."""
     assert failed({**node(0), key: None}, node(1)) == []
 
 
@@ -82,29 +82,29 @@ HOSTILE: list[Any] = [
 
 
 @pytest.mark.parametrize("key", sorted(node()))
-def test_hostile_facts_are_survived(key: str) -> None:
-    """A fact of any shape raises nothing, and what is said of it is short, printable JSON."""
+def test_hostile_facts_do_no_harm(key: str) -> None:
+    """A fact of any shape raises nothing, and its message is short, printable JSON."""
     for value in HOSTILE:
         for check in failed({**node(0), key: value}, node(1), node(2)):
             assert json.dumps(check.as_dict(), allow_nan=False)
             assert check.what.isprintable() and len(check.what) < 3000
 
 
-def test_nodes_that_told_nothing_are_passed_over() -> None:
-    """Facts that are missing make no node differ."""
+def test_nodes_without_facts_are_ignored() -> None:
+    """Missing facts make no node differ."""
     assert checks.failed([None, {}, node(2)], {**CUDA, "nodes": 3}) == []
 
 
 # GPUs
 
 
-def test_fewer_gpus_than_asked_for() -> None:
-    """The count by nvidia-smi, what CUDA_VISIBLE_DEVICES leaves of it, and what was asked for."""
+def test_fewer_gpus_than_needed_fail() -> None:
+    """The message has the count of nvidia-smi, of CUDA_VISIBLE_DEVICES, and of the phase."""
     check = only(node(cuda_visible_devices="1"))
     assert (check.id, check.severity) == ("gpus-missing", FAILURE)
     assert check.detail == {"seen": 1, "asked": 2}
     assert check.what == (
-        "has 2 GPUs by nvidia-smi, of which CUDA_VISIBLE_DEVICES='1' leaves 1; the phase asks for 2"
+        "nvidia-smi lists 2 GPUs, and CUDA_VISIBLE_DEVICES='1' selects 1 of them; the phase needs 2"
     )
 
 
@@ -119,13 +119,13 @@ def test_fewer_gpus_than_asked_for() -> None:
         ({"cuda_visible_devices": "MIG-7,MIG-8"}, []),
     ],
 )
-def test_the_jobs_own_share_is_counted(found: dict[str, Any], ids: list[str]) -> None:
-    """Not the node's GPUs: those that the job was given."""
-    assert [one.id for one in failed(node(**found))] == ids
+def test_only_the_jobs_gpus_count(found: dict[str, Any], ids: list[str]) -> None:
+    """The node may have more GPUs than it gave to the job."""
+    assert [check.id for check in failed(node(**found))] == ids
 
 
-def test_a_node_without_any_sign_of_a_gpu() -> None:
-    """No nvidia-smi proves nothing (torch may see GPUs); no driver and no device either does."""
+def test_node_without_gpu_driver_and_device_fails() -> None:
+    """Without nvidia-smi alone nothing is known, since torch may see GPUs."""
     bare = {**node(), "gpus": None, "gpu_processes": None}
     assert failed(bare) == []
     assert only({**bare, "gpu_driver": False}).id == "gpus-missing"
@@ -133,9 +133,9 @@ def test_a_node_without_any_sign_of_a_gpu() -> None:
     assert failed({**bare, "gpu_driver": False}, device="cpu") == []
 
 
-def test_a_driver_that_failed_is_told_in_its_words() -> None:
-    """A failure where GPUs are needed, a warning where a CPU will do; and no guess about GPUs."""
-    words = "it ended with status 9: NVIDIA-SMI has failed"
+def test_failed_driver_is_reported_with_its_error() -> None:
+    """A failure if GPUs are needed, a warning if a CPU will do; nothing is guessed about GPUs."""
+    words = "exit status 9: NVIDIA-SMI has failed"
     sick = {**node(), "gpus": None, "gpu_tool_failed": words}
     check = only(sick)
     assert (check.id, check.severity) == ("gpu-driver-failed", FAILURE)
@@ -146,8 +146,8 @@ def test_a_driver_that_failed_is_told_in_its_words() -> None:
     assert failed(sick, device="cpu") == []
 
 
-def test_another_model_than_the_profiles() -> None:
-    """A failure; where the profile names none, nodes that differ are a warning."""
+def test_wrong_gpu_model_fails() -> None:
+    """If the profile names no model, differing nodes are only a warning."""
     other = node(0, [gpu(0, name="NVIDIA A100"), gpu(1, name="NVIDIA A100")])
     check = only(other)
     assert (check.id, check.severity) == ("gpu-model-differs", FAILURE)
@@ -158,8 +158,8 @@ def test_another_model_than_the_profiles() -> None:
 
 
 @pytest.mark.parametrize("model", ["H100", "h100 80gb", "NVIDIA H100-80GB", "HBM3 H100"])
-def test_a_model_in_fewer_words_is_the_same(model: str) -> None:
-    """The profile's words are all in nvidia-smi's name; A10 is no A100."""
+def test_shortened_gpu_model_matches(model: str) -> None:
+    """All words of the profile must be in nvidia-smi's name; A10 does not match A100."""
     assert failed(node(), gpu=model) == []
     assert only(node(), gpu="H10").id == only(node(), gpu="H100 PCIe").id == "gpu-model-differs"
 
@@ -175,9 +175,8 @@ def test_a_model_in_fewer_words_is_the_same(model: str) -> None:
         ("retired_pages.pending", "Yes", "gpu-page-retirement-pending"),
     ],
 )
-def test_errors_of_a_gpus_memory(field: str, value: str, identity: str) -> None:
-    """Each is a failure that names the GPU by index and bus; those of other jobs' GPUs are not
-    ours."""
+def test_memory_errors_of_a_gpu_fail(field: str, value: str, identity: str) -> None:
+    """Each failure names the GPU by index and bus; GPUs of other jobs do not count."""
     listed = [gpu(0), gpu(1, **{field: value})]
     check = only(node(0, listed))
     assert (check.id, check.severity) == (identity, FAILURE)
@@ -186,8 +185,8 @@ def test_errors_of_a_gpus_memory(field: str, value: str, identity: str) -> None:
     assert failed(node(0, listed), device="cpu") == []
 
 
-def test_others_on_our_gpus() -> None:
-    """Who, with pid, name and memory: a failure under Slurm, a warning on one's own machine."""
+def test_processes_of_others_on_the_jobs_gpus_fail() -> None:
+    """They are named with pid, name and memory; on the user's own machine it is a warning."""
     process = {"gpu": "GPU-0001", "pid": "4711", "name": "python", "memory": "70000 MiB"}
     busy = node(gpu_processes=[process])
     check = only(busy)
@@ -201,8 +200,8 @@ def test_others_on_our_gpus() -> None:
 # The system
 
 
-def test_shared_memory_that_is_full_or_small() -> None:
-    """Full is a failure, a container's default a warning; only NCCL among GPUs needs it."""
+def test_full_shared_memory_fails_and_small_warns() -> None:
+    """A container's default is small; only NCCL between GPUs needs shared memory."""
     full = node(dev_shm_bytes=64 * 2**20, dev_shm_free_bytes=4096)
     check = only(full)
     assert (check.id, check.severity) == ("shm-full", FAILURE)
@@ -213,44 +212,44 @@ def test_shared_memory_that_is_full_or_small() -> None:
     assert failed(full, device="cpu") == failed(full, ranks_per_node=1) == []
 
 
-def test_a_low_limit_on_locked_memory() -> None:
-    """A warning where InfiniBand is expected and the process may not exceed the limit."""
+def test_low_limit_on_locked_memory_warns() -> None:
+    """Only if InfiniBand is expected and the process may not exceed the limit."""
     low = [node(rank, memlock_limit_bytes=65536) for rank in range(2)]
     found = failed(*low)
-    assert [(one.id, one.severity) for one in found] == [("memlock-limit", WARNING)] * 2
+    assert [(check.id, check.severity) for check in found] == [("memlock-limit", WARNING)] * 2
     assert "64 KiB" in found[0].what
     assert failed(*low, interconnect="TCP over eth0") == []
     assert failed(low[0]) == []
-    assert failed(*({**one, "may_lock_memory": True} for one in low)) == []
+    assert failed(*({**facts, "may_lock_memory": True} for facts in low)) == []
     off = {"NCCL_IB_DISABLE": "1"}
-    assert failed(*({**one, "variables": off} for one in low)) == []
-    assert failed(*({**one, "nccl_conf": {"/etc/nccl.conf": off}} for one in low)) == []
+    assert failed(*({**facts, "variables": off} for facts in low)) == []
+    assert failed(*({**facts, "nccl_conf": {"/etc/nccl.conf": off}} for facts in low)) == []
 
 
-def test_a_low_limit_on_open_files() -> None:
-    """A warning below Linux's own default."""
+def test_low_limit_on_open_files_warns() -> None:
+    """The bound is Linux's default."""
     check = only(node(open_files_limit=256))
     assert (check.id, check.severity) == ("open-files-limit", WARNING)
 
 
-def test_directories_that_take_no_files() -> None:
-    """No place for temporary files at all is a failure; where another is taken, a warning."""
+def test_unusable_directories_are_reported() -> None:
+    """No directory for temporary files is a failure; using another one is a warning."""
     tmp = {"path": "/tmp/job.7", "error": "No such file or directory", "instead": "/tmp"}
     check = only(node(tmp=tmp))
     assert (check.id, check.severity) == ("tmp-not-writable", WARNING)
-    assert "/tmp/job.7" in check.what and "/tmp is taken in its place" in check.what
+    assert "/tmp/job.7" in check.what and "/tmp is used instead" in check.what
     assert only(node(tmp={**tmp, "instead": None})).severity == FAILURE
     nearly = {"path": "/tmp", "error": None, "free_bytes": 10 * 2**20}
     assert (only(node(tmp=nearly)).id, only(node(tmp=nearly)).severity) == ("tmp-full", WARNING)
-    build = {"path": "/scratch/k", "error": "/scratch cannot be written"}
+    build = {"path": "/scratch/k", "error": "cannot write to /scratch"}
     assert only(node(build_directory=build)).id == "build-directory-not-writable"
 
 
 # RDMA ports
 
 
-def test_a_port_that_is_down_on_one_node_alone() -> None:
-    """A failure that names port and state; down everywhere is how the cluster is cabled."""
+def test_rdma_port_down_on_one_node_fails() -> None:
+    """The message names port and state; a port that is down everywhere is not cabled."""
     down = [port(0), port(1, "1: DOWN")]
     check = only(node(0), node(1, rdma_ports=down), node(2))
     assert (check.id, check.nodes, check.severity) == ("rdma-port-down", (1,), FAILURE)
@@ -259,14 +258,14 @@ def test_a_port_that_is_down_on_one_node_alone() -> None:
     assert "RDMA port mlx5_1:1 is 1: DOWN" in check.what and "2 of the 2 other nodes" in check.what
     assert failed(*(node(rank, rdma_ports=down) for rank in range(3))) == []
     some = [node(0), node(1, rdma_ports=down), node(2, rdma_ports=down)]
-    assert [(one.nodes, one.severity) for one in failed(*some)] == [
+    assert [(check.nodes, check.severity) for check in failed(*some)] == [
         ((1,), WARNING),
         ((2,), WARNING),
     ]
 
 
-def test_ports_are_judged_where_infiniband_is_expected() -> None:
-    """By `expect` where it names transports, else by the profile's interconnect."""
+def test_rdma_ports_are_checked_if_infiniband_is_expected() -> None:
+    """`expect` decides if it names transports, otherwise the profile's interconnect."""
     down = [port(0), port(1, "1: DOWN")]
     nodes = [node(0), node(1, rdma_ports=down)]
     assert failed(*nodes, interconnect="TCP") == []
@@ -274,23 +273,23 @@ def test_ports_are_judged_where_infiniband_is_expected() -> None:
     assert failed(*nodes, device="cpu") == []
     assert only(*nodes, interconnect="", inter_node=["NET/IB*"]).id == "rdma-port-down"
     pinned = {"NCCL_IB_HCA": "mlx5_0"}
-    assert failed(*({**one, "variables": pinned} for one in nodes)) == []
+    assert failed(*({**facts, "variables": pinned} for facts in nodes)) == []
 
 
-def test_a_port_for_ethernet_beside_infiniband_is_none_of_ncclss() -> None:
-    """Management ports of the same adapters may be as they like; alone they are RoCE, and count."""
+def test_ethernet_ports_beside_infiniband_do_not_count() -> None:
+    """They may be management ports of the same adapters; alone they are RoCE, and count."""
     ethernet = port(2, "1: DOWN", link_layer="Ethernet")
     up = port(2, link_layer="Ethernet")
     assert failed(node(0, rdma_ports=[port(0), up]), node(1, rdma_ports=[port(0), ethernet])) == []
     assert only(node(0, rdma_ports=[up]), node(1, rdma_ports=[ethernet])).id == "rdma-port-down"
 
 
-def test_ports_of_nodes_that_are_built_otherwise() -> None:
-    """Where names differ and as many ports are up, one of a name is not the other's counterpart;
-    where fewer are up, or the names are the same, it is."""
-    one = node(0, rdma_ports=[port(0), port(1, "1: DOWN")])
+def test_ports_of_nodes_built_differently_are_not_compared() -> None:
+    """If names differ and as many ports are up, ports of the same name are not counterparts. If
+    fewer are up, or the names are the same, they are."""
+    here = node(0, rdma_ports=[port(0), port(1, "1: DOWN")])
     other = node(1, rdma_ports=[port(1), port(0, link_layer="Ethernet")])
-    assert failed(one, other) == []
+    assert failed(here, other) == []
     none_up = node(0, rdma_ports=[port(0, "1: DOWN"), port(1, "1: DOWN")])
     assert (only(none_up, other).id, only(none_up, other).nodes) == ("rdma-port-down", (0,))
     crossed = [node(0, rdma_ports=[port(0), port(1, "1: DOWN")])]
@@ -298,25 +297,25 @@ def test_ports_of_nodes_that_are_built_otherwise() -> None:
     assert [check.id for check in failed(*crossed)] == ["rdma-port-down"] * 2
 
 
-def test_a_node_without_ports_among_nodes_that_have_them() -> None:
-    """Its adapter or driver is gone."""
+def test_node_without_rdma_ports_fails_if_the_others_have_some() -> None:
+    """Its adapter or driver is missing."""
     check = only(node(0), node(1, rdma_ports=[]))
     assert (check.id, check.nodes) == ("rdma-port-down", (1,)) and "mlx5_0, mlx5_1" in check.what
 
 
-def test_a_port_that_runs_slower_than_the_others() -> None:
-    """A warning with both rates: nodes may differ by plan."""
+def test_slow_rdma_port_warns() -> None:
+    """The warning has both rates; nodes may differ on purpose."""
     slow = [port(0), port(1, rate="100 Gb/sec (1X NDR)")]
     check = only(node(0), node(1, rdma_ports=slow), node(2))
     assert (check.id, check.nodes, check.severity) == ("rdma-port-slow", (1,), WARNING)
     assert "100 Gb/sec (1X NDR)" in check.what and "400 Gb/sec" in check.what
 
 
-# Alike
+# Consistency
 
 
-def test_versions_that_differ_name_the_odd_node_out() -> None:
-    """With all in which it differs; a package that is missing differs, too."""
+def test_node_with_other_versions_fails() -> None:
+    """All its differences are named; a missing package is one, too."""
     odd = node(1, packages={"torch": "2.4.0"}, python="3.10.1")
     check = only(node(0), odd, node(2))
     assert (check.id, check.nodes, check.severity) == ("versions-differ", (1,), FAILURE)
@@ -325,20 +324,20 @@ def test_versions_that_differ_name_the_odd_node_out() -> None:
     assert "python 3.10.1" in check.what
 
 
-def test_versions_of_two_nodes_name_both() -> None:
+def test_two_nodes_with_different_versions_are_both_named() -> None:
     """Either may be the wrong one."""
     check = only(node(0), node(1, torch_cuda="11.8"))
     assert check.nodes == (0, 1)
     assert check.what == "torch's CUDA differs: 11.8 on n1; 12.4 on n0"
 
 
-def test_a_build_that_is_unknown_does_not_differ() -> None:
-    """A torch for CPUs names no CUDA; its version tells the two apart."""
+def test_unknown_cuda_build_does_not_differ() -> None:
+    """A CPU build of torch names no CUDA; its version shows the difference."""
     assert failed(node(0), node(1, torch_cuda=None)) == []
 
 
-def test_drivers_that_differ_are_a_warning() -> None:
-    """An upgrade goes from node to node; where no GPU is used it does not matter."""
+def test_different_drivers_warn() -> None:
+    """A rolling upgrade goes from node to node; without GPUs it does not matter."""
     other = node(2, [gpu(0, driver_version="535.1"), gpu(1, driver_version="535.1")])
     check = only(node(0), node(1), other)
     assert (check.id, check.nodes, check.severity) == ("driver-differs", (2,), WARNING)
@@ -346,10 +345,10 @@ def test_drivers_that_differ_are_a_warning() -> None:
     assert failed(node(0), node(1), other, device="cpu") == []
 
 
-def test_what_holds_of_several_nodes_is_told_once() -> None:
-    """Checks are joined by their words, failures first."""
+def test_equal_problems_of_several_nodes_are_merged() -> None:
+    """Checks with the same text become one, failures first."""
     found = checks.merged(failed(*(node(r, gpus=[], open_files_limit=9) for r in range(3))))
-    assert [(one.id, one.nodes) for one in found] == [
+    assert [(check.id, check.nodes) for check in found] == [
         ("gpus-missing", (0, 1, 2)),
         ("open-files-limit", (0, 1, 2)),
     ]

@@ -1,5 +1,4 @@
-"""Interfaces, as the nodes' facts tell of them: pinned ones that are not there, and those that are
-down on one node alone."""
+"""Checks of interfaces: selected ones that do not exist, and ones that are down on one node."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def adapter(*addresses: str, up: bool = True, **more: Any) -> dict[str, Any]:
 
 
 def at(rank: int, variables: dict[str, str] | None = None, **interfaces: Any) -> dict[str, Any]:
-    """A machine of its own with loopback and these interfaces; else with eth0."""
+    """A separate machine with loopback and these interfaces, by default eth0."""
     others = interfaces or {"eth0": adapter(f"10.0.0.{rank + 1}")}
     return node(
         rank,
@@ -44,14 +43,14 @@ def at(rank: int, variables: dict[str, str] | None = None, **interfaces: Any) ->
 
 
 def found(*nodes: dict[str, Any], **spec: Any) -> list[tuple[str, tuple[int, ...], str]]:
-    return [(one.id, one.nodes, one.severity) for one in raw(*nodes, **spec)]
+    return [(check.id, check.nodes, check.severity) for check in raw(*nodes, **spec)]
 
 
 def raw(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
     return checks.failed(nodes, {**CUDA, "nodes": len(nodes), **spec})
 
 
-# What variables pin
+# Interfaces that variables select
 
 
 @pytest.mark.parametrize(
@@ -70,14 +69,16 @@ def raw(*nodes: dict[str, Any], **spec: Any) -> list[Check]:
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_every_node_has_is_silent(name: str, value: str, device: str, count: int) -> None:
-    """Each value is read as NCCL and gloo read it."""
+def test_selected_interface_on_every_node_passes(
+    name: str, value: str, device: str, count: int
+) -> None:
+    """Each value is parsed as NCCL and gloo parse it."""
     assert found(*(at(rank, {name: value}) for rank in range(count)), device=device) == []
 
 
 @pytest.mark.parametrize("value", ["nosuch0", "eth0,nosuch0", "=eth0", "eth"])
-def test_gloo_ends_where_one_of_its_names_is_not_there(value: str) -> None:
-    """gloo takes whole names and fails at the first that it does not find, with one rank, too."""
+def test_missing_interface_of_gloo_fails(value: str) -> None:
+    """gloo takes whole names and fails at the first one missing, even with one rank."""
     pinned = {GLOO: value}
     assert found(at(0, pinned), device="cpu", ranks_per_node=1) == [
         ("interface-missing", (0,), FAILURE)
@@ -92,8 +93,8 @@ def test_gloo_ends_where_one_of_its_names_is_not_there(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["nosuch", "=eth", "=nosuch0", "^lo,eth", "^=lo,eth0"])
-def test_nccl_ends_where_its_list_selects_nothing(value: str) -> None:
-    """It gives up at its bootstrap, also between the GPUs of one node."""
+def test_nccl_list_that_selects_nothing_fails(value: str) -> None:
+    """NCCL fails in its bootstrap, also between the GPUs of one node."""
     pinned = {SOCKET: value}
     assert found(at(0), at(1, pinned)) == [("interface-missing", (1,), FAILURE)]
     assert found(at(0, pinned)) == [("interface-missing", (0,), FAILURE)]
@@ -101,14 +102,14 @@ def test_nccl_ends_where_its_list_selects_nothing(value: str) -> None:
     assert found({**at(0), **conf}) == [("interface-missing", (0,), FAILURE)]
 
 
-def test_interfaces_without_an_address_are_none() -> None:
-    """A name alone carries nothing."""
+def test_selected_interface_without_an_address_fails() -> None:
+    """A name without an address cannot be used."""
     bare = at(1, {SOCKET: "ens1"}, eth0=adapter("10.0.0.2"), ens1=adapter(up=False))
     assert found(at(0, {SOCKET: "eth0"}), bare)[0] == ("interface-missing", (1,), FAILURE)
 
 
-def test_what_need_not_end_the_job_is_no_failure() -> None:
-    """What the ranks may never use, or may do without, is at most a warning."""
+def test_problem_that_may_not_end_the_job_is_at_most_a_warning() -> None:
+    """The ranks may never use the interface, or may work without it."""
     socket, gloo, hca = {SOCKET: "nosuch"}, {GLOO: "nosuch"}, {HCA: "mlx5_7:1"}
     assert found(at(0, socket), device="cpu") == []
     auto = {"device": "auto", "gpu": "any"}
@@ -123,32 +124,32 @@ def test_what_need_not_end_the_job_is_no_failure() -> None:
     assert found(at(0, {"NCCL_OOB_NET_IFNAME": "nosuch"})) == []
     assert found(at(0, hca)) == []
     on_both = [at(0, hca), at(1, hca)]
-    assert [one[::2] for one in found(*on_both)] == [("interface-missing", WARNING)] * 2
+    assert [row[::2] for row in found(*on_both)] == [("interface-missing", WARNING)] * 2
     off = {**hca, "NCCL_IB_DISABLE": "1"}
     assert found(at(0, off), at(1, off)) == []
 
 
-def test_a_pinned_port_is_told_once() -> None:
-    """Where the other nodes show that a port is down or gone, that is the finding."""
+def test_selected_port_that_is_down_is_reported_once() -> None:
+    """If the other nodes show that a port is down or missing, that is the finding."""
     pinned = {HCA: "mlx5_0:1"}
     down = {**at(1, pinned), "rdma_ports": [port(0, "1: DOWN"), port(1)]}
-    assert [one[:2] for one in found(at(0, pinned), down)] == [("rdma-port-down", (1,))]
+    assert [row[:2] for row in found(at(0, pinned), down)] == [("rdma-port-down", (1,))]
 
 
-def test_loopback_between_machines() -> None:
-    """It reaches no other machine; on one, and between its virtual nodes, it is right."""
+def test_loopback_between_machines_fails() -> None:
+    """Loopback reaches no other machine; between virtual nodes of one machine it works."""
     lo = {GLOO: "lo", SOCKET: "=lo"}
     assert found(at(0, lo), at(1, lo), device="cpu") == [
         ("interface-missing", (rank,), FAILURE) for rank in range(2)
     ]
     assert "selects only loopback" in raw(at(0, lo), at(1, lo), device="cpu")[0].what
-    assert [one[2] for one in found(at(0, lo), at(1, lo)) if one[2] == FAILURE] == [FAILURE] * 2
+    assert [row[2] for row in found(at(0, lo), at(1, lo)) if row[2] == FAILURE] == [FAILURE] * 2
     assert found(at(0, lo)) == []
     here = {"boot_id": "one"}
     assert found({**at(0, lo), **here}, {**at(1, lo), **here}) == []
 
 
-# What is down
+# Interfaces that are down
 
 
 def rails(rank: int, up: bool = True, variables: Any = None, **more: Any) -> dict[str, Any]:
@@ -157,8 +158,8 @@ def rails(rank: int, up: bool = True, variables: Any = None, **more: Any) -> dic
     return at(rank, variables, **{"eth0": eth0, "ens1": ens1, **more})
 
 
-def test_an_interface_that_is_down_on_one_node_alone() -> None:
-    """A warning that names it; down on a second node, or on all, it is how they are cabled."""
+def test_interface_down_on_one_node_warns() -> None:
+    """If it is down on a second node, or on all, the cause is how they are cabled."""
     (check,) = raw(rails(0), rails(1, up=False), rails(2))
     assert (check.id, check.nodes, check.severity) == ("interface-down", (1,), WARNING)
     assert check.what == "ens1 is down; it is up on each of the 2 other nodes"
@@ -173,18 +174,18 @@ def test_an_interface_that_is_down_on_one_node_alone() -> None:
     [
         {"docker0": adapter("172.17.0.1", up=False, physical=False)},  # no container runs there
         {"docker0": adapter("172.17.0.1", up=False, physical=None)},
-        {"ens2": adapter(up=False)},  # a spare one, which nobody has
-        {"enp9": adapter("10.1.0.2"), "ens1": adapter(up=False)},  # another name for the same
+        {"ens2": adapter(up=False)},  # a spare one, which no other node has
+        {"enp9": adapter("10.1.0.2"), "ens1": adapter(up=False)},  # the same link, renamed
     ],
 )
-def test_nodes_that_are_built_otherwise(more: dict[str, Any]) -> None:
-    """Bridges and tunnels come and go, names differ by node: as many links are as good."""
+def test_nodes_built_differently_do_not_warn(more: dict[str, Any]) -> None:
+    """Bridges and tunnels come and go, and names differ: the same number of links is enough."""
     other: dict[str, Any] = {"docker0": adapter("172.17.0.1", physical=False)}
     assert found(rails(0, **other), rails(1, **more), rails(2, **other)) == []
 
 
-def test_an_interface_that_is_used_by_nobody() -> None:
-    """One with a link and no address on the other nodes is not missed."""
+def test_unused_interface_may_be_down() -> None:
+    """On the other nodes it is up, but has no address, or only a link-local one."""
     unused: dict[str, Any] = {"ens1": adapter()}
     assert found(rails(0, **unused), rails(1, ens1=adapter(up=False))) == []
     own_link: dict[str, Any] = {"ens1": adapter("169.254.0.4", ipv6=["fe80::1%ens1"])}
@@ -204,10 +205,10 @@ def test_an_interface_that_is_used_by_nobody() -> None:
         ({SOCKET: "eth0"}, "cuda", WARNING),
     ],
 )
-def test_a_pinned_interface_that_is_down(
+def test_selected_interface_that_is_down(
     variables: dict[str, str], device: str, severity: str
 ) -> None:
-    """A failure where the ranks are left no other one, and every other node has it up."""
+    """A failure if the ranks can use no other one, and it is up on every other node."""
     nodes = [rails(rank, up=rank != 1, variables=variables) for rank in range(3)]
     assert found(*nodes, device=device) == [("interface-down", (1,), severity)]
     down = [rails(rank, up=False, variables=variables) for rank in range(3)]
@@ -218,19 +219,19 @@ def test_a_pinned_interface_that_is_down(
         assert raw(nodes[0], nodes[1], device=device)[0].what == what
 
 
-def test_loopback_is_up_whatever_is_said_of_it() -> None:
-    """Pinned on virtual nodes of one machine it is used, also where its state is not told."""
+def test_state_of_loopback_does_not_matter() -> None:
+    """Virtual nodes of one machine can use it even if its state is recorded as down."""
     odd = {"lo": {**LO, "up": False}}
     pinned = {GLOO: "lo"}
-    one = {"boot_id": "one"}
-    nodes = [{**at(rank, pinned, **(odd if rank else {})), **one} for rank in range(2)]
+    same_host = {"boot_id": "one"}
+    nodes = [{**at(rank, pinned, **(odd if rank else {})), **same_host} for rank in range(2)]
     assert found(*nodes, device="cpu") == []
 
 
 @pytest.mark.parametrize("key", ["up", "physical", "ipv4", "ipv6"])
 @pytest.mark.parametrize("value", [None, "", 7, [], [None], {}, "yes"])
-def test_what_is_not_told_of_an_interface_is_no_failure(key: str, value: Any) -> None:
-    """Facts of another kind leave an interface unknown, and the unknown is well."""
+def test_unknown_property_of_an_interface_is_not_a_failure(key: str, value: Any) -> None:
+    """Facts of another type leave an interface unknown, and unknown is not a failure."""
     odd = rails(1, variables={SOCKET: "ens1"})
     odd["interfaces"]["ens1"][key] = value
     if (key, value) == ("ipv4", []):
@@ -244,8 +245,8 @@ def test_what_is_not_told_of_an_interface_is_no_failure(key: str, value: Any) ->
      {str(i): adapter(up=False) for i in range(999)}],
     ids=range(8),
 )  # fmt: skip
-def test_hostile_interfaces_are_survived(interfaces: Any) -> None:
-    """They raise nothing, and what is said of them is short, printable JSON."""
+def test_hostile_interfaces_do_no_harm(interfaces: Any) -> None:
+    """They raise nothing, and their messages are short, printable JSON."""
     for variables in ({}, {GLOO: "\x1b[2J", SOCKET: "=" + "y" * 9999}, {HCA: ","}):
         odd = {**rails(1, variables=variables), "interfaces": interfaces}
         for device in ("cpu", "cuda"):
@@ -254,13 +255,13 @@ def test_hostile_interfaces_are_survived(interfaces: Any) -> None:
                 assert check.what.isprintable() and len(check.what) < 3000
 
 
-# For real
+# On this machine
 
 
-def test_this_machines_adapters_are_told_from_its_bridges(
+def test_adapters_are_distinguished_from_bridges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel links an adapter to its device, and gives a bond a directory; nothing else."""
+    """Only an adapter has a link to its device, and only a bond has a directory `bonding`."""
     for path in ("eth0/device", "bond0/bonding", "docker0/bridge"):
         (tmp_path / path).mkdir(parents=True)
     monkeypatch.setattr(node_facts, "NETWORK", tmp_path)
@@ -271,8 +272,8 @@ def test_this_machines_adapters_are_told_from_its_bridges(
     assert loopback["physical"] is False and loopback["up"] is True
 
 
-def test_the_job_ends_before_torchrun_with_the_host(suite: Suite) -> None:
-    """A real run on two virtual nodes, of which one pins an interface that it does not have."""
+def test_missing_interface_ends_the_job_before_torchrun(suite: Suite) -> None:
+    """A real run on two virtual nodes, one of which selects an interface that it does not have."""
     on_node_1 = 'if [ "$SUBMITIT_LOCAL_JOB_ID" = small.1 ]; then export GLOO_SOCKET_IFNAME=no0; fi'
     env = {"common": {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), suite.marker: "1"}}}
     suite.cluster(setup=[on_node_1], env=env)
@@ -284,6 +285,6 @@ def test_the_job_ends_before_torchrun_with_the_host(suite: Suite) -> None:
     assert "GLOO_SOCKET_IFNAME=no0 (set on the node) names no0" in finding["cause"]
     assert finding["evidence"][0]["file"].endswith("0001/facts.json")
     assert finding["evidence"][0]["text"].startswith('"interfaces"')
-    (run,) = (one for one in suite.runs() if one.is_dir())
+    (run,) = (path for path in suite.runs() if path.is_dir())
     result = collect_phase(PhaseDir(run / "phases" / "small"))
     assert not any(result.directory.torchrun_log(rank).exists() for rank in range(2))

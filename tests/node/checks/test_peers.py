@@ -1,4 +1,4 @@
-"""What nodes measured of each other: reachability and clocks."""
+"""Checks of what nodes measured of each other: reachability and clocks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_clustersmoke.node.checks import FAILURE, WARNING, Check
 from tests.support.node_facts import node
 
 
-def meeting(*words: Any) -> list[Check]:
-    return checks.peers.checks([node(rank) for rank in range(len(words))], words)
+def failed(*reports: Any) -> list[Check]:
+    return checks.peers.checks([node(rank) for rank in range(len(reports))], reports)
 
 
 def clock(offset: Any, error: Any = 0.001) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def clock(offset: Any, error: Any = 0.001) -> dict[str, Any]:
 NODE_ZERO = {"ok": True}
 
 
-def test_a_node_that_could_not_reach_node_0() -> None:
-    """From where, to where, and how it failed."""
-    words = {"ok": False, "address": "10.0.0.1", "port": 4711, "error": "no route to host"}
-    (check,) = meeting(NODE_ZERO, clock(0.0), words)
+def test_node_that_cannot_reach_node_0_fails() -> None:
+    """The message has the address and the error."""
+    report = {"ok": False, "address": "10.0.0.1", "port": 4711, "error": "no route to host"}
+    (check,) = failed(NODE_ZERO, clock(0.0), report)
     assert (check.id, check.nodes, check.severity) == ("master-unreachable", (2,), FAILURE)
     assert check.what == "cannot reach node 0 (n0) at 10.0.0.1:4711: no route to host"
 
@@ -40,22 +40,22 @@ def test_a_node_that_could_not_reach_node_0() -> None:
         ([0.9], []),
     ],
 )
-def test_clocks_that_differ(offsets: list[float], nodes: list[tuple[int, ...]]) -> None:
-    """A warning beyond a second, for those that differ from most; of two, for both."""
-    found = meeting(NODE_ZERO, *(clock(one) for one in offsets))
-    assert [one.nodes for one in found] == nodes
-    assert all((one.id, one.severity) == ("clock-differs", WARNING) for one in found)
+def test_different_clocks_warn(offsets: list[float], nodes: list[tuple[int, ...]]) -> None:
+    """Beyond a second, clocks that differ from most are named; of two clocks, both."""
+    found = failed(NODE_ZERO, *(clock(offset) for offset in offsets))
+    assert [check.nodes for check in found] == nodes
+    assert all((check.id, check.severity) == ("clock-differs", WARNING) for check in found)
 
 
-def test_a_clock_is_not_judged_beyond_what_was_measured() -> None:
-    """A difference that the time of the measurement explains is none; the bound is told."""
-    assert meeting(NODE_ZERO, clock(1.5, 0.6)) == []
-    (check,) = meeting(NODE_ZERO, clock(2.5, 0.25))
+def test_measurement_error_of_a_clock_is_subtracted() -> None:
+    """A difference within the error is not reported; the message has the error."""
+    assert failed(NODE_ZERO, clock(1.5, 0.6)) == []
+    (check,) = failed(NODE_ZERO, clock(2.5, 0.25))
     assert "2.50 s, measured to within 0.250 s" in check.what
 
 
 @pytest.mark.parametrize("value", [None, "x", "nan", "inf", [], True, 10**400])
-def test_a_clock_of_another_shape_is_unknown(value: Any) -> None:
-    """Hostile words are no measurement."""
-    assert meeting(NODE_ZERO, clock(value)) == meeting(NODE_ZERO, clock(9.0, value)) == []
-    assert meeting(None, clock(9.0)) == meeting({"clock": value}, {"ok": value}) == []
+def test_malformed_clock_is_unknown(value: Any) -> None:
+    """Hostile values are not measurements."""
+    assert failed(NODE_ZERO, clock(value)) == failed(NODE_ZERO, clock(9.0, value)) == []
+    assert failed(None, clock(9.0)) == failed({"clock": value}, {"ok": value}) == []

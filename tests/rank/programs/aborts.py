@@ -1,4 +1,4 @@
-"""Rank 0 aborts in a thread of its own while it waits in a collective, as gloo and NCCL do."""
+"""Rank 0 aborts from a thread while it waits in a collective, as gloo and NCCL do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
         dist.all_reduce(torch.ones(3))
         if rank.rank == 1:
             threading.Event().wait()
-        # A call through ctypes lets go of Python's lock.
+        # A call through ctypes releases Python's lock.
         threading.Timer(1.0, ctypes.CDLL(None).abort).start()
         dist.all_reduce(torch.ones(5))
 

@@ -1,4 +1,4 @@
-"""Rank 1 stays away from the second all_reduce, so that rank 0 hangs in it."""
+"""Rank 1 never calls the second all_reduce, so rank 0 hangs in it."""
 
 from __future__ import annotations
 

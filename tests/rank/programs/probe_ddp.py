@@ -1,4 +1,4 @@
-"""The gradient probe under DDP: healthy, then with its reduction bypassed, left out, and wrong."""
+"""The gradient probe under DDP: healthy, then with the reduction bypassed, omitted and wrong."""
 
 from __future__ import annotations
 

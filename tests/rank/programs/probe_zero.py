@@ -1,6 +1,6 @@
-"""The gradient probe under ZeRO: healthy, then with its reductions removed, and summing.
+"""The gradient probe under ZeRO: healthy, then with reductions removed, then with sums for means.
 
-Also a reload in which the optimizer's state is left out.
+It also reloads a checkpoint without the optimizer's state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ CONFIG: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 8,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
     "bf16": {"enabled": True},
-    "gradient_clipping": 1e-3,  # far below any norm here: the probe must not mind
+    "gradient_clipping": 1e-3,  # far below any norm here: it must not affect the probe
 }
 
 
 @contextmanager
 def reductions(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """DeepSpeed's own reductions, wrapped; only while its backward runs."""
+    """Wrap DeepSpeed's own reductions while its backward runs."""
     import deepspeed.comm as comm
 
     with (
@@ -58,7 +58,7 @@ def main() -> None:
             return deepspeed.initialize(
                 model=model,
                 model_parameters=model.parameters(),
-                config=copy.deepcopy(config),  # DeepSpeed 0.14 takes torch_adam out of it
+                config=copy.deepcopy(config),  # DeepSpeed 0.14 removes torch_adam from it
             )[0]
 
         engine = build(0)
@@ -95,13 +95,16 @@ def main() -> None:
             rank.fact(fault=fault, synced=synced)
             engine.step()
 
-        def state_of(some: Any) -> dict[str, Any]:
-            return {"module": some.module.state_dict(), "optimizer": some.optimizer.state_dict()}
+        def state_of(trained: Any) -> dict[str, Any]:
+            return {
+                "module": trained.module.state_dict(),
+                "optimizer": trained.optimizer.state_dict(),
+            }
 
         def reload_without_optimizer() -> dict[str, Any]:
-            anew = build(1)
-            anew.load_checkpoint(str(rank.output_dir), load_optimizer_states=False)
-            return state_of(anew)
+            fresh = build(1)
+            fresh.load_checkpoint(str(rank.output_dir), load_optimizer_states=False)
+            return state_of(fresh)
 
         rank.save_checkpoint(lambda: engine.save_checkpoint(str(rank.output_dir)))
         rank.verify_reload(state_of(engine), reload_without_optimizer)

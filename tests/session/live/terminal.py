@@ -1,4 +1,4 @@
-"""A terminal of a test's own: a program on a pseudo-terminal, and what a person would see there."""
+"""A pseudo-terminal for tests: runs a program, and shows what a person would see."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pyte
 from pyte.screens import HistoryScreen
 
 WITHIN_S = 30.0
-# What would tell pytest or us that this is no terminal for people, or another one.
+# Variables that make pytest or the plugin take the output for something else.
 ELSEWHERE = ("CI", "BUILD_NUMBER", "NO_COLOR", "FORCE_COLOR", "PY_COLORS", "COLUMNS", "LINES")
 
 
@@ -79,7 +79,7 @@ class Terminal:
         while True:
             try:
                 fresh = os.read(self._master, 65536)
-            except OSError as error:  # Linux says so when nobody has the other end any more
+            except OSError as error:  # Linux raises this when the other end is closed
                 assert error.errno == errno.EIO
                 fresh = b""
             with self._changed:
@@ -90,12 +90,12 @@ class Terminal:
                 self._changed.notify_all()
 
     def rows(self) -> list[str]:
-        """What is on the screen, without trailing space."""
+        """The rows of the screen, without trailing spaces."""
         with self._changed:
             return [row.rstrip() for row in self._screen.display]
 
     def text(self) -> list[str]:
-        """All there is, what was scrolled away included, up to the last row that is not empty."""
+        """All rows, including those scrolled away, without empty rows at the end."""
         with self._changed:
             width = self._screen.columns
             above = ["".join(row[x].data for x in range(width)) for row in self._screen.history.top]
@@ -105,7 +105,7 @@ class Terminal:
         return rows
 
     def style(self, row_of: str, word: str) -> tuple[str, bool]:
-        """The colour of a word, and whether it is bold, in the row of the view that begins so."""
+        """The colour of a word, and whether it is bold, in the view's row of a phase."""
         with self._changed:
             for y, row in enumerate(self._screen.display):
                 if row.startswith(f"  {row_of} ") and word in row:
@@ -119,13 +119,13 @@ class Terminal:
             return bool(self._screen.cursor.hidden)
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Wait until something holds of what is to be seen."""
+        """Wait until the condition holds."""
         deadline = time.monotonic() + WITHIN_S
         while not holds():
             with self._changed:
                 self._changed.wait(0.1)
             seen = "\n".join(self.text())
-            assert time.monotonic() < deadline, f"it never happened; the terminal shows:\n{seen}"
+            assert time.monotonic() < deadline, f"timed out; the terminal shows:\n{seen}"
 
     def shows(self, *texts: str) -> bool:
         seen = "\n".join(self.rows())
@@ -140,7 +140,7 @@ class Terminal:
             self._set_size(columns, lines)
 
     def ended(self) -> int:
-        """Wait for the program's end; its status, after all it wrote was seen."""
+        """Wait for the program's end and all its output; returns its status."""
         status = self.process.wait(WITHIN_S)
         self._thread.join(WITHIN_S)
         return status

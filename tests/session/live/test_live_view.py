@@ -1,4 +1,4 @@
-"""The view on a real terminal: phases are seen while pytest waits, and nothing of it remains."""
+"""The live view on a real terminal: phases are shown while pytest waits, and nothing is left."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.session.live.terminal import Terminal
 from tests.support.harness import Suite, pytest_command
 
 PYTEST = pytest_command()
-# What only the view writes.
+# Only the view writes these.
 OURS = ("cluster one: ", "step 3 of 40", "to be submitted", "starting", "stage ", " more: ")
-LOADED = 2  # bounds in seconds are for an idle machine; the tests share theirs
+LOADED = 2  # limits in seconds are for an idle machine; the tests share theirs
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def squeezed(lines: list[str]) -> list[str]:
 
 
 def results(terminal: Terminal) -> list[str]:
-    """What stands between the collection and junit.xml, in order."""
+    """The lines between the collection and junit.xml."""
     lines = squeezed(terminal.text())
     first = next(n for n, line in enumerate(lines) if " items" in line or line.startswith("...."))
     last = next(
@@ -45,8 +45,8 @@ def results(terminal: Terminal) -> list[str]:
     return [line for line in lines[first:last] if line and "passed in" not in line]
 
 
-def left(terminal: Terminal) -> list[str]:
-    """Lines on the terminal that hold something of the view."""
+def remains(terminal: Terminal) -> list[str]:
+    """Lines on the terminal that contain a part of the view."""
     return [line for line in terminal.text() if any(word in line for word in OURS[1:])]
 
 
@@ -72,9 +72,11 @@ def left(terminal: Terminal) -> list[str]:
     ],
     ids=["plain", "s", "q", "v", "xdist"],
 )
-def test_the_view_and_what_is_left(held: Suite, words: tuple[str, ...], want: list[str]) -> None:
-    """While pytest waits the screen holds a row a phase with step n of N; at the end it holds
-    pytest's own lines in their order, and no other."""
+def test_view_is_shown_and_leaves_nothing(
+    held: Suite, words: tuple[str, ...], want: list[str]
+) -> None:
+    """While pytest waits, each phase has a row with step n of N; at the end only pytest's own
+    lines are left, in order."""
     says = "def test_all_done(self, phase): assert phase.ranks_done\ndef test_says(self, phase): {}"
     go = str(held.path / "go")
     args = {"steps": 40, "before": 3, "wait_for": go}
@@ -94,13 +96,13 @@ def test_the_view_and_what_is_left(held: Suite, words: tuple[str, ...], want: li
         assert terminal.style("held", "running") == ("default" if plain else "cyan", False)
         held.path.joinpath("go").touch()
         assert terminal.ended() == 0
-        assert left(terminal) == [] and not terminal.cursor_hidden
+        assert remains(terminal) == [] and not terminal.cursor_hidden
         assert results(terminal) == want
         assert terminal.text()[-1] == "FIT: 2 of 2 phases"
 
 
-def test_a_short_and_narrow_terminal(suite: Suite) -> None:
-    """On 60 x 10 what does not fit is folded into the last row; the end is intact all the same."""
+def test_view_fits_a_small_terminal(suite: Suite) -> None:
+    """On 60 x 10 the last row counts what does not fit; the verdict is intact."""
     names = [f"phase_of_a_long_name_{n}" for n in range(12)]
     suite.cluster(phases=dict.fromkeys(names), limits={"poll_s": 0.2, "max_jobs": 1})
     for name in names:
@@ -116,14 +118,14 @@ def test_a_short_and_narrow_terminal(suite: Suite) -> None:
         assert seen[9] == "  and 6 more: 6 waiting"
         terminal.type("\x03")
         assert terminal.ended() == 2
-        assert left(terminal) == []
+        assert remains(terminal) == []
         text = terminal.text()
         assert text[0].startswith("====")
         assert any(line.startswith("INCONCLUSIVE: 12 of 12 phases") for line in text)
 
 
-def test_what_scrolls_away_is_intact(held: Suite) -> None:
-    """A view at the foot of a terminal makes its room by scrolling, and takes no line with it."""
+def test_lines_that_scroll_away_are_intact(held: Suite) -> None:
+    """A view at the bottom of a terminal scrolls to make room, and loses no line."""
     with Terminal(PYTEST, held.path, columns=60, lines=6) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         assert [row.split()[0] for row in terminal.rows()[1:6] if row] == [
@@ -134,7 +136,7 @@ def test_what_scrolls_away_is_intact(held: Suite) -> None:
         ]
         held.path.joinpath("go").touch()
         assert terminal.ended() == 0
-        assert left(terminal) == []
+        assert remains(terminal) == []
         assert results(terminal) == [
             "collected 4 items",
             "test_held.py .. [ 50%]",
@@ -143,8 +145,8 @@ def test_what_scrolls_away_is_intact(held: Suite) -> None:
 
 
 def test_typing_and_resizing_leave_nothing(held: Suite) -> None:
-    """What a user types while pytest waits, and a terminal that changes its size: the view is
-    drawn anew to fit, and is gone at the end."""
+    """After typing, and after a change of the terminal's size, the view is redrawn to fit, and
+    is gone at the end."""
     with Terminal(PYTEST, held.path) as terminal:
         terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
         terminal.type("\r\rabc")
@@ -158,44 +160,44 @@ def test_typing_and_resizing_leave_nothing(held: Suite) -> None:
         terminal.until(lambda: terminal.shows("loss 0.8333  10 steps/s  local0"))
         held.path.joinpath("go").touch()
         assert terminal.ended() == 0
-        assert left(terminal) == []
+        assert remains(terminal) == []
         assert "test_wide.py .. [100%]" in squeezed(terminal.text())
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_ctrl_c(held: Suite, words: tuple[str, ...]) -> None:
-    """Ctrl-C amidst the view: the jobs are cancelled at once, and the terminal is clean."""
+def test_ctrl_c_cancels_jobs_and_erases_the_view(held: Suite, words: tuple[str, ...]) -> None:
+    """The jobs are cancelled at once, and the terminal is clean."""
     with Terminal([*PYTEST, *words], held.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         begun = time.monotonic()
         terminal.type("\x03")
         terminal.until(lambda: terminal.shows("KeyboardInterrupt"))
-        assert left(terminal) == []  # not only at the end
+        assert remains(terminal) == []  # not only at the end
         assert terminal.ended() == 2
         assert time.monotonic() - begun < 5 * LOADED
-        assert left(terminal) == [] and not terminal.cursor_hidden
-        told = "INCONCLUSIVE: 2 of 2 phases, 0 of 2 criteria (held: cancelled"
-        assert terminal.text()[-1].startswith(told)
+        assert remains(terminal) == [] and not terminal.cursor_hidden
+        verdict = "INCONCLUSIVE: 2 of 2 phases, 0 of 2 criteria (held: cancelled"
+        assert terminal.text()[-1].startswith(verdict)
     assert [one["event"] for one in held.journal()].count("cancelled") == 1
 
 
-def test_ctrl_z(held: Suite) -> None:
-    """A stopped pytest leaves the terminal to the shell; brought back it goes on drawing."""
+def test_stopped_pytest_leaves_the_terminal_clean(held: Suite) -> None:
+    """After Ctrl-Z the shell has a clean terminal; after `fg` the view returns."""
     shell = ["bash", "-c", 'set -m; "$@"; echo it stopped; read -r; fg > /dev/null', "shell"]
     with Terminal([*shell, *PYTEST], held.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         terminal.type("\x1a")
         terminal.until(lambda: terminal.shows("it stopped"))
-        assert left(terminal) == []
+        assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         held.path.joinpath("go").touch()
         assert terminal.ended() == 0
-        assert left(terminal) == [] and terminal.shows("it stopped")
+        assert remains(terminal) == [] and terminal.shows("it stopped")
 
 
-def test_in_the_background_nothing_is_drawn(held: Suite) -> None:
-    """A pytest that runs in the background of a terminal does not draw over what its user does."""
+def test_pytest_in_the_background_draws_nothing(held: Suite) -> None:
+    """It must not draw over what the user does in the foreground."""
     shell = ["bash", "-c", 'set -m; "$@" & read -r; fg > /dev/null', "shell"]
     with Terminal([*shell, *PYTEST], held.path) as terminal:
 
@@ -205,12 +207,12 @@ def test_in_the_background_nothing_is_drawn(held: Suite) -> None:
 
         terminal.until(trains)
         assert terminal.shows("test_held.py")
-        assert left(terminal) == []
+        assert remains(terminal) == []
         terminal.type("\r")
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         held.path.joinpath("go").touch()
         assert terminal.ended() == 0
-        assert left(terminal) == []
+        assert remains(terminal) == []
 
 
 BROKEN = """\
@@ -221,20 +223,20 @@ rows.rows = broken
 """
 
 
-def test_a_view_that_cannot_be_drawn_fails_nothing(held: Suite) -> None:
-    """Lines take over, why is told once, and the run passes."""
+def test_error_in_the_view_does_not_fail_the_run(held: Suite) -> None:
+    """Lines take the view's place, the reason is printed once, and the run passes."""
     held.path.joinpath("conftest.py").write_text(BROKEN)
     held.path.joinpath("go").touch()
     with Terminal(PYTEST, held.path) as terminal:
         assert terminal.ended() == 0
         text = terminal.text()
-    said = [line for line in text if "ValueError" in line]
-    assert said == ["  live view not shown: ValueError: no such\ufffd[2J width"]
-    assert "  wide: submitted as job" in "\n".join(text[text.index(said[0]) :])
+    warnings = [line for line in text if "ValueError" in line]
+    assert warnings == ["  live view not shown: ValueError: no such\ufffd[2J width"]
+    assert "  wide: submitted as job" in "\n".join(text[text.index(warnings[0]) :])
 
 
-def test_a_killed_pytest_hides_no_cursor(held: Suite) -> None:
-    """After SIGKILL the cursor stands where pytest wrote last, and can be seen."""
+def test_killed_pytest_leaves_the_cursor_visible(held: Suite) -> None:
+    """After SIGKILL the cursor is where pytest last wrote, and visible."""
     with Terminal(PYTEST, held.path) as terminal:
         terminal.until(lambda: terminal.shows("step 3 of 40"))
         os.kill(terminal.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The view's rows: aligned, folded, cut to the terminal, from states, marks and a clock alone."""
+"""The rows of the live view: aligned, folded, and cut to the terminal."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def drawn(
     return ansi(rows("cluster one", phases, marks, NOW, width, height), colour=False)
 
 
-def test_every_phase_has_its_row() -> None:
-    """State, time and what else is known stand below each other."""
+def test_each_phase_has_a_row() -> None:
+    """States, times and details are aligned."""
     assert drawn() == [
         "cluster one: 2 of 6 phases done, 2 running, 1 pending, 1 waiting",
         "  ddp_1node    passed      0:41",
         "  zero1_4node  running     1:02  step 99 of 1000  loss 2.346  4.2 steps/s  n[1-4]  job 71",
         "  lora_2node   running     0:03  stage model                               n[5-6]  job 72",
-        "  allreduce    pending  1:06:40  Priority, start estimated 13:00  job 73",
+        "  allreduce    pending  1:06:40  Priority, estimated start 13:00  job 73",
         "  bad          failed      0:07",
         "  last         waiting           to be submitted",
     ]
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79])
-def test_no_row_is_wider_than_asked(width: int) -> None:
-    """Figures that do not fit are left out whole; what remains is cut, and says so."""
+def test_rows_are_not_wider_than_the_terminal(width: int) -> None:
+    """Figures that do not fit are left out; a row that is cut shows an ellipsis."""
     seen = drawn(width)
     assert max(map(len, seen)) <= width
     (row,) = [row for row in seen if "4no" in row or "zero1" in row]
     assert "loss 2.346" in row or "loss" not in row
 
 
-def test_too_little_room_is_none() -> None:
-    """Nothing is drawn where a row says nothing, nor when there is nothing to wait for."""
+def test_nothing_is_drawn_without_room() -> None:
+    """Nothing is drawn in too little room, or when every phase is done."""
     assert drawn(width=19) == drawn(height=0) == drawn(phases=PHASES[:1]) == []
     assert len(drawn(height=1)) == 1
 
 
-def test_what_runs_is_folded_last() -> None:
-    """Of more phases than rows those that run stand first in line, then those that are pending."""
+def test_running_phases_are_folded_last() -> None:
+    """With more phases than rows, running phases are kept first, then pending ones."""
     assert [row.split()[0] for row in drawn(height=4)] == [
         "cluster",
         "zero1_4node",
@@ -81,20 +81,20 @@ def test_what_runs_is_folded_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimated", "said"),
+    ("estimated", "text"),
     [
-        (NOW + 60, "start estimated 12:01"),
-        (NOW + 24 * 3600, "start estimated 2026-03-05 12:00"),
+        (NOW + 60, "estimated start 12:01"),
+        (NOW + 24 * 3600, "estimated start 2026-03-05 12:00"),
         (NOW - 60, ""),
         (None, ""),
     ],
 )
-def test_the_estimated_start(estimated: float | None, said: str) -> None:
-    """The time of day, with its date where that is another day; nothing once it has passed."""
+def test_estimated_start(estimated: float | None, text: str) -> None:
+    """The time, with the date on another day; nothing once it has passed."""
     waits = PhaseState("a", "pending", "", "7", NOW, None, estimated)
     assert (
         drawn(phases=[waits])[1].split(maxsplit=3)[3]
-        == " ".join(filter(None, [said, " job 7"])).strip()
+        == " ".join(filter(None, [text, " job 7"])).strip()
     )
 
 
@@ -108,20 +108,22 @@ def test_wide_characters_keep_the_columns() -> None:
     ]
 
 
-def test_colour_only_where_it_is_asked_for() -> None:
-    """The states' colours are the sixteen that a terminal's theme sets."""
-    told = rows("c", PHASES, MARKS, NOW, 80, 20)
-    assert "\x1b" not in "".join(ansi(told, colour=False))
-    assert "\x1b[32mpassed" in ansi(told, colour=True)[1] and "38;" not in "".join(ansi(told, True))
+def test_colour_only_if_wanted() -> None:
+    """The colours are among the sixteen of a terminal's theme."""
+    lines = rows("c", PHASES, MARKS, NOW, 80, 20)
+    assert "\x1b" not in "".join(ansi(lines, colour=False))
+    assert "\x1b[32mpassed" in ansi(lines, colour=True)[1] and "38;" not in "".join(
+        ansi(lines, True)
+    )
 
 
-def test_a_loss_that_is_no_number_is_seen() -> None:
-    """nan stands where the loss would."""
+def test_loss_of_nan_is_shown() -> None:
+    """The user must see it."""
     mark = {"zero1_4node": Mark("train", 1, 2, float("nan"))}
     assert "step 1 of 2  loss nan" in drawn(marks=mark)[2]
 
 
-def test_days_of_waiting() -> None:
-    """A queue of days is told in days."""
+def test_long_waits_are_shown_in_days() -> None:
+    """Not in hours."""
     waits = PhaseState("a", "pending", "Priority", "7", NOW - 180_000)
     assert drawn(phases=[waits])[1] == "  a  pending  2d 2:00:00  Priority  job 7"

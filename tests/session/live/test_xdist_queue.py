@@ -1,4 +1,4 @@
-"""Where xdist's controller waits, the run is shown; an event finds the terminal as it was."""
+"""xdist's controller shows the run while it waits, and erases the view before an event."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_clustersmoke.session.live import live_view
 
 
 class Shown:
-    """Notes when it looks around, and when it erases."""
+    """Records each tick and each erasure."""
 
     def __init__(self) -> None:
         self.session = SimpleNamespace(queue=queue.Queue())
         self.did: list[str] = []
-        self.put = self.session.queue.put  # as xdist's workers got it before
+        self.put = self.session.queue.put  # the method that xdist's workers already have
         assert live_view.show_in_queue(self.session, self.waiting, self.tick)
 
     @contextmanager
@@ -34,15 +34,15 @@ class Shown:
             self.put("event")
 
 
-def test_it_looks_around_until_an_event_comes() -> None:
-    """The view is erased before the event is handed out."""
+def test_run_is_shown_until_an_event_comes() -> None:
+    """The view is erased before the event is returned."""
     shown = Shown()
     assert shown.session.queue.get(timeout=60.0) == "event"
     assert shown.did == ["tick", "tick", "erase"]
 
 
-def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """xdist looks for dead workers when queue.Empty is raised; then, too, nothing is left."""
+def test_get_keeps_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """xdist checks for dead workers on queue.Empty; the view is erased then, too."""
     shown = Shown()
     monkeypatch.setattr(live_view, "TICK_S", 0.01)
     shown.did.append("tick")
@@ -52,8 +52,8 @@ def test_the_time_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.did[-1] == "erase"
 
 
-def test_all_else_is_the_queues_own() -> None:
-    """What else xdist does with it reaches the queue that its workers write to."""
+def test_other_methods_are_those_of_the_queue() -> None:
+    """They reach the queue that xdist's workers write to."""
     shown = Shown()
     shown.session.queue.put("mine")
     assert shown.session.queue.qsize() == 1
@@ -62,6 +62,6 @@ def test_all_else_is_the_queues_own() -> None:
         shown.session.queue.get(block=False)
 
 
-def test_a_session_without_a_queue_is_left_alone() -> None:
-    """Another xdist may wait elsewhere: that is told by the answer, not by an exception."""
+def test_session_without_a_queue_is_left_alone() -> None:
+    """Another version of xdist may have none: the result is False, not an exception."""
     assert not live_view.show_in_queue(None, Shown().waiting, Shown().tick)

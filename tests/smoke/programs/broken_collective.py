@@ -1,8 +1,8 @@
-"""train_allreduce.py on a torch whose collectives are not what they should be.
+"""train_allreduce.py on a torch with broken collectives.
 
-HOW comes first, then the program's own arguments: `corrupt` spoils one element of rank 1's
-all-to-all of 1 KiB and of what it receives from a peer, `absent` and `broken` make all-to-all
-raise as a backend that has it not, and as one whose peer is gone.
+The first argument is HOW, then come the program's own: `corrupt` changes one element of rank 1's
+all-to-all of 1 KiB and of the data it receives from a peer; `absent` and `broken` make all-to-all
+raise like a backend without it, and like one whose peer is gone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def spoilt_exchange(ops: list[dist.P2POp]) -> list[dist.Work]:
         work.wait()
     if dist.get_rank() == 1:
         ops[1].tensor[5] += 1
-    return []  # gloo's works cannot be waited for twice
+    return []  # gloo's work handles cannot be waited for twice
 
 
 def raises(*_: Any) -> None:

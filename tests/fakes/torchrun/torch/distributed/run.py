@@ -1,6 +1,6 @@
-"""A fake torchrun: starts one node's ranks with the real one's environment, logs and status.
+"""A fake torchrun: starts one node's ranks with the environment, logs and status of the real one.
 
-Like the real agent it gives each rank a session of its own, and ends all when one fails.
+Like the real agent it starts each rank in a session of its own, and ends all ranks when one fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 
-def words() -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--standalone", action="store_true")
     for name, default in (("nnodes", 1), ("node-rank", 0), ("nproc-per-node", 1)):
@@ -50,7 +50,7 @@ def start(given: argparse.Namespace, local_rank: int) -> subprocess.Popen[bytes]
 
 
 def main() -> int:
-    given = words()
+    given = parse_args()
     ranks = [start(given, local_rank) for local_rank in range(given.nproc_per_node)]
 
     def end(*_: object) -> None:

@@ -1,12 +1,12 @@
-"""A rank that aborts first gets the time to write its flight recorder.
+"""Delays an abort so that the rank has time to write its flight recorder.
 
-gloo and NCCL's watchdog abort from threads of their own (a collective whose sizes differ, a time
-limit), and the record of that very rank then tells which rank was out of step. A handler of ours
-must not need Python's lock, since the main thread may hold it, nor anything else that is unsafe in
-a process that is about to end. libc's own `sleep` is such a function: as SIGABRT's handler it is
-called with the signal's number, so the aborting thread sleeps 6 s, while others go on. faulthandler
-comes before it, writes the stacks to stderr, and puts this handler back: that is how the abort
-shows. Where Python's lock is held meanwhile, all that is lost is these seconds.
+gloo and NCCL's watchdog abort from threads of their own (on a collective whose sizes differ, or on
+a timeout), and the flight recorder of that rank then shows which rank was out of step. A handler
+for SIGABRT must not need Python's lock, which the main thread may hold, nor anything else that is
+unsafe in a process about to end. libc's own `sleep` qualifies: as the handler it is called with the
+signal's number, so the aborting thread sleeps 6 s while the others go on. faulthandler runs before
+it, writes the stacks to stderr and restores this handler; that is how an abort is detected. If
+Python's lock is held meanwhile, only these seconds are lost.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ except (AttributeError, OSError):  # no such libc
 
 
 def arm() -> None:
-    """From now on an abort waits for `end`, at most 6 s."""
+    """From now on an abort waits for `finish_abort`, at most 6 s."""
     if _SLEEP is None:
         return
-    faulthandler.disable()  # what it puts back is what was there when it was enabled
+    faulthandler.disable()  # it restores the handler that was installed when it was enabled
     _LIBC.signal(int(signal.SIGABRT), _SLEEP)
     faulthandler.enable(file=STDERR, all_threads=True)
 
 
 def disarm() -> None:
-    """An abort is immediate again."""
+    """Make aborts immediate again."""
     if _SLEEP is None:
         return
     faulthandler.disable()
@@ -48,12 +48,12 @@ def disarm() -> None:
 
 
 def aborting() -> bool:
-    """Whether a thread of this process has called abort() and sleeps now."""
-    # A program that disables faulthandler brings the handler back, too.
+    """Whether a thread of this process has called abort() and now sleeps."""
+    # A program that disables faulthandler restores this handler, too.
     return _SLEEP is not None and faulthandler.is_enabled() and _handler() == _SLEEP
 
 
-def end() -> None:
+def finish_abort() -> None:
     """End the process as the abort would have."""
     _LIBC.signal(int(signal.SIGABRT), None)
     os.kill(os.getpid(), signal.SIGABRT)

@@ -1,0 +1,35 @@
+"""Text helpers: sanitised text, counts and lists."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_clustersmoke.text import near, plural, ranges, sanitize_line, sanitize_lines, shorten
+
+
+def test_control_characters_are_replaced() -> None:
+    """A line stays one line; several lines keep their line breaks and tabs."""
+    assert sanitize_line("a\x1b[31mb\nc\td") == "a\ufffd[31mb c d"
+    assert sanitize_lines("a\x1b\nb\tc") == "a\ufffd\nb\tc"
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "separator", "text"),
+    [
+        ([], 2, ", ", ""),
+        (["a", "b"], 2, ", ", "a, b"),
+        (["a", "b", "c", "d"], 2, ", ", "a, b and 2 more"),
+        (["a", "b", "c"], 2, "; ", "a; b; and 1 more"),
+    ],
+)
+def test_long_list_is_shortened(words: list[str], most: int, separator: str, text: str) -> None:
+    """The first words stay; the rest is counted."""
+    assert shorten(words, most, separator) == text
+
+
+def test_counts_and_ranges_are_formatted() -> None:
+    """Plurals, thousands, consecutive numbers and near matches."""
+    assert (plural(1, "pair"), plural(1000, "pair")) == ("1 pair", "1,000 pairs")
+    assert plural(2, "entry", "entries") == "2 entries"
+    assert ranges([0, 1, 2, 5]) == "0-2, 5"
+    assert (near("nods", ["nodes"]), near("x", ["nodes"])) == ("did you mean `nodes`?", "")
