@@ -1,28 +1,26 @@
-"""What tests of the plugin share: a home of their own, no process left behind, a small suite."""
+"""What all tests share: a home of their own, no process left behind, a small suite."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.support.harness", "tests.support.leftovers")
+pytest.register_assert_rewrite(
+    "tests.support.harness", "tests.support.outcome", "tests.support.leftovers"
+)
 
-from tests.support.harness import Suite  # noqa: E402  (after its asserts are known to pytest)
+from tests.support.harness import Suite, outer_variables  # noqa: E402  (after its asserts are known to pytest)
 from tests.support.leftovers import none_left  # noqa: E402
 
-# `measures` prints the table of staged faults, also where workers ran them.
+# `measures` prints the table of staged faults; it must be loaded in the controller, too.
 pytest_plugins = ["pytester", "tests.faults.measures"]
-
-# What an outer pytest, job or user may have set, and inner runs must not see.
-OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """HOME and the XDG directories lie in a directory of the session's own."""
+    """Put HOME and the XDG directories in a directory of this session's own."""
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CLUSTERSMOKE_SHARED_DIR", raising=False)
@@ -36,10 +34,8 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def leftovers() -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """A variable to set in what a test starts, and a function that lists what still runs with it.
-
-    The test fails where something is left at its end.
-    """
+    """A variable to set in what a test starts, and a function that lists the processes that still
+    run with it. The test fails if one is left at its end."""
     with none_left() as marked:
         yield marked
 
@@ -50,9 +46,7 @@ def suite(
     leftovers: tuple[str, Callable[[], list[str]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Suite:
-    """An empty suite with the cluster `one`, which runs the phase `small`; no process is left."""
-    for name in [name for name in os.environ if name.startswith(OUTER)]:
+    """An empty suite with the cluster `one`; no process of it may be left when the test ends."""
+    for name in outer_variables():
         monkeypatch.delenv(name)
-    made = Suite(pytester, leftovers[0])
-    made.cluster()
-    return made
+    return Suite(pytester.path, leftovers[0], pytester=pytester)

@@ -1,4 +1,4 @@
-"""The ladder many times over on a healthy lab: no failure, and no finding (`make soak`)."""
+"""The ladder many times over on a healthy lab: no failure and no finding (`make soak`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_ladder import check, lab_dir, on_lab
+from tests.test_ladder import check_phases, lab_dir, run_on_lab
 
 __all__ = ["lab_dir"]
 
 
 @pytest.mark.parametrize("turn", range(int(os.environ.get("SOAK", "20"))))
-def test_a_healthy_lab_stays_fit(lab_dir: Path, turn: int) -> None:
+def test_healthy_lab_stays_fit(lab_dir: Path, turn: int) -> None:
     """Nothing is staged, so nothing fails and nothing is found."""
-    check(on_lab(lab_dir))
+    check_phases(run_on_lab(lab_dir))

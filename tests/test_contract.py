@@ -29,7 +29,8 @@ from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 # Internal import paths: when a module moves, its line here follows.
 from pytest_clustersmoke.faults import FAULTS
 from tests.support.finding_ids import finding_ids
-from tests.support.shell import ROOT, added_to_help, collected, run_command, run_suite
+from tests.support.harness import ROOT
+from tests.support.shell import added_to_help, collected, run_command, run_suite
 from tests.support.surface import (
     arguments,
     assigned,

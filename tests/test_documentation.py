@@ -1,12 +1,9 @@
-"""The documents say what is so: examples run, links lead somewhere, the reference is complete."""
+"""The documents are true: examples run, links lead somewhere, the reference is complete."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.harness import BARE, Suite
+from tests.support.harness import ROOT, Suite
 from tests.support.leftovers import none_left
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 REFERENCE = "\n".join(path.read_text() for path in sorted((DOCS / "reference").glob("*.md")))
@@ -26,7 +22,7 @@ CONTRACT = yaml.safe_load((ROOT / "tests" / "contract.yaml").read_text())
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"# (\S+\.py)\n")
 PHASE_NAME = re.compile(r"@pytest\.mark\.phase\(\s*\"(\w+)\"")
-# A file of this repository, as text and commands name it.
+# A file of this repository, as named in text and commands.
 OWN_FILE = re.compile(
     r"(?<![\w/-])((?:benchmarks|pytest_clustersmoke|smoke_tests|tests)/[\w./-]*\w)"
 )
@@ -50,14 +46,14 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def example_files() -> dict[str, str]:
-    """File name -> text of every Python block that starts with the name of its file."""
-    found: dict[str, str] = {}
+    """File name -> text, of every Python block that starts with a file name."""
+    files: dict[str, str] = {}
     for path in PAGES:
         for text in blocks(path, "python"):
             if match := FILE_NAME.match(text):
-                assert match[1] not in found, f"{match[1]} stands in two pages"
-                found[match[1]] = text
-    return found
+                assert match[1] not in files, f"{match[1]} is on two pages"
+                files[match[1]] = text
+    return files
 
 
 EXAMPLES = example_files()
@@ -69,7 +65,8 @@ PHASES = sorted(name for text in EXAMPLES.values() for name in PHASE_NAME.findal
 
 def profile() -> dict[str, Any]:
     """The profile that the page on phases shows, with the phases of all examples."""
-    (text,) = [t for t in blocks(DOCS / "how-to" / "write-a-phase.md", "yaml") if "clusters:" in t]
+    page = DOCS / "how-to" / "write-a-phase.md"
+    (text,) = [text for text in blocks(page, "yaml") if "clusters:" in text]
     clusters: dict[str, Any] = yaml.safe_load(text)
     clusters["clusters"]["mine"]["phases"] = {name: {"timeout_s": 300} for name in PHASES}
     return clusters
@@ -82,22 +79,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     for name, text in EXAMPLES.items():
         folder.joinpath(name).parent.mkdir(exist_ok=True)
         folder.joinpath(name).write_text(text)
-    folder.joinpath("cluster.yaml").write_text(json.dumps(profile(), indent=1))
-    folder.joinpath("pytest.ini").write_text("[pytest]\n")
-    with none_left() as (mark, _):
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        command = [sys.executable, "-m", "pytest", *BARE, "smoke_tests", "--cluster", "mine"]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**env, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", mark: "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        found: dict[str, Any] = json.loads((folder / "reports/latest/report.json").read_text())
-        yield found
+    with none_left() as (marker, _):
+        suite = Suite(folder, marker)
+        suite.cluster(json.dumps(profile(), indent=1))
+        variables = {"HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+        with suite.started("smoke_tests", cluster="mine", **variables) as running:
+            outcome = running.wait(300)
+        assert outcome.ret == 0, outcome.output
+        yield outcome.record()
 
 
 def test_examples_are_fit_as_a_suite(report: dict[str, Any]) -> None:
@@ -107,17 +96,15 @@ def test_examples_are_fit_as_a_suite(report: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", PHASES)
-def test_example_meets_every_criterion_that_can_be_judged_here(
-    name: str, report: dict[str, Any]
-) -> None:
-    """Nothing of an example fails, and nothing is skipped that this machine could judge."""
+def test_example_meets_every_measured_criterion(name: str, report: dict[str, Any]) -> None:
+    """No criterion of an example fails, and none is skipped that this machine can measure."""
     (phase,) = [phase for phase in report["phases"] if phase["phase"] == name]
     results = {name: criterion["result"] for name, criterion in phase["criteria"].items()}
     skipped = {name for name, result in results.items() if result == "skipped"}
     assert skipped <= SKIPPABLE and "failed" not in results.values(), results
 
 
-def test_pages_have_the_examples_that_are_promised() -> None:
+def test_pages_have_the_promised_examples() -> None:
     """A phase, an adapted DDP script and an adapted Trainer script; the front page has one, too."""
     of_page = {name_of(path): FILE_NAME.findall("".join(blocks(path, "python"))) for path in PAGES}
     for page in ("write-a-phase", "adapt-a-ddp-script", "adapt-a-trainer-script"):
@@ -135,7 +122,7 @@ PROFILES = [
 
 @pytest.mark.parametrize("text", PROFILES)
 def test_shown_profile_is_accepted(text: str, suite: Suite) -> None:
-    """Each cluster.yaml that a page shows as a whole is read without a complaint."""
+    """Each cluster.yaml that a page shows in full is read without an error."""
     suite.path.joinpath("cluster.yaml").write_text(text)
     assert suite.run("--cluster-list", cluster="").ret == 0
 
@@ -150,14 +137,14 @@ def anchors(path: Path) -> set[str]:
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
         kept = re.sub(r"[^\w\- ]", "", re.sub(r"\\(.)", r"\1", heading).lower())
         anchor = kept.strip().replace(" ", "-")
-        same = sum(one == anchor or one.startswith(f"{anchor}-") for one in found)
+        same = sum(other == anchor or other.startswith(f"{anchor}-") for other in found)
         found.add(f"{anchor}-{same}" if anchor in found else anchor)
     return found
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every relative link leads to a file of the repository, and its anchor to a heading there."""
+    """Every relative link leads to a file of the repository, and its anchor to a heading in it."""
     broken = []
     for link in LINK.findall(BLOCK.sub("", path.read_text())):
         if re.match(r"[a-z]+:", link):
@@ -171,7 +158,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_named_files_exist(path: Path) -> None:
-    """Files of the repository that a page names are there, but for those that its examples make."""
+    """Files of the repository that a page names exist, except those that its examples create."""
     named = set(OWN_FILE.findall(path.read_text())) - set(EXAMPLES)
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
@@ -197,7 +184,7 @@ def bare(item: str) -> str:
 
 
 def missing(names: list[str], text: str) -> list[str]:
-    """The names that stand nowhere in the text as code."""
+    """The names that appear nowhere in the text as code."""
     code = [*re.findall(r"`([^`\n]+)`", BLOCK.sub("", text)), *(b for _, b in BLOCK.findall(text))]
     words = {word for span in code for word in re.findall(r"[\w-]+", span)}
     return [name for name in names if name not in words]
@@ -211,7 +198,7 @@ def test_options_and_marks_are_in_the_reference() -> None:
 
 
 def test_subcommands_and_their_options_are_in_the_reference() -> None:
-    """Each subcommand of `clustersmoke` has a heading, below which its options stand."""
+    """Each subcommand of `clustersmoke` has a section that names its options."""
     text = (DOCS / "reference" / "options.md").read_text()
     sections = dict(re.findall(r"^### `(clustersmoke[^`]*)`\n(.*?)(?=^#|\Z)", text, re.M | re.S))
     for command, items in CONTRACT["commands"].items():
@@ -231,8 +218,8 @@ def test_public_classes_are_in_the_reference(kind: str, page: str) -> None:
         assert missing([group.rstrip("."), *map(bare, items)], text) == [], group
 
 
-def test_what_a_criterion_sees_is_in_the_reference() -> None:
-    """The members of the `phase` fixture; of what they hold, the members that criteria use."""
+def test_phase_members_are_in_the_reference() -> None:
+    """The members of the `phase` fixture."""
     names = [bare(item).removeprefix("phase.") for item in CONTRACT["phase_api"]]
     own = [name for name in names if not re.search(r"[.\[]", name)]
     assert missing(own, (DOCS / "reference" / "criteria.md").read_text()) == []
@@ -244,6 +231,6 @@ def test_metrics_are_in_the_reference() -> None:
 
 
 def test_findings_are_in_the_reference() -> None:
-    """Each id of a finding; those with `*` stand for several."""
+    """Each id of a finding, except those with `*`, which stand for several."""
     names = [name for name in CONTRACT["findings"] if "*" not in name]
     assert missing(names, REFERENCE) == []

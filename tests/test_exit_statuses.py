@@ -9,14 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pytest_clustersmoke.cli import parser
-from tests.support.harness import BARE, Suite
+from tests.support.harness import Suite
 
 ROOT = Path(__file__).resolve().parent.parent
 DOC = ROOT / "docs" / "reference" / "exit-statuses.md"
@@ -40,7 +39,7 @@ ELSEWHERE = {
 PROOFS = {
     0: "tests/session/test_prove_suite.py::test_gate_that_detects_its_fault_is_proven",
     1: "tests/session/test_prove_suite.py::test_gate_that_stays_green_is_named",
-    6: "tests/faults/test_gate.py::test_the_verdict_over_all_gates",
+    6: "tests/faults/test_gate.py::test_verdict_over_all_gates",
 }
 
 
@@ -64,23 +63,10 @@ def criterion_fails(suite: Suite) -> int:
 def interrupted(suite: Suite) -> int:
     """Ctrl-C while the job waits for a file that never comes."""
     suite.phase(args={"wait_for": str(suite.path / "never")})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"],
-        cwd=suite.path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        return process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
+    with suite.started() as running:
+        running.wait_for_ranks()
+        running.interrupt()
+        return int(running.wait(60).ret)
 
 
 def plugin_breaks(suite: Suite) -> int:

@@ -8,10 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,10 @@ from pytest_clustersmoke.report.run_record import SCHEMA_PATH
 from tests.report.browsing import Opened, first_screen, started
 from tests.report.test_junit import Read, same
 from tests.report.test_run_record import wrong
-from tests.support.needs import need_lab
+from tests.support.harness import ROOT, properties
+from tests.support.labs import running_lab
+from tests.support.outcome import RunFiles
 
-ROOT = Path(__file__).resolve().parent.parent
 PHASES = {
     "mlp_1gpu",
     "ddp_2gpu",
@@ -47,115 +46,101 @@ SKIPPABLE = {
     "test_bandwidth_meets_the_reference",
     "test_latency_meets_the_reference",
     "test_slowest_pair_meets_the_reference",
-    # gloo's times are those of cores that ranks share, and say nothing of a network.
+    # gloo's times are those of cores that ranks share, not of a network.
     "test_all_ranks_are_equally_fast",
     "test_bandwidth_does_not_fall_as_sizes_grow",
     "test_no_pair_of_nodes_is_slow",
     "test_other_references_are_met",
-    # The first run of a directory has no past.
+    # The first run in a report directory has no past.
     "test_metrics_are_as_in_the_past",
-    # One rank has no other.
+    # A single rank has no other to compare with.
     "test_no_rank_falls_behind",
 }
 
 
-def run_ladder(folder: Path, cluster: str, *words: str, **environ: str) -> dict[str, Any]:
-    """Run the suite as a user would; its report."""
+def run_ladder(folder: Path, cluster: str, *words: str, **variables: str) -> RunFiles:
+    """Run the whole suite as a user runs it, in the repository; return its files in `folder`."""
+    files = RunFiles(folder)
     command = [sys.executable, "-m", "pytest", "smoke_tests", "--cluster", cluster, *words]
-    command += ["--cluster-report-dir", str(folder / "reports"), "-p", "no:cacheprovider"]
-    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(folder / "runs"), **environ}
+    command += ["--cluster-report-dir", str(files.reports), "-p", "no:cacheprovider"]
+    env = {**os.environ, "CLUSTERSMOKE_SHARED_DIR": str(files.shared), **variables}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("FIT"), done.stdout
-    report: dict[str, Any] = json.loads((folder / "reports/latest/report.json").read_text())
-    return report
+    return files
 
 
-def check(report: dict[str, Any], phases: set[str] = PHASES) -> None:
-    """Every phase ran and passed, with its nodes; no criterion is skipped but those that may be."""
-    assert report["verdict"] == "FIT"
-    found = {phase["phase"]: phase for phase in report["phases"]}
-    assert set(found) == phases
-    for name, phase in found.items():
+def check_phases(ladder: RunFiles) -> None:
+    """Every phase ran and passed, on its nodes; no criterion is skipped but those that may be."""
+    record = ladder.record()
+    assert record["verdict"] == "FIT"
+    phases = {phase["phase"]: phase for phase in record["phases"]}
+    assert set(phases) == PHASES
+    for name, phase in phases.items():
         assert phase["outcome"] == "passed" and phase["findings"] == []
         assert len(phase["nodes"]) == NODES.get(name, 1)
-        results = {key: one["result"] for key, one in phase["criteria"].items()}
+        results = {key: criterion["result"] for key, criterion in phase["criteria"].items()}
         skipped = {key for key, result in results.items() if result == "skipped"}
         assert skipped <= SKIPPABLE
         assert "failed" not in results.values() and len(results) > 12
 
 
-def cases(folder: Path) -> dict[str, tuple[str, frozenset[str]]]:
-    """The cases of junit.xml: name -> (result, names of its properties)."""
-    found = {}
-    for case in ElementTree.parse(folder / "reports/latest/junit.xml").iter("testcase"):
-        result = next((kid.tag for kid in case if kid.tag in ("failure", "error", "skipped")), "ok")
-        names = frozenset(str(one.get("name")) for one in case.iter("property"))
-        found[f"{case.get('classname')}.{case.get('name')}"] = (result, names)
-    return found
+def property_names(ladder: RunFiles) -> dict[str, tuple[str, frozenset[str]]]:
+    """Each case of junit.xml: its result and the names of its properties."""
+    cases = properties(ladder.report / "junit.xml")
+    return {name: (case["result"], frozenset(case)) for name, case in cases.items()}
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A ladder that has run: its directory, and its report.json."""
-
-    folder: Path
-    report: dict[str, Any]
-
-    def file(self, name: str) -> Path:
-        return self.folder / "reports" / "latest" / name
+def check_files(ladder: RunFiles) -> None:
+    """report.json is valid by the schema that ships, and junit.xml by the XSD of Jenkins; both say
+    the same."""
+    assert wrong(ladder.record(), json.loads(SCHEMA_PATH.read_text())) == []
+    same(ladder.record(), Read(ladder.report / "junit.xml"))
 
 
-def check_files(ran: Ran) -> None:
-    """report.json is by the schema that ships; junit.xml is by Jenkins' XSD, and says the same."""
-    assert wrong(ran.report, json.loads(SCHEMA_PATH.read_text())) == []
-    same(ran.report, Read(ran.file("junit.xml")))
-
-
-def check_page(ran: Ran) -> None:
-    """In a real browser the page is quiet; each phase has its nodes drawn, and its metrics."""
-    with started() as chromium, first_screen(chromium, ran.file("index.html")) as opened:
+def check_page(ladder: RunFiles) -> None:
+    """In a real browser the page logs no error; each phase has its nodes drawn, and its metrics."""
+    with started() as chromium, first_screen(chromium, ladder.report / "index.html") as opened:
         opened.open_all()
         opened.check_quiet()
         assert opened.page.locator("h1").inner_text() == "FIT"
-        for phase in ran.report["phases"]:
-            check_phase(opened, phase)
+        for phase in ladder.record()["phases"]:
+            check_phase_on_page(opened, phase)
 
 
-def check_phase(opened: Opened, phase: dict[str, Any]) -> None:
-    part = f'section[data-phase="{phase["phase"]}"]'
-    drawn = opened.page.locator(f'{part} figure[data-chart="topology"] svg')
-    assert drawn.locator("rect.box").count() == NODES.get(phase["phase"], 1)
-    assert drawn.locator("rect.gpu").count() == phase["world_size"]
+def check_phase_on_page(opened: Opened, phase: dict[str, Any]) -> None:
+    section = f'section[data-phase="{phase["phase"]}"]'
+    drawing = opened.page.locator(f'{section} figure[data-chart="topology"] svg')
+    assert drawing.locator("rect.box").count() == NODES.get(phase["phase"], 1)
+    assert drawing.locator("rect.gpu").count() == phase["world_size"]
     for name, metric in phase["metrics"].items():
-        cell = f'{part} table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
+        cell = f'{section} table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
         assert opened.figures(cell) == [(show(metric["value"]), json.dumps(metric["value"]))]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def local_ladder(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     """The whole ladder, once, on this machine."""
-    folder = tmp_path_factory.mktemp("ladder")
-    return Ran(folder, run_ladder(folder, "local"))
+    return run_ladder(tmp_path_factory.mktemp("ladder"), "local")
 
 
-def test_every_phase_passes_on_this_machine(here: Ran) -> None:
-    """The whole ladder is FIT on local, and each case carries its phase's properties."""
-    check(here.report)
-    check_files(here)
-    for name, (_, properties) in cases(here.folder).items():
+def test_every_phase_passes_on_this_machine(local_ladder: RunFiles) -> None:
+    """The whole ladder is FIT on local, and each case has its phase's properties."""
+    check_phases(local_ladder)
+    check_files(local_ladder)
+    for name, (_, names) in property_names(local_ladder).items():
         measured = "busbw_gb_per_s" if "AllReduce" in name else "steps_per_s"
-        assert {"job_id", "nodes", "outcome", "queue_s", "run_s", measured} <= properties, name
+        assert {"job_id", "nodes", "outcome", "queue_s", "run_s", measured} <= names, name
 
 
-def test_the_page_of_this_machine_s_ladder(here: Ran) -> None:
+def test_page_shows_the_ladder_of_this_machine(local_ladder: RunFiles) -> None:
     """Chromium opens what the ladder wrote, and shows what report.json says."""
-    check_page(here)
+    check_page(local_ladder)
 
 
 @contextmanager
-def seen_by_all() -> Iterator[Path]:
-    """A directory that isolated nodes see too: their /tmp is their own."""
+def visible_folder() -> Iterator[Path]:
+    """A directory that isolated nodes see, too: each has a /tmp of its own."""
     folder = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
     yield folder
     shutil.rmtree(folder)
@@ -163,75 +148,65 @@ def seen_by_all() -> Iterator[Path]:
 
 @pytest.fixture
 def lab_dir() -> Iterator[Path]:
-    with seen_by_all() as folder:
+    with visible_folder() as folder:
         yield folder
 
 
-def on_lab(
+def run_on_lab(
     folder: Path, *words: str, accounting: bool = False, isolated: bool = False
-) -> dict[str, Any]:
-    """Run the suite on a lab of its own."""
-    need_lab(accounting, isolated)
+) -> RunFiles:
+    """Run the ladder on a lab of its own."""
     settings = lab.LabSettings(
-        name=f"ladder-{os.getpid()}",
-        accounting=accounting,
-        isolated=isolated,
-        directory=folder / "lab",
+        name="ladder", accounting=accounting, isolated=isolated, directory=folder / "lab"
     )
-    running = lab.up(settings)
-    try:
+    with running_lab(settings) as running:
         return run_ladder(folder, "lab", *words, SLURM_CONF=str(running.slurm_conf))
-    finally:
-        lab.down(running.name)
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Ran]:
+def slurm_ladder() -> Iterator[RunFiles]:
     """The whole ladder, once, on a real Slurm without accounting."""
-    with seen_by_all() as folder:
-        yield Ran(folder, on_lab(folder))
+    with visible_folder() as folder:
+        yield run_on_lab(folder)
 
 
 @pytest.mark.lab
-def test_every_phase_passes_on_slurm(slurm: Ran) -> None:
+def test_every_phase_passes_on_slurm(slurm_ladder: RunFiles) -> None:
     """The whole ladder is FIT on a real Slurm without accounting."""
-    check(slurm.report)
-    check_files(slurm)
-    assert all(phase["job_id"].isdigit() for phase in slurm.report["phases"])
+    check_phases(slurm_ladder)
+    check_files(slurm_ladder)
+    assert all(phase["job_id"].isdigit() for phase in slurm_ladder.record()["phases"])
 
 
 @pytest.mark.lab
-def test_the_page_of_slurm_s_ladder(slurm: Ran) -> None:
+def test_page_shows_the_ladder_of_slurm(slurm_ladder: RunFiles) -> None:
     """Chromium opens what the ladder wrote, and shows what report.json says."""
-    check_page(slurm)
+    check_page(slurm_ladder)
 
 
 @pytest.mark.slow_lab
 def test_every_phase_passes_on_slurm_with_accounting(lab_dir: Path) -> None:
     """The whole ladder is FIT on a Slurm that enforces accounts and QOS."""
-    check(on_lab(lab_dir, accounting=True))
+    check_phases(run_on_lab(lab_dir, accounting=True))
 
 
 @pytest.mark.slow_lab
 def test_every_phase_passes_on_isolated_nodes(lab_dir: Path) -> None:
-    """The whole ladder is FIT where nodes have names, addresses and /tmp of their own."""
-    report = on_lab(lab_dir, isolated=True)
-    check(report)
-    hosts = [
-        [node["host"] for node in phase["nodes"]]
-        for phase in report["phases"]
-        if phase["phase"] == "zero1_4node"
-    ]
-    assert len(set(hosts[0])) == 4
+    """The whole ladder is FIT where nodes have names, addresses and a /tmp of their own."""
+    ladder = run_on_lab(lab_dir, isolated=True)
+    check_phases(ladder)
+    nodes = {phase["phase"]: phase["nodes"] for phase in ladder.record()["phases"]}
+    assert len({node["host"] for node in nodes["zero1_4node"]}) == 4
 
 
 @pytest.mark.slow_lab
 def test_xdist_gives_the_same_cases_on_slurm(lab_dir: Path) -> None:
-    """With -n 4: the same cases, outcomes and properties, and one submission a phase."""
-    check(on_lab(lab_dir, "-n", "4"))
-    with_xdist = cases(lab_dir)
-    journal = (lab_dir / "reports/latest/journal.jsonl").read_text().splitlines()
-    submitted = [line["phase"] for line in map(json.loads, journal) if line["event"] == "submitted"]
+    """With -n 4: the same cases, outcomes and properties, and one submission for each phase."""
+    with_xdist = run_on_lab(lab_dir, "-n", "4")
+    check_phases(with_xdist)
+    cases = property_names(with_xdist)
+    submitted = [line["phase"] for line in with_xdist.journal() if line["event"] == "submitted"]
     assert sorted(submitted) == sorted(PHASES)
-    check(on_lab(lab_dir))
-    assert cases(lab_dir) == with_xdist
+    without = run_on_lab(lab_dir)
+    check_phases(without)
+    assert property_names(without) == cases

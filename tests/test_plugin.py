@@ -71,6 +71,7 @@ def test_phase_not_on_the_cluster_is_deselected_with_the_reason(suite: Suite) ->
     suite.phase()
     suite.phase("huge", gpus_per_node=8)
     suite.phase("other")
+    suite.cluster(phases={"small": None})
     result = suite.run("--collect-only")
     assert lines_with(result, "huge does not run on one: it needs 8 GPUs per node, and one has 2")
     assert lines_with(

@@ -1,8 +1,8 @@
-"""The table of staged faults: what the tests measured, at the end of pytest's output.
+"""The table of staged faults at the end of pytest's output: what the tests measured.
 
-A pytest plugin, registered by tests/conftest.py: with workers (pytest -n) it is the controller that
-prints, from the properties that travel with the reports. The page
-docs/reference/staged-faults.md is made from the same rows.
+A pytest plugin, registered by tests/conftest.py. With workers (pytest -n) the controller prints the
+table, from the properties that the reports carry. The page docs/reference/staged-faults.md is made
+from the same rows.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ HEAD = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One staged fault, as its test told."""
+    """One staged fault, as its test recorded it."""
 
     name: str
     family: str
-    met: bool  # its test passed: what failed is what the fault's row says
+    met: bool  # its test passed: exactly what the fault's row says has failed
     red: str
     finding: str
     ranks: str
     hosts: str
     seconds: float | None
     replayed: bool
-    named: bool  # what was found has a cause; of a program's own exception its words
-    of: str = "rank"  # or node, or nobody: what is at fault
+    named: bool  # the finding has a cause, or quotes the program's own exception
+    of: str = "rank"  # what is at fault: rank, node or nobody
 
     @property
     def placed(self) -> bool:
-        """Rank and host are named. A usage error is of neither, nor is what is nobody's fault."""
+        """Rank and host are named. A usage error has neither, nor has what is nobody's fault."""
         if self.finding == "usage error" or self.of == "nobody":
             return True
         return bool(self.hosts and (self.ranks or self.of == "node"))
 
 
 def measured(properties: Mapping[str, Any], met: bool) -> Measured:
-    """What a test told by record_property; from junit.xml all of it is text."""
-    told = {key: str(value) for key, value in properties.items()}
+    """Read what a test recorded with record_property; from junit.xml all of it is text."""
+    values = {key: str(value) for key, value in properties.items()}
     return Measured(
-        name=told["fault"],
-        family=told["family"],
+        name=values["fault"],
+        family=values["family"],
         met=met,
-        red=told.get("red", ""),
-        finding=told.get("finding", ""),
-        ranks=told.get("ranks", "").strip("[]"),
-        hosts=told.get("hosts", "").strip("[]").replace("'", ""),
-        seconds=float(told["seconds"]) if "seconds" in told else None,
-        replayed=told.get("replayed") == "True",
-        named=told.get("named") == "True",
-        of=told.get("of", "rank"),
+        red=values.get("red", ""),
+        finding=values.get("finding", ""),
+        ranks=values.get("ranks", "").strip("[]"),
+        hosts=values.get("hosts", "").strip("[]").replace("'", ""),
+        seconds=float(values["seconds"]) if "seconds" in values else None,
+        replayed=values.get("replayed") == "True",
+        named=values.get("named") == "True",
+        of=values.get("of", "rank"),
     )
 
 
@@ -71,19 +71,20 @@ def from_junit(path: Path) -> list[Measured]:
     """The rows of a junit.xml."""
     rows = []
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        told = {str(one.get("name")): one.get("value") for one in case.iter("property")}
-        if "fault" in told:
-            rows.append(measured(told, not {one.tag for one in case} & {"failure", "error"}))
+        values = {str(item.get("name")): item.get("value") for item in case.iter("property")}
+        if "fault" in values:
+            met = not {child.tag for child in case} & {"failure", "error"}
+            rows.append(measured(values, met))
     return rows
 
 
 def by_family(rows: Iterable[Measured]) -> list[tuple[str, ...]]:
-    """The table's lines: a family each, then all."""
+    """The lines of the table: one for each family, then one for all."""
     families: dict[str, list[Measured]] = {}
     for row in rows:
         families.setdefault(row.family, []).append(row)
     lines = [_line(family, families[family]) for family in sorted(families)]
-    return [*lines, _line("all", [row for found in families.values() for row in found])]
+    return [*lines, _line("all", [row for members in families.values() for row in members])]
 
 
 def _line(family: str, rows: Sequence[Measured]) -> tuple[str, ...]:
@@ -114,13 +115,13 @@ def columns(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table where faults were staged."""
+    """Print the table if faults were staged."""
     rows = [
-        measured(told, report.outcome == "passed")
+        measured(values, report.outcome == "passed")
         for reports in terminalreporter.stats.values()
         for report in reports
         if getattr(report, "when", "") == "call"
-        and "fault" in (told := dict(getattr(report, "user_properties", ())))
+        and "fault" in (values := dict(getattr(report, "user_properties", ())))
     ]
     if rows:
         terminalreporter.section("staged faults")

@@ -1,4 +1,4 @@
-"""Stage faults of the table, and hold what came of each against its row."""
+"""Stage faults of the table, and compare what each led to with its row."""
 
 from __future__ import annotations
 
@@ -8,104 +8,124 @@ from typing import Any
 import pytest
 
 from pytest_clustersmoke.evidence.telemetry import read_events
-from tests.faults.harness import PATIENCE_S, Outcome, Suite
 from tests.faults.table import BEHIND, CRITERIA, UNMEASURED, Fault
-from tests.faults.table.programs import STEP_LIMIT_S
+from tests.faults.table.model import STEP_LIMIT_S
+from tests.support.harness import PROGRAMS, Outcome, Suite
+from tests.support.waiting import PATIENCE_S
 
-Tell = Callable[[str, object], None]
+Recorder = Callable[[str, object], None]
 
 
 def add(fault: Fault, suite: Suite) -> None:
-    """Make the fault's program a phase of the suite, with all of `Trained`'s criteria."""
+    """Make the fault's program a phase of the suite, with all criteria of `Trained`."""
     suite.profile["stage_limits_s"] = {"train_step": STEP_LIMIT_S}
     suite.profile |= fault.profile
     if fault.settings:
         suite.profile["phases"][fault.name] = dict(fault.settings)
-    size: dict[str, Any] = {"nodes": fault.nodes, "gpus_per_node": fault.ranks_per_node}
-    suite.phase(fault.name, fault.program, **size, args=dict(fault.args))
+    suite.phase(
+        fault.name,
+        base="Trained",
+        body="pass",
+        script=PROGRAMS / fault.program,
+        nodes=fault.nodes,
+        gpus_per_node=fault.ranks_per_node,
+        args=dict(fault.args),
+    )
 
 
-def check(fault: Fault, outcome: Outcome, tell: Tell, struck: float | None = None) -> None:
-    """What came of the fault is what its row says, and nothing else.
+def run_together(faults: Sequence[Fault], suite: Suite) -> Outcome:
+    """Stage faults on this machine, each in a phase of one run, and wait until all have ended."""
+    for fault in faults:
+        add(fault, suite)
+    return suite.run_apart(patience_s=PATIENCE_S * max(1, len(faults) // 2))
 
-    `tell` (pytest's record_property) hears what was measured, for the table at the end. `struck` is
-    the time of a fault that no rank stages itself.
+
+def check(fault: Fault, outcome: Outcome, record: Recorder, struck: float | None = None) -> None:
+    """The fault led to what its row says, and to nothing else.
+
+    `record` (pytest's record_property) takes what was measured, for the table at the end. `struck`
+    is the time of a fault that no rank stages itself.
     """
-    tell("fault", fault.name)
-    tell("family", fault.family)
-    tell("replayed", fault.replayed)
-    tell("of", fault.of)
+    record("fault", fault.name)
+    record("family", fault.family)
+    record("replayed", fault.replayed)
+    record("of", fault.of)
     if fault.usage:
-        _check_refusal(fault, outcome, tell)
+        _check_usage_error(fault, outcome, record)
     elif fault.failed:
-        _check_criteria(fault, outcome, tell)
+        _check_criteria(fault, outcome, record)
     else:
-        _check_finding(fault, outcome, tell, struck)
+        _check_finding(fault, outcome, record, struck)
 
 
-def _check_refusal(fault: Fault, outcome: Outcome, tell: Tell) -> None:
+def _check_usage_error(fault: Fault, outcome: Outcome, record: Recorder) -> None:
     """Nothing was submitted, and the error says what is wrong."""
-    assert outcome.status == pytest.ExitCode.USAGE_ERROR, outcome.output
-    assert not list((outcome.suite.path / "shared").glob("*/run.json"))
+    assert outcome.ret == pytest.ExitCode.USAGE_ERROR, outcome.output
+    assert not list(outcome.files.shared.glob("*/run.json"))
     for words in fault.usage:
         assert words in outcome.output, (words, outcome.output)
-    tell("red", "usage error")
-    tell("finding", "usage error")
-    tell("named", True)
+    record("red", "usage error")
+    record("finding", "usage error")
+    record("named", True)
 
 
-def _check_criteria(fault: Fault, outcome: Outcome, tell: Tell) -> None:
-    assert outcome.status == 1, outcome.output
-    assert outcome.report["verdict"] == "UNFIT"
+def _check_criteria(fault: Fault, outcome: Outcome, record: Recorder) -> None:
+    """Exactly the row's criteria failed, and name its rank."""
+    assert outcome.ret == 1, outcome.output
+    assert outcome.record()["verdict"] == "UNFIT"
     skipped = UNMEASURED | ({BEHIND} if fault.nodes * fault.ranks_per_node == 1 else set())
     green = CRITERIA - fault.failed - skipped
-    assert _by_result(fault, outcome) == {
+    assert _criteria_by_result(fault, outcome) == {
         "passed": green,
         "failed": fault.failed,
         "skipped": skipped,
     }, outcome.output
-    tell("red", ", ".join(sorted(fault.failed)))
-    tell("finding", "criterion")
-    said = outcome.failures(fault.name)
+    record("red", ", ".join(sorted(fault.failed)))
+    record("finding", "criterion")
+    messages = outcome.failures(fault.name)
     for words in fault.words:
-        assert words in said, (words, said)
-    tell("named", bool(said) and "unknown cause" not in said)
+        assert words in messages, (words, messages)
+    record("named", bool(messages) and "unknown cause" not in messages)
     if fault.rank is not None:
         node = f"local{fault.rank // fault.ranks_per_node}"
-        assert f"rank {fault.rank} ({node})" in said, said
-        tell("ranks", [fault.rank])
-        tell("hosts", [node])
+        assert f"rank {fault.rank} ({node})" in messages, messages
+        record("ranks", [fault.rank])
+        record("hosts", [node])
 
 
-def _check_finding(fault: Fault, outcome: Outcome, tell: Tell, struck: float | None) -> None:
-    """The finding names its cause, rank and host in time."""
+def _check_finding(fault: Fault, outcome: Outcome, record: Recorder, struck: float | None) -> None:
+    """The finding names its cause, rank and host, in time."""
     assert outcome.phase(fault.name)["outcome"] == fault.outcome, outcome.output
-    assert _by_result(fault, outcome) == {"passed": set(), "failed": CRITERIA, "skipped": set()}
+    assert _criteria_by_result(fault, outcome) == {
+        "passed": set(),
+        "failed": CRITERIA,
+        "skipped": set(),
+    }
     finding = outcome.finding(fault.name)
     assert finding["id"] == fault.finding, finding
     _check_place(fault, outcome, finding)
-    known = finding["detail"].get("signature", "")
-    assert known in {fault.signature, fault.maybe or fault.signature}, finding
+    signature = finding["detail"].get("signature", "")
+    assert signature in {fault.signature, fault.maybe or fault.signature}, finding
     for words in fault.words:
         assert words in finding["cause"], finding
     named = "unknown cause" not in finding["cause"]
     assert named is not fault.unknown, finding
-    tell("red", "job")
-    tell("finding", f"{finding['id']} {known}".strip())
-    assert fault.words or named, "the words of an exception that nobody else knows"
-    tell("named", True)
-    tell("ranks", finding["ranks"])
-    tell("hosts", finding["hosts"])
+    record("red", "job")
+    record("finding", f"{finding['id']} {signature}".strip())
+    assert fault.words or named, "the row must quote an exception that no signature knows"
+    record("named", True)
+    record("ranks", finding["ranks"])
+    record("hosts", finding["hosts"])
     if fault.timed:
-        seconds = seconds_to_the_finding(fault, outcome, struck)
-        tell("seconds", round(seconds, 1))
-        tell("within", fault.within_s)
+        seconds = seconds_to_finding(fault, outcome, struck)
+        record("seconds", round(seconds, 1))
+        record("within", fault.within_s)
         assert 0 <= seconds < fault.within_s, seconds
 
 
 def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> None:
-    """The finding names the row's rank and host, or any where every rank is as wrong; and each rank
-    that it names with its host."""
+    """The finding names the row's rank and host, or any rank where all are equally wrong; and the
+    host of each rank that it names."""
     if fault.rank is not None:
         assert finding["ranks"] == [fault.rank], finding
     if fault.host:
@@ -114,41 +134,26 @@ def _check_place(fault: Fault, outcome: Outcome, finding: Mapping[str, Any]) -> 
         assert finding["hosts"], finding
     if fault.of == "rank":
         assert finding["ranks"], finding
-    if finding["ranks"] and outcome.suite.profile["backend"] == "local":
+    if finding["ranks"] and outcome.record()["backend"] == "local":
         hosts = {f"local{rank // fault.ranks_per_node}" for rank in finding["ranks"]}
         assert set(finding["hosts"]) == hosts, finding
 
 
-def _by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
+def _criteria_by_result(fault: Fault, outcome: Outcome) -> dict[str, set[str]]:
     by_result: dict[str, set[str]] = {"passed": set(), "failed": set(), "skipped": set()}
-    for name, one in outcome.phase(fault.name)["criteria"].items():
-        by_result[one["result"]].add(name)
+    for name, criterion in outcome.phase(fault.name)["criteria"].items():
+        by_result[criterion["result"]].add(name)
     return by_result
 
 
-def seconds_to_the_finding(fault: Fault, outcome: Outcome, struck: float | None = None) -> float:
-    """From `struck`, or else from the row's event (`staged` is what a rank writes just before its
-    fault), to the phase's end in the journal."""
-    result = outcome.result(fault.name)
-    files = [rank.events for rank in result.ranks]
-    files += [read_events(result.directory.node_events(node)) for node in range(fault.nodes)]
-    came = [one["time"] for events in files for one in events.named(fault.since)]
-    assert came or struck is not None, f"nothing tells when {fault.name} came"
-    since = min(came) + fault.since_s if struck is None else struck
-    (ended,) = [one["time"] for one in outcome.journal("ended") if one["phase"] == fault.name]
+def seconds_to_finding(fault: Fault, outcome: Outcome, struck: float | None = None) -> float:
+    """The seconds until the phase's end in the journal: from `struck`, or from the row's event
+    (`staged` is what a rank writes just before its fault)."""
+    evidence = outcome.evidence(fault.name)
+    files = [rank.events for rank in evidence.ranks]
+    files += [read_events(evidence.directory.node_events(node)) for node in range(fault.nodes)]
+    times = [event["time"] for events in files for event in events.named(fault.since)]
+    assert times or struck is not None, f"no event says when {fault.name} was staged"
+    since = min(times) + fault.since_s if struck is None else struck
+    (ended,) = [event["time"] for event in outcome.events("ended") if event["phase"] == fault.name]
     return float(ended - since)
-
-
-def run(fault: Fault, suite: Suite, request: pytest.FixtureRequest) -> Outcome:
-    """Stage one fault on this machine, to its end, and check it."""
-    outcome = together([fault], suite)
-    record: Tell = request.getfixturevalue("record_property")
-    check(fault, outcome, record)
-    return outcome
-
-
-def together(faults: Sequence[Fault], suite: Suite) -> Outcome:
-    """Stage faults on this machine, each a phase of one run, to the end of all."""
-    for fault in faults:
-        add(fault, suite)
-    return suite.run(patience_s=PATIENCE_S * max(1, len(faults) // 2))

@@ -1,13 +1,13 @@
-"""A network's fall-back in a whole run: submitted, launched, collected and judged as any other.
+"""A transport that fell back to a slower one, in a whole run: submitted, launched and judged.
 
-The ranks are fakes that log what NCCL would: there is no NCCL without a GPU.
+The ranks are fakes that log what NCCL would log: there is no NCCL without a GPU.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.harness import Suite, lines_with
+from tests.support.harness import Outcome, Suite, lines_with
 
 INSIDE, BETWEEN = (
     "test_transports_inside_nodes_are_those_expected",
@@ -16,8 +16,8 @@ INSIDE, BETWEEN = (
 
 
 @pytest.fixture
-def talking(suite: Suite) -> Suite:
-    """One phase of two nodes of two ranks, on a cluster that requires its transports."""
+def transport_suite(suite: Suite) -> Suite:
+    """A suite on a cluster that requires its transports."""
     suite.cluster(
         require=["transports"],
         expect={
@@ -33,7 +33,7 @@ def talking(suite: Suite) -> Suite:
     return suite
 
 
-def run(suite: Suite, fault: str) -> pytest.RunResult:
+def run(suite: Suite, fault: str) -> Outcome:
     suite.phase(
         base="TalkedInsideNodes, TalkedBetweenNodes",
         nodes=2,
@@ -43,9 +43,9 @@ def run(suite: Suite, fault: str) -> pytest.RunResult:
     return suite.run("-rs")
 
 
-def test_a_healthy_cluster_is_fit(talking: Suite) -> None:
-    """Every connection is as expected: FIT, and the table shows what they are."""
-    result = run(talking, "none")
+def test_healthy_cluster_is_fit(transport_suite: Suite) -> None:
+    """Every connection is as expected: FIT, and the table shows the transports."""
+    result = run(transport_suite, "none")
     assert result.ret == 0
     result.assert_outcomes(passed=4)
     assert lines_with(result, "NET/IB/GDRDMA, P2P/CUMEM")
@@ -60,16 +60,16 @@ def test_a_healthy_cluster_is_fit(talking: Suite) -> None:
         ("ib_inside", INSIDE, "NET/IB/0/GDRDMA (mlx5_0), expected P2P/*: nccl/0000/"),
     ],
 )
-def test_a_fallback_is_unfit(talking: Suite, fault: str, criterion: str, words: str) -> None:
-    """The criterion of that side fails with ranks, hosts, NIC and line; the job has passed, and the
-    other side's criterion is met."""
-    result = run(talking, fault)
+def test_fallback_is_unfit(transport_suite: Suite, fault: str, criterion: str, words: str) -> None:
+    """The criterion inside or between nodes fails, with ranks, hosts, NIC and line; the job and the
+    other criterion pass."""
+    result = run(transport_suite, fault)
     assert result.ret == 1
     result.assert_outcomes(passed=3, failed=1)
     failed = [
-        case
-        for case, said in talking.record()["phases"][0]["criteria"].items()
-        if said["result"] == "failed"
+        name
+        for name, criterion in transport_suite.record()["phases"][0]["criteria"].items()
+        if criterion["result"] == "failed"
     ]
     assert failed == [criterion]
     assert lines_with(result, words), result.stdout.str()
@@ -83,9 +83,11 @@ def test_a_fallback_is_unfit(talking: Suite, fault: str, criterion: str, words: 
         ("lost_rank", "rank 3 of its communicator is not a known rank of the phase"),
     ],
 )
-def test_what_cannot_be_seen_is_inconclusive(talking: Suite, fault: str, words: str) -> None:
-    """Both criteria are not measured, and the verdict says so with its own exit status."""
-    result = run(talking, fault)
+def test_unknown_transports_are_inconclusive(
+    transport_suite: Suite, fault: str, words: str
+) -> None:
+    """Neither criterion is measured, and the verdict says so with an exit status of its own."""
+    result = run(transport_suite, fault)
     assert result.ret == 6
     result.assert_outcomes(passed=2, skipped=2)
     assert lines_with(result, words), result.stdout.str()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while phases run: every job is cancelled at once, and nothing is left."""
+"""Ctrl-C and SIGTERM while phases run: every job is cancelled at once, and no process is left."""
 
 from __future__ import annotations
 
@@ -12,94 +12,94 @@ from pathlib import Path
 import pytest
 
 from pytest_clustersmoke.lab import Lab
-from tests.faults.harness import DONE, Outcome, Suite, wait_for
+from tests.faults.watched_phase import LONG, WatchedPhase
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.waiting import wait_for
 
 ENDED_WITHIN_S = 2.0
 GONE_WITHIN_S = 5.0
 KILL_WAIT_S = 2.0  # the lab's KillWait: from Slurm's TERM to its KILL
-LONG = {"seconds": 600}
 WORKERS = ("-n", "2")
 
 
-def of_run(suite: Suite, pytest_pid: int) -> set[int]:
-    """The processes that carry the suite's mark and are not of pytest's own process group."""
-    found = set()
+def processes_of_run(suite: Suite, pytest_pid: int) -> set[int]:
+    """The processes with the suite's marker that are not in pytest's own process group."""
+    pids = set()
     for entry in Path("/proc").iterdir():
         try:
             if not entry.name.isdigit() or os.getpgid(int(entry.name)) == pytest_pid:
                 continue
-            if suite.mark.encode() in (entry / "environ").read_bytes():
-                found.add(int(entry.name))
+            if suite.marker.encode() in (entry / "environ").read_bytes():
+                pids.add(int(entry.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
-def stretch() -> float:
-    """How much longer all takes on a machine that has more to do than it has cores."""
+def load_factor() -> float:
+    """How much longer everything takes on a machine with more work than cores."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def interrupt(suite: Suite, send: Callable[[int], None], *words: str) -> tuple[Outcome, float]:
-    """Run two phases, of which the first is running when pytest is interrupted by `send(pid)`.
+    """Run two phases, and interrupt pytest by `send(pid)` while the first runs.
 
     Returns the outcome and the seconds from the signal to the end of every process of the run.
     """
-    with suite.started(*words) as process:
-        phase = suite.run_dir().phase("first")
-        for rank in range(2):
-            suite.wait_event(phase.rank_events(rank), "step")
-        assert of_run(suite, process.pid)
+    with suite.started(*words) as running:
+        WatchedPhase(suite, "first", nodes=2).wait()
+        assert processes_of_run(suite, running.pid)
         sent = time.monotonic()
-        send(process.pid)
-        wait_for("the end of the run's processes", lambda: not of_run(suite, process.pid), 20)
+        send(running.pid)
+        wait_for(
+            "the end of the run's processes", lambda: not processes_of_run(suite, running.pid), 20
+        )
         ended_s = time.monotonic() - sent
-        process.wait(20)
+        outcome = running.wait(20)
         gone_s = time.monotonic() - sent
-    outcome = suite.ended(process)
     print(f"all ended after {ended_s:.2f} s, pytest gone after {gone_s:.2f} s")
-    assert gone_s < GONE_WITHIN_S * stretch(), outcome.output
+    assert gone_s < GONE_WITHIN_S * load_factor(), outcome.output
     return outcome, ended_s
 
 
-def check(outcome: Outcome, phases: tuple[str, ...] = ("first", "second")) -> None:
-    """Interrupted, and reported as that: no verdict, no pass, no failure of the cluster's."""
-    assert outcome.status == pytest.ExitCode.INTERRUPTED, outcome.output
-    assert outcome.report["verdict"] == "INCONCLUSIVE"
-    assert outcome.report["interrupted"] is True
-    assert outcome.report["partial"] == "the run was interrupted"
+def check_interrupted(outcome: Outcome, phases: tuple[str, ...] = ("first", "second")) -> None:
+    """The run is reported as interrupted: it has no verdict, and the cluster has not failed."""
+    assert outcome.ret == pytest.ExitCode.INTERRUPTED, outcome.output
+    assert outcome.record()["verdict"] == "INCONCLUSIVE"
+    assert outcome.record()["interrupted"] is True
+    assert outcome.record()["partial"] == "the run was interrupted"
     for name in phases:
         assert outcome.phase(name)["outcome"] == "cancelled"
         assert "interrupted" in outcome.phase(name)["reason"]
-    assert len(outcome.journal("cancelled")) == 1
+    assert len(outcome.events("cancelled")) == 1
     assert "INTERNALERROR" not in outcome.output and "Traceback" not in outcome.output
 
 
-def to_group(pid: int) -> None:
+def send_to_group(pid: int) -> None:
     """As a terminal does at Ctrl-C."""
     os.killpg(pid, signal.SIGINT)
 
 
-def to_pytest(pid: int) -> None:
+def send_to_pytest(pid: int) -> None:
     os.kill(pid, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("words", [(), WORKERS], ids=["plain", "xdist"])
-@pytest.mark.parametrize("send", [to_group, to_pytest], ids=["ctrl_c", "sigterm"])
+@pytest.mark.parametrize("send", [send_to_group, send_to_pytest], ids=["ctrl_c", "sigterm"])
 def test_interrupt_ends_every_process_of_the_run(
-    send: Callable[[int], None], words: tuple[str, ...], broken: Suite
+    send: Callable[[int], None], words: tuple[str, ...], torch_suite: Suite
 ) -> None:
-    """Two virtual nodes end within 2 s, pytest within 5; the phase that waited never starts."""
+    """Two virtual nodes end within 2 s, pytest within 5 s; the waiting phase never starts."""
     for name in ("first", "second"):
-        broken.phase(name, "idle.py", DONE, nodes=2, gpus_per_node=1, args=LONG)
-    outcome, ended_s = interrupt(broken, send, *words)
-    assert ended_s < ENDED_WITHIN_S * stretch()
-    check(outcome)
-    assert [one["phase"] for one in outcome.journal("submitted")] == ["first"]
+        torch_suite.phase(name, script=IDLE, nodes=2, gpus_per_node=1, args=LONG)
+    outcome, ended_s = interrupt(torch_suite, send, *words)
+    assert ended_s < ENDED_WITHIN_S * load_factor()
+    check_interrupted(outcome)
+    assert [event["phase"] for event in outcome.events("submitted")] == ["first"]
 
 
-def counting(directory: Path, command: str) -> Path:
-    """A directory for PATH in which `command` notes each of its calls before it goes on."""
+def log_calls(directory: Path, command: str) -> Path:
+    """Make a directory for PATH in which `command` logs each call; return the log."""
     real = subprocess.run(["which", command], capture_output=True, text=True, check=True).stdout
     directory.mkdir()
     shim = directory / command
@@ -112,24 +112,24 @@ def counting(directory: Path, command: str) -> Path:
 
 @pytest.mark.lab
 @pytest.mark.parametrize("words", [(), WORKERS], ids=["plain", "xdist"])
-def test_interrupt_cancels_all_jobs_of_a_real_slurm_with_one_scancel(
+def test_interrupt_cancels_all_slurm_jobs_with_one_scancel(
     words: tuple[str, ...],
-    on_lab: Suite,
+    lab_suite: Suite,
     faults_lab: Lab,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Both running jobs are CANCELLED by one call, and no node has a process of ours left."""
-    calls = counting(tmp_path / "bin", "scancel")
+    """One call cancels both running jobs, and no process is left on any node."""
+    calls = log_calls(tmp_path / "bin", "scancel")
     monkeypatch.setenv("PATH", f"{calls.parent}:{os.environ['PATH']}")
     for name in ("first", "second"):
-        on_lab.phase(name, "idle.py", DONE, nodes=2, gpus_per_node=1, args=LONG)
-    outcome, ended_s = interrupt(on_lab, to_group, *words)
-    check(outcome)
-    jobs = [one["job_id"] for one in outcome.journal("submitted")]
+        lab_suite.phase(name, script=IDLE, nodes=2, gpus_per_node=1, args=LONG)
+    outcome, ended_s = interrupt(lab_suite, send_to_group, *words)
+    check_interrupted(outcome)
+    jobs = [event["job_id"] for event in outcome.events("submitted")]
     assert calls.read_text().splitlines() == [" ".join(jobs)]
-    assert ended_s < (ENDED_WITHIN_S + KILL_WAIT_S) * stretch()
-    states = on_lab.slurm("squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%T")
+    assert ended_s < (ENDED_WITHIN_S + KILL_WAIT_S) * load_factor()
+    states = lab_suite.slurm("squeue", "-h", "-t", "all", "-j", ",".join(jobs), "-o", "%T")
     assert set(states.split()) == {"CANCELLED"}
-    names = on_lab.slurm("squeue", "-h", "-o", "%j")
-    assert outcome.report["run_id"] not in names
+    names = lab_suite.slurm("squeue", "-h", "-o", "%j")
+    assert outcome.record()["run_id"] not in names

@@ -1,9 +1,11 @@
-"""Nodes that differ from the others: each has a network, mounts, /tmp and /dev/shm of its own here,
-and something is wrong with one of each pair."""
+"""Nodes that differ from the others.
+
+Each node has a network, mounts, /tmp and /dev/shm of its own here, and in each phase something is
+wrong with one node.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,22 +19,22 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state
 from tests.faults import staged
-from tests.faults.harness import Outcome, Suite
 from tests.faults.table import Fault
 from tests.faults.table.lab import ISOLATED
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.labs import running_lab
 from tests.support.leftovers import none_left
-from tests.support.needs import need_lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow_lab]
 
 NODES = 13
 FULL, FULL_NODE = "tmp_is_full", "node12"
-OFF_THE_WAY = "10.78.0.5"
+UNREACHABLE = "10.78.0.5"
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A directory that isolated nodes see, too: their /tmp is their own."""
+    """A directory that isolated nodes see, too: each has a /tmp of its own."""
     if sys.prefix.startswith("/tmp/"):
         pytest.skip(f"isolated nodes do not see this Python, which lies in {sys.prefix}")
     path = Path(tempfile.mkdtemp(prefix="csm-", dir="/var/tmp"))
@@ -44,16 +46,16 @@ class Hosts:
     """The nodes of an isolated lab, and commands in one of them."""
 
     def __init__(self, name: str) -> None:
-        (record,) = [one for one in lab_state.running() if one.name == name]
-        self._holders = {one.role: one.pid for one in record.daemons}
+        (record,) = [record for record in lab_state.running() if record.name == name]
+        self._holders = {daemon.role: daemon.pid for daemon in record.daemons}
         self.addresses = {
             name: address
             for address, *names in map(str.split, record.files.hosts.read_text().splitlines())
             for name in names
         }
 
-    def sh(self, node: str, script: str, *words: object) -> None:
-        """Run a script in the node's namespaces; `$1` and so on are the words."""
+    def run(self, node: str, script: str, *words: object) -> None:
+        """Run a script in the node's namespaces; its arguments are `words`."""
         enter = ("nsenter", "--target", str(self._holders[f"host-{node}"]), "--net", "--mount")
         command = [*enter, "--", "sh", "-ec", script, "sh", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -62,68 +64,65 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def isolated(folder: Path) -> Iterator[lab.Lab]:
-    need_lab(isolated=True)
-    name = f"apart-{os.getpid()}"
-    settings = lab.LabSettings(name=name, nodes=NODES, isolated=True, directory=folder / "lab")
-    yield lab.up(settings)
-    lab.down(name)
+    directory = folder / "lab"
+    settings = lab.LabSettings(name="apart", nodes=NODES, isolated=True, directory=directory)
+    with running_lab(settings) as running:
+        yield running
 
 
-def spoil(hosts: Hosts, folder: Path) -> None:
-    """What is wrong with one node of each fault."""
+def break_nodes(hosts: Hosts, folder: Path) -> None:
+    """Break one node for each fault."""
     shared = folder / "shared"
     shared.mkdir(mode=0o700)
-    # Another installation: one package's metadata say another version.
+    # Another installation: the metadata of one package state another version.
     real = Path(str(metadata.distribution("transformers").locate_file("")))
     (info,) = real.glob("transformers-*.dist-info")
     version = f"Version: {metadata.version('transformers')}"
     text = (info / "METADATA").read_text()
     assert version in text
     (folder / "METADATA").write_text(text.replace(version, "Version: 0.0.1", 1))
-    hosts.sh("node2", 'mount --bind "$1" "$2"', folder / "METADATA", info / "METADATA")
-    # A shared directory that shows what the others write, and keeps what this node writes.
+    hosts.run("node2", 'mount --bind "$1" "$2"', folder / "METADATA", info / "METADATA")
+    # A shared directory that shows what other nodes write, and hides what this one writes.
     for name in ("upper", "work"):
         (folder / name).mkdir()
     options = f"lowerdir={shared},upperdir={folder}/upper,workdir={folder}/work"
-    hosts.sh("node4", 'mount -t overlay overlay -o "$1" "$2"', options, shared)
-    # The name of the node where all meet leads to an interface that not every node has a way to.
-    (folder / "hosts").write_text(f"{OFF_THE_WAY} node5\n127.0.0.1 localhost\n")
-    hosts.sh("node5", 'mount --bind "$1" /etc/hosts', folder / "hosts")
-    hosts.sh("node5", 'ip address add "$1/32" dev eth0', OFF_THE_WAY)
-    hosts.sh("node8", "mount -t tmpfs -o size=4m tmpfs /dev/shm")
-    # No way between two nodes, neither of which is the one that all others meet at.
-    hosts.sh("node11", 'ip route add unreachable "$1/32"', hosts.addresses["node10"])
-    hosts.sh(FULL_NODE, "mount -o remount,size=1m /tmp; ! dd if=/dev/zero of=/tmp/full bs=64k")
+    hosts.run("node4", 'mount -t overlay overlay -o "$1" "$2"', options, shared)
+    # The name of the rendezvous node leads to an interface that not every node can reach.
+    (folder / "hosts").write_text(f"{UNREACHABLE} node5\n127.0.0.1 localhost\n")
+    hosts.run("node5", 'mount --bind "$1" /etc/hosts', folder / "hosts")
+    hosts.run("node5", 'ip address add "$1/32" dev eth0', UNREACHABLE)
+    hosts.run("node8", "mount -t tmpfs -o size=4m tmpfs /dev/shm")
+    # No route between two nodes, neither of which is the rendezvous node.
+    hosts.run("node11", 'ip route add unreachable "$1/32"', hosts.addresses["node10"])
+    hosts.run(FULL_NODE, "mount -o remount,size=1m /tmp; ! dd if=/dev/zero of=/tmp/full bs=64k")
 
 
 @pytest.fixture(scope="module")
 def outcome(isolated: lab.Lab, folder: Path) -> Iterator[Outcome]:
-    """One run of all of them."""
-    with none_left() as (mark, _):
-        suite = Suite(folder, mark)
+    """One run of all faults."""
+    with none_left() as (marker, _):
+        suite = Suite(folder, marker, real_torchrun=True)
         suite.use_slurm(isolated.slurm_conf)
-        spoil(Hosts(isolated.name), folder)
+        break_nodes(Hosts(isolated.name), folder)
         for fault in ISOLATED:
             staged.add(fault, suite)
         suite.profile["stage_limits_s"] = {"train_step": 10}
         slurm = {"nodelist": FULL_NODE, "exclusive": True}
         suite.profile["phases"][FULL] = {"slurm": slurm}
-        suite.phase(FULL, "idle.py", "def test_done(self, phase): pass", nodes=1)
-        with suite.started() as process:
-            process.wait(300)
-        yield suite.ended(process)
+        suite.phase(FULL, script=IDLE, nodes=1)
+        yield suite.run_apart(patience_s=300)
 
 
 @pytest.mark.parametrize("fault", ISOLATED, ids=lambda fault: fault.name)
-def test_node_that_differs_is_named(
+def test_different_node_is_named(
     fault: Fault, outcome: Outcome, record_property: Callable[[str, object], None]
 ) -> None:
-    """The finding says what is wrong, and with which node."""
+    """The finding says what is wrong with which node."""
     staged.check(fault, outcome, record_property)
 
 
-def test_node_with_a_full_tmp_is_warned_of(outcome: Outcome) -> None:
-    """Another directory is taken in its place: the phase passes, with a warning that names it."""
+def test_full_tmp_is_a_warning(outcome: Outcome) -> None:
+    """Another directory is used instead: the phase passes, with a warning that names the node."""
     phase = outcome.phase(FULL)
     assert phase["outcome"] == "passed", outcome.output
     (warning,) = phase["findings"]

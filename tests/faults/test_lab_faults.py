@@ -1,4 +1,4 @@
-"""Faults of nodes and of the scheduler, staged on a real Slurm: each is told apart and named."""
+"""Faults of nodes and of the scheduler, staged on a real Slurm: each has a finding of its own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.lab import lab_state
 from tests.faults import staged
-from tests.faults.harness import Outcome, Suite
-from tests.faults.running import Running
 from tests.faults.table import SCHEDULER, Fault
 from tests.faults.table.lab import MEMORY, NO_NODE_LEFT
+from tests.faults.watched_phase import WatchedPhase
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.labs import running_lab
 from tests.support.leftovers import none_left
-from tests.support.needs import need_lab
 
 pytestmark = pytest.mark.lab
 
@@ -33,43 +33,40 @@ FAULTS = [*SCHEDULER, *([MEMORY] if LIMITED else [])]
 @pytest.fixture(scope="module")
 def own_lab() -> Iterator[lab.Lab]:
     """A Slurm whose nodes may be taken down, and whose jobs' memory is limited."""
-    need_lab()
-    name = f"struck-{os.getpid()}"
-    yield lab.up(lab.LabSettings(name=name, nodes=NODES, memory=LIMITED))
-    lab.down(name)
+    with running_lab(lab.LabSettings(name="struck", nodes=NODES, memory=LIMITED)) as running:
+        yield running
 
 
-Struck = tuple[Outcome, dict[str, Running]]
+Struck = tuple[Outcome, dict[str, WatchedPhase]]
 
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory, own_lab: lab.Lab) -> Iterator[Struck]:
-    """One run of all phases at once, each of which something is done to while it trains."""
-    with none_left() as (mark, _):
-        suite = Suite(tmp_path_factory.mktemp("struck"), mark)
+    """One run of all phases at once; a fault is staged in each while it trains."""
+    with none_left() as (marker, _):
+        suite = Suite(tmp_path_factory.mktemp("struck"), marker, real_torchrun=True)
         suite.use_slurm(own_lab.slurm_conf)
         suite.profile["limits"] |= {"max_jobs": len(FAULTS) + 1}
         for fault in FAULTS:
             staged.add(fault, suite)
         slurm = {"nodelist": DRAINED_NODE, "exclusive": True}
         suite.profile["phases"][DRAINED] = {"slurm": slurm}
-        body = "def test_done(self, phase): assert phase.ranks_done == phase.world_size"
-        suite.phase(DRAINED, "idle.py", body, nodes=1, args={"seconds": DRAINED_S})
-        phases = {one.name: Running(suite, one.name, one.nodes) for one in FAULTS}
-        phases[DRAINED] = Running(suite, DRAINED)
+        suite.phase(DRAINED, script=IDLE, nodes=1, args={"seconds": DRAINED_S})
+        phases = {fault.name: WatchedPhase(suite, fault.name, fault.nodes) for fault in FAULTS}
+        phases[DRAINED] = WatchedPhase(suite, DRAINED)
         acts = strikes(suite, phases, own_lab)
-        with suite.started() as process:
+        with suite.started() as running:
             for name, act in acts.items():
                 phases[name].wait()
                 phases[name].strike(act)
-            process.wait(240)
-        yield suite.ended(process), phases
+            outcome = running.wait(240)
+        yield outcome, phases
 
 
 def strikes(
-    suite: Suite, phases: dict[str, Running], own: lab.Lab
+    suite: Suite, phases: dict[str, WatchedPhase], own: lab.Lab
 ) -> dict[str, Callable[[], object]]:
-    """What is done to each phase, by its name; the others' faults are their own doing."""
+    """Phase name -> what stages its fault; the other faults are staged by the phases themselves."""
 
     def update(*words: str) -> str:
         return suite.slurm("scontrol", "update", *words)
@@ -94,8 +91,8 @@ def strikes(
 
 
 def kill_daemon(own: lab.Lab, role: str) -> None:
-    (record,) = [one for one in lab_state.running() if one.name == own.name]
-    (daemon,) = [one for one in record.daemons if one.role == role]
+    (record,) = [record for record in lab_state.running() if record.name == own.name]
+    (daemon,) = [daemon for daemon in record.daemons if daemon.role == role]
     os.kill(daemon.pid, signal.SIGKILL)
 
 
@@ -107,49 +104,51 @@ def kill_daemon(own: lab.Lab, role: str) -> None:
 def test_fault_of_the_scheduler_is_named(
     fault: Fault, struck: Struck, record_property: Callable[[str, object], None]
 ) -> None:
-    """Outcome, finding, host and the scheduler's own words are the fault's, within 10 s of the
-    scheduler knowing it."""
+    """Outcome, finding, host and the scheduler's own text are those of the fault, within 10 s of
+    the scheduler knowing it."""
     outcome, phases = struck
-    running = phases[fault.name]
-    # Where nothing was done to it the rank itself has told when its fault came.
-    since = running.known() if running.struck else None
+    phase = phases[fault.name]
+    # A phase that was not struck has a rank that recorded when it staged its fault.
+    since = phase.ended_in_slurm() if phase.struck else None
     staged.check(fault, outcome, record_property, since)
 
 
-def test_findings_point_to_what_the_scheduler_said(struck: Struck) -> None:
-    """Each finding's evidence is a line of a file, and stands there."""
+def test_findings_point_to_the_scheduler_record(struck: Struck) -> None:
+    """Each finding has evidence, from the file in which the scheduler's answers are recorded."""
     outcome, _ = struck
     for fault in SCHEDULER:
         evidence: list[dict[str, Any]] = outcome.finding(fault.name)["evidence"]
         assert evidence, fault.name
-        told = [one for one in evidence if one["file"].endswith("scheduler.jsonl")]
+        recorded = [item for item in evidence if item["file"].endswith("scheduler.jsonl")]
         if fault.name != "time_limit_of_ours":
-            assert told, (fault.name, evidence)
+            assert recorded, (fault.name, evidence)
 
 
-def test_job_on_a_node_that_is_drained_meanwhile_passes(struck: Struck) -> None:
-    """It goes on to its end, and nothing is found."""
+def test_job_on_a_node_drained_while_it_runs_passes(struck: Struck) -> None:
+    """It runs to its end, without a finding."""
     outcome, phases = struck
     phase = outcome.phase(DRAINED)
     assert (phase["outcome"], phase["findings"]) == ("passed", [])
-    done = outcome.result(DRAINED).ranks[0].events.last("done")
+    done = outcome.evidence(DRAINED).ranks[0].events.last("done")
     assert done is not None and phases[DRAINED].struck < done["time"]
-    state_now = outcome.suite.slurm("sinfo", "-h", "-n", DRAINED_NODE, "-o", "%T").split()[0]
+    state_now = (
+        phases[DRAINED].suite.slurm("sinfo", "-h", "-n", DRAINED_NODE, "-o", "%T").split()[0]
+    )
     assert state_now.startswith("drain")
 
 
-def test_job_for_which_no_node_is_left_names_the_drained_ones(
+def test_job_without_a_node_left_names_the_drained_node(
     own_lab: lab.Lab,
     struck: Struck,
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
     """It is not submitted, and the finding says which node is drained."""
-    with none_left() as (mark, _):
-        suite = Suite(tmp_path, mark)
+    with none_left() as (marker, _):
+        suite = Suite(tmp_path, marker, real_torchrun=True)
         suite.use_slurm(own_lab.slurm_conf)
         suite.profile["limits"] |= {"queue_wait_s": 10}
         staged.add(NO_NODE_LEFT, suite)
-        outcome = suite.run()
+        outcome = suite.run_apart()
     staged.check(NO_NODE_LEFT, outcome, record_property)
-    assert not outcome.journal("submitted")
+    assert not outcome.events("submitted")

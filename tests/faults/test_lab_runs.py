@@ -1,4 +1,4 @@
-"""A real Slurm that refuses, cancels, loses nodes and requeues: each is told apart, and in time."""
+"""A real Slurm refuses, cancels, loses nodes and requeues: each is recognised in time."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_clustersmoke import lab
 from pytest_clustersmoke.evidence.telemetry import read_events
 from pytest_clustersmoke.lab import Lab
-from tests.faults.harness import DONE, Outcome, Suite, wait_for
-from tests.faults.running import Running
-from tests.support.needs import need_lab
+from tests.faults.watched_phase import WatchedPhase
+from tests.support.harness import IDLE, Outcome, Suite
+from tests.support.labs import running_lab
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.lab
 
-ASK_AGAIN_S = 3.0
+REQUEST_AGAIN_S = 3.0
 SEEN_WITHIN_S = 5.0
 QUEUE_WAIT_S = 25
 HOUR_S = 3600
-STILL_S = 8.0  # above what the watch takes for a job that is suspended
-# From a task's end with an error to Slurm's own knowledge of it, through srun.
+STILL_S = 8.0  # longer than the watch needs to recognise a suspended job
+# From the end of a task with an error until Slurm knows of it, through srun.
 SLURM_LEARNS_S = 1.5
 
 
-def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -> None:
-    """sbatch's own words are shown; nothing failed, but not all was measured: exit status 6."""
+def test_refused_job_never_ran_and_the_others_go_on(lab_suite: Suite) -> None:
+    """sbatch's own message is shown; nothing failed, but not all was measured: exit status 6."""
     for name in ("refused", "good"):
-        on_lab.phase(name, "idle.py", DONE)
-    outcome = on_lab.run("--cluster-set", "refused.slurm.partition=nope")
-    assert outcome.status == 6, outcome.output
-    assert outcome.report["verdict"] == "INCONCLUSIVE"
+        lab_suite.phase(name, script=IDLE)
+    outcome = lab_suite.run_apart("--cluster-set", "refused.slurm.partition=nope")
+    assert outcome.ret == 6, outcome.output
+    assert outcome.record()["verdict"] == "INCONCLUSIVE"
     assert outcome.phase("refused")["outcome"] == "never_ran"
     finding = outcome.finding("refused")
     assert finding["id"] == "partition-unknown"
@@ -45,22 +45,22 @@ def test_job_that_sbatch_refuses_never_ran_and_the_others_go_on(on_lab: Suite) -
     words = "invalid partition specified: nope"
     assert words in finding["evidence"][-1]["text"] and words in outcome.output
     assert outcome.phase("good")["outcome"] == "passed"
-    results = {one["result"] for one in outcome.phase("good")["criteria"].values()}
-    assert results == {"passed"}
-    assert [one["phase"] for one in outcome.journal("submitted")] == ["good"]
+    criteria = outcome.phase("good")["criteria"].values()
+    assert {criterion["result"] for criterion in criteria} == {"passed"}
+    assert [event["phase"] for event in outcome.events("submitted")] == ["good"]
 
 
-def test_setup_line_that_fails_is_named(on_lab: Suite) -> None:
-    """The line and its status are the finding; nothing of ours ran."""
-    on_lab.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
-    on_lab.phase("small", "idle.py", DONE)
-    outcome = on_lab.run()
-    assert outcome.status == 1, outcome.output
+def test_failing_setup_line_is_named(lab_suite: Suite) -> None:
+    """The finding has the line and its status; the launcher never ran."""
+    lab_suite.profile["setup"] = ["true", "ls /nowhere-at-all", "touch never-made"]
+    lab_suite.phase("small", script=IDLE)
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
     assert finding["id"] == "setup-line-failed"
     assert "`ls /nowhere-at-all`" in finding["cause"] and "status 2" in finding["cause"]
     assert "/nowhere-at-all" in finding["evidence"][-1]["text"]
-    assert not outcome.result("small").directory.claim(0).exists()
+    assert not outcome.evidence("small").directory.claim(0).exists()
 
 
 @pytest.mark.parametrize(
@@ -71,20 +71,20 @@ def test_setup_line_that_fails_is_named(on_lab: Suite) -> None:
     ],
 )
 def test_interpreter_without_the_package_is_named(
-    python: str, identity: str, words: str, on_lab: Suite
+    python: str, identity: str, words: str, lab_suite: Suite
 ) -> None:
-    """The finding says what the node's interpreter lacks, or that there is none."""
-    on_lab.profile["python"] = python
-    on_lab.phase("small", "idle.py", DONE)
-    outcome = on_lab.run()
-    assert outcome.status == 1, outcome.output
+    """The finding says which package the node's interpreter lacks, or that there is none."""
+    lab_suite.profile["python"] = python
+    lab_suite.phase("small", script=IDLE)
+    outcome = lab_suite.run_apart()
+    assert outcome.ret == 1, outcome.output
     finding = outcome.finding("small")
     assert finding["id"] == identity, finding
     assert words in finding["cause"]
 
 
 def ended_state(suite: Suite, job: str) -> str:
-    """The job's state in Slurm, once it is one that lasts."""
+    """The job's state in Slurm, once it is final."""
 
     def look() -> str | None:
         state = suite.slurm("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
@@ -96,32 +96,36 @@ def ended_state(suite: Suite, job: str) -> str:
 @pytest.fixture(scope="module")
 def struck(
     tmp_path_factory: pytest.TempPathFactory, faults_lab: Lab
-) -> Iterator[tuple[Outcome, dict[str, Running]]]:
-    """One run of phases that all train at once, each of which something is then done to."""
-    suite = Suite(tmp_path_factory.mktemp("struck"), f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}")
+) -> Iterator[tuple[Outcome, dict[str, WatchedPhase]]]:
+    """One run of phases that all train at once; then each is struck in its own way."""
+    marker = f"CLUSTERSMOKE_TEST_STRUCK_{os.getpid()}"
+    suite = Suite(tmp_path_factory.mktemp("struck"), marker, real_torchrun=True)
     suite.use_slurm(faults_lab.slurm_conf)
     suite.profile["limits"] |= {"queue_wait_s": QUEUE_WAIT_S}
     suite.profile["phases"]["waits"] = {"slurm": {"begin": "now+1hour"}}
-    suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}  # takes no other with it
-    suite.phase("waits", "idle.py", DONE)
-    one = {name: Running.idle(suite, name) for name in ("scancelled", "requeued")}
-    two = {name: Running.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")}
-    phases = one | two
-    with suite.started() as process:
+    # Exclusive, so that no other phase is lost with the node.
+    suite.profile["phases"]["node_lost"] = {"slurm": {"exclusive": True}}
+    suite.phase("waits", script=IDLE)
+    single = {name: WatchedPhase.idle(suite, name) for name in ("scancelled", "requeued")}
+    double = {
+        name: WatchedPhase.idle(suite, name, nodes=2) for name in ("node_lost", "launcher_killed")
+    }
+    phases = single | double
+    with suite.started() as running:
         for phase in phases.values():
             phase.wait()
-        by_slurm(suite, phases)
+        strike_through_slurm(suite, phases)
         lost = phases["node_lost"]
         down = lost.node_name(1)
         state = ("state=down", "reason=staged")
         lost.strike(lambda: suite.slurm("scontrol", "update", f"nodename={down}", *state))
-        process.wait(180)
+        outcome = running.wait(180)
         bring_back(suite, down)
-    yield suite.ended(process), phases
+    yield outcome, phases
 
 
 def bring_back(suite: Suite, node: str) -> None:
-    """Have the node idle again; one that has registered meanwhile is, and refuses to resume."""
+    """Make the node idle again. A node that has registered meanwhile already is, and refuses."""
 
     def idle() -> bool:
         if suite.slurm("sinfo", "-h", "-n", node, "-o", "%T").split()[0] == "idle":
@@ -133,122 +137,122 @@ def bring_back(suite: Suite, node: str) -> None:
     wait_for(f"{node} to be idle", idle)
 
 
-def by_slurm(suite: Suite, phases: dict[str, Running]) -> None:
-    """Cancel one job by hand, kill one's launcher on a node, requeue one."""
+def strike_through_slurm(suite: Suite, phases: dict[str, WatchedPhase]) -> None:
+    """Cancel one job by hand, kill the launcher of another on one node, requeue a third."""
     job = phases["scancelled"].job
     phases["scancelled"].strike(lambda: suite.slurm("scancel", job))
     pid = phases["launcher_killed"].pid("claim", node=1)
     phases["launcher_killed"].strike(lambda: os.kill(pid, signal.SIGKILL))
-    again = phases["requeued"]
-    suite.slurm("scontrol", "update", f"jobid={again.job}", "requeue=1")
-    again.strike(lambda: suite.slurm("scontrol", "requeue", again.job))
+    requeued = phases["requeued"]
+    suite.slurm("scontrol", "update", f"jobid={requeued.job}", "requeue=1")
+    requeued.strike(lambda: suite.slurm("scontrol", "requeue", requeued.job))
 
 
-Struck = tuple[Outcome, dict[str, Running]]
+Struck = tuple[Outcome, dict[str, WatchedPhase]]
 
 
-def test_job_that_somebody_cancels_is_cancelled_and_no_failure(struck: Struck) -> None:
-    """Its outcome is `cancelled`, seen within 5 s, whatever its ranks said as they were ended."""
+def test_job_cancelled_by_hand_is_not_a_failure(struck: Struck) -> None:
+    """Its outcome is `cancelled`, seen within 5 s, whatever its ranks wrote as they were ended."""
     outcome, phases = struck
     phase = outcome.phase("scancelled")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cancelled", "CANCELLED")
     assert outcome.finding("scancelled")["id"] == "cancelled-by-other"
-    assert phases["scancelled"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["scancelled"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_job_whose_node_is_lost_is_the_clusters_failure(struck: Struck) -> None:
-    """NODE_FAIL makes it `cluster_failed`, though nodes and ranks were only terminated."""
+def test_lost_node_is_a_failure_of_the_cluster(struck: Struck) -> None:
+    """NODE_FAIL makes the outcome `cluster_failed`, though the ranks were only terminated."""
     outcome, phases = struck
     phase = outcome.phase("node_lost")
     assert (phase["outcome"], phase["scheduler_state"]) == ("cluster_failed", "NODE_FAIL")
     finding = outcome.finding("node_lost")
     assert finding["id"] == "node-down"
     assert finding["hosts"] == [phases["node_lost"].node_name(1)]
-    assert phases["node_lost"].seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["node_lost"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_job_whose_launcher_is_killed_fails_naming_the_node(struck: Struck) -> None:
-    """srun ends the other node; the job failed, and the node without a result is named."""
+def test_killed_launcher_fails_the_job_and_names_the_node(struck: Struck) -> None:
+    """srun ends the other node; the job fails, and the node without a result is named."""
     outcome, phases = struck
-    running = phases["launcher_killed"]
     phase = outcome.phase("launcher_killed")
     assert (phase["outcome"], phase["scheduler_state"]) == ("failed", "FAILED")
     assert phases["launcher_killed"].node_name(1) in phase["reason"], phase["reason"]
-    assert running.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
+    assert phases["launcher_killed"].seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
 
 
-def test_requeued_job_is_preempted_and_taken_out_of_the_queue(struck: Struck) -> None:
-    """A phase runs at most once: it is not waited for again."""
+def test_requeued_job_is_preempted_and_removed_from_the_queue(struck: Struck) -> None:
+    """A phase runs at most once: pytest does not wait for it again."""
     outcome, phases = struck
     phase = outcome.phase("requeued")
     assert (phase["outcome"], phase["scheduler_state"]) == ("preempted", "PENDING")
     assert outcome.finding("requeued")["id"] == "requeued"
-    assert ended_state(outcome.suite, phases["requeued"].job) == "CANCELLED"
+    assert ended_state(phases["requeued"].suite, phases["requeued"].job) == "CANCELLED"
 
 
-def test_job_that_was_suspended_has_not_hung_and_was_not_measured(on_lab: Suite) -> None:
-    """Its ranks stood still for longer than they may, and go on; their times count for nothing."""
-    on_lab.phase("small", "idle.py", DONE, args={"seconds": 4})
-    with on_lab.started("--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}") as run:
-        phase = Running(on_lab, "small")
+def test_suspended_job_has_not_hung_and_is_not_measured(lab_suite: Suite) -> None:
+    """Its ranks stand still for longer than their limit, then go on; their times do not count."""
+    lab_suite.phase("small", script=IDLE, args={"seconds": 4})
+    with lab_suite.started(
+        "--cluster-set", f"small.stage_limits_s.train_step={STILL_S - 2:g}"
+    ) as run:
+        phase = WatchedPhase(lab_suite, "small")
         phase.wait()
-        on_lab.slurm("scontrol", "suspend", phase.job)
+        lab_suite.slurm("scontrol", "suspend", phase.job)
         time.sleep(STILL_S)
-        assert on_lab.slurm("squeue", "-h", "-j", phase.job, "-o", "%T").strip() == "SUSPENDED"
-        on_lab.slurm("scontrol", "resume", phase.job)
-        run.wait(180)
-    outcome = on_lab.ended(run)
-    assert outcome.status == 6, outcome.output
+        assert lab_suite.slurm("squeue", "-h", "-j", phase.job, "-o", "%T").strip() == "SUSPENDED"
+        lab_suite.slurm("scontrol", "resume", phase.job)
+        outcome = run.wait(180)
+    assert outcome.ret == 6, outcome.output
     assert outcome.phase("small")["outcome"] == "preempted"
     finding = outcome.finding("small")
     assert finding["id"] == "job-suspended"
     (still,) = re.findall(r"suspended for (\d+) s", finding["cause"])
     assert STILL_S - 1 <= int(still) < STILL_S + 30
-    assert finding["hosts"] == [outcome.result("small").nodes[0].name]
-    assert [one["text"].split()[:2] for one in finding["evidence"]] == [["paused", "for"]]
+    assert finding["hosts"] == [outcome.evidence("small").nodes[0].name]
+    assert [item["text"].split()[:2] for item in finding["evidence"]] == [["paused", "for"]]
 
 
-def test_requeued_job_that_nobody_watches_is_refused_by_its_claim(on_lab: Suite) -> None:
-    """pytest has been killed, and Slurm starts the job a second time: it fails at once, and the
-    ranks do not train again."""
-    phase = Running.idle(on_lab, "small")
-    with on_lab.started() as process:
+def test_requeued_job_without_a_controller_is_refused_by_its_claim(lab_suite: Suite) -> None:
+    """After pytest was killed, Slurm starts the job a second time: it fails at once, and its ranks
+    do not train again."""
+    phase = WatchedPhase.idle(lab_suite, "small")
+    with lab_suite.started() as running:
         phase.wait()
-        process.kill()
-    directory = on_lab.run_dir().phase("small")
-    on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
-    on_lab.slurm("scontrol", "requeue", phase.job)
+        running.process.kill()
+    directory = lab_suite.run_dir().phase("small")
+    lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "requeue=1")
+    lab_suite.slurm("scontrol", "requeue", phase.job)
 
-    asked = 0.0
+    requested = 0.0
 
     def started_again() -> bool:
-        nonlocal asked
-        # Not while the first start is completing; and not so often that each puts it off again.
-        if time.monotonic() > asked + ASK_AGAIN_S:
-            asked = time.monotonic()
+        nonlocal requested
+        # The job cannot start while its first start completes, and each request delays it again.
+        if time.monotonic() > requested + REQUEST_AGAIN_S:
+            requested = time.monotonic()
             with contextlib.suppress(AssertionError):
-                on_lab.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
+                lab_suite.slurm("scontrol", "update", f"jobid={phase.job}", "StartTime=now")
         return directory.started_again.exists()
 
     wait_for("the second start", started_again)
-    assert ended_state(on_lab, phase.job) == "FAILED"
+    assert ended_state(lab_suite, phase.job) == "FAILED"
     assert phase.job in directory.started_again.read_text()
     assert len(list(read_events(directory.rank_events(0)).named("start"))) == 1
 
 
-def test_job_that_waits_too_long_never_ran_and_is_taken_out_of_the_queue(
+def test_job_that_waits_too_long_is_removed_from_the_queue(
     struck: Struck,
 ) -> None:
-    """Beyond `queue_wait_s` it is cancelled, with the limit named."""
-    outcome, _ = struck
+    """After `queue_wait_s` it is cancelled, and the reason names the limit."""
+    outcome, phases = struck
     phase = outcome.phase("waits")
     assert phase["outcome"] == "never_ran"
     assert f"did not start within {QUEUE_WAIT_S} s" in phase["reason"]
-    assert outcome.suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
+    assert phases["node_lost"].suite.slurm("squeue", "-h", "-o", "%j").count("waits") == 0
 
 
-def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -> None:
-    """The log says what the job waits for, once, and the record when it might start."""
+def test_reason_and_estimated_start_are_reported_while_a_job_waits(struck: Struck) -> None:
+    """The log says once what the job waits for, and the record when it might start."""
     outcome, _ = struck
     lines = [line.strip() for line in outcome.output.splitlines()]
     assert [line for line in lines if line.startswith("waits: pending")] == [
@@ -262,47 +266,42 @@ def test_slurms_reason_and_estimate_are_told_while_a_job_waits(struck: Struck) -
     )
 
 
-def test_a_failure_beside_what_was_not_measured_makes_the_cluster_unfit(struck: Struck) -> None:
+def test_failure_beside_unmeasured_phases_makes_the_cluster_unfit(struck: Struck) -> None:
     """UNFIT beats INCONCLUSIVE, and no process of the run is left on any node."""
-    outcome, _ = struck
-    assert outcome.status == 1, outcome.output
-    assert outcome.report["verdict"] == "UNFIT"
-    mark = outcome.suite.mark.encode()
+    outcome, phases = struck
+    assert outcome.ret == 1, outcome.output
+    assert outcome.record()["verdict"] == "UNFIT"
+    marker = phases["node_lost"].suite.marker.encode()
 
     def left() -> list[str]:
-        found = []
+        pids = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
-                if mark in entry.read_bytes():
-                    found.append(entry.parent.name)
+                if marker in entry.read_bytes():
+                    pids.append(entry.parent.name)
             except OSError:
                 continue
-        return found
+        return pids
 
     wait_for("the end of every process of the run", lambda: not left(), 10)
 
 
 @pytest.mark.slow_lab
-def test_with_accounting_a_dead_job_is_seen_within_five_seconds_too(
+def test_dead_job_is_seen_within_five_seconds_with_accounting(
     tmp_path: Path, leftovers: tuple[str, Callable[[], list[str]]]
 ) -> None:
-    """A launcher is killed on a lab with slurmdbd, whose sacct lags behind."""
-    need_lab(accounting=True)
-    name = f"faults-acct-{os.getpid()}"
-    running_lab = lab.up(lab.LabSettings(name=name, nodes=2, accounting=True))
-    try:
-        suite = Suite(tmp_path, leftovers[0])
-        suite.use_slurm(running_lab.slurm_conf)
-        phase = Running.idle(suite, "launcher_killed", nodes=2)
-        with suite.started() as process:
+    """A launcher is killed on a lab with slurmdbd; sacct lags behind."""
+    settings = lab.LabSettings(name="faults-acct", nodes=2, accounting=True)
+    with running_lab(settings) as running_slurm:
+        suite = Suite(tmp_path, leftovers[0], real_torchrun=True)
+        suite.use_slurm(running_slurm.slurm_conf)
+        phase = WatchedPhase.idle(suite, "launcher_killed", nodes=2)
+        with suite.started() as running:
             phase.wait()
             pid = phase.pid("claim", node=1)
             phase.strike(lambda: os.kill(pid, signal.SIGKILL))
-            process.wait(60)
-        outcome = suite.ended(process)
-        assert outcome.status == 1, outcome.output
-        found: dict[str, Any] = outcome.phase("launcher_killed")
-        assert (found["outcome"], found["scheduler_state"]) == ("failed", "FAILED")
-        assert phase.seen_s() < SEEN_WITHIN_S + SLURM_LEARNS_S
-    finally:
-        lab.down(name)
+            outcome = running.wait(60)
+        assert outcome.ret == 1, outcome.output
+        record = outcome.phase("launcher_killed")
+        assert (record["outcome"], record["scheduler_state"]) == ("failed", "FAILED")
+        assert phase.seen_after_s() < SEEN_WITHIN_S + SLURM_LEARNS_S

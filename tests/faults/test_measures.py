@@ -1,4 +1,4 @@
-"""The table of staged faults, from what tests told."""
+"""The table of staged faults, from what their tests recorded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ KILLED = {
 }
 
 
-def test_a_family_is_counted_by_what_was_met_named_and_placed() -> None:
-    """A fault whose test failed counts as staged alone, and one of unknown cause as not named;
-    seconds are all that were measured."""
+def test_family_is_counted_by_faults_met_named_and_placed() -> None:
+    """A fault whose test failed counts only as staged, and one without a known cause as not named;
+    the seconds are those of every fault."""
     rows = [
         measured(KILLED, True),
         measured({**KILLED, "seconds": 5.0, "ranks": []}, True),
@@ -38,17 +38,17 @@ def test_a_family_is_counted_by_what_was_met_named_and_placed() -> None:
     ]
 
 
-def test_tables_are_even_in_a_terminal_and_plain_in_markdown() -> None:
+def test_columns_are_aligned_in_a_terminal_and_not_in_markdown() -> None:
     """Every column is as wide as its widest cell."""
     assert columns(("a", "bb"), [("long", "1")]) == ["a     bb", "long  1"]
     assert markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["plain", "xdist"])
-def test_the_table_is_printed_and_read_back_from_junit(
+def test_table_is_printed_and_read_back_from_junit(
     workers: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:
-    """What record_property was told reaches the terminal, also from workers, and junit.xml."""
+    """What record_property recorded reaches the terminal, also from workers, and junit.xml."""
     pytester.makeconftest('pytest_plugins = ["tests.faults.measures"]')
     pytester.makepyfile(
         "def test_staged(record_property):\n"

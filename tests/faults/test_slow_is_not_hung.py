@@ -1,16 +1,16 @@
-"""A rank that is slower than the others, within its limits, is no hang."""
+"""A rank that is slower than the others, but within its limits, has not hung."""
 
 from __future__ import annotations
 
-from tests.faults.harness import DONE, Suite
+from tests.support.harness import PROGRAMS, Suite
 
 
-def test_a_rank_that_is_late_within_its_limit_passes(broken: Suite) -> None:
-    """Others wait for it half of their limit, in a step and again before a checkpoint; nothing is
-    dumped, and nothing is found."""
-    broken.profile["stage_limits_s"] = {"train_step": 4, "checkpoint": 4}
-    broken.phase("late", "late_step.py", DONE, nodes=1, gpus_per_node=2)
-    outcome = broken.run()
-    assert outcome.status == 0, outcome.output
+def test_rank_late_within_its_limit_passes(torch_suite: Suite) -> None:
+    """The others wait for it for half their limit, in a step and again before a checkpoint; there
+    is no dump and no finding."""
+    torch_suite.profile["stage_limits_s"] = {"train_step": 4, "checkpoint": 4}
+    torch_suite.phase("late", script=PROGRAMS / "late_step.py", nodes=1, gpus_per_node=2)
+    outcome = torch_suite.run_apart()
+    assert outcome.ret == 0, outcome.output
     assert (outcome.phase("late")["outcome"], outcome.phase("late")["findings"]) == ("passed", [])
-    assert list(outcome.result("late").directory.dumps.iterdir()) == []
+    assert list(outcome.evidence("late").directory.dumps.iterdir()) == []

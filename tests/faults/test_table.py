@@ -1,4 +1,4 @@
-"""The one table of staged faults: what each row must say for its check to be one."""
+"""The table of staged faults: what each row must contain to check anything."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pytest_clustersmoke.diagnose.signature_file import shipped_signatures
 from tests.faults.table import CRITERIA, FAULTS, UNMEASURED, Fault
 
 
-def test_no_two_faults_have_one_name() -> None:
-    """A name is a phase, a row of the documents and a test's own."""
-    assert [name for name, count in Counter(one.name for one in FAULTS).items() if count > 1] == []
+def test_names_are_unique() -> None:
+    """A fault's name is that of its phase, of its test and of its row in the documents."""
+    counts = Counter(fault.name for fault in FAULTS)
+    assert [name for name, count in counts.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_row_says_what_must_come_of_its_fault(fault: Fault) -> None:
-    """Criteria that can be measured and a rank; or a finding and its cause, where there is one to
-    know, in time; or a usage error."""
+def test_row_says_what_its_fault_leads_to(fault: Fault) -> None:
+    """Criteria that can be measured, and a rank; or a finding in time, with a cause that is known;
+    or a usage error."""
     assert sum(map(bool, (fault.failed, fault.finding, fault.usage))) == 1
     assert fault.failed <= CRITERIA - UNMEASURED
     assert not fault.failed or fault.rank is not None
     assert bool(fault.finding) or not (fault.signature or fault.maybe or fault.host)
-    assert {fault.signature, fault.maybe} <= {"", *(one.id for one in shipped_signatures())}
+    signatures = {signature.id for signature in shipped_signatures()}
+    assert {fault.signature, fault.maybe} <= {"", *signatures}
     assert not (fault.unknown and fault.signature)
-    # Only what never ran has no moment; and only a job that is recorded can be replayed.
+    # Only a phase that never ran has no time.
     assert fault.timed or fault.outcome in ("never_ran", "cluster_failed")
     assert 0 < fault.within_s <= 60
     assert not fault.replayed or fault.program == "replay.py"

@@ -192,7 +192,7 @@ def run(**changes: Any) -> records.Record:
         later(gloo_phase(), 4, 44.0, 64.0),
     ]
     verdict = "UNFIT"
-    nodes = records.told(phases)
+    nodes = records.facts_of(phases)
     nodes[2]["facts"]["gpus"] = [{"name": "NVIDIA H100", "driver_version": "550.90.07"}]
     reds = ", ".join(n for n, c in phases[2]["criteria"].items() if c["result"] == "failed")
     failed = [f"zero1_4node: {reds}", "zero1_2gpu: failed"]
@@ -273,7 +273,7 @@ def ladder(phases: int = 8, all_wrong: bool = False) -> records.Record:
         if all_wrong:
             _spoil(phase)
         made.append(phase)
-    nodes = records.told(made)
+    nodes = records.facts_of(made)
     for node in nodes:
         node["facts"].update(_facts(node["node"]))
     return records.run(*made, verdict="UNFIT", sentence="UNFIT", failed=["x"], nodes=nodes)

@@ -27,7 +27,7 @@ from pytest_clustersmoke.report.verdict import (
 )
 from pytest_clustersmoke.session.tally import MARKS, count_report
 from tests.support.evidence import Evidence, make_profile
-from tests.support.harness import Suite, properties
+from tests.support.harness import Outcome, Suite, properties
 
 TODAY = date.today()
 SOON, PAST = (TODAY + timedelta(days=9)).isoformat(), (TODAY - timedelta(days=1)).isoformat()
@@ -441,7 +441,7 @@ def test_done(self, phase):
 """
 
 
-def run_known(suite: Suite, *words: str, apart: bool = False) -> pytest.RunResult:
+def run_known(suite: Suite, *words: str, apart: bool = False) -> Outcome:
     suite.phase(body=TWO)
     return suite.run_apart(*words) if apart else suite.run(*words)
 
@@ -468,11 +468,11 @@ def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> N
     (place,) = suite.record()["known"]
     where = place["where"]
     assert Path(suite.path / where.rpartition(":")[0]).name == "cluster.yaml"
-    words = f"the switch (known until {SOON}, {where})"
-    result.stdout.fnmatch_lines([f"known: small: test_rate: {words}"])
+    reason = f"the switch (known until {SOON}, {where})"
+    result.stdout.fnmatch_lines([f"known: small: test_rate: {reason}"])
     result.stdout.fnmatch_lines(["XFAIL test_small.py::TestSmall::test_rate - the switch*"])
     message = skipped(suite.report / "junit.xml")["test_rate"]
-    assert message.startswith(f"pytest.xfail: {words}: ") and "too slow" in message
+    assert message.startswith(f"pytest.xfail: {reason}: ") and "too slow" in message
     case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
     assert (case["known"], case["known_until"]) == ("the switch", SOON)
     assert case["known_where"] == where

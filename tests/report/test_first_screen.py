@@ -17,7 +17,7 @@ import pytest
 
 from pytest_clustersmoke.config.metrics import show
 from tests.report.browsing import LAPTOP, Opened, first_screen
-from tests.support.harness import Suite, properties
+from tests.support.harness import Outcome, Suite, properties
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -34,7 +34,7 @@ FIRST = {
 
 
 @pytest.fixture
-def ran(suite: Suite) -> tuple[Suite, pytest.RunResult]:
+def ran(suite: Suite) -> tuple[Suite, Outcome]:
     """Two nodes of two ranks, once healthy and once not."""
     suite.cluster(
         expect={"small": {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}},
@@ -53,7 +53,7 @@ def ran(suite: Suite) -> tuple[Suite, pytest.RunResult]:
 
 
 @pytest.fixture
-def opened(ran: tuple[Suite, pytest.RunResult], chromium: Browser) -> Iterator[Opened]:
+def opened(ran: tuple[Suite, Outcome], chromium: Browser) -> Iterator[Opened]:
     with first_screen(chromium, ran[0].report / "index.html") as one:
         yield one
 
@@ -67,9 +67,7 @@ def lateness(phase: dict[str, Any], slow: int) -> str:
     return f"{times}; a whole step takes {show(step)} ms"
 
 
-def test_each_fault_is_on_the_first_screen(
-    ran: tuple[Suite, pytest.RunResult], opened: Opened
-) -> None:
+def test_each_fault_is_on_the_first_screen(ran: tuple[Suite, Outcome], opened: Opened) -> None:
     """Without scrolling, with its figures: the verdict, the slow rank, the wrong link, the lost
     throughput."""
     opened.check_quiet()
@@ -84,7 +82,7 @@ def test_each_fault_is_on_the_first_screen(
         assert box and box["y"] >= 0 and box["y"] + box["height"] <= LAPTOP[1]
 
 
-def test_figures_agree_to_the_digit(ran: tuple[Suite, pytest.RunResult], opened: Opened) -> None:
+def test_figures_agree_to_the_digit(ran: tuple[Suite, Outcome], opened: Opened) -> None:
     """Page, report.json, JUnit, terminal, metrics.prom and history have the same figures."""
     suite, result = ran
     (phase,) = suite.record()["phases"]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from datetime import date, timedelta
@@ -22,7 +18,7 @@ from pytest_clustersmoke import __version__
 from pytest_clustersmoke.config.metrics import METRICS
 from pytest_clustersmoke.evidence.fingerprint import VERSIONS
 from pytest_clustersmoke.report.junit import CUT_OFF, MAX_MESSAGE, MAX_TEXT_BYTES, cut
-from tests.support.harness import BARE, Suite
+from tests.support.harness import Suite
 
 XSD = Path(__file__).parent / "data" / "junit-10.xsd"
 OF_RECORD = ["cluster", "backend", "run_id", "verdict", "sentence", "selection"]
@@ -179,21 +175,11 @@ def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...
 def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
     """What was under way has its name and an error, and the suite says that it was interrupted."""
     suite.phase(args={"wait_for": str(suite.path / "never")})
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
-    process = subprocess.Popen(
-        command, cwd=suite.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 2 and "INTERNALERROR" not in output, output
+    with suite.started(*words) as running:
+        running.wait_for_ranks()
+        running.interrupt()
+        outcome = running.wait(30)
+    assert outcome.ret == 2 and "INTERNALERROR" not in outcome.output, outcome.output
     read = Read(suite.report / "junit.xml")
     same(suite.record(), read)
     assert read.of_suite["interrupted"] == "true" and read.of_suite["verdict"] == "INCONCLUSIVE"

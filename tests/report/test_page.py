@@ -247,7 +247,7 @@ def test_nodes_that_differ_are_marked() -> None:
 
 def test_facts_of_wrong_type_do_not_break_the_page() -> None:
     """A node whose `gpus` is no list, and one named by thousands of digits, have their rows."""
-    nodes = records.told([records.phase()])
+    nodes = records.facts_of([records.phase()])
     nodes[1]["facts"]["gpus"] = 7
     nodes[2]["node"] = "9" * 5000
     html = page(records.run(nodes=nodes))

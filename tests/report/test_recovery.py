@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
-from tests.support.harness import BARE, Suite
+from tests.support.harness import Suite
 
 
 def killed(suite: Suite) -> str:
@@ -20,31 +17,18 @@ def killed(suite: Suite) -> str:
     suite.cluster(phases={"first": None, "second": None}, limits={"poll_s": 0.2, "max_jobs": 2})
     suite.phase("first")
     suite.phase("second", args={"wait_for": str(suite.path / "go")})
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
-    with (suite.path / "killed.txt").open("w") as output:
-        process = subprocess.Popen(
-            command, cwd=suite.path, stdout=output, stderr=output, start_new_session=True
-        )
-        try:
-            until_judged(suite, process)
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(10)
+
+    def judged() -> bool:
+        journal = suite.run_dir().journal
+        return journal.exists() and '"test_all_done"' in journal.read_text()
+
+    with suite.started() as running:
+        running.wait_for_ranks("second")
+        running.wait_for("the first phase's criterion in the journal", judged)
+        running.process.kill()
+        running.wait(10)
     (run,) = suite.runs()
     return run.name
-
-
-def until_judged(suite: Suite, process: subprocess.Popen[bytes]) -> None:
-    """The first phase's criterion stands in the journal, and the second's rank has started."""
-    deadline = time.monotonic() + 60
-    while True:
-        journal = [path.read_text() for path in suite.shared.glob("*/journal.jsonl")]
-        started = list(suite.shared.glob("*/phases/second/ranks/*.jsonl"))
-        if started and any('"test_all_done"' in text for text in journal):
-            return
-        output = (suite.path / "killed.txt").read_text()
-        assert process.poll() is None and time.monotonic() < deadline, output
-        time.sleep(0.05)
 
 
 def report(suite: Suite, run: str) -> dict[str, Any]:
@@ -128,20 +112,14 @@ def test_run_killed_after_its_record_is_completed(suite: Suite) -> None:
 def test_running_run_is_left_alone(suite: Suite) -> None:
     """A second run beside the first writes no report of it."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
-    with subprocess.Popen(command, cwd=suite.path, stdout=subprocess.DEVNULL) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.05)
-            (run,) = suite.runs()
-            result = suite.run_apart("--cluster-set", "small.args.wait_for=/dev/null")
-            assert result.ret == 0 and run.name not in result.stdout.str()
-            assert not (suite.reports / run.name / "report.json").exists()
-        finally:
-            (suite.path / "go").touch()
-            process.wait(60)
+    with suite.started() as running:
+        running.wait_for_ranks()
+        (run,) = suite.runs()
+        result = suite.run_apart("--cluster-set", "small.args.wait_for=/dev/null")
+        assert result.ret == 0 and run.name not in result.stdout.str()
+        assert not (suite.reports / run.name / "report.json").exists()
+        (suite.path / "go").touch()
+        running.wait(60)
     assert report(suite, run.name)["verdict"] == "FIT"
 
 

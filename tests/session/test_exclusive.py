@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ import pytest
 from pytest_clustersmoke import preflight
 from pytest_clustersmoke.evidence.locks import cluster_lock_path, lock_cluster
 from pytest_clustersmoke.text import Problem, UsageProblems
-from tests.support.harness import BARE, Suite
+from tests.support.harness import RunningPytest, Suite
 
 WORDS = ("--cluster-exclusive",)
 
@@ -43,34 +42,15 @@ def kept(suite: Suite) -> list[Path]:
 
 
 @contextmanager
-def holder(suite: Suite, *words: str) -> Iterator[subprocess.Popen[str]]:
+def holder(suite: Suite, *words: str) -> Iterator[RunningPytest]:
     """A pytest that holds the lock, and whose job waits for the file `go`."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *WORDS, *words]
-    with (suite.path / "holder.txt").open("w") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=suite.path,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while not list(suite.shared.glob("*/phases/small/ranks/*.jsonl")):
-            assert process.poll() is None and time.monotonic() < deadline, output_of(suite)
-            time.sleep(0.05)
-        yield process
-    finally:
-        (suite.path / "go").touch()
-        if process.poll() is None:
-            process.terminate()
-        process.wait(30)
-
-
-def output_of(suite: Suite) -> str:
-    return (suite.path / "holder.txt").read_text()
+    with suite.started(*WORDS, *words) as running:
+        try:
+            running.wait_for_ranks()
+            yield running
+        finally:
+            (suite.path / "go").touch()
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "1")])
@@ -89,7 +69,7 @@ def test_second_run_is_refused_with_the_holder(suite: Suite, words: tuple[str, .
         assert line.endswith("wait for that run to end, or omit --cluster-exclusive")
         assert str(cluster_lock_path(suite.shared, "one")) in line
         (suite.path / "go").touch()
-        assert first.wait(60) == 0, output_of(suite)
+        assert first.wait(60).ret == 0
     assert suite.run_apart(*WORDS).ret == 0
 
 
@@ -99,14 +79,14 @@ def test_run_without_the_option_ignores_the_lock(suite: Suite) -> None:
         suite.path.joinpath("test_small.py").unlink()
         suite.phase(file="test_again.py")
         assert suite.run_apart().ret == 0
-        assert first.poll() is None
+        assert first.process.poll() is None
 
 
 def test_killed_holder_leaves_no_lock(suite: Suite) -> None:
     """After SIGKILL the file still names the dead run, but the next run gets the lock."""
     with holder(suite) as first:
         os.killpg(first.pid, signal.SIGKILL)
-        assert first.wait(30) == -signal.SIGKILL
+        assert first.wait(30).ret == -signal.SIGKILL
         (suite.path / "go").touch()
         text = cluster_lock_path(suite.shared, "one").read_text()
         assert json.loads(text)["pid"] == first.pid
@@ -117,8 +97,8 @@ def test_killed_holder_leaves_no_lock(suite: Suite) -> None:
 def test_interrupted_holder_releases_the_lock(suite: Suite, signum: signal.Signals) -> None:
     """After Ctrl-C or SIGTERM the lock is free when pytest has ended."""
     with holder(suite) as first:
-        first.send_signal(signum)
-        assert first.wait(60) == 2, output_of(suite)
+        first.interrupt(signum)
+        assert first.wait(60).ret == 2
     lock_cluster(suite.shared, "one", "after").release()
 
 

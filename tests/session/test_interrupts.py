@@ -8,15 +8,15 @@ import select
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from pytest_clustersmoke.report.record_builder import FinishedRun, make_record
 from pytest_clustersmoke.report.run_record import RunRecord
 from pytest_clustersmoke.session.interrupts import LET_PASS, Interrupts
-from tests.support.harness import BARE, Suite, properties
+from tests.support.harness import Suite, properties, pytest_command
+from tests.support.waiting import wait_for
 
 NUMBERS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -96,11 +96,11 @@ def test_lost_terminal_ends_the_run(suite: Suite) -> None:
     pid, terminal = pty.fork()
     if pid == 0:  # the child, whose controlling terminal will close
         os.chdir(suite.path)
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"])
+        os.execv(sys.executable, pytest_command())
     reader = threading.Thread(target=drain, args=[terminal, gone := threading.Event()])
     reader.start()
     try:
-        until(lambda: list(suite.shared.glob("*/phases/small/ranks/*.jsonl")))
+        wait_for("a rank", lambda: list(suite.shared.glob("*/phases/small/ranks/*.jsonl")))
     finally:
         gone.set()
         reader.join()
@@ -115,10 +115,3 @@ def drain(terminal: int, gone: threading.Event) -> None:
     while not gone.is_set():
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 4096)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

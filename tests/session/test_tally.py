@@ -68,7 +68,7 @@ def test_success_of_other_tests_is_not_a_verdict(suite: Suite, workers: tuple[st
 
 def test_other_tests_run_with_a_cluster_in_the_ini_file(suite: Suite) -> None:
     """Nobody asked for a verdict there."""
-    suite.pytester.makeini("[pytest]\ncluster = one\n")
+    (suite.path / "pytest.ini").write_text("[pytest]\ncluster = one\n")
     suite.phase()
     suite.path.joinpath("test_plain.py").write_text("def test_plain(): pass\n")
     assert suite.run_apart("-k", "plain", cluster="").ret == 0

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.support.harness import BARE, Suite, properties
+from tests.support.harness import Suite, properties
+from tests.support.waiting import wait_for
 
 SAME = ("phase", "outcome", "nodes", "transport", "steps_per_s", "result", "unmeasured")
 
@@ -88,49 +85,21 @@ def test_interruption_leaves_nothing(
     """After Ctrl-C or SIGTERM pytest and its jobs end within 5 s, and the report says so."""
     never = suite.path / "never"
     suite.phase(args={"wait_for": str(never)}, nodes=2)
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
-    process = subprocess.Popen(
-        command,
-        cwd=suite.path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while len(list(suite.shared.glob("*/phases/small/ranks/*.jsonl"))) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+    with suite.started(*words) as running:
+        running.wait_for_ranks(count=2)
         begun = time.monotonic()
-        process.send_signal(signum)
-        output, _ = process.communicate(timeout=30)
+        running.interrupt(signum)
+        outcome = running.wait(30)
         took = time.monotonic() - begun
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 2, output
-    assert took < 5 * LOADED, output
-    assert leftovers[1]() == [] or wait_gone(leftovers[1])
-    (phase,) = suite.record()["phases"]
-    assert phase["outcome"] == "cancelled"
-    assert output.splitlines()[-1].startswith(
+    assert outcome.ret == 2, outcome.output
+    assert took < 5 * LOADED, outcome.output
+    wait_for("the end of the run's processes", lambda: not leftovers[1](), 5)
+    assert outcome.phase("small")["outcome"] == "cancelled"
+    assert outcome.outlines[-1].startswith(
         "INCONCLUSIVE: 0 of 1 phases finished, 0 of 1 criteria reported (small: cancelled"
     )
-    journal = [json.loads(line) for line in journal_of(suite).read_text().splitlines()]
-    assert [one["event"] for one in journal].count("cancelled") == 1
+    assert len(outcome.events("cancelled")) == 1
 
 
 # The limit of 5 s is for an idle machine; the tests share theirs.
 LOADED = 2
-
-
-def journal_of(suite: Suite) -> Path:
-    return suite.report / "journal.jsonl"
-
-
-def wait_gone(running: Callable[[], list[str]]) -> bool:
-    deadline = time.monotonic() + 5
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not running()

@@ -1,6 +1,6 @@
-"""Chromium, in which index.html is tested: where it is, and how Debian gets it.
+"""Chromium, in which index.html is tested: finds it, and installs it on Debian.
 
-`python -m tests.support.browser` installs it as root on Debian and says so, or says why it cannot.
+`python -m tests.support.browser` installs it, as root on Debian, or says why it cannot.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def path() -> str | None:
-    """The browser of this machine; None where it has none."""
-    return next((found for name in PROGRAMS if (found := packages.which(name))), None)
+    """The path of this machine's browser, or None."""
+    paths = map(packages.which, PROGRAMS)
+    return next((path for path in paths if path), None)
 
 
 def main() -> int:

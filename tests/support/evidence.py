@@ -1,4 +1,4 @@
-"""What a job leaves behind, written by hand: for tests of everything that reads it."""
+"""The evidence of a job, written by hand, for tests of everything that reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_profile(folder: Path, **keys: Any) -> Profile:
 
 
 def make_phase(profile: Profile, name: str = "small", settings: Any = (), **marker: Any) -> Phase:
-    """A phase as the profile makes it of a marker."""
+    """A phase, made from a marker and a profile."""
     values: dict[str, Any] = {
         "script": Path("/suite/train.py"),
         "nodes": 1,
@@ -59,7 +59,7 @@ class Evidence:
         return self.nodes * self.per_node
 
     def started(self, backend: str = "gloo") -> Evidence:
-        """Every rank has started and joined the process group; its pid is 1000 + rank."""
+        """Make every rank start, with the pid 1000 + rank, and join the process group."""
         for rank in range(self.world):
             node = rank // self.per_node
             start = {"rank": rank, "node_rank": node, "node": f"n{node}", "pid": 1000 + rank}
@@ -78,20 +78,20 @@ class Evidence:
         return self
 
     def each(self, event: str, **fields: Any) -> Evidence:
-        """One event of every rank."""
+        """Write the same event for every rank."""
         for rank in range(self.world):
             self.rank(rank, (event, fields))
         return self
 
     def node(self, node: int, **result: Any) -> Evidence:
-        """One node has claimed the job and written its result."""
+        """Make a node claim the job and write its result."""
         self.dir.claim(node).touch()
         write_json(self.dir.node_facts(node), {"node": f"n{node}", "host": "h"})
         write_json(self.dir.node_result(node), {"node": f"n{node}", **result})
         return self
 
     def done(self) -> Evidence:
-        """All is well."""
+        """Make every rank and every node end well."""
         self.started().each("done", seconds=1.0)
         for node in range(self.nodes):
             self.node(node, ok=True, started=100.0, ended=110.0, torchrun_s=9.0)

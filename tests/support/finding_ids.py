@@ -29,21 +29,21 @@ def finding_ids(folder: Path, types: Collection[str]) -> set[str]:
         for node in ast.walk(module):
             if isinstance(node, ast.Call):
                 calls[_called(node)].append(node)
-    found: set[str] = set()
+    ids: set[str] = set()
     for module in modules:
-        given = [*_first_arguments(module, types)]
-        found |= {text for one in given for text in _texts(one)}
-        if names := {name for one in given for name in _names(one)}:
+        arguments = [*_first_arguments(module, types)]
+        ids |= {text for argument in arguments for text in _texts(argument)}
+        if names := {name for argument in arguments for name in _names(argument)}:
             here: Bindings = defaultdict(list)
             _bind(ast.walk(module), here)
             _bind_parameters(ast.walk(module), calls, here)
-            reached = _reached(names, here, everywhere)
-            found |= {text for one in reached for text in _texts(one) if _may_be_id(one, text)}
-    return found
+            for value in _reaching(names, here, everywhere):
+                ids |= {text for text in _texts(value) if _may_be_id(value, text)}
+    return ids
 
 
 def _may_be_id(expression: ast.expr, text: str) -> bool:
-    """Whether a text of an expression that reaches an id is one: a lone constant always is."""
+    """Whether a text of an expression that reaches an id is an id: a lone constant always is."""
     return isinstance(expression, ast.Constant) or ID.fullmatch(text) is not None
 
 
@@ -54,17 +54,18 @@ def _first_arguments(module: ast.Module, types: Collection[str]) -> Iterator[ast
             yield from [*node.args[:1], *named]
 
 
-def _reached(names: set[str], here: Bindings, everywhere: Bindings) -> list[ast.expr]:
+def _reaching(names: set[str], here: Bindings, everywhere: Bindings) -> list[ast.expr]:
     """The expressions whose values may reach these names."""
-    todo, seen, found = [*names], set(names), []
+    todo, seen = [*names], set(names)
+    reaching: list[ast.expr] = []
     while todo:
         name = todo.pop()
         values = here.get(name) or everywhere.get(name, [])
-        found += values
+        reaching += values
         new = {other for value in values for other in _names(value)} - seen
         seen |= new
         todo += new
-    return found
+    return reaching
 
 
 def _bind(nodes: Iterable[ast.AST], bindings: Bindings) -> None:
@@ -82,9 +83,9 @@ def _bind_parameters(
     """Record what any call in the package passes to the parameters of these functions."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
-            taken = [one.arg for one in node.args.args if one.arg not in ("self", "cls")]
+            names = [arg.arg for arg in node.args.args if arg.arg not in ("self", "cls")]
             for call in calls[node.name]:
-                for name, value in zip(taken, call.args, strict=False):
+                for name, value in zip(names, call.args, strict=False):
                     bindings[name].append(value)
                 for keyword in call.keywords:
                     bindings[keyword.arg or ""].append(keyword.value)
@@ -117,8 +118,8 @@ def _texts(node: ast.AST) -> Iterator[str]:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """The names whose values an expression passes on: not those in an f-string, and not those of
-    which it takes an attribute."""
+    """The names whose values an expression passes on: not those in an f-string, and not those
+    whose attribute it takes."""
     if isinstance(node, ast.Name):
         yield node.id
     elif not isinstance(node, ast.Attribute | ast.JoinedStr):

@@ -1,14 +1,20 @@
-"""A small suite on a small cluster, run as a user runs it; what it leaves is easy to read.
+"""A small suite on a small cluster, run as a user runs it, and what its runs leave behind.
 
-Local phases run for real, through submitit and our launcher; only torchrun is a fake where a test
-says nothing of it (`fakes/torchrun`), since importing the real one takes seconds.
+Local phases run for real, through submitit and our launcher; only torchrun is a fake
+(`fakes/torchrun`) unless a suite asks for the real one, because importing that takes seconds.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import textwrap
-import xml.etree.ElementTree as ElementTree
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,119 +31,250 @@ import pytest_clustersmoke.report.terminal
 import pytest_clustersmoke.session.job_session
 import pytest_clustersmoke.session.plan
 import pytest_clustersmoke.session.suite  # noqa: F401
+from tests.support.outcome import Outcome as Outcome
+from tests.support.outcome import RunFiles
+from tests.support.outcome import lines_with as lines_with
+from tests.support.outcome import properties as properties
+from tests.support.waiting import PATIENCE_S, Found, wait_for
 
-# Plugins of the tests' own environment that cost an inner run seconds and say nothing of ours.
+# Plugins of the tests' own environment that cost an inner run seconds and add nothing to it.
 BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
-TRAIN = FAKES / "train_fake.py"
+# What an outer pytest, job or user may have set, and inner runs must not see.
+OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
+ROOT = Path(__file__).resolve().parents[2]
+SMOKE_TESTS = ROOT / "smoke_tests"
+FAKES = ROOT / "tests" / "fakes"
 FAKE_TORCHRUN = FAKES / "torchrun"
+TRAIN = FAKES / "train_fake.py"
+# Rank programs that are broken on purpose, and one that only waits.
+PROGRAMS = ROOT / "tests" / "faults" / "programs"
+IDLE = PROGRAMS / "idle.py"
+# The criterion of a phase that names none.
+DONE = "def test_all_done(self, phase):\n    assert phase.ranks_done == phase.world_size"
 
 
-class Suite:
-    """A directory with a cluster.yaml and phases, in which pytest is run as a user would.
+class RunningPytest:
+    """A pytest over a suite while it runs, as the leader of a process group of its own."""
 
-    `phases` maps a name to what its marker says beside the name.
+    def __init__(
+        self, suite: Suite, process: subprocess.Popen[bytes], stdout: Path, stderr: Path
+    ) -> None:
+        self.suite = suite
+        self.process = process
+        self._stdout, self._stderr = stdout, stderr
+        self.pid = process.pid
+        self._started = time.monotonic()
+
+    def wait_for(self, what: str, look: Callable[[], Found | None]) -> Found:
+        """As `wait_for`; fails at once where pytest has ended without it."""
+
+        def look_while_running() -> Found | None:
+            ended = self.process.poll() is not None
+            found = look()
+            assert found or not ended, f"pytest ended without {what}:\n{self.output()}"
+            return found
+
+        return wait_for(what, look_while_running)
+
+    def wait_for_ranks(self, phase: str = "small", count: int = 1) -> None:
+        """Wait until this many ranks of a phase have started."""
+        events = f"*/phases/{phase}/ranks/*.jsonl"
+        self.wait_for(
+            f"{count} ranks of {phase}", lambda: len([*self.suite.shared.glob(events)]) >= count
+        )
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Send a signal to pytest alone."""
+        self.process.send_signal(number)
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return "\n".join(_lines(self._stdout) + _lines(self._stderr))
+
+    def wait(self, patience_s: float = PATIENCE_S) -> Outcome:
+        """Wait for its end."""
+        status = self.process.wait(patience_s)
+        took = time.monotonic() - self._started
+        print(self.output())
+        result = pytest.RunResult(status, _lines(self._stdout), _lines(self._stderr), took)
+        return Outcome(result, self.suite)
+
+
+class Suite(RunFiles):
+    """A directory with a cluster.yaml and phases, in which pytest is run as a user runs it.
+
+    cluster.yaml has one cluster, with `profile`, which a test may change until it runs pytest.
+    Every process that a run starts has the variable `marker`.
     """
 
-    def __init__(self, pytester: pytest.Pytester, marker: str) -> None:
-        self.pytester = pytester
-        self.path = pytester.path
-        self.shared = self.path / "shared"
-        self.reports = self.path / "reports"
-        self.marker = marker
+    def __init__(
+        self,
+        path: Path,
+        marker: str,
+        *,
+        real_torchrun: bool = False,
+        pytester: pytest.Pytester | None = None,
+    ) -> None:
+        super().__init__(path)
+        self.marker, self.pytester = marker, pytester
+        self.file = path / "cluster.yaml"
+        self.profile: dict[str, Any] = {}
+        self._name = self._written = ""
+        self._real_torchrun = real_torchrun
+        self._slurm_variables: dict[str, str] = {}
+        self._processes = 0
+        self._outer = outer_variables()  # what a test sets later is its own
+        # So that no directory above is taken for the root directory.
+        (path / "pytest.ini").write_text("[pytest]\n")
+        self.cluster()
 
-    def cluster(self, text: str = "", name: str = "one", **extra: Any) -> None:
-        """Write cluster.yaml with one local profile; `extra` are more of its keys."""
-        if text:
-            self.path.joinpath("cluster.yaml").write_text(textwrap.dedent(text))
-            return
-        profile: dict[str, Any] = {
+    # The files of the suite
+
+    def cluster(self, text: str = "", name: str = "one", **keys: Any) -> None:
+        """Write cluster.yaml anew: this text, or one local profile with `keys` beside the usual."""
+        variables: dict[str, Any] = {"PYTHONPATH": str(SMOKE_TESTS), "OMP_NUM_THREADS": 1}
+        own: dict[str, Any] = {"phases": {}}
+        if not self._real_torchrun:
+            variables = {"PYTHONPATH": str(FAKE_TORCHRUN)}
+            # At least one phase must be listed, also where a test adds none.
+            own = {"limits": {"poll_s": 0.2}, "phases": {"small": None}}
+        self._name = name
+        self.profile = {
             "backend": "local",
             "shared_dir": str(self.shared),
             "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
-            "env": {
-                "common": {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), self.marker: "1"}},
-            },
-            "limits": {"poll_s": 0.2},
-            "phases": {"small": None},
-            **extra,
+            "env": {"common": {"set": {**variables, self.marker: "1"}}},
+            **own,
+            **keys,
         }
-        # JSON is YAML; one key a line keeps file:line telling.
-        content = {"clusters": {name: profile}}
-        self.path.joinpath("cluster.yaml").write_text(json.dumps(content, indent=1))
+        self._write_profile()
+        if text:
+            self.file.write_text(textwrap.dedent(text))
+
+    def use_slurm(self, slurm_conf: Path) -> None:
+        """Make this Slurm the cluster."""
+        self._slurm_variables = {"SLURM_CONF": str(slurm_conf)}
+        self.profile |= {
+            "backend": "slurm",
+            "hardware": {"gpu": "fake", "device": "cpu", "gpus_per_node": 2},
+            "slurm": {"partition": "main", "cpus_per_task": 2, "time": 10},
+            "limits": {"max_jobs": 8, "poll_s": 1},
+        }
 
     def phase(
         self, name: str = "small", body: str = "", base: str = "", file: str = "", **marker: Any
     ) -> Path:
-        """Add a phase; `body` are the criteria, as source text of the class."""
-        marker.setdefault("script", str(TRAIN))
-        words = ", ".join(f"{key}={value!r}" for key, value in marker.items())
+        """Add a phase and list it in the profile.
+
+        `body` is the class's own criteria, in place of `DONE`; `base` are its base classes.
+        """
+        script = str(marker.pop("script", TRAIN))
+        words = ", ".join(f"{key}={value!r}" for key, value in {"script": script, **marker}.items())
         title = "".join(word.capitalize() for word in name.split("_"))
-        body = body or "def test_all_done(self, phase):\n    assert phase.ranks_done"
         lines = [
             "import pytest",
             "from pytest_clustersmoke.criteria import *",
             f'@pytest.mark.phase("{name}", {words})',
             f"class Test{title}{f'({base})' if base else ''}:",
-            textwrap.indent(textwrap.dedent(body), "    "),
+            textwrap.indent(textwrap.dedent(body or DONE), "    "),
         ]
         path = self.path / (file or f"test_{name}.py")
         path.write_text("\n".join(lines) + "\n")
+        self.profile["phases"].setdefault(name, None)
+        self._follow_profile()
         return path
 
-    def run(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
-        """Run pytest here, in this process, on the cluster `one`."""
-        chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_inprocess(*BARE, *chosen, *map(str, words))
+    def _write_profile(self) -> None:
+        # JSON is YAML, and one key a line makes the line of an error count.
+        content = {"clusters": {self._name: self.profile}}
+        self._written = json.dumps(content, indent=1)
+        self.file.write_text(self._written)
 
-    def run_apart(self, *words: str | Path, cluster: str = "one") -> pytest.RunResult:
-        """Run pytest in a process of its own."""
-        chosen = ["--cluster", cluster] if cluster else []
-        return self.pytester.runpytest_subprocess(*BARE, *chosen, *map(str, words), timeout=120)
+    def _follow_profile(self) -> None:
+        """Write a profile that has changed, unless the test has put a file of its own there."""
+        if self.file.is_file() and self.file.read_bytes() == self._written.encode():
+            self._write_profile()
+
+    # Running pytest
+
+    def run(self, *words: str | Path, cluster: str = "one") -> Outcome:
+        """Run pytest in this process."""
+        assert self.pytester is not None, "only the fixture `suite` runs pytest in this process"
+        self._follow_profile()
+        return Outcome(self.pytester.runpytest_inprocess(*_options(words, cluster)), self)
+
+    def run_apart(
+        self, *words: str | Path, cluster: str = "one", patience_s: float = PATIENCE_S
+    ) -> Outcome:
+        """Run pytest in a process of its own, to its end."""
+        with self.started(*words, cluster=cluster) as running:
+            return running.wait(patience_s)
+
+    @contextmanager
+    def started(
+        self, *words: str | Path, cluster: str = "one", **variables: str
+    ) -> Iterator[RunningPytest]:
+        """Start pytest in a process of its own, with more variables; it is ended at the end."""
+        self._follow_profile()
+        environ = {name: v for name, v in os.environ.items() if name not in self._outer}
+        self._processes += 1
+        out, err = (self.path / f"pytest{self._processes}.{kind}" for kind in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                pytest_command(*words, cluster=cluster),
+                cwd=self.path,
+                env={**environ, **self._slurm_variables, self.marker: "1", **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            yield RunningPytest(self, process, out, err)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
 
     def refused(self, *words: str | Path, cluster: str = "one") -> list[str]:
-        """Run into a usage error; returns its lines. Nothing may be left behind by it."""
-        result = self.run(*words, cluster=cluster)
-        output = result.stdout.str() + result.stderr.str()
-        assert result.ret == pytest.ExitCode.USAGE_ERROR, output
-        assert "Traceback" not in output and "INTERNALERROR" not in output, output
+        """Run into a usage error that leaves nothing behind; return its lines."""
+        outcome = self.run(*words, cluster=cluster)
+        assert outcome.ret == pytest.ExitCode.USAGE_ERROR, outcome.output
+        assert "Traceback" not in outcome.output and "INTERNALERROR" not in outcome.output
         assert self.runs() == [] and not self.reports.exists()
-        lines = [line.removeprefix("ERROR: ") for line in result.stderr.lines if line]
+        lines = [line.removeprefix("ERROR: ") for line in outcome.stderr.lines if line]
         return [line.replace(f"{self.path}/", "") for line in lines]
 
-    def runs(self) -> list[Path]:
-        """What lies in the shared directory."""
-        return sorted(self.shared.iterdir()) if self.shared.is_dir() else []
-
-    def published(self) -> list[Path]:
-        """What lies in the report directory."""
-        return sorted(self.reports.iterdir()) if self.reports.is_dir() else []
-
-    @property
-    def report(self) -> Path:
-        return self.reports / "latest"
-
-    def record(self) -> dict[str, Any]:
-        """The newest run's report.json."""
-        record: dict[str, Any] = json.loads((self.report / "report.json").read_text())
-        return record
-
-    def journal(self) -> list[dict[str, Any]]:
-        """The newest run's journal."""
-        lines = (self.report / "journal.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+    def slurm(self, *command: str) -> str:
+        """Run a command of this suite's Slurm; return what it prints."""
+        answer = subprocess.run(
+            command,
+            env={**os.environ, **self._slurm_variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert answer.returncode == 0, (command, answer.stderr)
+        return answer.stdout
 
 
-def lines_with(result: pytest.RunResult, text: str) -> list[str]:
-    return [line for line in result.stdout.lines if text in line]
+def pytest_command(*words: str | Path, cluster: str = "one") -> list[str]:
+    """The command that runs pytest on a cluster, in a process of its own."""
+    return [sys.executable, "-m", "pytest", *_options(words, cluster)]
 
 
-def properties(path: Path) -> dict[str, dict[str, str]]:
-    """JUnit case (class::name) -> its properties, and its outcome as `result`."""
-    cases = {}
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        found = {one.attrib["name"]: one.attrib["value"] for one in case.iter("property")}
-        kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-        found["result"] = kinds.pop() if kinds else "passed"
-        cases[f"{case.attrib['classname']}::{case.attrib['name']}"] = found
-    return cases
+def outer_variables() -> list[str]:
+    return [name for name in os.environ if name.startswith(OUTER)]
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines()
+
+
+def _options(words: Sequence[str | Path], cluster: str) -> list[str]:
+    chosen = ["--cluster", cluster] if cluster else []
+    return [*BARE, *chosen, *map(str, words)]

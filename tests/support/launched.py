@@ -1,4 +1,4 @@
-"""A node's part of a job, for tests of the launcher's parts."""
+"""The job of one node, for tests of the launcher's modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = {
 
 
 def make_job(folder: Path, node_rank: int = 0, **spec: Any) -> NodeJob:
-    """The job `small` on a node `nN`, with its directories; `spec` are more of its keys."""
+    """Make the job `small` on a node `nN`, with its directories; `spec` are more keys."""
     job = NodeJob({**SPEC, "phase_dir": str(folder), **spec}, node_rank, f"n{node_rank}")
     job.dir.node(node_rank).mkdir(parents=True)
     job.dir.rank_events(0).parent.mkdir(exist_ok=True)

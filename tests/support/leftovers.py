@@ -1,4 +1,4 @@
-"""No process that a test starts may outlive it."""
+"""A test fails if a process that it started outlives it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ ENDED_WITHIN_S = 5.0
 
 @contextmanager
 def none_left() -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """A variable to set in what a test starts, and a function that lists what still runs with it.
-
-    Fails where something is left at the end.
-    """
+    """Yield a variable to set in what a test starts, and a function that lists the processes that
+    still run with it. Fails if one is left at the end."""
     marker = f"CLUSTERSMOKE_TEST_{uuid.uuid4().hex}"
 
     def running() -> list[str]:
-        found = []
+        processes = []
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
                 if marker.encode() in (entry / "environ").read_bytes():
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append(f"{entry.name} {line}")
+                    processes.append(f"{entry.name} {line}")
             except OSError:
                 continue
-        return found
+        return processes
 
     yield marker, running
     # A job's result is known a moment before its last process has ended.

@@ -1,4 +1,4 @@
-"""Facts of healthy nodes, for tests of all that judges facts."""
+"""Facts of healthy nodes, for tests of everything that judges them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CPU = {**CUDA, "device": "cpu", "gpu": "any"}
 
 
 def port(number: int = 0, state: str = "4: ACTIVE", **more: str) -> dict[str, str]:
-    """An RDMA port as the kernel tells of it in /sys/class/infiniband."""
+    """An RDMA port as the kernel shows it in /sys/class/infiniband."""
     rate = {"rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}
     return {"hca": f"mlx5_{number}", "port": "1", "state": state, **rate, **more}
 

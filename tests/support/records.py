@@ -1,7 +1,7 @@
-"""Records of runs, made by hand: what the renderers and the history are tested with.
+"""Records of runs, made by hand, for tests of the renderers and of the history.
 
-Each builder gives a sound record as plain data; a test changes what it is about. The views take it
-`parsed`.
+Each builder returns a valid record as plain data; a test changes the part it is about. The views
+take it `parsed`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def node(number: int) -> Record:
 
 
 def facts(number: int, *phases: str, **changes: Any) -> Record:
-    """What a node said of itself in these phases; `changes` are facts of its own."""
-    held = {
+    """What a node reported in these phases; `changes` are facts that differ."""
+    usual = {
         "kernel": "6.1.0",
         "python": "3.11.7",
         "packages": {"torch": "2.5.1"},
@@ -71,27 +71,27 @@ def facts(number: int, *phases: str, **changes: Any) -> Record:
         "node": f"node{number}",
         "host": f"node{number}",
         "phases": list(phases),
-        "facts": {**held, **changes},
+        "facts": {**usual, **changes},
         "earlier": {},
     }
 
 
-def told(phases: Iterable[Record]) -> list[Record]:
-    """The facts of all nodes of these phases, alike."""
-    found: dict[int, list[str]] = {}
-    for one in phases:
-        for place in one["nodes"]:
-            found.setdefault(place["node_rank"], []).append(one["phase"])
-    return [facts(number, *names) for number, names in found.items()]
+def facts_of(phases: Iterable[Record]) -> list[Record]:
+    """The facts of all nodes of these phases, equal on all."""
+    names: dict[int, list[str]] = {}
+    for phase in phases:
+        for node in phase["nodes"]:
+            names.setdefault(node["node_rank"], []).append(phase["phase"])
+    return [facts(number, *of_node) for number, of_node in names.items()]
 
 
 def rank(number: int, ranks_per_node: int, step_s: float = 0.1) -> Record:
-    place = number // ranks_per_node
+    node_rank = number // ranks_per_node
     return {
         "rank": number,
-        "node_rank": place,
-        "node": f"node{place}",
-        "host": f"node{place}",
+        "node_rank": node_rank,
+        "node": f"node{node_rank}",
+        "host": f"node{node_rank}",
         "local_rank": number % ranks_per_node,
         "device": f"cuda:{number % ranks_per_node}",
         "done": True,
@@ -206,7 +206,7 @@ _numbers = itertools.count(1)
 
 
 def run(*phases: Record, **changes: Any) -> Record:
-    """A run of these phases, or of one; each has a run id of its own."""
+    """A run of these phases, or of a single usual one, with a run id of its own."""
     held = list(phases) or [phase()]
     number = next(_numbers)
     made: dict[str, Any] = {
@@ -230,14 +230,14 @@ def run(*phases: Record, **changes: Any) -> Record:
         "not_measured": [],
         "known": [],
         "known_remarks": [],
-        "phases_chosen": [one["phase"] for one in held],
-        "phases_of_cluster": [one["phase"] for one in held],
+        "phases_chosen": [phase["phase"] for phase in held],
+        "phases_of_cluster": [phase["phase"] for phase in held],
         "selection": "",
         "interrupted": False,
         "partial": "",
         "absent_phases": [],
         "changes": [],
-        "nodes": told(held),
+        "nodes": facts_of(held),
         "differences": [],
         "phases": held,
     }
@@ -267,9 +267,9 @@ def proof(*gates: Record, **not_applicable: str) -> Record:
     return {
         "cluster": "gilbreth",
         "date": "2026-11-01",
-        "planned": [one["fault"] for one in gates],
-        "proven": [one["fault"] for one in gates if one["status"] == "proven"],
-        "stayed_green": [one["fault"] for one in gates if one["status"] == "stayed green"],
+        "planned": [gate["fault"] for gate in gates],
+        "proven": [gate["fault"] for gate in gates if gate["status"] == "proven"],
+        "stayed_green": [gate["fault"] for gate in gates if gate["status"] == "stayed green"],
         "gates": list(gates),
         "not_applicable": not_applicable,
     }

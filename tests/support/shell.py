@@ -1,4 +1,4 @@
-"""Runs pytest and `clustersmoke` the way users do, and returns what they see."""
+"""Runs pytest and `clustersmoke` as users do, and returns what they see."""
 
 from __future__ import annotations
 
@@ -17,54 +17,38 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import OUTER
-from tests.support.harness import BARE, FAKE_TORCHRUN, TRAIN
+from tests.support.harness import BARE, ROOT, Suite, outer_variables
 from tests.support.leftovers import none_left
 
-ROOT = Path(__file__).resolve().parents[2]
 WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
 
-CLUSTER = {
-    "backend": "local",
-    "hardware": {"gpu": "any", "device": "cpu", "gpus_per_node": 2},
-    "limits": {"poll_s": 0.2},
-    "phases": {"small": None},
-    "references": {
-        "small": {
-            "steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}
-        }
-    },
+REFERENCES = {
+    "small": {"steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}}
 }
 # One criterion is judged, one is not measured, one is known to fail, and one records what a
-# criterion sees of its phase. The marker uses every key.
-SUITE = """
-import json
-from pathlib import Path
-import pytest
-from pytest_clustersmoke.criteria import TalkedInsideNodes, Trained
-from pytest_clustersmoke.evidence.phase_result import PhaseResult
-from tests.support.surface import members
+# criterion sees of its phase.
+CRITERIA = """
+def test_known(self, phase):
+    assert False
 
-@pytest.mark.phase(
-    "small", script={script!r}, nodes=1, gpus_per_node=2, args={{"steps": 3}}, timeout_s=60
-)
-class TestSmall(Trained, TalkedInsideNodes):
-    def test_known(self, phase):
-        assert False
+def test_members(self, phase):
+    import json
+    from pathlib import Path
+    from pytest_clustersmoke.evidence.phase_result import PhaseResult
+    from tests.support.surface import members
 
-    def test_members(self, phase):
-        assert isinstance(phase, PhaseResult)
-        seen = {{
-            "phase.": phase,
-            "phase.metric().": phase.metric("steps_per_s"),
-            "phase.nodes[].": phase.nodes[0],
-            "phase.ranks[].": phase.ranks[0],
-            "phase.transports.": phase.transports,
-            "phase.transports.inter_node.": phase.transports.inter_node,
-            "phase.transports.intra_node.": phase.transports.intra_node,
-        }}
-        found = [name + member for name, one in seen.items() for member in members(one)]
-        Path("members.json").write_text(json.dumps(found))
+    assert isinstance(phase, PhaseResult)
+    seen = {
+        "phase.": phase,
+        "phase.metric().": phase.metric("steps_per_s"),
+        "phase.nodes[].": phase.nodes[0],
+        "phase.ranks[].": phase.ranks[0],
+        "phase.transports.": phase.transports,
+        "phase.transports.inter_node.": phase.transports.inter_node,
+        "phase.transports.intra_node.": phase.transports.intra_node,
+    }
+    names = [name + member for name, value in seen.items() for member in members(value)]
+    Path("members.json").write_text(json.dumps(names))
 """
 # Prints each collected item with its phase, the marker's arguments, and the other marks.
 COLLECT = """
@@ -81,12 +65,13 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[Printer()]))
 
 
 def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
-    """Run Python in a folder, without the variables of an outer pytest; returns what it prints."""
-    outside = {name: text for name, text in os.environ.items() if not name.startswith(OUTER)}
+    """Run Python in a folder, without the variables of an outer pytest; return what it prints."""
+    outer = outer_variables()
+    environ = {name: value for name, value in os.environ.items() if name not in outer}
     done = subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**outside, **variables},
+        env={**environ, **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -95,7 +80,7 @@ def run_python(*words: str | Path, folder: Path, **variables: str) -> str:
 
 
 def run_command(*words: str) -> str:
-    """Run `clustersmoke` in this process; returns what it prints on standard output."""
+    """Run `clustersmoke` in this process; return what it prints on standard output."""
     (entry,) = entry_points(group="console_scripts", name="clustersmoke")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
         for name, value in WIDE.items():
@@ -106,7 +91,7 @@ def run_command(*words: str) -> str:
 
 
 def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
-    """Run pytest with an option that prints help; returns what only the plugin adds to it."""
+    """Run pytest with an option that prints help; return what only the plugin adds to it."""
     words = ("-m", "pytest", *BARE, word)
     with_it = run_python(*words, folder=folder, **WIDE)
     without = run_python(*words, "-p", "no:clustersmoke", folder=folder, **WIDE)
@@ -119,15 +104,20 @@ def run_suite(folder: Path) -> None:
     that a criterion sees."""
     until = date.today() + timedelta(days=30)
     known = {"phase": "small", "criterion": "test_known", "reason": "a test", "until": str(until)}
-    folder.joinpath("test_small.py").write_text(SUITE.format(script=str(TRAIN)))
     with none_left() as (marker, _):
-        common = {"set": {"PYTHONPATH": str(FAKE_TORCHRUN), marker: "1"}}
-        own = {"shared_dir": str(folder / "shared"), "env": {"common": common}, "known": [known]}
-        text = json.dumps({"clusters": {"one": {**CLUSTER, **own}}})  # which is YAML
-        folder.joinpath("cluster.yaml").write_text(text)
-        words = ("-m", "pytest", *BARE, "--rootdir", str(folder), "--cluster", "one")
-        output = run_python(*words, folder=folder, PYTHONPATH=str(ROOT))
-    assert folder.joinpath("members.json").exists(), output
+        suite = Suite(folder, marker)
+        suite.cluster(references=REFERENCES, known=[known])
+        # The marker uses every key.
+        size: dict[str, Any] = {
+            "nodes": 1,
+            "gpus_per_node": 2,
+            "args": {"steps": 3},
+            "timeout_s": 60,
+        }
+        suite.phase(base="Trained, TalkedInsideNodes", body=CRITERIA, **size)
+        with suite.started(PYTHONPATH=str(ROOT)) as running:
+            outcome = running.wait()
+    assert folder.joinpath("members.json").exists(), outcome.output
 
 
 def collected(suite: str) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:

@@ -1,4 +1,4 @@
-"""What a healthy all-reduce phase leaves behind, for tests that then change a piece of it."""
+"""The evidence of a healthy all-reduce phase, for tests that change a piece of it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ PAIR_BYTES = 2**26
 PAIR_GB_PER_S = 12.0
 
 Record = dict[str, Any]
-# Given a rank and one of its records of measurements, what it writes instead; None for nothing.
+# From a rank and one of its measurements to what it writes instead; None means nothing.
 Change = Callable[[int, Record], Record | None]
 
 
 def bus_bytes(name: str, size: int, ranks: int) -> float:
-    """What crosses the bus: 2(n-1)/n of all-reduce's bytes, (n-1)/n of the others'."""
+    """The bytes that cross the bus: 2(n-1)/n of those of all-reduce, (n-1)/n of the others."""
     return size * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
 def measured_bytes(name: str, asked: int, ranks: int) -> int:
-    """Rounded down to equal shares of 16 bytes, but for all-reduce; nothing may be left."""
+    """The size, rounded down to equal shares of 16 bytes except for all-reduce; may be 0."""
     return asked if name == "all_reduce" else asked // (16 * ranks) * 16 * ranks
 
 
 def collective(name: str, asked: int, ranks: int) -> Record:
-    """One collective of a cluster on which nothing is wrong."""
+    """One collective on a healthy cluster."""
     size = measured_bytes(name, asked, ranks)
     seconds = LATENCY_S + bus_bytes(name, size, ranks) / BUS_BYTES_PER_S
     return {
@@ -70,7 +70,7 @@ def unchanged(rank: int, record: Record) -> Record | None:
 
 
 class Swept:
-    """A phase of `nodes` nodes of so many ranks; `change` sees each record before it is written."""
+    """A phase on `nodes` nodes of `per_node` ranks; `change` may replace each record."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class Swept:
         spec = {"phase": "small", "nodes": nodes, "ranks_per_node": per_node, "args": dict(args)}
         spec["backend"] = backend_of_job
         write_json(self.evidence.dir.spec, spec)
-        said = {"max_bytes": args.get("max_bytes"), "free_bytes": 2**36, "left_out": {}, **facts}
-        self.evidence.each("fact", values=said)
+        values = {"max_bytes": args.get("max_bytes"), "free_bytes": 2**36, "left_out": {}, **facts}
+        self.evidence.each("fact", values=values)
         for rank in range(self.evidence.world):
-            records = [*self._collectives(said), *self._pairs(rank)]
-            written = [one for record in records if (one := change(rank, record)) is not None]
-            self.evidence.rank(rank, *(("measured", record) for record in written))
+            records = [*self._collectives(values), *self._pairs(rank)]
+            changed = [change(rank, record) for record in records]
+            self.evidence.rank(rank, *(("measured", record) for record in changed if record))
 
-    def _collectives(self, said: Mapping[str, Any]) -> Iterable[Record]:
+    def _collectives(self, values: Mapping[str, Any]) -> Iterable[Record]:
         ranks = self.evidence.world
         for size in SIZES:
             for name in bandwidth.PEAKS:
-                if name not in (said["left_out"] or ()) and measured_bytes(name, size, ranks):
+                if name not in (values["left_out"] or ()) and measured_bytes(name, size, ranks):
                     yield collective(name, size, ranks)
 
     def _pairs(self, rank: int) -> Iterable[Record]:
@@ -111,13 +111,13 @@ class Swept:
                 yield pair((one + other - node) * per_node + local)
 
     def metrics(self, **values: Any) -> Swept:
-        """Every rank writes the metrics that follow, but for `values`."""
+        """Make every rank write the metrics that follow from its records, except `values`."""
         ranks = self.evidence.world
 
         def busbw(name: str, asked: int) -> float:
-            one = collective(name, asked, ranks)
-            seconds: float = one["seconds"]
-            return bus_bytes(name, one["size_bytes"], ranks) / seconds / 1e9
+            record = collective(name, asked, ranks)
+            seconds: float = record["seconds"]
+            return bus_bytes(name, record["size_bytes"], ranks) / seconds / 1e9
 
         best = {
             metric: max(busbw(name, size) for size in SIZES)
@@ -133,13 +133,13 @@ class Swept:
         return self
 
     def result(self, **references: Any) -> PhaseResult:
-        """The phase as criteria see it; `references` are those of a metric by its name."""
+        """The phase as criteria see it; `references` are by the metric's name."""
         keys = {"references": {"small": references}} if references else {}
         return self.evidence.result(make_profile(self.folder, **keys))
 
 
 def where(name: str, size: int, rank: int | None = None, **values: Any) -> Change:
-    """Change one collective at one size, on a rank or all; without values it is not written."""
+    """Change one collective at one size, on one rank or all; without values, remove it."""
 
     def change(of: int, record: Record) -> Record | None:
         if (
@@ -154,7 +154,7 @@ def where(name: str, size: int, rank: int | None = None, **values: Any) -> Chang
 
 
 def slow_pairs(*slow: tuple[int, int], per_node: int = 1, factor: float = 2.0) -> Change:
-    """These pairs of nodes take so many times as long."""
+    """These pairs of nodes take `factor` times as long."""
 
     def change(rank: int, record: Record) -> Record | None:
         if record["what"] == "pair":

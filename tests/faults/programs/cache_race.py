@@ -1,8 +1,8 @@
-"""All ranks tokenise into one cache, each as if it were alone: rank 0 begins it anew while rank 1
-is about to put its own file there.
+"""All ranks tokenise into one cache, each as if it were alone: rank 0 recreates the cache just
+before rank 1 moves its own file there.
 
-Barriers hold the order of the race, which otherwise is a matter of luck: rank 1's temporary file
-lies in the cache when rank 0 removes what lies there.
+Barriers fix the order of the race, which is otherwise random: rank 1's temporary file is in the
+cache when rank 0 empties it.
 """
 
 from __future__ import annotations

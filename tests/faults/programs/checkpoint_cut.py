@@ -1,4 +1,4 @@
-"""train_mlp.py whose checkpoint is cut to half once it is written."""
+"""train_mlp.py whose checkpoint is cut in half once it is written."""
 
 from __future__ import annotations
 

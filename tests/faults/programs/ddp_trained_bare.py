@@ -1,5 +1,5 @@
-"""train_mlp.py whose loop trains the bare module: only the first pass, the probe's, goes through
-DDP, so that the probe itself finds nothing wrong."""
+"""train_mlp.py whose loop trains the bare module: only the first pass, which is the probe's, goes
+through DDP, so the probe finds nothing wrong."""
 
 from __future__ import annotations
 

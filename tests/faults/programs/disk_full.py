@@ -1,8 +1,8 @@
 """train_mlp.py where rank 0 writes its checkpoint to a file system of 64 KiB.
 
-The file system is a tmpfs in a mount namespace of this process alone, which ends with it. Where no
-namespace may be made, the checkpoint's file is a link to /dev/full, to which every write fails with
-the same error. The fact `disk` says which it was.
+The file system is a tmpfs in a mount namespace of this process, and ends with it. Where no
+namespace can be made, the checkpoint's file is a link to /dev/full, to which every write fails with
+the same error. The fact `disk` says which was used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSHARE = ["unshare", "--mount", "--map-root-user"]
 
 
 def onto_a_small_disk(output: str) -> None:
-    """Start anew where `output` is a small file system, if that can be had."""
+    """Restart where `output` is a small file system, if one can be mounted."""
     if INSIDE in os.environ:
         return
     try:

@@ -1,10 +1,10 @@
-"""train_mlp.py in which one rank ends, or stops.
+"""train_mlp.py in which one rank ends or hangs.
 
 --how exits-0 | exits-3 | killed | raises | hangs    --at-rank R
---when init        its process group is not yet open
-       model       the group is open, no collective of the training has begun
+--when init        before its process group is open
+       model       after the group is open, before any collective of the training
        step        in training, at the step --at-step (from 0), before the step's collective
-       collective  at that step, inside a collective, in which it waits for a rank that comes later
+       collective  at that step, inside a collective, while it waits for a rank that is late
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ENDS: dict[str, Callable[[], object]] = {
 
 
 class Ending:
-    """The fault, on the rank and at the moment that are asked for."""
+    """Stage the fault, if this is its rank and its moment."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.how, self.when, self.at_step = given.how, given.when, given.at_step
@@ -60,7 +60,7 @@ class Ending:
             ENDS[self.how]()
 
     def inside_a_collective(self, step: int) -> None:
-        """This rank waits in an all-reduce and ends there; the others come once it has."""
+        """This rank waits in an all-reduce and ends there; the others join once it has ended."""
         if self.when != "collective" or step != self.at_step:
             return
         pid = torch.tensor([os.getpid() if self.here else 0])
@@ -75,7 +75,7 @@ class Ending:
         dist.all_reduce(torch.ones(1))
 
     def _end_while_it_waits(self) -> None:
-        """Once the main thread has been in the collective for a while."""
+        """End once the main thread has been in the collective for a while."""
         since = time.monotonic()
         while time.monotonic() - since < INSIDE_S:
             time.sleep(LOOK_EVERY_S)
@@ -87,7 +87,7 @@ class Ending:
 
 
 def wait_for_the_end_of(pid: int) -> None:
-    """Until the process has ended; torchrun, its parent, may not have asked for its status yet."""
+    """Wait until the process has ended, even if torchrun, its parent, has not reaped it yet."""
     import psutil
 
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:

@@ -1,5 +1,5 @@
-"""train_mlp.py that marks the moment before its process group is opened: what is wrong with the
-network itself shows from then on."""
+"""train_mlp.py that marks the moment before its process group opens: a broken network shows from
+then on."""
 
 from __future__ import annotations
 

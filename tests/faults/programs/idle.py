@@ -1,6 +1,6 @@
-"""A rank without torch, quick to start: it writes a rank's events and trains nothing.
+"""A rank without torch, which starts quickly: it writes a rank's events and trains nothing.
 
---seconds S    how long it stays in training     --die-rank R    that rank kills itself in training
+--seconds S    how long it trains     --die-rank R    the rank that kills itself in training
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _kept: list[IO[str]] = []  # open as long as the process lives
 
 
 def numbers() -> dict[str, int]:
-    """The variables of torchrun and of the launcher, as a rank's `start` names them."""
+    """The variables of torchrun and of the launcher, under their names in a rank's `start`."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     found = {name.lower(): int(os.environ[name]) for name in names}
     return found | {"node_rank": int(os.environ["CLUSTERSMOKE_NODE_RANK"])}
 
 
 def begin() -> EventWriter:
-    """What every rank does first: be known to the watch, and ready to be dumped."""
+    """Write the first event, for the watch, and prepare for dumps, as every rank does."""
     place = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
     who = numbers()
     rank = who["rank"]
-    # What `Rank` would write when the launcher asks for dumps, or torchrun ends it first: stacks,
-    # and no collectives.
+    # What `Rank` writes when the launcher asks for dumps, or when torchrun ends it first: stacks,
+    # but no collectives.
     stacks = place.rank_stack(rank).open("w")
     _kept.append(stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks)

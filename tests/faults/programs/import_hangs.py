@@ -1,4 +1,4 @@
-"""A rank hangs before its Rank: in what a module does when it is imported.
+"""One rank hangs before it makes its Rank: in the import of a module.
 
 --at-rank R
 """

@@ -1,4 +1,4 @@
-"""Rank 1 takes 2 s over one step and again over its checkpoint, while the others wait: slow, and
+"""Rank 1 takes 2 s for one step and again for its checkpoint, while the others wait: slow, but
 within its limit of 4 s."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rank 1 returns from its program at step 3, in good order and with status 0; rank 0 trains on."""
+"""Rank 1 returns from its program at step 3, cleanly and with status 0; rank 0 trains on."""
 
 from __future__ import annotations
 

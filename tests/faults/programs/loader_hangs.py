@@ -1,5 +1,5 @@
-"""One rank's data never comes: its data set hangs at an item, in the rank itself (--workers 0) or
-in a worker of its DataLoader (--workers 1), for which the rank then waits.
+"""The data set of one rank hangs at an item: in the rank itself (--workers 0), or in a worker of
+its DataLoader (--workers 1), for which the rank then waits.
 
 --at-rank R    --workers N    --steps N
 """

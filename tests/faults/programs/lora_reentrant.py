@@ -1,9 +1,9 @@
 """train_lora_sft.py with gradient checkpointing of the reentrant kind.
 
---fault twice      and a search for unused parameters, which peft's models ask for under DDP: each
+--fault twice      with a search for unused parameters, which peft's models need under DDP: each
                    adapter is marked ready twice
-        no-grad    over frozen embeddings whose output is not made to need a gradient, so that no
-                   adapter gets any
+        no-grad    over frozen embeddings whose output does not require a gradient, so that no
+                   adapter gets one
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """train_mlp.py on a rank whose address space has no room for the optimizer's state.
 
-As with a full fine-tune: the weights fit, and the first step, which makes Adam's two moments of
-each, does not.
+As in a full fine-tune, the weights fit, but the first step, which makes Adam's two moments of each,
+does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPARE_BYTES = 4 * 2**20
 
 
 def limit() -> None:
-    """No more than what this process has now, and little besides."""
+    """Limit the address space to what this process has now, and little more."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

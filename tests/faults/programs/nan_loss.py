@@ -1,4 +1,4 @@
-"""A program in which rank 1 meets a NaN at step 3: --where data | gradient | parameter."""
+"""A program in which rank 1 has a NaN at step 3: --where data | gradient | parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AT_RANK, AT_STEP = 1, 3
 
 
 class Spoilt:
-    """The teacher, and one bad number. Step 0 is the gradient probe's too."""
+    """The teacher, with one bad number. Step 0 is also that of the gradient probe."""
 
     where = "data"
     model: Any = None
@@ -41,7 +41,7 @@ class Spoilt:
 
 
 def spoilt_model(*sizes: int) -> Any:
-    """The model, whose first weight's gradient can be spoilt before it is reduced."""
+    """The model; the gradient of its first weight can be spoilt before it is reduced."""
     model = whole_model(*sizes)
 
     def spoil(gradient: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""One rank calls other collectives than the others, at step 3.
+"""One rank calls different collectives from the others, at step 3.
 
 --how skips | shape | type | order | other | late    --at-rank R    --steps N
 
-`late` stays away for so long that the process group's own time limit (--timeout-s) passes.
+`late` is late by more than the process group's own time limit (--timeout-s).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""train_mlp.py whose ranks take RANK for LOCAL_RANK: right on the first node alone."""
+"""train_mlp.py whose ranks use RANK as LOCAL_RANK, which is right only on the first node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A rank without torch that leaves what a real one left when its hardware failed, and ends like it.
 
---name NAME    which record of recorded.yaml; the last rank replays it, the others go on until ended
+--name NAME    a record of recorded.yaml; the last rank replays it, the others go on until ended
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def leave(record: dict[str, Any], events: Any) -> None:
 
 
 def raise_it(kind: str, message: str, events: Any) -> None:
-    """As `Rank` tells of an exception that leaves its block."""
+    """Write what `Rank` writes about an exception that leaves its block."""
     error = type(kind, (RuntimeError,), {"__module__": "torch"})
     try:
         raise error(message)

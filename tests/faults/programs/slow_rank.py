@@ -1,4 +1,4 @@
-"""train_mlp.py where rank 1 takes long over its own part of each step, so that all are slow."""
+"""train_mlp.py where rank 1 takes long for its own part of each step, so that all are slow."""
 
 from __future__ import annotations
 

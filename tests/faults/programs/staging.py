@@ -1,4 +1,4 @@
-"""What programs with a fault share: the mark just before it."""
+"""The event that a program writes just before its fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_clustersmoke.evidence.telemetry import EventWriter
 
 
 def staged() -> None:
-    """Write that the fault comes now: from here on the seconds to its finding count."""
+    """Write that the fault comes now: the seconds to its finding count from here."""
     phase = PhaseDir(Path(os.environ["CLUSTERSMOKE_PHASE_DIR"]))
     writer = EventWriter(phase.rank_events(int(os.environ["RANK"])))
     writer.write("staged")

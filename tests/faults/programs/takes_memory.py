@@ -1,6 +1,6 @@
 """A rank without torch that takes memory until the kernel ends it, on the last node.
 
---mib M    how much it takes, all of it written to
+--mib M    how much it takes and writes to
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
         held = []
         for piece in range(given.mib // PIECE_MIB):
             held.append(b"x" * (PIECE_MIB * 2**20))
-            # It moves: near the limit the kernel takes its time for each page.
+            # Show progress: near the limit the kernel takes its time for each page.
             events.write("step", step=2 + piece, steps=0)
     time.sleep(600)
 

@@ -1,9 +1,9 @@
 """The fake rank program, which stages `loss-flat` and `rank-raised` where its spec names them.
 
 --deaf     stages nothing, whatever the spec names
---silent   stages it without a word of it
---harm     loses a metric, too, which no such fault does
---leak     stages `loss-flat` where nobody asked for it
+--silent   stages the fault without writing so
+--harm     also loses a metric, which this fault does not do
+--leak     stages `loss-flat` where the spec names no fault
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""train_mlp.py where rank 1 has three batches fewer than the others, and goes on without them."""
+"""train_mlp.py where rank 1 has three batches fewer than the others and ends its loop early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT_RANK, SHORT_BY = 1, 3
 
 
 def steps(rank: Rank, count: int, **sizes: Any) -> Iterator[Step]:
-    """As `zip(rank.steps(count), batches)`, where the batches end first on one rank."""
+    """As `zip(rank.steps(count), batches)`, with fewer batches on one rank."""
     if rank.rank != SHORT_RANK:
         yield from whole_steps(rank, count, **sizes)
         return

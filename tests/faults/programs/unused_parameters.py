@@ -16,11 +16,11 @@ class HalfUsed(nn.Module):
         super().__init__()
         self.used = whole_model(hidden_size)
         self.unused = nn.Linear(hidden_size, hidden_size)
-        self._told = False
+        self._marked = False
 
     def forward(self, inputs: Any) -> Any:
-        if not self._told:
-            self._told = True
+        if not self._marked:
+            self._marked = True
             staging.staged()
         return self.used(inputs)
 

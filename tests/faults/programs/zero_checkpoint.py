@@ -1,7 +1,7 @@
-"""train_zero.py whose checkpoint is not whole.
+"""train_zero.py whose checkpoint is incomplete.
 
 --fault rank-0-only    only rank 0 saves, as is right for DDP: the other ranks' shares are missing
-        shard-cut      rank 1's share of the optimizer is cut to half once it is written
+        shard-cut      rank 1's share of the optimizer is cut in half once it is written
         shard-gone     it is removed
 """
 

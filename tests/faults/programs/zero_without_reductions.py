@@ -1,7 +1,7 @@
 """train_zero.py with DeepSpeed's reductions removed.
 
-Its all-gather still makes the parameters equal on all ranks, so that nothing but a look at the
-gradients themselves can tell.
+Its all-gather still makes the parameters equal on all ranks, so only the gradients themselves
+show it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ train_zero: Any = importlib.import_module("train_zero")
 
 
 def without_reductions(backward: Any) -> Any:
-    """The engine's backward, during which no reduction of DeepSpeed's does anything."""
+    """The engine's backward, during which DeepSpeed's reductions do nothing."""
 
     def unreduced(*args: Any, **named: Any) -> Any:
         comm: Any = importlib.import_module("deepspeed.comm")

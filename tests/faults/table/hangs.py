@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.harness import SMALL
-from tests.faults.table.model import Fault
+from tests.faults.table.model import HANG_WITHIN_S, SMALL, STEP_LIMIT_S, Fault
 
-# A hang is reported within its stage's limit (STEP_LIMIT_S of staged.py) plus 15 s.
-WITHIN_S = 4 + 15
 # Long enough for the other rank to import torch, even on a loaded machine.
 INIT_LIMIT_S = 45
 
@@ -23,7 +20,7 @@ def _out_of_step(how: str, words: tuple[str, ...], **more: Any) -> Fault:
         rank=2,
         words=("rank 2 (local1) is out of step in group 0", *words),
         args={"how": how, "at_rank": 2},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         nodes=2,
         **more,
     )
@@ -38,7 +35,7 @@ def _loader(where: str, workers: int, words: tuple[str, ...], **more: Any) -> Fa
         rank=1,
         words=("never reached all_reduce", "in which rank 0 waits", "loader_hangs.py:", *words),
         args={"at_rank": 1, "workers": workers},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         **more,
     )
 
@@ -55,7 +52,7 @@ HANGS = (
         rank=2,
         words=("rank 2 (local1) never reached", "ends.py:", "in hangs", "ranks 0-1, 3 wait"),
         args={**SMALL, "how": "hangs", "at_rank": 2},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
         nodes=2,
     ),
@@ -68,7 +65,7 @@ HANGS = (
         rank=1,
         words=("import_hangs.py:", "in load_settings", "rank 0 waits in a collective"),
         args={"at_rank": 1},
-        profile={"stage_limits_s": {"init": INIT_LIMIT_S, "train_step": 4}},
+        profile={"stage_limits_s": {"init": INIT_LIMIT_S, "train_step": STEP_LIMIT_S}},
         within_s=INIT_LIMIT_S + 15,
         slow=True,
     ),
@@ -82,7 +79,7 @@ HANGS = (
         words=("rank 1 (local0) never reached all_reduce", "in out_of_step", "a library timeout"),
         args={"how": "late", "at_rank": 1, "timeout_s": 3},
         profile={"stage_limits_s": {"train_step": 60}},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
     _out_of_step("skips", ("in share_scale", "a call was skipped, or two"), slow=True),
@@ -101,7 +98,7 @@ HANGS = (
         words=("ranks 0-1 (local0) are out of step with each other", "it is unknown which"),
         host="local0",
         args={"how": "shape", "at_rank": 1},
-        within_s=WITHIN_S,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a staged fault is, and the criteria of the phase it is staged in."""
+"""What a staged fault is, and the criteria of the phase that it is staged in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.harness import SMALL
+# Sizes that train in no time; the loss still falls by more than the criterion asks for.
+SMALL: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "batch_size": 8,
+    "steps": 8,
+    "learning_rate": 0.01,
+}
+# The limit for a step; a step of these sizes takes milliseconds.
+STEP_LIMIT_S = 4
+# A hang is reported within its stage's limit plus 15 s.
+HANG_WITHIN_S = STEP_LIMIT_S + 15.0
 
 # Criteria of the base class `Trained` that skip on a small cluster, whose metrics have neither a
 # reference nor a past.

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import SMALL
-from tests.faults.table.model import BEHIND, DEVICE, FALLS, FINITE, GRADIENTS, RELOAD, Fault
+from tests.faults.table.model import (
+    BEHIND,
+    DEVICE,
+    FALLS,
+    FINITE,
+    GRADIENTS,
+    HANG_WITHIN_S,
+    RELOAD,
+    SMALL,
+    Fault,
+)
 
-# The limit for a step; a step of these sizes takes milliseconds.
-STEP_LIMIT_S = 4
 SMALL_ZERO = {
     "hidden_size": 32,
     "layers": 1,
@@ -20,7 +27,7 @@ SMALL_ZERO = {
 
 def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool = True) -> Fault:
     """Rank 1 of two ends, or stops. torchrun, if it is fast enough, logs the signal."""
-    said = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
+    message = "Cannot use ReduceOp.BAND" if when == "collective" else "this rank has had enough"
     return Fault(
         f"{how.replace('-', '_')}_in_{when}",
         "ends.py",
@@ -28,8 +35,8 @@ def _ends(how: str, finding: str = "rank-died", when: str = "step", slow: bool =
         finding=finding,
         maybe="rank_killed" if how == "killed" else "",
         unknown=how == "raises",  # an exception of the program's own
-        words=(said,) if how == "raises" else (),
-        within_s=STEP_LIMIT_S + 15 if how == "hangs" else 10.0,
+        words=(message,) if how == "raises" else (),
+        within_s=HANG_WITHIN_S if how == "hangs" else 10.0,
         rank=1,
         args={**SMALL, "how": how, "at_rank": 1, "when": when},
         slow=slow,
@@ -122,7 +129,7 @@ PROGRAMS = (
         rank=1,
         nodes=3,
         ranks_per_node=1,
-        within_s=STEP_LIMIT_S + 15,
+        within_s=HANG_WITHIN_S,
         slow=True,
     ),
     Fault(

@@ -7,11 +7,8 @@ from typing import Any
 
 import yaml
 
-from tests.faults.harness import PROGRAMS
-from tests.faults.table.model import Fault
-
-STAND_STILL_S = 4  # the limit of a step; see staged.STEP_LIMIT_S
-HANG_WITHIN_S = STAND_STILL_S + 15.0
+from tests.faults.table.model import HANG_WITHIN_S, Fault
+from tests.support.harness import PROGRAMS
 
 
 def _fault(record: dict[str, Any]) -> Fault:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.harness import SMALL, SMOKE_TESTS
-from tests.faults.table.model import RELOAD, Fault
+from tests.faults.table.model import RELOAD, SMALL, Fault
 from tests.faults.table.programs import SMALL_ZERO
+from tests.support.harness import SMOKE_TESTS
 
 HEALTHY = str(SMOKE_TESTS / "train_mlp.py")
 SMALL_LORA = {
@@ -135,7 +135,7 @@ SETTINGS = (
         profile={"node_local": [str(SMOKE_TESTS)]},
     ),
 )
-# Staged from outside, by a test of its own: the program is a healthy one.
+# Staged from outside, by a test of its own; the program itself is healthy.
 PORT_TAKEN = Fault(
     "port_taken",
     HEALTHY,

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.session.live.terminal import Terminal
-from tests.support.harness import BARE, Suite
+from tests.support.harness import Suite, pytest_command
 
-PYTEST = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one"]
+PYTEST = pytest_command()
 # Only the view writes these.
 OURS = ("cluster one: ", "step 3 of 40", "to be submitted", "starting", "stage ", " more: ")
 LOADED = 2  # limits in seconds are for an idle machine; the tests share theirs

@@ -12,7 +12,7 @@ from pytest_clustersmoke.session.live.event_tail import Mark
 from pytest_clustersmoke.session.live.log_lines_view import StepLines
 from tests.jobs.test_slurm_client import FakeSlurm
 from tests.session.live.terminal import Terminal
-from tests.support.harness import BARE, Suite, lines_with
+from tests.support.harness import Suite, lines_with, pytest_command
 
 RUNS = PhaseState("a", "running", started=0.0)
 BROKEN = """\
@@ -113,9 +113,8 @@ def test_log_of_a_run(suite: Suite) -> None:
 def test_dumb_terminal_gets_lines(suite: Suite, words: tuple[str, ...]) -> None:
     """TERM=dumb, or CI with a terminal: one line per change, no escape sequences."""
     suite.phase()
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
     environ = {"TERM": "dumb"} if words else {"CI": "1", "NO_COLOR": "1"}
-    with Terminal(command, suite.path, environ=environ) as terminal:
+    with Terminal(pytest_command(*words), suite.path, environ=environ) as terminal:
         assert terminal.ended() == 0
         assert b"\x1b" not in terminal.raw
         lines = [line for line in terminal.text() if line.startswith("  small: ")]
@@ -179,8 +178,7 @@ def on_slurm(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> F
 def test_queue_on_a_terminal(suite: Suite, on_slurm: FakeSlurm, words: tuple[str, ...]) -> None:
     """Preflight's lines stay. The view shows why the job waits and Slurm's estimate of its start,
     then its nodes and its stage, sanitised."""
-    command = [sys.executable, "-m", "pytest", *BARE, "--cluster", "one", *words]
-    with Terminal(command, suite.path, columns=120) as terminal:
+    with Terminal(pytest_command(*words), suite.path, columns=120) as terminal:
         terminal.until(lambda: terminal.shows("Priority"))
         terminal.until(lambda: terminal.shows("Priority, estimated start 2031-02-03 04:00  job 7"))
         on_slurm.answers(

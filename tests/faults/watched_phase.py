@@ -1,0 +1,74 @@
+"""A phase while it runs, and what a test does to it meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pytest_clustersmoke.evidence.run_directory import PhaseDir
+from pytest_clustersmoke.evidence.scheduler_record import read_scheduler_record
+from pytest_clustersmoke.evidence.telemetry import read_events
+from tests.support.harness import IDLE, Suite
+from tests.support.waiting import wait_for_event
+
+LONG = {"seconds": 600}
+
+
+class WatchedPhase:
+    """A phase with one rank on each of `nodes` nodes, while it runs."""
+
+    def __init__(self, suite: Suite, name: str, nodes: int = 1) -> None:
+        self.suite, self.name, self.nodes = suite, name, nodes
+        self.struck = 0.0
+
+    @classmethod
+    def idle(cls, suite: Suite, name: str, nodes: int = 1) -> WatchedPhase:
+        """Add the phase to the suite: its ranks wait until they are ended."""
+        suite.phase(name, script=IDLE, nodes=nodes, args=LONG)
+        return cls(suite, name, nodes)
+
+    def directory(self) -> PhaseDir:
+        return self.suite.run_dir().phase(self.name)
+
+    def wait(self) -> None:
+        """Wait until every rank trains."""
+        phase = self.directory()
+        for rank in range(self.nodes):
+            wait_for_event(phase.rank_events(rank), "step")
+
+    def strike(self, act: Callable[[], object]) -> None:
+        """Do something to the phase, and note when."""
+        self.struck = time.time()
+        act()
+
+    def pid(self, event: str, node: int) -> int:
+        """The pid in the node's first event of this name."""
+        return int(wait_for_event(self.directory().node_events(node), event)["pid"])
+
+    def node_name(self, node: int) -> str:
+        return str(wait_for_event(self.directory().node_events(node), "claim")["node"])
+
+    @property
+    def job(self) -> str:
+        return str(self._event("submitted")["job_id"])
+
+    def ended_in_slurm(self) -> float:
+        """When Slurm's own record says that the job ended, in Unix seconds.
+
+        Where it does not say so, or says when the job was put back into the queue: when the phase
+        was struck.
+        """
+        ended = read_scheduler_record(self.directory().scheduler).job.ended
+        if self.name == "requeued" or not ended:
+            return self.struck
+        return time.mktime(time.strptime(ended, "%Y-%m-%dT%H:%M:%S"))
+
+    def seen_after_s(self) -> float:
+        """The seconds from the strike until the phase's result was known."""
+        return float(self._event("ended")["time"]) - self.struck
+
+    def _event(self, name: str) -> dict[str, Any]:
+        """This phase's event in the run's journal, which may still be written to."""
+        events = read_events(self.suite.run_dir().journal).named(name)
+        return {event["phase"]: event for event in events}[self.name]
