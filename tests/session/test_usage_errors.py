@@ -273,7 +273,7 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
     folder.joinpath("train.py").write_text("")
     suite.phase(script=str(folder / "train.py"))
     (script,) = suite.refused()
-    assert script.startswith("phase `small`: the path") and f"holds {words}, which sbatch" in script
+    assert script.startswith("phase `small`: the path") and f"contains {words}, which sbatch" in script
     assert script.endswith("would misread; expected a path without it; move the suite")
     suite.cluster(shared_dir=str(folder))
     (shared,) = suite.refused()
@@ -390,7 +390,7 @@ def test_all_preflight_problems_are_reported_at_once(
     suite.phase(script="a%b.py")
     monkeypatch.setenv("PATH", str(suite.path))
     first, second = suite.refused()
-    assert "no `sbatch` on PATH" in first and "holds a `%`" in second
+    assert "no `sbatch` on PATH" in first and "contains a `%`" in second
 
 
 def test_marker_mistakes_are_reported_without_a_cluster(suite: Suite) -> None:
