@@ -55,7 +55,7 @@ def interrupt(suite: Suite, send: Callable[[int], None], *words: str) -> tuple[O
             "the end of the run's processes", lambda: not processes_of_run(suite, running.pid), 20
         )
         ended_s = time.monotonic() - sent
-        outcome = running.wait(20)
+        outcome = running.wait()
         gone_s = time.monotonic() - sent
     print(f"all ended after {ended_s:.2f} s, pytest gone after {gone_s:.2f} s")
     assert gone_s < GONE_WITHIN_S * load_factor(), outcome.output

@@ -111,7 +111,7 @@ def test_usage_error_releases_the_lock(suite: Suite, monkeypatch: pytest.MonkeyP
     suite.phase()
     suite.shared.mkdir()
     suite.shared.chmod(0o700)
-    monkeypatch.setattr(preflight, "prepare", refuse)
+    monkeypatch.setattr(preflight, "prepare_run", refuse)
     result = suite.run(*WORDS)
     assert result.ret == 4 and "no way" in result.stderr.str() + result.stdout.str()
     lock_cluster(suite.shared, "one", "after").release()

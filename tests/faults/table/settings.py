@@ -122,7 +122,7 @@ SETTINGS = (
         HEALTHY,
         "configuration",
         finding="interface-missing",
-        words=("GLOO_SOCKET_IFNAME=nosuch0 (the profile) names nosuch0, which is not there",),
+        words=("GLOO_SOCKET_IFNAME=nosuch0 (the profile) names nosuch0, which does not exist",),
         host="local0",
         settings={"env": {"set": {"GLOO_SOCKET_IFNAME": "nosuch0"}}},
         since="claim",  # no rank starts: counted from the node's first event
