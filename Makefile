@@ -1,14 +1,14 @@
 # make smoke        every phase on this machine, through submitit's local executor
-# make test         all but the slow tests, on a real Slurm too where this machine can have one
-# make test-all     those that take longer too: accounting, isolated nodes, every staged fault
-# make test-oldest  the ladder and the rank side's tests on the oldest versions that are supported
+# make test         all tests except the slow ones, also on a real Slurm if this machine can run one
+# make test-all     all tests, also the slow ones: accounting, isolated nodes, every staged fault
+# make test-oldest  all phases and the tests of the rank API on the oldest supported versions
 #                   (constraints-oldest.txt; Python 3.10 to 3.12; downloads about 3 GB)
 # make lint         ruff and mypy --strict
-# make bench        what a phase costs beyond its own work, reading NCCL's logs, watching gradients
-# make faults       every staged fault, and docs/reference/staged-faults.md from what was measured
-# make soak         the ladder 20 times on the lab
-# TORCH=cuda        with any of them: the newest torch instead of the one of constraints-cpu.txt
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any of them: its CPU build
+# make bench        overhead of a phase, speed of reading NCCL's logs, cost of watching gradients
+# make faults       stages every fault and writes the results to docs/reference/staged-faults.md
+# make soak         all phases 20 times on the lab
+# TORCH=cuda        with any target: the newest torch instead of the one in constraints-cpu.txt
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu   with any target: torch's CPU build
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(filter cuda,$(TORCH)),,-c constraints-cpu.txt)
 INSTALLED := $(VENV)/.installed-$(TORCH)
 PYTEST := $(BIN)/python -m pytest
-# A file's tests stay on one worker, which shares what they start.
+# All tests of a file run on one worker, so that they share what they start.
 TESTS := $(PYTEST) tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install smoke test test-all test-oldest lint format bench faults soak slurm browser clean
@@ -33,7 +33,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "Python 3.10 or newer is needed; say which: make PYTHON=python3.11" >&2; exit 2; }
+	  { echo "Python 3.10 or newer is needed: for example, make PYTHON=python3.11" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[train,dev]'
@@ -42,12 +42,12 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 smoke: $(INSTALLED)
 	$(PYTEST) smoke_tests --cluster local
 
-# Debian's packages of Slurm, where this is Debian and we are root; elsewhere the tests say what is
-# left out (and fail with CLUSTERSMOKE_REQUIRE_LAB=1).
+# Installs Debian's Slurm packages, if this is Debian and we are root. Elsewhere the tests that need
+# them are skipped with a reason (with CLUSTERSMOKE_REQUIRE_LAB=1, they fail).
 slurm: $(INSTALLED)
 	@$(BIN)/clustersmoke lab install || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 
-# Debian's package of Chromium, likewise (and fail with CLUSTERSMOKE_REQUIRE_BROWSER=1).
+# The same for Debian's Chromium package (CLUSTERSMOKE_REQUIRE_BROWSER=1).
 browser: $(INSTALLED)
 	@$(BIN)/python -m tests.support.browser || test -z "$$CLUSTERSMOKE_REQUIRE_BROWSER"
 
@@ -58,12 +58,12 @@ test-all: slurm browser
 	@$(BIN)/clustersmoke lab install --accounting --isolated || test -z "$$CLUSTERSMOKE_REQUIRE_LAB"
 	$(TESTS)
 
-# On CPU, though torch 2.2 comes as its CUDA build, the only one on PyPI;
+# The tests run on the CPU, but PyPI has torch 2.2 only as a CUDA build;
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves most of the 3 GB.
-# setuptools: DeepSpeed 0.14 imports distutils, which Python 3.12 has from there alone.
+# DeepSpeed 0.14 imports distutils, which in Python 3.12 only setuptools provides.
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' || \
-	  { echo "torch 2.2 needs Python 3.10 to 3.12; say which: make PYTHON=python3.11" >&2; exit 2; }
+	  { echo "torch 2.2 needs Python 3.10 to 3.12: for example, make PYTHON=python3.11" >&2; exit 2; }
 	@$(PYTHON) -m venv $(OLDEST) || \
 	  { echo "the venv module is missing: apt-get install python3-venv" >&2; exit 2; }
 	$(OLDEST)/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \

@@ -1,7 +1,7 @@
-"""The top of the suite: pytest finds the root directory, and with it cluster.yaml, by this file.
+"""pytest takes this directory as its root directory, and so reads its cluster.yaml.
 
 A site's own fixtures and hooks belong here.
 """
 
-# Rank programs and their data are run by torchrun and collected by nobody.
+# torchrun runs these programs; pytest must not collect them.
 collect_ignore_glob = ["smoke_tests/train_*.py", "smoke_tests/data/*", "benchmarks/*"]

@@ -21,20 +21,21 @@ INTRODUCTION = """\
 # Staged faults
 
 Each fault below is staged in a real job, on virtual nodes of one machine or on a real Slurm. A
-test compares the result with its row in `tests/faults/table/`: the criteria that fail and those
-that stay green, the finding, its cause, rank and host, and how long it took. Faults of hardware
-cannot be staged without it and are replayed: a rank of a real job writes the recorded words of
-one and ends as that one did. Slurm's report of an out-of-memory kill is replayed, too, beside a
-real one where the kernel can limit memory.
+test compares the result with the fault's row in `tests/faults/table/`: the criteria that fail and
+those that stay green, the finding, its cause, rank and host, and the time it took. Hardware faults
+cannot be staged without the hardware, so they are replayed: a rank of a real job prints the
+recorded output of such a fault and ends in the same way. Slurm's report of an out-of-memory kill
+is also replayed, in addition to a real kill if the kernel can limit memory.
 
 `make faults` (`python -m benchmarks.faults`) writes this page; the tests also print the first
-table. Seconds run from just before the fault, or from Slurm's own record of it, to the finding on
-the controller. A rank's death must be found within 10 s, a hang within its stage's limit (4 s here,
-unless the row says otherwise) and 15 s, a node's failure within 10 s of Slurm knowing it. Rows
-without seconds are those of criteria, judged when the phase has ended, and those that never ran.
+table. Seconds are counted from just before the fault, or from Slurm's own record of it, to the
+finding on the controller. The death of a rank must be found within 10 s, a hang within 15 s after
+the limit of its stage (4 s here, unless the row says otherwise), and the failure of a node within
+10 s after Slurm knows of it. Rows without seconds are those of criteria, which are judged after
+the phase has ended, and those of jobs that never ran.
 
-A cause is named where the finding has one. An exception of the program's own (`raises_...`) is
-known to no signature: its finding gives the exception, and says that its cause is unknown.
+A cause is named if the finding has one. No signature matches an exception of the program itself
+(`raises_...`): its finding gives the exception and says that the cause is unknown.
 """
 
 

@@ -75,7 +75,7 @@ def plugin_breaks(suite: Suite) -> int:
     suite.path.joinpath("conftest.py").write_text("def pytest_runtest_logreport(): 1 / 0\n")
     status = int(suite.run_apart().ret)
     record = suite.record()
-    assert record["partial"] == f"pytest ended early, with status {status}"
+    assert record["partial"] == f"pytest ended early with exit status {status}"
     assert record["verdict"] == "INCONCLUSIVE"
     return status
 

@@ -219,7 +219,7 @@ def test_missing_setting_is_named(night: Path, suite: Suite) -> None:
     """Without CLUSTER nothing runs."""
     (suite.path / "nightly.env").unlink()
     done = by_cron(night)
-    assert done.returncode == 4 and "CLUSTER: set it in nightly.env" in done.stderr
+    assert done.returncode == 4 and "CLUSTER is not set: set it in nightly.env" in done.stderr
     assert suite.published() == []
 
 

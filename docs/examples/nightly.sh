@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# One night's run of the suite, for cron: silent while the cluster is FIT; else it prints what
-# pytest printed, which cron mails. Ends with pytest's exit status. Words behind it go to pytest.
+# Runs the suite once, for cron. Prints nothing if the cluster is FIT, otherwise pytest's output,
+# which cron mails. Exits with pytest's status. Arguments are passed on to pytest.
 set -euo pipefail
 
 SUITE=${SUITE:-$HOME/clustersmoke}  # the directory that `clustersmoke init` wrote
 
-# cron gives HOME, LOGNAME, SHELL and PATH=/usr/bin:/bin, and reads no profile. What this machine
-# needs beyond that is set in nightly.env: CLUSTER, PATH with Slurm's commands, SLURM_CONF, proxies.
+# cron sets only HOME, LOGNAME, SHELL and PATH=/usr/bin:/bin, and reads no shell profile. Set
+# everything else in nightly.env: CLUSTER, PATH with Slurm's commands, SLURM_CONF, proxies.
 if [ -r "$SUITE/nightly.env" ]; then
   set -a
   # shellcheck source=/dev/null
@@ -14,7 +14,7 @@ if [ -r "$SUITE/nightly.env" ]; then
   set +a
 fi
 if [ -z "${CLUSTER:-}" ]; then
-  echo "CLUSTER: set it in nightly.env" >&2
+  echo "CLUSTER is not set: set it in nightly.env" >&2
   exit 4
 fi
 PYTHON=${PYTHON:-$SUITE/.venv/bin/python}
@@ -26,7 +26,7 @@ mkdir -p "$REPORTS" || exit 3
 log=$REPORTS/nightly-$(date +%Y%m%d-%H%M%S)-$$.log
 : >"$log" || exit 3
 status=0
-# At the limit SIGTERM has pytest cancel its jobs and report what is known (status 2).
+# At the limit, SIGTERM makes pytest cancel its jobs and report what is known (status 2).
 timeout --preserve-status --kill-after=10m "$LIMIT" \
   "$PYTHON" -m pytest smoke_tests --cluster "$CLUSTER" --cluster-exclusive \
   --cluster-report-dir="$REPORTS" --color=no "$@" >"$log" 2>&1 </dev/null || status=$?

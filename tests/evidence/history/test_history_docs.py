@@ -62,7 +62,7 @@ def test_document_has_the_numbers_of_the_code() -> None:
     assert f"times {SCALE}" in words
     assert f"than {LEAST_ABSOLUTE:f} of the metric's unit" in words
     assert f"times {widening_factor(8):.2f} at 8 runs, {widening_factor(60):.2f} at 60" in words
-    waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s where"
+    waits = f"up to {database.PATIENCE_S:.0f} s for others ({database.HURRIED_S:.0f} s if"
     assert waits in words
 
 
