@@ -1,8 +1,8 @@
 """Text helpers: sanitise untrusted text, report usage problems, and format counts and lists.
 
 Text that a job wrote is sanitised before it reaches a terminal, XML or a report: control
-characters, terminal escapes, marks that change the direction of writing, and lone halves of UTF-16
-pairs become U+FFFD. Everything that people can read stays.
+characters, terminal escapes, marks that change the writing direction, and unpaired UTF-16
+surrogates become U+FFFD. All printable text stays.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class UsageProblems(Exception):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """The hint "did you mean `x`?" if one of `known` is close to `word`; otherwise empty."""
+    """The hint "did you mean `x`?" if a word of `known` is close to `word`; otherwise empty."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
 
 
-def plural(count: int, one: str, several: str = "") -> str:
+def plural(count: int, singular: str, several: str = "") -> str:
     """`1 pair`, `2 pairs`; `several` is the plural if it does not end in `s`."""
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
+    return f"{count:,} {singular if count == 1 else several or singular + 's'}"
 
 
 def shorten(words: Sequence[str], most: int, separator: str = ", ") -> str:
@@ -91,5 +91,5 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def span_list(spans: Iterable[Iterable[int]]) -> str:
-    """The same from the first and last number of each span."""
+    """Spans, each given by its first and last number, as `0-7, 9`."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -21,7 +21,7 @@ CONFIG_NAME = "cluster.yaml"
 
 
 def find_config(rootdir: Path, explicit: str | None) -> Path:
-    """The file that `--cluster-config` names, else `cluster.yaml` in pytest's root directory."""
+    """The file that `--cluster-config` names, or `cluster.yaml` in pytest's root directory."""
     if explicit is not None:
         path = Path(explicit)
         if not path.exists():
@@ -37,7 +37,7 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
 
 
 def _explain_root(rootdir: Path) -> str:
-    """What to do if the file is in the working directory, but that is not pytest's root directory.
+    """What to do if the file is in the working directory, which is not pytest's root directory.
 
     Before pytest knows our options, it takes an existing path after one of them for a test path.
     """
@@ -51,7 +51,7 @@ def _explain_root(rootdir: Path) -> str:
 
 
 class ClusterFile:
-    """A checked file. Only mistakes that depend on environment variables can remain."""
+    """A checked file. Only mistakes that depend on environment variables can be left in it."""
 
     def __init__(self, path: Path, source: Source, environ: Mapping[str, str]) -> None:
         self.path = path
@@ -74,16 +74,16 @@ class ClusterFile:
             what, expected = f"no profile `{name}` in {self._source.file}", quote_names(self.names)
             hint = near(name, self.names)
             raise UsageProblems([Problem(what, "--cluster", f"one of {expected}", hint)])
-        found: list[Problem] = []
-        with _collect_problems(found, name, self._source):
+        problems: list[Problem] = []
+        with _collect_problems(problems, name, self._source):
             values = expand_profile(
                 self._clusters[name], lambda key: lookup_variable(key, self._environ)
             )
             profile = Profile.model_validate(
                 values, context=validation_context(values, expanded=True)
             )
-        if found:
-            raise UsageProblems(found)
+        if problems:
+            raise UsageProblems(problems)
         profile._name = name
         profile._source = self._source
         return profile
@@ -92,36 +92,38 @@ class ClusterFile:
 def load(path: Path, environ: Mapping[str, str]) -> ClusterFile:
     """Read and check a file of profiles; raises `UsageProblems` with every mistake."""
     source = read(path, READING)
-    found = [*source.problems, *_check_top_level(source)]
+    problems = [*source.problems, *_check_top_level(source)]
     clusters = source.values.get("clusters") if isinstance(source.values, dict) else None
     for name, values in clusters.items() if isinstance(clusters, dict) else ():
-        found += _check_profile(name, values, source)
-    if found:
-        raise UsageProblems(sorted(dict.fromkeys(found), key=_line_number))
+        problems += _check_profile(name, values, source)
+    if problems:
+        raise UsageProblems(sorted(dict.fromkeys(problems), key=_line_number))
     return ClusterFile(path, source, environ)
 
 
 def _check_profile(name: str, values: Any, source: Source) -> list[Problem]:
     """The problems of a profile that do not depend on the environment."""
-    found = []
+    problems = []
     if not re.fullmatch(NAME, name):
         where = source.where(("clusters", name))
-        found.append(Problem(f"`{name}` is not a valid name for a profile", where, NAME_FORM))
-    with _collect_problems(found, name, source):
+        problems.append(Problem(f"`{name}` is not a valid name for a profile", where, NAME_FORM))
+    with _collect_problems(problems, name, source):
         expand_profile(values, lambda key: "")
-    with _collect_problems(found, name, source):
+    with _collect_problems(problems, name, source):
         Profile.model_validate(values, context=validation_context(values, expanded=False))
-    return found
+    return problems
 
 
 @contextmanager
-def _collect_problems(found: list[Problem], name: str, source: Source) -> Iterator[None]:
+def _collect_problems(problems: list[Problem], name: str, source: Source) -> Iterator[None]:
     """Add the errors raised inside the block to `found`."""
     try:
         yield
     except ValidationError as error:
         top = ("clusters", name)
-        found += describe_errors(error, ".".join(top), lambda route: source.where((*top, *route)))
+        problems += describe_errors(
+            error, ".".join(top), lambda route: source.where((*top, *route))
+        )
 
 
 def _line_number(problem: Problem) -> int:

@@ -1,7 +1,7 @@
 """Expand variables in text: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
 
-As in a shell, the default applies if the variable is unset or empty, and may hold variables itself.
-A dollar sign before anything else stands for itself.
+As in a shell, the default applies if the variable is unset or empty, and may contain variables
+itself. A dollar sign before anything else stands for itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MalformedVariableError(ValueError):
 
 
 def expand(text: str, lookup: Lookup, unset: list[str]) -> str:
-    """The text with its variables filled in; names that have no value are added to `unset`."""
+    """The text with its variables filled in; names without a value are added to `unset`."""
     return _expand(text, 0, False, lookup, unset)[0]
 
 

@@ -1,8 +1,8 @@
 """Value types of cluster.yaml that pydantic does not provide: paths, tolerances, names.
 
 A value that does not fit raises `misfit`, which says what was expected. The validators' context
-holds the whole profile as written, so a rule between two keys is checked at one of them even if
-other parts of the profile are wrong.
+holds the whole profile as written, so that a rule between two keys is checked at one of them even
+if other parts of the profile are wrong.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def profile_value(info: ValidationInfo, *route: str) -> Any:
 
 
 def has_variables(text: str, info: ValidationInfo) -> bool:
-    """Whether the text still holds variables, so that its final form is unknown."""
+    """Whether the text still contains variables, so that its final form is unknown."""
     return "$" in text and not (info.context or {}).get("expanded")
 
 
@@ -199,14 +199,16 @@ def _percent(value: Any) -> float:
 def _lower(value: Any) -> float:
     share = _percent(value)
     if not -1 < share <= 0:
-        raise misfit("more than -100 % and at most 0 %: how far below the value still passes")
+        raise misfit(
+            "more than -100 % and at most 0 %: how far a measurement may fall below the value"
+        )
     return share
 
 
 def _upper(value: Any) -> float:
     share = _percent(value)
     if share < 0:
-        raise misfit("at least 0 %: how far above the value still passes")
+        raise misfit("at least 0 %: how far a measurement may exceed the value")
     return share
 
 

@@ -41,7 +41,7 @@ def size_mark(nodes: int, gpus_per_node: int) -> str:
 
 
 def _check_arguments(key: str, args: Any, phase: str, where: str) -> list[Problem]:
-    """Arguments must survive as JSON on the way to the nodes and as words of a command line."""
+    """Check that arguments can be sent to the nodes as JSON and passed on a command line."""
     if not isinstance(args, Mapping):
         return [Problem(f"{key} of {phase} is not a mapping", where, "a dict of options")]
     return [

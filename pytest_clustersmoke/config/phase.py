@@ -21,7 +21,7 @@ SET_KEYS = ("nodes", "gpus_per_node", "timeout_s", "args.X", "slurm.X", "env.X",
 
 # Time for a job to take dumps, end its ranks and write its results, with a margin.
 WIND_UP_S = 60.0
-# Phase, key, the name inside the key (empty where it has none), value.
+# Phase, key, the name inside the key (empty if it has none), value.
 Setting = tuple[str, str, str, Any]
 
 
@@ -37,8 +37,8 @@ class Sourced:
 class Staged:
     """The fault that is staged in a phase.
 
-    `base` is the phase it was made from, `rank` the rank on which a fault of one rank is staged,
-    `hook` the `module:function` that stages it there.
+    `base` is the phase that it was made from, `rank` the rank that a single-rank fault is staged
+    on, `hook` the `module:function` that stages it there.
     """
 
     fault: str
@@ -138,7 +138,7 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
     # Only the command line and the marker can pass a list as an argument.
     values = value if key == "args" and isinstance(value, tuple) else (value,)
     where = validation_context({"backend": profile.backend}, expanded=True)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for value in values:
         section = {inner: value} if inner else value
         try:
@@ -146,8 +146,8 @@ def _check_setting(setting: Setting, profile: Profile) -> list[Problem]:
                 {key: {"set": section} if key == "env" else section}, context=where
             )
         except ValidationError as error:
-            found += describe_errors(error, target, lambda route: "--cluster-set")
-    return found
+            problems += describe_errors(error, target, lambda route: "--cluster-set")
+    return problems
 
 
 def resolve(marked: Marked, profile: Profile, settings: Iterable[Setting]) -> Phase:
@@ -211,7 +211,8 @@ def _end_before_job(phase: Phase) -> Phase:
 def _with_sources(
     profile: Profile, path: tuple[str, ...], values: Mapping[str, Any]
 ) -> dict[str, Sourced]:
-    """The values of a mapping of the profile; those not in the file are the tool's defaults."""
+    """The values of a mapping of the profile, with their sources; values that are not in the file
+    are the tool's defaults."""
 
     def source(key: str) -> str:
         default = path == ("stage_limits_s",) and not profile.has_key(*path, key)

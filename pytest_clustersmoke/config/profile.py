@@ -198,10 +198,10 @@ class Reference(f.Section):
 
     value: f.Seconds = Field(description="the value measured when the cluster was healthy")
     lower: f.Lower | None = Field(
-        default=None, description="how far below the value still passes, such as `-10 %`"
+        default=None, description="how far a measurement may fall below the value, such as `-10 %`"
     )
     upper: f.Upper | None = Field(
-        default=None, description="how far above the value still passes, such as `+10 %`"
+        default=None, description="how far a measurement may exceed the value, such as `+10 %`"
     )
     unit: str = Field(description="the metric's unit")
     source: f.Line = Field(description="where the value comes from, for the reader of a failure")
@@ -294,10 +294,10 @@ class Profile(f.Section):
         description="`small`: each phase runs with the arguments that its marker gives as `small`",
     )
     phases: dict[f.PhaseName, Annotated[PhaseSettings, f.NoneToEmpty]] = Field(
-        min_length=1, description="the phases that run here, with what this cluster sets for each"
+        min_length=1, description="the phases that run here, with this cluster's settings for each"
     )
     references: dict[f.ListedPhase, _References] = Field(
-        default={}, description="by phase and metric, what to measure against"
+        default={}, description="reference values, by phase and metric"
     )
     history_check: Literal["fail", "warn"] = Field(
         default="fail",
@@ -305,7 +305,7 @@ class Profile(f.Section):
         "only reported (for a machine that also does other work)",
     )
     expect: dict[f.ListedPhase, Expectation] = Field(
-        default={}, description="by phase, transports and versions that must be found"
+        default={}, description="expected transports and versions, by phase"
     )
     known: tuple[Known, ...] = Field(
         default=(), description="failures to report as known, neither as passed nor as failed"
@@ -361,7 +361,7 @@ def key_form(route: Route, key: str) -> str:
 
 
 def is_text(route: Route) -> bool:
-    """Whether a number is text at this key: `2.10` is a version, `1` the value of a variable."""
+    """Whether a number at this key is text: `2.10` as a version, `1` as the value of a variable."""
     inside = route[2:]
     in_env = inside[:1] == ("env",) or (inside[:1] == ("phases",) and inside[2:3] == ("env",))
     return (in_env and inside[-2:-1] == ("set",)) or (

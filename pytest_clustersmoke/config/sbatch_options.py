@@ -83,7 +83,7 @@ OWNED: dict[str, str] = {
 }
 OFFERED = tuple(sorted(KNOWN - OWNED.keys()))
 
-# Stricter than "did you mean", which only suggests: a plugin's option may look similar.
+# Stricter than "did you mean", which only suggests: a plugin's option may look similar to sbatch's.
 _MISSPELLING_RATIO = 0.85
 
 _TIME = re.compile(r"\d+|\d+:\d\d?|\d+:\d\d?:\d\d?|\d+-\d+(?::\d\d?){0,2}|UNLIMITED|INFINITE", re.I)
@@ -163,7 +163,7 @@ def _check_value(key: str, value: Any, info: ValidationInfo) -> PydanticCustomEr
     if key == "gres" and _asks_for_gpus(str(value)):
         return misfit("", OWNED["gpus"], f"`gres: {value}` in {{at}} asks for GPUs")
     pattern, form = _FORMS.get(key, (None, ""))
-    # `true` writes an option without a value, but all of these need one.
+    # `true` writes an option without a value, but these options all need one.
     wrong = pattern and (value is True or not pattern.fullmatch(str(value)))
     return misfit(form) if wrong else None
 

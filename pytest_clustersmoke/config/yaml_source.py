@@ -21,7 +21,7 @@ from ..text import Problem, UsageProblems
 # Keys and list positions from the top of the file to a value.
 Route = tuple[str | int, ...]
 
-# Far more than a file needs: aliases can expand without end.
+# Far more than any file needs. A limit is necessary, since aliases can expand without end.
 MAX_VALUES = 20_000
 MAX_DEPTH = 40
 
@@ -31,7 +31,7 @@ _NUMBER = "-+0123456789"
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """PyYAML's parser, in C if available, with only the scalars below."""
+    """PyYAML's parser, in C if available, that recognises only the scalars below."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
@@ -87,7 +87,7 @@ def display_path(path: Path) -> str:
 
 
 def read(path: Path, reading: Reading) -> Source:
-    """Read a file; raises `UsageProblems` if it cannot be read as YAML at all."""
+    """Read a file; raises `UsageProblems` if it cannot be read as YAML."""
     file = display_path(path)
     try:
         content = path.read_bytes()

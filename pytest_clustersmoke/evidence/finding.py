@@ -82,7 +82,7 @@ def read_head(path: Path, lines: int = HEAD_LINES) -> Iterator[tuple[int, str]]:
 
 
 def find_last_line(path: Path) -> tuple[Evidence, ...]:
-    """The last line in the last TAIL_BYTES of a log that is not blank."""
+    """The last non-blank line in the last TAIL_BYTES of a log."""
     last = None
     for number, line in read_tail(path):
         if line.strip():

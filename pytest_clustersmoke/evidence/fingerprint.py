@@ -55,11 +55,11 @@ def fingerprint_of(result: PhaseResult) -> Fingerprint:
     """The fingerprint of a phase, from what its ranks and nodes reported."""
     versions = {}
     for name in VERSIONS:
-        found = {
+        reported = {
             _clean_word(value) for value in result.versions(name).values() if value is not None
         }
-        if found:
-            versions[name] = " and ".join(sorted(found))
+        if reported:
+            versions[name] = " and ".join(sorted(reported))
     return Fingerprint(_describe_hardware(result), _describe_shape(result), versions)
 
 

@@ -1,7 +1,7 @@
 """Which interfaces and RDMA ports of a node a variable selects, and where it selects none.
 
-Used wherever pinned interfaces are judged: by the nodes' checks, node 0's choice of its address,
-the criterion and the remarks after the job.
+Used by everything that judges pinned interfaces: the nodes' checks, node 0's choice of its address,
+the criterion, and the remarks after the job.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LOOPBACK = "lo"
 class Unmatched:
     """A node on which a variable selects no usable interface.
 
-    `source` is where the variable was set; `there` lists the node's interfaces, or its RDMA ports
-    with their states.
+    `source` is where the variable was set; `available` lists the node's interfaces, or its RDMA
+    ports with their states.
     """
 
     node: str
@@ -33,14 +33,14 @@ class Unmatched:
     value: str
     source: str
     why: str
-    there: tuple[str, ...]
+    available: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.node}: {self.name}={self.value} ({self.source}) {self.why}; {self.has}"
 
     @property
     def has(self) -> str:
-        return f"it has {', '.join(self.there) or 'none'}"
+        return f"it has {', '.join(self.available) or 'none'}"
 
 
 def find_unmatched_interfaces(result: PhaseResult) -> list[Unmatched]:
@@ -64,14 +64,14 @@ def find_unmatched_on_node(
     """The variables that select nothing on this node. `apart`: every node has its own network
     stack, so loopback reaches no other."""
     variables = read_node_variables(facts, spec)
-    for name, why, there in _find_misses(facts, variables, apart):
+    for name, why, available in _find_misses(facts, variables, apart):
         source = "the profile" if name in _read_env_set(spec) else "set on the node"
-        yield Unmatched(show_value(node), name, show_value(variables[name]), source, why, there)
+        yield Unmatched(show_value(node), name, show_value(variables[name]), source, why, available)
 
 
 def read_node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that a node's ranks saw, and what NCCL's configuration files add to them. Where
-    the node reported none, the profile's."""
+    """The variables that a node's ranks saw, with those that NCCL's configuration files add. If the
+    node reported none, those of the profile."""
     reported = facts.get("variables")
     environ = filter_variables(reported if isinstance(reported, dict) else _read_env_set(spec))
     for values in read_nccl_conf_files(facts).values():
@@ -80,7 +80,7 @@ def read_node_variables(facts: Mapping[str, Any], spec: Mapping[str, Any]) -> di
 
 
 def read_nccl_conf_files(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """NCCL's configuration files on a node and what they set, the one that wins first."""
+    """NCCL's configuration files on a node and what they set; earlier files win."""
     files = facts.get("nccl_conf")
     pairs = files.items() if isinstance(files, dict) else ()
     return {
@@ -119,13 +119,13 @@ def _find_misses(
     interfaces = facts.get("interfaces")
     if isinstance(interfaces, dict):
         usable = list_usable_interfaces(interfaces)
-        there = tuple(show_value(str(name)) for name in interfaces)
+        available = tuple(show_value(str(name)) for name in interfaces)
         for name in (*BY_PREFIX, BY_NAME):
             value = variables.get(name, "")
             if len(value) > 1:  # NCCL and torch ignore shorter values
                 why = _explain_miss(name, value, usable, apart)
                 if why:
-                    yield name, why, there
+                    yield name, why, available
     ports = facts.get("rdma_ports")
     value = variables.get(BY_DEVICE, "")
     if isinstance(ports, list) and value and uses_infiniband(variables):
@@ -161,7 +161,8 @@ def list_usable_interfaces(interfaces: Mapping[str, Any]) -> list[str]:
 
 
 def _has_address(entry: Any) -> bool:
-    """Whether an interface has an IP address; one whose addresses are unknown counts as having."""
+    """Whether an interface has an IP address; if its addresses are unknown, it counts as having
+    one."""
     if not isinstance(entry, dict):
         return False
     lists = [entry.get("ipv4"), entry.get("ipv6")]

@@ -26,8 +26,8 @@ from .run_directory import RunDir, read_json, write_json
 OPTION = "--cluster-exclusive"
 CLUSTER_MODE, RUN_MODE = 0o666, 0o600  # every user who can reach a cluster's directory can lock it
 MAX_WORD = 80
-# On file systems without locks (Lustre mounted without `flock`) a run counts as alive for as long
-# as a job may run.
+# On a file system without locks (Lustre mounted without `flock`) a run counts as alive for this
+# long, the longest that a job may run.
 MAX_RUN_S = 8 * 24 * 3600
 # The limit allows for clocks that differ between hosts and file servers.
 HEARTBEAT_S, MAX_SILENCE_S = 60.0, 1800.0

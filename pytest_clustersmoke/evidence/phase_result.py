@@ -102,7 +102,7 @@ class PhaseResult:
         return [math.nan if value is None else value for value in values]
 
     def metric(self, name: str) -> Metric:
-        """A metric over all ranks: the lowest value if higher is better, otherwise the highest."""
+        """The worst value over all ranks: the lowest if higher is better, otherwise the highest."""
         if name not in METRICS:
             raise KeyError(f"unknown metric {name!r}; known: {', '.join(METRICS)}")
         values = [rank.metrics().get(name, math.nan) for rank in self.ranks]
@@ -220,22 +220,22 @@ class PhaseResult:
         steps = {rank: record.get("step") for rank, record in self.events("step").items()}
         return {rank: step if type(step) is int else 0 for rank, step in steps.items()}
 
-    def _all_ranks(self, records: Mapping[int, Any], what: str) -> None:
+    def _all_ranks(self, records: Mapping[int, Any], subject: str) -> None:
         __tracebackhide__ = True
         missing = [rank.rank for rank in self.ranks if rank.rank not in records]
         if missing or len(self.ranks) != self.world_size:
-            fail(f"rank {missing[0] if missing else '?'} reported no result of {what}")
+            fail(f"rank {missing[0] if missing else '?'} reported no result of {subject}")
 
-    def _agreed(self, what: str, per_rank: Mapping[int, Any]) -> Any:
+    def _agreed(self, subject: str, per_rank: Mapping[int, Any]) -> Any:
         __tracebackhide__ = True
         if not per_rank:
-            fail(f"no rank reported {what}")
+            fail(f"no rank reported {subject}")
         first = next(iter(per_rank.values()))
         for rank, value in per_rank.items():
             if value is None:
-                fail(f"rank {rank} did not report {what}")
+                fail(f"rank {rank} did not report {subject}")
             if value != first:
-                fail(f"ranks differ in {what}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
+                fail(f"ranks differ in {subject}: rank 0 {first!r}, rank {rank} {value!r}"[:1000])
         return first
 
     @staticmethod
@@ -299,8 +299,8 @@ def _read_node(directory: PhaseDir, node_rank: int) -> NodeResult:
 
 
 def name_silent_nodes(result: PhaseResult) -> PhaseResult:
-    """The same result with the scheduler's names of nodes that wrote nothing: those in its list of
-    the job's nodes that no other node has."""
+    """The same result with names for nodes that wrote nothing: those names in the scheduler's list
+    of the job's nodes that no other node has."""
     silent = [node for node in result.nodes if not node.facts and not node.result]
     if not silent:
         return result

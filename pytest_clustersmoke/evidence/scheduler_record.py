@@ -40,8 +40,8 @@ class JobState:
 
 @dataclass(frozen=True)
 class ScheduledJob:
-    """The job as the scheduler shows it. Times are the scheduler's text: local, and in one format,
-    so they compare as text. `text` holds the fields that decide something, `shown` all of them."""
+    """The job as the scheduler shows it. Times are the scheduler's text, local and in one format,
+    so they compare as text. `text` holds the fields that findings use, `shown` all of them."""
 
     state: str = ""
     reason: str = ""

@@ -24,7 +24,8 @@ MAX_FILE_BYTES = 256 * 2**20
 # `step` events mark progress. A run of weeks has millions; the first and last of a file are kept.
 # Other events are few.
 MARK, MAX_MARKS, MAX_OTHER_BYTES = "step", 20_000, 64 * 2**20
-# How EventWriter begins a mark, and how many of the last are tried: a killed rank may tear one.
+# How EventWriter begins a mark, and how many of the last ones are tried: a killed rank may leave
+# a torn one.
 MARK_BEGINS, LAST_MARKS = f'{{"event": "{MARK}", '.encode(), 8
 # Named by a rank's `start` event; a file of another schema is not read.
 SCHEMA = 1
@@ -120,7 +121,8 @@ def _find_last_mark(lines: Iterable[tuple[int, bytes]]) -> list[tuple[int, dict[
 
 def keep_own_events(events: Events, job: str, rank: int) -> Events:
     """The events, if they belong to this job and rank. A file is foreign, and none of its events
-    count, if its `start` names another job or rank, if it has two, or if it is done without one."""
+    count, if its `start` names another job or rank, if it has two `start` events, or if it has a
+    `done` without one."""
     starts = [(rec.get("schema"), rec.get("job"), rec.get("rank")) for rec in events.named("start")]
     is_ours = starts == [(SCHEMA, job, rank)] and type(starts[0][2]) is int
     if is_ours or not (starts or events.last("done")):

@@ -1,6 +1,6 @@
-"""What reads an environment variable: NCCL, torch, a plugin, an installation, or nothing.
+"""Judges environment variables by name: read by NCCL, torch, a plugin, a build, or by nothing.
 
-The names that exist are data files of the package (`nccl_env_vars.txt`, `torch_env_vars.txt`), with
+The known names are in data files of the package (`nccl_env_vars.txt`, `torch_env_vars.txt`), with
 the versions that they were taken from.
 """
 
@@ -40,8 +40,8 @@ OLD_TORCH = (
     "NCCL_ENABLE_TIMING",
     "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
 )
-# Names that older versions of NCCL read and 2.30.7 does not: the newest version known to read it
-# and its successor. Up to 2.4.8 this is from the documentation, later from the strings of
+# Names that older versions of NCCL read and 2.30.7 does not -> the newest version known to read
+# it, and its successor. Up to 2.4.8 this is from the documentation, later from the strings of
 # libnccl.so.2 in the wheels of 2.13.4, 2.16.5, 2.18.1, 2.19.3, 2.21.5, 2.23.4, 2.25.1, 2.26.5,
 # 2.27.7, 2.28.9 and 2.29.7.
 DROPPED = {

@@ -1,4 +1,4 @@
-"""How NCCL and gloo read a value, as far as that is certain on any machine."""
+"""How NCCL and gloo read values, limited to rules that hold on every machine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SWITCHES = (
     "NCCL_SHM_DISABLE",
 )
 WORDS_FOR_ON = ("true", "yes", "on", "y", "t", "enable", "enabled")
-# Subsystems in NCCL_DEBUG_SUBSYS that log edges (`via` lines). Each of these lines is also of INIT.
+# Subsystems of NCCL_DEBUG_SUBSYS that log edges (`via` lines). INIT logs all of these lines too.
 EDGE_SUBSYSTEMS = ("P2P", "SHM", "NET")
 NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+)")
 
 
 def parse_integer(value: str) -> int:
     """A value as NCCL reads a number: strtoll with base 0; 0 if it does not start with one."""
-    found = NUMBER.match(value)
-    if found is None:
+    match = NUMBER.match(value)
+    if match is None:
         return 0
-    sign, digits = found.groups()
+    sign, digits = match.groups()
     if digits[:2].lower() == "0x":
         number = int(digits, 16)
     elif digits.startswith("0"):
@@ -85,7 +85,7 @@ def parse_selection(value: str) -> Selection:
 
 
 def _check_selection(value: str) -> str:
-    """What in a list cannot match any name."""
+    """Why an entry of a list cannot match any name; empty if all can."""
     rest = value[1:] if value.startswith("^") else value
     if value.startswith("=^"):
         return "`=^` does not negate: NCCL expects `^` first, as in `^=eth0`"
@@ -144,7 +144,7 @@ def find_mistake(name: str, value: str) -> str:
 
 
 def find_hidden_subsystems(value: str) -> str:
-    """Which of the lines that transports are read from a value of NCCL_DEBUG_SUBSYS hides."""
+    """Which lines, of those that show transports, a value of NCCL_DEBUG_SUBSYS hides."""
     inverted = value.startswith("^")
     listed = {name.upper() for name in value.removeprefix("^").split(",")}
 

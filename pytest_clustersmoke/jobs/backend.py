@@ -4,7 +4,7 @@ slurm_backend.py  one Slurm job of N nodes with one task each, through sbatch an
 local_backend.py  N virtual nodes on this machine, each in a session of its own
 batch_script.py   the parts of the batch script that both backends share
 slurm_client.py   runs Slurm's commands, in their own sessions and without an outer job's variables
-slurm_records.py  parses what these commands print about the cluster; slurm_jobs.py: about jobs
+slurm_records.py  parses these commands' output about the cluster; slurm_jobs.py: about jobs
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Refused(Exception):
 class Backend(Protocol):
     """Where jobs run. All calls except `cancel` come from one thread.
 
-    `ranks_at_once`: how many ranks can run at the same time without thrashing; None where the
+    `ranks_at_once`: how many ranks can run at the same time without thrashing; None if the
     scheduler takes care of that.
     """
 
@@ -38,19 +38,20 @@ class Backend(Protocol):
         """Start the job whose spec is in `directory`; return its id. Raises Refused."""
 
     def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        """The states of these jobs, from one query. A job is missing where the scheduler did not
+        """The states of these jobs, from one query. A job is missing if the scheduler did not
         answer, which says nothing about the job."""
 
     def details(self, job_id: str, state: JobState, nodes: str) -> SchedulerRecord | None:
         """Details from the scheduler about a job that did not succeed and about its nodes (a list
-        such as `gpu[0-2]`); None where it has none."""
+        such as `gpu[0-2]`); None if it has none."""
 
     def cancel(self, job_ids: Iterable[str]) -> bool:
         """Cancel these jobs with one call; return whether the scheduler accepted it. This call may
         come from another thread while a different call waits for the scheduler."""
 
     def cancel_named(self, phase: Phase, directory: PhaseDir) -> None:
-        """Cancel a job by name: its submission was not answered yet, so its id is unknown."""
+        """Cancel a job by its name, because its submission was not answered yet and its id is
+        unknown."""
 
     def script(self, phase: Phase, directory: PhaseDir) -> str:
         """The exact batch script, for the dry run and the report."""

@@ -26,7 +26,8 @@ def python_command(phase: Phase, profile: Profile) -> str:
 
 
 def environment_lines(phase: Phase) -> list[str]:
-    """Sets the profile's variables; the node sets them again, since srun may drop them."""
+    """Lines that set the profile's variables. The node sets them again, since srun may drop
+    them."""
     lines = [f"unset {name}" for name in phase.env_unset]
     lines += [
         f"export {name}={shlex.quote(str(value.value))}" for name, value in phase.env_set.items()

@@ -1,7 +1,8 @@
 """Decides when to poll the scheduler, and when a job is over.
 
-A job's own result files count first and cost the scheduler nothing. While all jobs are pending the
-polls become rarer; as soon as a job's claim file shows that it started, they are frequent again.
+A job's own result files come first, since reading them costs the scheduler nothing. While all jobs
+are pending the polls become rarer; once a job's claim file shows that it started, they become
+frequent again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class WatchedJob:
         return len(self.results) == self.nodes
 
     def _has_begun(self) -> bool:
-        """Whether the job has written a claim or, where it ended before that, its logs."""
+        """Whether the job has written a claim or, if it ended before that, its logs."""
         if any(visible(self.directory.claim(node)) for node in range(self.nodes)):
             return True
         return any(self.directory.submitit.glob("*_log.*"))
@@ -128,7 +129,7 @@ class WatchedJob:
         )
 
     def last_state(self) -> JobState | None:
-        """The last state that the scheduler reported; None where it no longer knows the job."""
+        """The last state that the scheduler reported; None if it no longer knows the job."""
         return None if self.unknown_since is not None else self.state
 
 
@@ -150,7 +151,7 @@ class Poller:
         now = time.monotonic()
         if any(job.complete_since and not job.ended_at for job in jobs):
             self.poll_soon()
-        elif any(job.running for job in jobs):  # known perhaps only from its claim
+        elif any(job.running for job in jobs):  # perhaps known only from its claim
             self._next = min(self._next, now + self._running_s)
         if not jobs or now < self._next:
             return

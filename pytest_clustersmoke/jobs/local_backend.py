@@ -1,7 +1,7 @@
 """Runs jobs on this machine as N virtual nodes, each with its own session and process group.
 
-submitit's local job cannot be re-attached and claims to be done. So a virtual node is identified by
-its pid and start time, and has ended when its whole process tree has.
+submitit cannot re-attach to a local job and reports it as done. So a virtual node is identified by
+its pid and start time, and has ended once its whole process tree has.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LocalBackend:
         self._environ = clean_environ(environ)
         self._jobs: dict[str, _Job] = {}
         self._gpus = _list_gpus(environ) if profile.hardware.device != "cpu" else []
-        # One phase always runs; another only where every rank has its own GPU or core.
+        # One phase always runs; another only if every rank has its own GPU or core.
         self.ranks_at_once: int | None = len(self._gpus) or count_cores()
 
     def submit(self, phase: Phase, directory: PhaseDir) -> str:
@@ -149,7 +149,7 @@ class LocalBackend:
 
 class _VirtualNode(LocalExecutor):
     """submitit's local executor, except that the batch script gets its own session and process
-    group: a Ctrl-C at the terminal must not end it without our doing."""
+    group, so that a Ctrl-C at the terminal does not end it directly."""
 
     def __init__(self, directory: PhaseDir, environ: Mapping[str, str], python: str) -> None:
         self._directory = directory
@@ -176,7 +176,7 @@ class _VirtualNode(LocalExecutor):
 
 
 def _node_devices(phase: Phase, node_rank: int, gpus: list[str]) -> str:
-    """CUDA_VISIBLE_DEVICES of a virtual node: its share of the GPUs, or a shared one."""
+    """CUDA_VISIBLE_DEVICES of a virtual node: GPUs of its own, or one that all nodes share."""
     per_node = phase.gpus_per_node.value
     if len(gpus) >= phase.world_size:
         return ",".join(gpus[node_rank * per_node : (node_rank + 1) * per_node])

@@ -16,7 +16,7 @@ from ..evidence.telemetry import parse_number
 
 # States that mean a fault of the cluster itself (man squeue, JOB STATE CODES).
 CLUSTER_STATES = {"NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL"}
-# What happened to a job where its state alone does not say it.
+# What happened to a job if its state alone does not show it.
 PROLOG, REQUEUED, SUSPENDED = "PROLOG", "REQUEUED", "SUSPENDED"
 # Slurm's messages in the job's log (slurmd/req.c and slurmstepd/req.c of 22.05 to 24.11).
 PROLOG_FAILURE_LOGGED = re.compile(
@@ -31,8 +31,8 @@ EXCUSING_SUSPENSION_S = 30.0
 
 @dataclass(frozen=True)
 class Judgement:
-    """One of `phase_result.OUTCOMES` and the reason in one sentence. `ended_by`: where something
-    outside ended the job, the scheduler's state for it (or PROLOG, REQUEUED, SUSPENDED)."""
+    """One of `phase_result.OUTCOMES` and the reason in one sentence. If the job was ended from
+    outside, `ended_by` is the scheduler's state for it (or PROLOG, REQUEUED, SUSPENDED)."""
 
     outcome: str
     reason: str
@@ -88,8 +88,8 @@ def judge(result: PhaseResult, state: JobState | None, cancel_reason: str = "") 
 
 
 def _suspension(result: PhaseResult, longer_than_s: float = 0.0) -> str:
-    """A sentence on how long the job was suspended; empty where it was not. A suspension makes its
-    times worthless, but is no fault of the cluster."""
+    """A sentence on how long the job was suspended; empty if it was not. A suspension makes its
+    times worthless, but is not a fault of the cluster."""
     longest = max(result.nodes, key=lambda node: node.paused_s)
     if longest.paused_s <= longer_than_s:
         return ""
@@ -117,7 +117,7 @@ def _judge_requeue(
 
 
 def _judge_scheduler_end(result: PhaseResult, state: JobState, started: bool) -> Judgement | None:
-    """Judge a job that the scheduler ended; None where it ended by itself.
+    """Judge a job that the scheduler ended; None if it ended by itself.
 
     This comes before the nodes' own reasons: a job that is ended from outside looks from inside
     like ranks that died or lost their peers.
@@ -163,7 +163,7 @@ def _describe(state: JobState) -> str:
 
 
 def _nodes_failure(result: PhaseResult) -> str:
-    """The reason of the first node that failed by itself, not because another one did; empty where
+    """The reason of the first node that failed by itself, not because another one did; empty if
     the nodes only report that they were terminated."""
     failed = [node for node in result.nodes if node.result and not node.ok]
     with_reason = [node for node in failed if node.result.get("reason") != "terminated"]
@@ -180,9 +180,9 @@ def _nodes_failure(result: PhaseResult) -> str:
 def job_times(
     result: PhaseResult, state: JobState | None, submitted: float | None
 ) -> dict[str, float | None]:
-    """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None where unknown.
+    """Queue wait and run time, kept apart, in seconds; times in Unix seconds; None if unknown.
 
-    The wait comes from the scheduler's clock where it reported the start: the nodes' clocks may
+    The wait comes from the scheduler's clock if it reported the start, since the nodes' clocks may
     differ from ours. `overhead_s` is the time from submission to now, less the wait and torchrun.
     """
     now = time.time()
@@ -214,6 +214,6 @@ def job_times(
 
 
 def _numbers(result: PhaseResult, name: str) -> list[float]:
-    """The finite numbers that the nodes reported; untrusted, like all that a job writes."""
+    """The finite numbers that the nodes reported; untrusted, like everything a job writes."""
     values = (parse_number(node.result.get(name)) for node in result.nodes)
     return [value for value in values if value is not None and math.isfinite(value)]

@@ -70,12 +70,12 @@ def run_command(
 
 
 def find_command(name: str, environ: Mapping[str, str]) -> str | None:
-    """The path of a Slurm command; None where it is not on PATH."""
+    """The path of a Slurm command; None if it is not on PATH."""
     return shutil.which(name, path=environ.get("PATH", os.defpath))
 
 
 def user_name() -> str:
-    """The user's name; empty where this machine has none for the user id (a container)."""
+    """The user's name; empty if this machine has none for the user id (a container)."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -104,7 +104,7 @@ class SlurmClient:
         return run_command(command, self.environ, timeout_s or self._timeout_s)
 
     def ask(self, *command: str, timeout_s: float | None = None) -> str:
-        """Run a command and return its output. Raises SlurmUnavailable where it fails."""
+        """Run a command and return its output. Raises SlurmUnavailable if it fails."""
         line = " ".join(command)
         try:
             answer = self.run(*command, timeout_s=timeout_s)
@@ -177,7 +177,7 @@ class SlurmClient:
         return job_id
 
     def _find_submitted(self, name: str, timeout: subprocess.TimeoutExpired) -> str:
-        """Find a job by its name after sbatch timed out; it may be in the queue all the same, and
+        """Find a job by its name after sbatch timed out: it may be in the queue nevertheless, and
         would run unwatched. Raises Refused."""
         try:
             answer = self.run("squeue", "-h", "-o", "%i", "-n", name)
@@ -196,8 +196,8 @@ class SlurmClient:
             return False
 
     def job_states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        """Ask squeue for all jobs at once; for those it no longer knows sacct, then scontrol. Empty
-        where Slurm does not answer, which says nothing about any job."""
+        """Ask squeue for all jobs at once, and sacct, then scontrol, for those it no longer knows.
+        Empty if Slurm does not answer, which says nothing about any job."""
         wanted = list(job_ids)
         if not wanted:
             return {}
@@ -241,8 +241,8 @@ class SlurmClient:
     # Details about a job that ended.
 
     def job_record(self, job: str, state: JobState, nodes: str) -> SchedulerRecord | None:
-        """Collect Slurm's details about a job that did not succeed and about `nodes`, those it had;
-        None where Slurm has none. Any user may run these queries."""
+        """Collect Slurm's details about a job that did not succeed and about its `nodes`; None if
+        Slurm has none. Any user may run these queries."""
         shown = slurm_jobs.parse_scheduled_job(
             self._ask_or_empty("scontrol", "-o", "show", "job", job)
         )
@@ -264,7 +264,7 @@ class SlurmClient:
         return None if record == SchedulerRecord() else record
 
     def _read_accounting(self, job: str) -> tuple[AccountingEntry, ...]:
-        """A job's accounting entries; asks again for a moment until one of them has ended."""
+        """A job's accounting entries. If none has ended yet, asks again for a short time."""
         deadline = time.monotonic() + ACCOUNTING_LAG_S
         command = ("sacct", "-n", "-P", "-X", "-D", "-o", slurm_jobs.ACCOUNTING_FIELDS, "-j", job)
         ended = slurm_jobs.ENDED | {"REQUEUED"}

@@ -14,7 +14,7 @@ from ..evidence.scheduler_record import (
     ScheduledJob,
 )
 from ..text import sanitize_line
-from .slurm_records import fields_of, given, rows
+from .slurm_records import fields_of, rows, value_or_empty
 
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 # The reason of a job that was requeued after a failed launch; only an operator can release it.
@@ -84,8 +84,8 @@ _NO_NODES = re.compile(
 
 @dataclass(frozen=True)
 class TrialSubmission:
-    """The answer of `sbatch --test-only` for a batch script. `accepted` is None where Slurm did not
-    answer; `start` (Unix seconds), `nodes` and `partition` are its estimate, where it made one.
+    """The answer of `sbatch --test-only` for a batch script. `accepted` is None if Slurm did not
+    answer; `start` (Unix seconds), `nodes` and `partition` are its estimate, if it made one.
     `causes` are the ids of the findings that the message of a refusal names."""
 
     accepted: bool | None
@@ -123,7 +123,9 @@ def parse_scontrol_job(text: str) -> JobState:
 def parse_scheduled_job(text: str) -> ScheduledJob:
     """`scontrol -o show job`, with the fields that show how the job ended."""
     shown = sanitize_line(next(iter(text.splitlines()), ""))
-    values = dict(zip(SHOWN_OF_JOBS, map(given, _first_words(shown, SHOWN_OF_JOBS)), strict=True))
+    values = dict(
+        zip(SHOWN_OF_JOBS, map(value_or_empty, _first_words(shown, SHOWN_OF_JOBS)), strict=True)
+    )
     return ScheduledJob(
         state=values["JobState"],
         reason=values["Reason"],
@@ -142,7 +144,7 @@ def parse_scheduled_job(text: str) -> ScheduledJob:
 
 
 def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
-    """`sinfo -h -N -o SINFO_FIELDS`: each node once, though it is listed for each partition."""
+    """`sinfo -h -N -o SINFO_FIELDS`: each node once, although it is listed for every partition."""
     statuses = {}
     for line, (name, state, since, by, reason) in rows(text, 5):
         statuses[name] = NodeStatus(
@@ -153,7 +155,7 @@ def parse_sinfo(text: str) -> tuple[NodeStatus, ...]:
             prolog_failed=reason.startswith("Prolog error"),
             since=since,
             by=by,
-            reason=given(reason),
+            reason=value_or_empty(reason),
             text=line,
         )
     return tuple(statuses.values())
@@ -172,7 +174,7 @@ def parse_accounting(text: str) -> tuple[AccountingEntry, ...]:
 def parse_other_jobs(text: str) -> tuple[OtherJob, ...]:
     """`squeue -h -o OTHERS_FIELDS`."""
     return tuple(
-        OtherJob(job, user, partition, given(qos), started, line)
+        OtherJob(job, user, partition, value_or_empty(qos), started, line)
         for line, (job, user, partition, qos, started, _) in rows(text, 6)
     )
 
@@ -196,7 +198,7 @@ def parse_test_only(status: int, output: str) -> TrialSubmission:
 
 
 def unix_seconds(text: str) -> float | None:
-    """Unix seconds of a time that Slurm printed: local time without a zone, in our own TZ."""
+    """A time that Slurm printed, in Unix seconds. It has no zone and is taken as local time."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").timestamp()
     except ValueError:
@@ -219,4 +221,6 @@ def _state(raw: str, reason: str, nodes: str, submitted: str, started: str) -> J
     start = unix_seconds(started)
     waits = kind in ("pending", "held")  # then the start is an estimate
     times = (None, start) if waits else (start, None)
-    return JobState(kind, word, given(reason), given(nodes), unix_seconds(submitted), *times)
+    return JobState(
+        kind, word, value_or_empty(reason), value_or_empty(nodes), unix_seconds(submitted), *times
+    )

@@ -117,13 +117,13 @@ class SlurmPartition:
     min_nodes: int
     max_time: float
     qos: str
-    rules: Mapping[str, frozenset[str]]  # AllowAccounts and the like, where they name anybody
+    rules: Mapping[str, frozenset[str]]  # AllowAccounts and the like, if they name anybody
     text: str
 
 
 @dataclass(frozen=True)
 class AccountingLimits:
-    """Limits that a QOS or an association sets; `tres` by the name of its column."""
+    """Limits that a QOS or an association sets; `tres` maps sacctmgr's columns to their limits."""
 
     owner: str
     max_wall: float = inf
@@ -142,7 +142,7 @@ class SlurmQos:
 
 @dataclass(frozen=True)
 class Association:
-    """A user's access to an account; `partition` is empty where it holds for all partitions."""
+    """A user's access to an account; `partition` is empty if it holds for all partitions."""
 
     account: str
     partition: str
@@ -213,7 +213,7 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
             max_nodes=_count(fields.get("MaxNodes")),
             min_nodes=_count(fields.get("MinNodes")) or 0,
             max_time=_seconds(fields.get("MaxTime", "")),
-            qos=given(fields.get("QoS", "")),
+            qos=value_or_empty(fields.get("QoS", "")),
             rules={
                 key: _words(names)
                 for key, names in rules.items()
@@ -261,7 +261,7 @@ def parse_node_states(text: str) -> Iterator[tuple[str, str]]:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """The `Key=value` pairs of a line of `scontrol -o`; a value may contain spaces. Where a key
+    """The `Key=value` pairs of a line of `scontrol -o`; a value may contain spaces. If a key
     occurs twice the first one counts: free text comes last and may look like fields."""
     marks = list(_FIELD.finditer(line))
     ends = [mark.start() for mark in marks[1:]] + [len(line)]
@@ -272,7 +272,7 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def rows(text: str, cells: int) -> Iterator[tuple[str, list[str]]]:
-    """The lines that have this many cells between `|`, with their cells; the last cell may contain
+    """The lines with this many cells separated by `|`, and their cells; the last cell may contain
     the separator."""
     for line in map(sanitize_line, text.splitlines()):
         row = line.split("|", cells - 1)
@@ -280,8 +280,8 @@ def rows(text: str, cells: int) -> Iterator[tuple[str, list[str]]]:
             yield line, row
 
 
-def given(value: str) -> str:
-    """A value; empty where Slurm prints one of its words for none."""
+def value_or_empty(value: str) -> str:
+    """The value, or an empty string for the words that Slurm prints if there is none."""
     return "" if value in ("(null)", "N/A", "None", "Unknown", "none", "None assigned") else value
 
 

@@ -47,7 +47,7 @@ def _discard(_: str) -> None:
 def find_obstacle(
     accounting: bool = False, isolated: bool = False, memory: bool = False
 ) -> str | None:
-    """Why this machine cannot run such a lab; None where it can."""
+    """Why this machine cannot run such a lab; None if it can."""
     from . import bringup
 
     return bringup.find_obstacle(accounting, isolated, memory)
@@ -71,7 +71,7 @@ def up(settings: LabSettings, say: Callable[[str], None] = _discard) -> Lab:
 
 
 def down(name: str, keep_logs: bool = False) -> None:
-    """End the lab of this name, in whatever state it is. Raises LabError where none exists."""
+    """End the lab of this name, in whatever state it is. Raises LabError if none exists."""
     from . import lab_state, teardown
 
     for record in lab_state.records():
@@ -82,7 +82,7 @@ def down(name: str, keep_logs: bool = False) -> None:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Lab:
-    """Find the running lab that `environ` selects. Raises LabError where there is none."""
+    """Find the running lab that `environ` selects. Raises LabError if there is none."""
     from . import lab_state
 
     return lab_state.find(os.environ if environ is None else environ)

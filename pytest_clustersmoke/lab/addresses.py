@@ -1,7 +1,7 @@
 """Chooses the address and the ports that the daemons listen on.
 
-A daemon configured not to listen on every address binds to the address that the host's own name
-resolves to, whatever else its configuration says. So the name must resolve to the address we want.
+A daemon that must not listen on every address binds to the one that the host's own name resolves
+to, whatever else its configuration says. So the name must resolve to the address we want.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Control:
 
 
 def choose_control_address(files: LabDir) -> Control:
-    """Use 127.0.0.1, where the host's name resolves to it or root can map it in a mount namespace.
+    """Use 127.0.0.1, if the host's name resolves to it or root can map it in a mount namespace.
 
-    Raises LabError where neither is possible.
+    Raises LabError if neither is possible.
     """
     if resolve_own_name() == LOOPBACK:
         return Control(LOOPBACK)
@@ -46,7 +46,7 @@ def choose_control_address(files: LabDir) -> Control:
 
 
 def find_address_obstacle() -> str | None:
-    """Why the daemons cannot listen on 127.0.0.1; None where they can.
+    """Why the daemons cannot listen on 127.0.0.1; None if they can.
 
     No other address works, not even Debian's 127.0.1.1: nodes call srun back at 127.0.0.1, and
     an srun inside a job would not listen there.
@@ -63,7 +63,7 @@ def find_address_obstacle() -> str | None:
 
 
 def resolve_own_name() -> str | None:
-    """The address that the host's own name resolves to; None where it resolves to none."""
+    """The address that the host's own name resolves to; None if it resolves to none."""
     try:
         return socket.gethostbyname(os.uname().nodename)
     except OSError:
@@ -113,8 +113,8 @@ LOWEST, HIGHEST = 20000, 32000
 def reserve_ports(address: str, count: int) -> Iterator[tuple[int, ...]]:
     """Free ports of `address`; inside the block no other lab can choose them.
 
-    Each is bound without SO_REUSEADDR, which fails where any other process holds it, another
-    reservation included. Setting the option afterwards lets a daemon, which sets it too, bind.
+    Each is bound without SO_REUSEADDR, which fails if any other process holds it, including another
+    reservation. Setting the option afterwards lets a daemon, which sets it too, bind.
     """
     held: list[socket.socket] = []
     try:

@@ -57,7 +57,7 @@ class Site:
 def find_obstacle(
     accounting: bool = False, isolated: bool = False, memory: bool = False
 ) -> str | None:
-    """Why this machine cannot run such a lab; None where it can."""
+    """Why this machine cannot run such a lab; None if it can."""
     missing = packages.missing_packages(accounting, isolated)
     if missing:
         options = " --accounting" * accounting + " --isolated" * isolated
@@ -72,8 +72,8 @@ def find_obstacle(
 def bring_up(settings: LabSettings, say: Say) -> Lab:
     """Start a lab and wait until every node is idle.
 
-    Raises UsageProblems for invalid settings, LabError where this machine cannot run it or the
-    name is taken, LabStartError where it did not start; then only its logs are left.
+    Raises UsageProblems for invalid settings, LabError if this machine cannot run it or the
+    name is taken, LabStartError if it did not start; then only its logs are left.
     """
     check_settings(settings)
     reason = find_obstacle(settings.accounting, settings.isolated, settings.memory)
@@ -163,7 +163,7 @@ def _make_plan(settings: LabSettings, files: LabDir, site: Site, version: str) -
         accounting_port=site.accounting_port if settings.accounting else None,
         memory=settings.memory,
         # Isolated nodes have only private addresses. On the host, srun may listen on a single
-        # address only if the nodes call back to that one.
+        # address only if that is the one that nodes call back to.
         daemons_bound=not settings.isolated,
         clients_bound=not settings.isolated and resolve_own_name() == LOOPBACK,
     )

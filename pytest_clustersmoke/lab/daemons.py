@@ -74,7 +74,7 @@ class Daemons:
     def wait(self, role: str, is_ready: Callable[[], bool], action: str) -> None:
         """Wait until a daemon is ready; `action` says in a message what it did not do in time.
 
-        Raises LabStartError, with the end of its log, where any daemon dies or time runs out.
+        Raises LabStartError with the end of its log if any daemon dies or time runs out.
         """
         while not is_ready():
             self.check()

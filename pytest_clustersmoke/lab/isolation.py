@@ -193,7 +193,7 @@ def reserve_network(
 
 
 def find_isolation_obstacle() -> str | None:
-    """Why this machine cannot isolate nodes; None where it can."""
+    """Why this machine cannot isolate nodes; None if it can."""
     if os.geteuid() != 0:
         return "--isolated makes network namespaces, which only root can do; run it as root"
     trial = subprocess.run(

@@ -1,11 +1,11 @@
-"""Where a lab's files are: one directory per lab, and a short one for sockets where needed.
+"""Where a lab's files are: one directory per lab, and a short one for sockets if needed.
 
 labs_home()/<name>            the lab's directory, 0700 (or a link to what --dir names)
     journal.jsonl             what was started, in order; the first file that is written
     lab.json                  the lab, once it is up
     slurm.conf, gres.conf, cgroup.conf, plugstack.conf, slurmdbd.conf,
         munge.key, hosts
-        daemons.conf              slurm.conf as the daemons read it, where that differs
+        daemons.conf              slurm.conf as the daemons read it, if that differs
     dev/                      the fake GPUs
     log/<role>.log, .out      each daemon's own log, and what it printed
     spool/                    slurmctld's state, a spool directory for each node, the database
@@ -41,7 +41,7 @@ def labs_home() -> Path:
 
 @dataclass(frozen=True)
 class LabDir:
-    """The paths of one lab. `run` differs from `root/run` where that is too long for sockets."""
+    """The paths of one lab. `run` differs from `root/run` if that is too long for sockets."""
 
     root: Path
     run: Path
@@ -60,7 +60,7 @@ class LabDir:
 
     @property
     def daemons_conf(self) -> Path:
-        """slurm.conf as the daemons read it, where that differs."""
+        """slurm.conf as the daemons read it, if that differs."""
         return self.root / "daemons.conf"
 
     @property
@@ -136,9 +136,9 @@ def state_of(root: Path) -> Path:
 
 
 def choose_run(root: Path) -> Path:
-    """Choose the directory for sockets: the lab's own, or a short one where that is too long.
+    """Choose the directory for sockets: the lab's own, or a short one if that is too long.
 
-    Raises LabError where no directory fits or can be made.
+    Raises LabError if no directory fits or can be made.
     """
     if len(os.fsencode(root / "run" / LONGEST_SOCKET)) <= SOCKET_BYTES:
         return root / "run"

@@ -1,4 +1,4 @@
-"""Finds and ends a lab's processes, known by pid and start time since pids are reused."""
+"""Finds and ends a lab's processes, identified by pid and start time since pids are reused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process started; None where it has ended, even if it is not reaped yet."""
+    """When the process started; None if it has ended, even if it is not reaped yet."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
@@ -54,7 +54,7 @@ def read_parents() -> dict[int, int]:
 
 
 def find_processes(token: str, confs: Iterable[Path]) -> list[Process]:
-    """Every process of the lab that its environment identifies, with all descendants.
+    """Every process whose environment shows that it belongs to the lab, with all descendants.
 
     The daemons have the token. A process in a job of the lab has its SLURM_CONF and a
     SLURMD_NODENAME; a user's shell has only the first and is left alone.
@@ -73,8 +73,8 @@ def find_processes(token: str, confs: Iterable[Path]) -> list[Process]:
         if mark in variables or in_job:
             roots.add(pid)
     pids = roots | _descendants(roots)
-    found = [(pid, start_time(pid)) for pid in sorted(pids - {os.getpid()})]
-    return [Process("job", pid, started) for pid, started in found if started is not None]
+    candidates = [(pid, start_time(pid)) for pid in sorted(pids - {os.getpid()})]
+    return [Process("job", pid, started) for pid, started in candidates if started is not None]
 
 
 def send(processes: Iterable[Process], number: signal.Signals) -> None:
@@ -121,10 +121,14 @@ def _stat(pid: int) -> list[str] | None:
 
 def _descendants(roots: set[int]) -> set[int]:
     tree = read_parents()
-    found: set[int] = set()
+    descendants: set[int] = set()
     more = True
     while more:
-        new = {pid for pid, parent in tree.items() if parent in roots | found} - found - roots
-        found |= new
+        new = (
+            {pid for pid, parent in tree.items() if parent in roots | descendants}
+            - descendants
+            - roots
+        )
+        descendants |= new
         more = bool(new)
-    return found
+    return descendants

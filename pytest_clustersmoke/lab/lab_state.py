@@ -48,7 +48,7 @@ class LabRecord:
 
     @property
     def starter(self) -> Process | None:
-        """The `lab up` that is still starting it; None where there is none."""
+        """The `lab up` that is still starting it; None if there is none."""
         for process in self.processes:
             if process.role == STARTER and not self.state and self.booted and process.alive:
                 return process
@@ -171,7 +171,7 @@ def running() -> list[LabRecord]:
 def find(environ: Mapping[str, str]) -> Lab:
     """Find the lab to use: the one that SLURM_CONF names, otherwise the only one that runs.
 
-    Raises LabError where none runs, several run, or SLURM_CONF names none.
+    Raises LabError if none runs, several run, or SLURM_CONF names none.
     """
     named = environ.get("SLURM_CONF", "")
     if named:

@@ -1,7 +1,7 @@
 """Memory limits of a lab: control groups in which the kernel kills tasks over their limit.
 
-slurmd names its groups after the node only, so two labs would share them. So each lab gives its
-slurmds a directory in which `memory` links to the lab's own group, as if it were the hierarchy.
+slurmd names its groups after the node alone, so two labs would share them. Each lab therefore gives
+its slurmds a directory in which `memory` links to the lab's own group, in place of the hierarchy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_MIB_PER_CPU = 4096
 
 
 def find_memory_obstacle() -> str | None:
-    """Why jobs' memory cannot be limited on this machine; None where it can."""
+    """Why jobs' memory cannot be limited on this machine; None if it can."""
     if os.geteuid() != 0:
         return "--memory makes control groups, which only root can do; run it as root"
     if not (HIERARCHY / "memory.limit_in_bytes").exists():

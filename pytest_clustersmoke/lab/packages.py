@@ -25,13 +25,13 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def which(program: str) -> str | None:
-    """The path of a program on the user's PATH or the system's; None where it is on neither."""
+    """The path of a program on the user's PATH or the system's; None if it is on neither."""
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}"
     return shutil.which(program, path=path)
 
 
 def program_path(name: str) -> str:
-    """The path of a program that a lab requires. Raises LabError where it is not installed."""
+    """The path of a program that a lab requires. Raises LabError if it is not installed."""
     path = which(name)
     if path is None:
         raise LabError(f"`{name}` is not installed; run `clustersmoke lab install` as root")
@@ -64,7 +64,7 @@ def is_debian() -> bool:
 def install(packages: list[str], say: Callable[[str], None]) -> None:
     """Install Debian packages; print each command before it runs.
 
-    Raises LabError where this user or machine cannot install, or apt-get fails.
+    Raises LabError if this user or machine cannot install, or apt-get fails.
     """
     todo = f"ask the administrator of this machine to install {' '.join(packages)}"
     if not is_debian():

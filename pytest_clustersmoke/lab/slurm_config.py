@@ -84,7 +84,7 @@ def render_slurm_conf(plan: Plan, bound: bool) -> str:
         "MpiDefault=none",
         "SelectType=select/cons_tres",
         *_consumable(plan),
-        # Accept the CPUs and memory below even where the machine has less.
+        # Accept the CPUs and memory below even if the machine has less.
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
         "PreemptType=preempt/partition_prio",
@@ -148,8 +148,8 @@ def render_gres_conf(plan: Plan) -> str:
 
 
 def render_cgroup_conf(plan: Plan) -> str:
-    """cgroup.conf: the lab's memory groups, or no control groups, which each version of Slurm
-    configures differently."""
+    """cgroup.conf: the lab's memory groups, or no control groups, which versions of Slurm switch
+    off in different ways."""
     if plan.memory:
         return (
             "CgroupPlugin=cgroup/v1\n"

@@ -21,7 +21,7 @@ STARTER_TIMEOUT_S = 15.0
 def end_lab(record: LabRecord, keep_logs: bool = False) -> Path | None:
     """End a lab and remove its directory; return where the logs are, if kept.
 
-    Raises LabError where it runs on another host or one of its processes does not end.
+    Raises LabError if it runs on another host or one of its processes does not end.
     """
     if not record.here:
         raise LabError(f"lab {record.name} runs on {record.host}; end it there")
@@ -60,9 +60,11 @@ def _end_processes(record: LabRecord) -> list[lab_processes.Process]:
         return []
     journalled = [process for process in record.daemons if process.alive]
     confs = (record.files.slurm_conf, record.files.daemons_conf)
-    found = lab_processes.find_processes(record.token, confs) if record.token else []
+    candidates = lab_processes.find_processes(record.token, confs) if record.token else []
     known = {process.pid for process in journalled}
-    left = lab_processes.end([*journalled, *(p for p in found if p.pid not in known)], TIMEOUT_S)
+    left = lab_processes.end(
+        [*journalled, *(p for p in candidates if p.pid not in known)], TIMEOUT_S
+    )
     daemons.reap()
     # A step that was being launched meanwhile may have started since.
     late = lab_processes.find_processes(record.token, confs) if record.token else []

@@ -183,7 +183,7 @@ def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
     """By how much a metric is off, and the words for it; None if it is not off."""
     reference, past, value = metric.reference, metric.past, metric.value
     if isinstance(value, str):
-        return math.inf, f"{value}, which is not a number"
+        return math.inf, f"{value}, which is not a finite number"
     if metric.met is False and reference and reference.value:
         return _share(value, reference.value, "the reference")
     if metric.met is False:

@@ -34,12 +34,12 @@ def profile(loaded: Callable[..., ClusterFile]) -> Callable[..., Profile]:
 def problems(profile: Callable[..., Profile], tmp_path: Path) -> Callable[..., list[str]]:
     """The problems of a text, or of its profile `one`, without the directory in them."""
 
-    def found(text: str | bytes, **environ: str) -> list[str]:
+    def read_problems(text: str | bytes, **environ: str) -> list[str]:
         with pytest.raises(UsageProblems) as raised:
             profile(text, **environ)
         return [str(problem).replace(f"{tmp_path}/", "") for problem in raised.value.problems]
 
-    return found
+    return read_problems
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_comparison_text_has_all_numbers() -> None:
 
 
 def test_value_without_reference_is_not_judged() -> None:
-    """The value is reported, and neither passes nor fails."""
+    """The value is reported; it neither passes nor fails."""
     comparison = compare("steps_per_s", 80, None)
     assert (
         comparison.met is None and comparison.text == "steps_per_s is 80.00 steps/s; no reference"

@@ -38,7 +38,7 @@ def test_precedence_of_options(tmp_path: Path) -> None:
         phases={"small": {"slurm": {"qos": "high"}}},
     )
     phase = make_phase(profile, settings=setting("small.slurm.time=5"))
-    assert {key: one.value for key, one in phase.slurm.items()} == {
+    assert {key: sourced.value for key, sourced in phase.slurm.items()} == {
         "partition": "a",
         "qos": "high",
         "time": 5,
@@ -60,14 +60,15 @@ FULL, SMALL = {"layers": 8, "steps": 100, "seed": 1}, {"layers": 2, "steps": 3}
 
 
 @pytest.mark.parametrize("sizes", ["full", "small"])
-def test_small_arguments_apply_where_sizes_is_small(tmp_path: Path, sizes: str) -> None:
-    """Other profiles keep them for staged faults; arguments of the profile win over both."""
+def test_small_arguments_apply_if_sizes_is_small(tmp_path: Path, sizes: str) -> None:
+    """Other profiles use `small` only for staged faults; the profile's own arguments win over
+    both."""
     profile = make_profile(tmp_path, sizes=sizes, phases={"small": {"args": {"steps": 7}}})
     phase = make_phase(profile, args=FULL, small=SMALL)
     layers = Sourced(2, "test_x.py:1: small") if sizes == "small" else Sourced(8, "test_x.py:1")
     assert phase.args["layers"] == layers
     assert (phase.args["steps"].value, phase.args["seed"].value) == (7, 1)
-    assert {name: one.value for name, one in phase.small.items()} == SMALL
+    assert {name: sourced.value for name, sourced in phase.small.items()} == SMALL
 
 
 def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_arguments_are_merged_by_name(tmp_path: Path) -> None:
     phase = make_phase(
         profile, args={"steps": 1, "layers": 4}, settings=setting("small.args.lr=1e-3")
     )
-    assert {name: one.value for name, one in phase.args.items()} == {
+    assert {name: sourced.value for name, sourced in phase.args.items()} == {
         "steps": 2,
         "layers": 4,
         "lr": 0.001,
@@ -116,12 +117,12 @@ def test_later_environment_block_wins(tmp_path: Path) -> None:
         },
         phases={"small": {"env": {"set": {"D": "phase"}, "unset": ["B"]}}},
     )
-    one, several = make_phase(profile), make_phase(profile, nodes=2)
-    assert {name: value.value for name, value in one.env_set.items()} == {
+    single, several = make_phase(profile), make_phase(profile, nodes=2)
+    assert {name: value.value for name, value in single.env_set.items()} == {
         "A": "common",
         "D": "phase",
     }
-    assert set(one.env_unset) == {"C", "B"}
+    assert set(single.env_unset) == {"C", "B"}
     assert {n: v.value for n, v in several.env_set.items()} == {"C": "multi", "D": "phase"}
     assert set(several.env_unset) == {"A", "B"}
 
@@ -191,8 +192,8 @@ def test_absence_is_explained(tmp_path: Path) -> None:
     assert why() == "big does not run on one: its profile does not list it under `phases`"
 
 
-def test_a_phase_that_fits_has_no_misfits(tmp_path: Path) -> None:
-    """A phase that the hardware can hold gives no problem."""
+def test_phase_that_fits_the_hardware_is_accepted(tmp_path: Path) -> None:
+    """A phase that fits the hardware gives no problem."""
     profile = make_profile(tmp_path)
     assert check_sizes(make_phase(profile, gpus_per_node=8), profile) == []
 

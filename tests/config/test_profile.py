@@ -63,7 +63,7 @@ def test_unset_variable_matters_only_in_the_chosen_profile(
 def test_value_is_checked_after_expansion(
     problems: Callable[..., list[str]], profile: Profiles, one_slurm: str
 ) -> None:
-    """A variable cannot smuggle in a value that the file itself may not have."""
+    """A variable cannot bring in a value that would be refused in the file itself."""
     text = one_slurm.replace("/shared", "$CS_DIR") + "    slurm: {time: $CS_TIME}\n"
     assert profile(text, CS_DIR="/a", CS_TIME="30").slurm == {"time": "30"}
     assert problems(text, CS_DIR="a", CS_TIME="soon") == [
@@ -151,8 +151,8 @@ def test_where_gives_the_line_of_a_value(profile: Profiles, one_slurm: str) -> N
         ("phases", "ddp_2gpu", "nodes"): 9,
         ("slurm",): 4,
     }
-    found = {route: int(chosen.where(*route).rpartition(":")[2]) for route in places}
-    assert found == places
+    lines = {route: int(chosen.where(*route).rpartition(":")[2]) for route in places}
+    assert lines == places
 
 
 def test_paths_are_shown_relative_to_the_working_directory(

@@ -1,4 +1,4 @@
-"""Every mistake in a profile gives one line: where, what, what was expected, what to do."""
+"""Every mistake in a profile gives one line: where, what is wrong, what was expected, the fix."""
 
 from __future__ import annotations
 
@@ -199,13 +199,13 @@ def test_mistake_is_reported_in_one_line(problems: Problems, lines: str, expecte
             "steps_per_s",
             "{value: 1, unit: steps/s, lower: 10 %, source: x}",
             "clusters.one.references.ddp_2gpu.steps_per_s.lower is `10 %`; expected more than "
-            "-100 % and at most 0 %: how far below the value still passes",
+            "-100 % and at most 0 %: how far a measurement may fall below the value",
         ),
         (
             "steps_per_s",
             "{value: 1, unit: steps/s, upper: -1 %, source: x}",
             "clusters.one.references.ddp_2gpu.steps_per_s.upper is `-1 %`; expected at least 0 %: "
-            "how far above the value still passes",
+            "how far a measurement may exceed the value",
         ),
         (
             "steps_per_s",
@@ -318,8 +318,8 @@ def test_invalid_reference_is_refused(
         (
             "{ddp_2gpu: {}}",
             "{}",
-            "6: clusters.one.phases is empty; expected the phases that run here, with what this "
-            "cluster sets for each",
+            "6: clusters.one.phases is empty; expected the phases that run here, with this "
+            "cluster's settings for each",
         ),
         (
             "clusters:",
@@ -399,7 +399,7 @@ def test_unknown_profile_is_refused_with_a_near_match(
 def test_missing_file_is_reported_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The named file comes first, then the one in the root directory."""
+    """The named file has precedence over the one in the root directory."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageProblems) as raised:
         find_config(tmp_path, None)

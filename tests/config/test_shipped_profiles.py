@@ -58,8 +58,8 @@ def test_every_profile_loads_in_an_empty_environment(shipped: ClusterFile) -> No
 def test_profiles_list_their_phases(
     shipped: ClusterFile, name: str, phases: tuple[str, ...]
 ) -> None:
-    """Small machines run the whole ladder, the documents' clusters what their documents describe,
-    and every cluster measures its collectives."""
+    """`local` and `lab` run every phase of the ladder, the clusters with a guide those that the
+    guide describes, and every cluster measures its collectives."""
     assert tuple(shipped.profile(name).phases) == phases
 
 
@@ -94,7 +94,7 @@ def test_gilbreth_requests_the_resources_of_its_guide(shipped: ClusterFile) -> N
 
 
 def test_gilbreth_loads_external_first_and_unsets_interfaces(shipped: ClusterFile) -> None:
-    """Its guide calls the order of modules and the interfaces between nodes critical."""
+    """Its guide calls the order of the modules, and the interfaces between nodes, critical."""
     profile = shipped.profile("gilbreth")
     assert profile.setup[:2] == ("module purge", "module load external")
     assert {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} <= set(profile.env.multi_node.unset)
@@ -116,7 +116,7 @@ def test_references_of_memory_are_converted_to_gib(shipped: ClusterFile) -> None
 def test_every_phase_with_several_ranks_expects_its_transports(
     shipped: ClusterFile, name: str
 ) -> None:
-    """Where transports are required, each phase with several ranks names them."""
+    """If transports are required, each phase with several ranks lists them."""
     profile = shipped.profile(name)
     assert "transports" in profile.require
     for phase, chosen in profile.phases.items():

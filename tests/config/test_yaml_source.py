@@ -53,8 +53,8 @@ def source_of(directory: Path, text: str) -> Source:
 )
 def test_scalars_follow_yaml_1_2(tmp_path: Path, written: str, value: Any) -> None:
     """Only true and false are booleans, and text that merely resembles a number stays text."""
-    found = source_of(tmp_path, f"key: {written}\n").values["key"]
-    assert (found, type(found)) == (value, type(value))
+    parsed = source_of(tmp_path, f"key: {written}\n").values["key"]
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
 def test_lines_are_correct_through_anchors_and_merges(tmp_path: Path) -> None:

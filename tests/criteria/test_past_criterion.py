@@ -120,5 +120,7 @@ def test_no_metrics_are_unmeasured() -> None:
 
 def test_infinite_value_fails_without_history(tmp_path: Path) -> None:
     """Even on the first day."""
-    with pytest.raises(AssertionError, match="steps_per_s is inf steps/s, which is not a number"):
+    with pytest.raises(
+        AssertionError, match="steps_per_s is inf steps/s, which is not a finite number"
+    ):
         check_past(of_values(tmp_path, steps_per_s=float("inf")))

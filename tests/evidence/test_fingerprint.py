@@ -1,4 +1,4 @@
-"""Fingerprints of phases: runs that differ in it are not compared."""
+"""Fingerprints of phases: runs with different fingerprints are not compared."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_device_without_a_name_shows_its_kind(tmp_path: Path) -> None:
 
 def test_versions_cover_all_ranks(tmp_path: Path) -> None:
     """If ranks differ, both versions are listed; a version that no rank reported is missing."""
-    found = ran(tmp_path, H100, {**H100, "nccl": "2.19.3"})
-    assert found.versions == {"torch": "2.5.1", "nccl": "2.19.3 and 2.21.5"}
+    fingerprint = ran(tmp_path, H100, {**H100, "nccl": "2.19.3"})
+    assert fingerprint.versions == {"torch": "2.5.1", "nccl": "2.19.3 and 2.21.5"}
 
 
 def test_the_shape_follows_the_arguments(tmp_path: Path) -> None:
     """Other arguments, or other counts of nodes and ranks, are another shape."""
-    one, other = ran(tmp_path / "a", *[H100] * 4), ran(tmp_path / "b", *[H100] * 4, per_node=4)
-    assert one.shape == '{"nodes": 2, "ranks_per_node": 2}' != other.shape
+    first, second = ran(tmp_path / "a", *[H100] * 4), ran(tmp_path / "b", *[H100] * 4, per_node=4)
+    assert first.shape == '{"nodes": 2, "ranks_per_node": 2}' != second.shape
 
 
 def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
@@ -55,8 +55,8 @@ def shape_of(folder: Path, **spec: Any) -> dict[str, Any]:
 
 
 def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path) -> None:
-    """Variables that are set or unset, and options of sbatch, are in it as digests, whatever their
-    order; what only says when and for whom a job runs is not."""
+    """The shape has digests of the variables that are set or unset and of the sbatch options, in
+    any order; options that only say when and for whom a job runs are left out."""
     sets = {"NCCL_IB_HCA": "mlx5_0", "A": "1"}
     spec: dict[str, Any] = {
         "args": {"steps": 5},
@@ -64,32 +64,32 @@ def test_the_shape_follows_the_environment_and_options_of_sbatch(tmp_path: Path)
         "env_unset": ["B", "C"],
         "sbatch": {"mem": 0},
     }
-    one = shape_of(tmp_path / "one", **spec)
-    assert one["steps"] == 5 and len(one["env"]) == len(one["sbatch"]) == 8
+    shape = shape_of(tmp_path / "one", **spec)
+    assert shape["steps"] == 5 and len(shape["env"]) == len(shape["sbatch"]) == 8
     turned = {"env_set": dict(reversed(sets.items())), "env_unset": ["C", "B"]}
     queue = {"time": "10:00", "account": "a", "requeue": False, "constraint": None, "mem": 0}
-    assert shape_of(tmp_path / "same", **{**spec, **turned, "sbatch": queue}) == one
+    assert shape_of(tmp_path / "same", **{**spec, **turned, "sbatch": queue}) == shape
     others: list[tuple[str, dict[str, Any]]] = [
         ("env", {"env_set": {**sets, "NCCL_IB_DISABLE": "1"}}),
         ("env", {"env_unset": ["B"]}),
         ("sbatch", {"sbatch": {"mem": 0, "constraint": "h100"}}),
     ]
     for number, (key, other) in enumerate(others):
-        found = shape_of(tmp_path / str(number), **{**spec, **other})
-        assert {name for name in one if found[name] != one[name]} == {key}
+        changed = shape_of(tmp_path / str(number), **{**spec, **other})
+        assert {name for name in shape if changed[name] != shape[name]} == {key}
     assert shape_of(tmp_path / "bare") == {"nodes": 2, "ranks_per_node": 4}
 
 
 def test_arguments_do_not_hide_other_keys_of_a_shape(tmp_path: Path) -> None:
     """A program's `--env` and `--nodes` have other keys than the job's own."""
-    found = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})
-    assert (found["nodes"], found["args.nodes"], found["args.env"]) == (2, 7, "x")
-    assert found["env"] != "x"
+    shape = shape_of(tmp_path, args={"env": "x", "nodes": 7}, env_set={"A": "1"})
+    assert (shape["nodes"], shape["args.nodes"], shape["args.env"]) == (2, 7, "x")
+    assert shape["env"] != "x"
 
 
 def test_hostile_names_are_cleaned_and_cut(tmp_path: Path) -> None:
     """A rank's device name is sanitized and cut."""
     start = {"device": "cuda:0", "device_name": "\x1b[31m" + "x" * 10_000, "torch": "a\nb"}
-    found = ran(tmp_path, start, start)
-    assert "\x1b" not in found.hardware and len(found.hardware) < 300
-    assert found.versions == {"torch": "a b"}
+    fingerprint = ran(tmp_path, start, start)
+    assert "\x1b" not in fingerprint.hardware and len(fingerprint.hardware) < 300
+    assert fingerprint.versions == {"torch": "a b"}

@@ -1,4 +1,4 @@
-"""The phase result: the worst over ranks, agreement or a failure, missing never a pass."""
+"""The phase result: the worst value over ranks, ranks that must agree, missing values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metrics(evidence: Evidence, *values: dict[str, Any]) -> Evidence:
 
 
 def test_a_metric_is_the_worst_over_ranks(pair: Evidence) -> None:
-    """The lowest where more is better, the highest where less is."""
+    """The lowest value if higher is better, otherwise the highest."""
     result = metrics(
         pair,
         {"steps_per_s": 10, "peak_memory_gib": 1.0},
@@ -100,7 +100,7 @@ def test_losses_keep_nan(pair: Evidence) -> None:
     """A NaN in the losses stays a NaN."""
     pair.each("losses", mean=[2.0, float("nan"), "x"])
     losses = pair.result().losses
-    assert losses[0] == 2.0 and all(math.isnan(one) for one in losses[1:])
+    assert losses[0] == 2.0 and all(math.isnan(loss) for loss in losses[1:])
 
 
 def test_losses_that_differ_between_ranks_fail(pair: Evidence) -> None:

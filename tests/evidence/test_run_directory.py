@@ -65,7 +65,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "\ud800")
     assert read_json(path) == {"a": 1}
-    assert [one.name for one in tmp_path.iterdir()] == ["f.json"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f.json"]
 
 
 def test_files_have_their_mode_from_the_start(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_invalid_json_object_is_none(tmp_path: Path, content: bytes) -> None:
 )
 def test_paths_that_sbatch_would_misread(path: str, bad: str) -> None:
     """Each of the characters is named; other paths are fine."""
-    found = [str(one) for one in check_path(Path(path), "here", "move it")]
-    assert found == (
+    problems = [str(problem) for problem in check_path(Path(path), "here", "move it")]
+    assert problems == (
         [
             f"here: the path {path!r} contains {bad}, which sbatch would misread; "
             "expected a path without it; move it"

@@ -48,19 +48,19 @@ def test_node_state_reason_and_time_are_read(slurm: FakeSlurm) -> None:
     """Each node once, with its line; a reason may contain the separator."""
     slurm.answers("scontrol", SHOWN + "\n")
     slurm.answers("sinfo", NODES)
-    found = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
-    assert found.job.ended == "2026-01-02T03:09:05" and found.job.memory_per_node == "4G"
-    assert found.job.qos == "" and found.job.shown == SHOWN
-    assert [(one.name, one.down, one.drained) for one in found.nodes] == [
+    record = ask(slurm, JobState("ended", "NODE_FAIL", "NodeDown", "n[1-3]"))
+    assert record.job.ended == "2026-01-02T03:09:05" and record.job.memory_per_node == "4G"
+    assert record.job.qos == "" and record.job.shown == SHOWN
+    assert [(entry.name, entry.down, entry.drained) for entry in record.nodes] == [
         ("n1", False, False),
         ("n2", True, False),
         ("n3", False, True),
     ]
-    assert found.nodes[1].why == "n2 is down*: Not responding [root@2026-01-02T03:09:00]"
-    assert found.nodes[2].reason == "bad | dimm"
-    lines = found.path.read_text().splitlines()
-    evidence = found.evidence(found.job, *found.nodes)
-    assert all(one.text in lines[one.line - 1] for one in evidence) and len(evidence) == 4
+    assert record.nodes[1].why == "n2 is down*: Not responding [root@2026-01-02T03:09:00]"
+    assert record.nodes[2].reason == "bad | dimm"
+    lines = record.path.read_text().splitlines()
+    evidence = record.evidence(record.job, *record.nodes)
+    assert all(entry.text in lines[entry.line - 1] for entry in evidence) and len(evidence) == 4
     assert slurm.commands() == ["scontrol", "sinfo"]
 
 
@@ -69,20 +69,21 @@ def test_canceller_is_read_from_accounting(slurm: FakeSlurm) -> None:
     slurm.answers("scontrol", SHOWN)
     rows = "7|REQUEUED|0:0|n1|2026-01-02T03:04:05\n7|CANCELLED by 1000|0:0|n1|2026-01-02T03:04:09\n"
     slurm.answers("sacct", rows)
-    found = ask(slurm, JobState("ended", "CANCELLED"))
-    assert found.cancelled_by == 1000
-    assert [one.state for one in found.accounting] == ["REQUEUED", "CANCELLED"]
+    record = ask(slurm, JobState("ended", "CANCELLED"))
+    assert record.cancelled_by == 1000
+    assert [entry.state for entry in record.accounting] == ["REQUEUED", "CANCELLED"]
 
 
 def test_lagging_accounting_is_queried_again(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it still says RUNNING it is queried until the limit, and then nobody is named."""
+    """While sacct still reports RUNNING it is queried again, up to a limit; then nobody is
+    named."""
     monkeypatch.setattr(slurm_client, "ACCOUNTING_LAG_S", 0.2)
     monkeypatch.setattr(slurm_client, "ACCOUNTING_POLL_S", 0.01)
     slurm.answers("sacct", "7|RUNNING|0:0|n1|Unknown\n")
-    found = ask(slurm, JobState("ended", "CANCELLED"))
-    assert found.cancelled_by is None
+    record = ask(slurm, JobState("ended", "CANCELLED"))
+    assert record.cancelled_by is None
     assert slurm.commands().count("sacct") > 1
 
 
@@ -90,8 +91,8 @@ def test_without_accounting_sacct_runs_once(slurm: FakeSlurm) -> None:
     """sacct fails at once if there is no database."""
     slurm.answers("scontrol", SHOWN)
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
-    found = ask(slurm, JobState("ended", "CANCELLED"))
-    assert found.cancelled_by is None and found.accounting == ()
+    record = ask(slurm, JobState("ended", "CANCELLED"))
+    assert record.cancelled_by is None and record.accounting == ()
     assert slurm.commands().count("sacct") == 1
 
 
@@ -100,7 +101,7 @@ def test_pending_job_lists_unusable_nodes_of_its_partition(slurm: FakeSlurm) -> 
     slurm.answers("scontrol", SHOWN)
     slurm.answers("sinfo", NODES)
     ask(slurm, JobState("pending", "PENDING", "Resources"), nodes="")
-    (call,) = [one for one in slurm.calls() if one.startswith("sinfo")]
+    (call,) = [line for line in slurm.calls() if line.startswith("sinfo")]
     assert "-p main -t down,drained" in call
 
 
@@ -108,8 +109,8 @@ def test_preempted_job_lists_other_jobs_on_its_nodes(slurm: FakeSlurm) -> None:
     """Other jobs on its nodes, with their partitions."""
     slurm.answers("scontrol", SHOWN)
     slurm.answers("squeue", "8|ann|high|normal|2026-01-02T03:09:06|n2\n")
-    found = ask(slurm, JobState("ended", "PREEMPTED", "", "n[1-3]"))
-    assert [(one.job, one.user, one.partition) for one in found.others] == [("8", "ann", "high")]
+    record = ask(slurm, JobState("ended", "PREEMPTED", "", "n[1-3]"))
+    assert [(job.job, job.user, job.partition) for job in record.others] == [("8", "ann", "high")]
 
 
 def test_silent_scheduler_leaves_no_record(slurm: FakeSlurm) -> None:
@@ -134,16 +135,16 @@ def test_invalid_record_is_empty(content: bytes, tmp_path: Path) -> None:
     """Another schema, an unknown kind and a value of the wrong type count as missing."""
     path = tmp_path / "scheduler.jsonl"
     path.write_bytes(content)
-    found = read_scheduler_record(path)
-    assert not found.job.text and not found.nodes and not found.evidence(found.job)
+    record = read_scheduler_record(path)
+    assert not record.job.text and not record.nodes and not record.evidence(record.job)
 
 
 @pytest.mark.parametrize(
     ("nodes", "name"), [("n[0-2]", "n2"), ("n[0-5]", "node 2"), ("", "node 2")]
 )
 def test_silent_node_gets_the_schedulers_name(nodes: str, name: str, tmp_path: Path) -> None:
-    """It is the one of the job's list that no other node has; a list that does not fit says
-    nothing."""
+    """It is the name in the job's list that no other node has; a list of another length gives no
+    name."""
     evidence = Evidence(tmp_path, nodes=3).node(0, ok=False).node(1, ok=False)
     job = ScheduledJob(nodes=nodes, text=f"NodeList={nodes}")
     SchedulerRecord(job).write(evidence.dir.scheduler)

@@ -84,7 +84,7 @@ def test_any_value_is_one_line_of_json(tmp_path: Path, value: Any) -> None:
     ids=lambda line: repr(line[:12]),
 )
 def test_invalid_line_is_counted(tmp_path: Path, line: bytes) -> None:
-    """Torn, foreign or hostile lines cost one count; the events around them are read."""
+    """A torn, foreign or hostile line is counted; the events around it are read."""
     good = b'{"event": "x", "time": 1, "mono": 2}\n'
     path = tmp_path / "e"
     path.write_bytes(good + line + b"\n" + good)
@@ -155,7 +155,7 @@ def test_every_metric_has_a_unit_and_a_meaning() -> None:
 
 
 def test_without_marks_only_the_last_step_is_read(tmp_path: Path) -> None:
-    """Other events are read as before, with their lines; of the steps the last complete one."""
+    """Of the steps only the last complete one is read; other events are read as always."""
     path = tmp_path / "events.jsonl"
     writer = EventWriter(path)
     writer.write("start", rank=0)
@@ -168,7 +168,7 @@ def test_without_marks_only_the_last_step_is_read(tmp_path: Path) -> None:
         stream.write('{"event": "step", "time": 1.0, "mo')
     every, few = read_events(path), read_events(path, all_marks=False)
     assert few.last("step") == every.last("step") and len(list(few.named("step"))) == 1
-    others = [one for one in every.records if one["event"] != "step"]
-    assert [one for one in few.records if one["event"] != "step"] == others
-    assert [few.line_of(one) for one in few.records] == [1, 23, 52]
+    others = [record for record in every.records if record["event"] != "step"]
+    assert [record for record in few.records if record["event"] != "step"] == others
+    assert [few.line_of(record) for record in few.records] == [1, 23, 52]
     assert every.line_of(every.records[-1]) == 52

@@ -13,9 +13,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_lists_state_their_versions() -> None:
-    """Each list names its source and version in its head, and holds names in order, once each."""
+    """The head of each list names its source and version; its names are sorted and unique."""
     package = REPOSITORY / "pytest_clustersmoke/evidence"
-    for file, version, found in (
+    for file, version, names in (
         ("nccl_env_vars.txt", variable_names.NCCL_CHECKED, variable_names.nccl_names()),
         ("torch_env_vars.txt", variable_names.TORCH_CHECKED, variable_names.torch_names()),
     ):
@@ -23,7 +23,7 @@ def test_lists_state_their_versions() -> None:
         head = [line for line in lines if line.startswith("#")]
         listed = lines[len(head) :]
         assert version in " ".join(head)
-        assert listed == sorted(set(listed)) and set(listed) == found
+        assert listed == sorted(set(listed)) and set(listed) == names
         assert all(variable_names.NAME.fullmatch(name) for name in listed)
     assert len(variable_names.nccl_names()) == 245
     assert {"NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_HOSTID"} <= variable_names.nccl_names()
@@ -123,8 +123,8 @@ def test_known_name_has_no_remark(name: str) -> None:
 )
 def test_remarks_about_names(name: str, severity: str, text: str) -> None:
     """Unknown names are warnings with the version; names of plugins and old versions are notes."""
-    found = variable_names.judge_name(name)
-    assert found is not None and (found.severity, found.text) == (severity, text)
+    verdict = variable_names.judge_name(name)
+    assert verdict is not None and (verdict.severity, verdict.text) == (severity, text)
 
 
 def test_only_known_families_are_read() -> None:

@@ -56,10 +56,10 @@ from tests.preflight.profiles import remarks_of
 )
 def test_a_value_that_cannot_work(tmp_path: Path, name: str, value: str, words: str) -> None:
     """The remark has the value, what is wrong with it, and its place."""
-    (one,) = remarks_of(tmp_path, {name: value})
-    assert one.severity == "warning" and one.text == f"{name}={value}: {words}"
+    (remark,) = remarks_of(tmp_path, {name: value})
+    assert remark.severity == "warning" and remark.text == f"{name}={value}: {words}"
     line = [i for i, text in enumerate((tmp_path / "cluster.yaml").open(), 1) if name in text]
-    assert one.source == f"{tmp_path / 'cluster.yaml'}:{line[0]}"
+    assert remark.source == f"{tmp_path / 'cluster.yaml'}:{line[0]}"
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_a_value_that_works(tmp_path: Path, name: str, value: str) -> None:
     ],
 )
 def test_debug_level_that_the_launcher_replaces(tmp_path: Path, value: str, text: str) -> None:
-    """A level below INFO does not reach the ranks, and a note says so."""
-    (one,) = remarks_of(tmp_path, {"NCCL_DEBUG": value})
-    assert (one.severity, one.text) == ("note", text)
+    """A level below INFO is replaced, and a note says so."""
+    (remark,) = remarks_of(tmp_path, {"NCCL_DEBUG": value})
+    assert (remark.severity, remark.text) == ("note", text)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_subsystems_that_hide_the_transports(tmp_path: Path, value: str, words: 
     """Without INIT the edges or their communicators cannot be read: a warning if transports are
     expected, and only then."""
     expect = {"small": {"intra_node": ["P2P/*"]}}
-    found = remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
+    remarks = remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}, expect=expect)
     wanted = f"NCCL_DEBUG_SUBSYS={value} {words}: the transports cannot be judged; add INIT"
-    assert [one.text for one in found] == ([wanted] if words else [])
+    assert [remark.text for remark in remarks] == ([wanted] if words else [])
     assert remarks_of(tmp_path, {"NCCL_DEBUG_SUBSYS": value}) == []

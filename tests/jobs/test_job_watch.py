@@ -105,7 +105,7 @@ def test_claim_shows_the_start_before_the_scheduler(tmp_path: Path, clock: Clock
 
 
 def test_results_of_all_nodes_end_a_successful_job(tmp_path: Path, clock: Clock) -> None:
-    """Its own results are enough; the scheduler's state is not waited for."""
+    """Its own results are enough, without the scheduler's state."""
     evidence = Evidence(tmp_path, nodes=2)
     job = watched(evidence)
     assert not job.is_over()
@@ -171,8 +171,8 @@ def test_ended_job_gets_time_for_late_results(tmp_path: Path, clock: Clock) -> N
 
 
 def test_requeued_job_is_over_before_it_restarts(tmp_path: Path, clock: Clock) -> None:
-    """A job that was killed without a result and requeued would start minutes later, which is not
-    waited for. A job that has never run, or whose nodes boot, is not a requeued one."""
+    """A job that was killed without a result and requeued would start minutes later; nobody waits
+    for that. A job that has never run, or whose nodes boot, does not count as requeued."""
     job = watched(Evidence(tmp_path))
     for raw in ("PENDING", "CONFIGURING"):
         job.record_state(JobState("pending", raw))

@@ -1,4 +1,4 @@
-"""How a job ended: what its own files and the scheduler's state can and cannot prove."""
+"""Outcomes of jobs: what a job's own files and the scheduler's state can and cannot prove."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_schedulers_state_decides_without_results(tmp_path: Path, raw: str, outc
 
 
 def test_deadline_while_running_is_a_failure(tmp_path: Path) -> None:
-    """A job that started and hit its deadline has failed, not never run."""
+    """A job that started before its deadline has failed; it does not count as never run."""
     evidence = Evidence(tmp_path)
     evidence.dir.claim(0).touch()
     assert judge(evidence.result(), ended("DEADLINE")).outcome == "failed"
@@ -146,7 +146,7 @@ def test_suspended_job_is_not_measured(
     ok: bool, paused_s: object, outcome: str, tmp_path: Path
 ) -> None:
     """The times of a suspended job are worthless, and a long suspension may have made ranks fail,
-    since their own time limits kept running. Their messages are reported all the same."""
+    since their own time limits kept running. Their messages are still reported."""
     evidence = Evidence(tmp_path).started().each("done")
     evidence.node(0, ok=ok, reason="rank_error", why="rank 0: timeout", paused_s=paused_s)
     judged = judge(evidence.result(), ended("COMPLETED" if ok else "FAILED"))

@@ -82,7 +82,7 @@ def test_no_gpus_are_requested_from_a_cpu_cluster(tmp_path: Path) -> None:
 
 
 def test_profile_python_starts_the_launcher(tmp_path: Path) -> None:
-    """The profile's `python` starts our launcher, also where it is a command of several words."""
+    """The profile's `python` starts our launcher, even if it is a command of several words."""
     (srun,) = [
         line
         for line in script_of(tmp_path, python="apptainer exec x.sif python")
@@ -177,7 +177,7 @@ def test_submission_returns_the_job_id(slurm: FakeSlurm, tmp_path: Path) -> None
 def test_refusal_quotes_sbatch(
     slurm: FakeSlurm, tmp_path: Path, out: str, err: str, rc: int, message: str
 ) -> None:
-    """An answer that is not a job id is a refusal, with sbatch's own message where it has one."""
+    """An answer that is not a job id is a refusal, with sbatch's own message if there is one."""
     slurm.answers("sbatch", out, err, rc)
     with pytest.raises(Refused, match=message):
         submit(backend(tmp_path, slurm.environ), tmp_path)

@@ -17,7 +17,7 @@ JOB = "7|{}|None|n[1-2]|2026-01-02T03:04:05|2026-01-02T03:05:05"
 
 
 class FakeSlurm:
-    """Fake commands with set answers, and a record of their calls."""
+    """Fake commands with prepared answers, and a record of their calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, bin = folder / "state", folder / "bin"
@@ -96,10 +96,10 @@ def test_kinds_of_job_states(slurm: FakeSlurm, client: SlurmClient, raw: str, ki
     assert (state.kind, state.raw) == (kind, raw)
 
 
-def test_sacct_is_asked_where_squeue_does_not_know_a_job(
+def test_sacct_is_asked_if_squeue_does_not_know_a_job(
     slurm: FakeSlurm, client: SlurmClient
 ) -> None:
-    """Where squeue says `Invalid job id`, accounting may still know the job."""
+    """If squeue says `Invalid job id`, accounting may still know the job."""
     slurm.answers("squeue", err="slurm_load_jobs error: Invalid job id specified", rc=1)
     slurm.answers("sacct", JOB.format("CANCELLED by 1000"))
     state = client.job_states(["7"])["7"]
@@ -108,7 +108,7 @@ def test_sacct_is_asked_where_squeue_does_not_know_a_job(
 
 
 def test_disabled_accounting_is_asked_once(slurm: FakeSlurm, client: SlurmClient) -> None:
-    """Where accounting is disabled scontrol is asked, and sacct is not called again."""
+    """If accounting is disabled, scontrol is asked, and sacct is not called again."""
     slurm.answers("sacct", err="Slurm accounting storage is disabled", rc=1)
     slurm.answers(
         "scontrol",

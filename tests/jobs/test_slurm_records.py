@@ -12,7 +12,7 @@ from tests.preflight import slurm_texts as texts
 
 
 def test_parse_node_of_slurm_22() -> None:
-    """Name, state, GPUs, CPUs, memory, partitions and host; no reason where Slurm gives none."""
+    """Name, state, GPUs, CPUs, memory, partitions and host; no reason if Slurm gives none."""
     (node,) = records.parse_nodes(texts.node()).values()
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n0", 2, 8, 1048576)
     assert node.partitions == {"main", "high"} and node.features == frozenset()

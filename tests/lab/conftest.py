@@ -37,7 +37,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def need() -> Callable[..., None]:
-    """Skip where the machine cannot run such a lab; fail where it is required to."""
+    """Skip if the machine cannot run such a lab; fail if it is required to."""
     return need_lab
 
 

@@ -143,7 +143,7 @@ def test_reserved_ports_are_exclusive() -> None:
 
 
 def test_network_in_use_is_not_chosen() -> None:
-    """Two labs choose different networks, and none to which the host has a route."""
+    """Two labs choose different networks, and neither has one to which the host has a route."""
     free = [ipaddress.IPv4Network("10.77.4.0/24"), ipaddress.IPv4Network("10.77.9.0/24")]
     used = [net for net in NETWORKS.subnets(new_prefix=24) if net not in free]
     with reserve_network(used) as first, reserve_network(used) as second:
@@ -166,7 +166,7 @@ def test_long_path_gets_a_short_directory_for_sockets(tmp_path: Path) -> None:
 def test_no_directory_for_sockets_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no short directory can be made, the message names the path and the option."""
+    """If no short directory can be made, the message names the path and the option."""
     monkeypatch.setattr(lab_paths, "_make_private", lambda path: False)
     with pytest.raises(LabError, match=r"too many for the sockets .* --dir"):
         lab_paths.choose_run(tmp_path / ("x" * 100))
@@ -204,7 +204,7 @@ def test_install_prints_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_only_root_on_debian_can_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere the message names the packages that the administrator has to install."""
+    """Otherwise the message names the packages that the administrator has to install."""
     monkeypatch.setattr(packages, "is_debian", lambda: False)
     with pytest.raises(LabError, match=r"on Debian or Ubuntu; ask .* to install munge"):
         packages.install(["munge"], print)

@@ -117,7 +117,7 @@ def test_down_cleans_up_after_a_killed_up(
 def test_unjournalled_daemon_is_found(
     need: Need, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed between a daemon's start and its line in the journal, the daemon still ends."""
+    """A daemon still ends if `up` was killed between its start and its line in the journal."""
     need()
     up = start_hanging_up(home, monkeypatch)
     up.kill()
@@ -148,7 +148,8 @@ def test_down_ends_a_running_up(
 
 @pytest.mark.lab
 def test_dead_lab_is_replaced(need: Need, clustersmoke: Run) -> None:
-    """`up` over a lab whose processes have all died removes what is left, and says so."""
+    """`up` with the name of a lab whose processes have all died removes what is left of it, and
+    says so."""
     need()
     lab.up(lab.LabSettings(nodes=1))
     lab_processes.end(lab_state.records()[0].daemons, 5.0)

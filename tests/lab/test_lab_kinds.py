@@ -43,26 +43,26 @@ print(name, os.environ["SLURMD_NODENAME"], address, links, *private, f"received:
 
 
 def namespaces(pids: Iterable[int]) -> set[str]:
-    """The namespaces of these processes, as far as they still run."""
-    found = set()
+    """The namespaces of those of these processes that still run."""
+    links = set()
     for pid in pids:
         for kind in ("net", "mnt", "uts"):
             with contextlib.suppress(OSError):
-                found.add(str(Path(f"/proc/{pid}/ns/{kind}").readlink()))
-    return found
+                links.add(str(Path(f"/proc/{pid}/ns/{kind}").readlink()))
+    return links
 
 
 def test_accounting_refuses_unknown_accounts_and_qos(start: Start, command: Run) -> None:
     """An unknown account and an unknown QOS are refused; known ones run, and sacct knows them."""
-    one = start(accounting=True)
-    assert one.accounting
+    slurm = start(accounting=True)
+    assert slurm.accounting
     job = ("sbatch", "--parsable", "--output=/dev/null", "--wrap=true")
-    refused = command(*job, "--account=nosuch", lab=one)
+    refused = command(*job, "--account=nosuch", lab=slurm)
     assert refused.returncode == 1
     assert "Invalid account" in refused.stderr
-    assert "Invalid qos" in command(*job, "--qos=nosuch", lab=one).stderr
+    assert "Invalid qos" in command(*job, "--qos=nosuch", lab=slurm).stderr
     taken = [
-        command(*job, *words, lab=one)
+        command(*job, *words, lab=slurm)
         for words in ((), ("--account=lab", "--qos=normal"), ("--qos=standby",))
     ]
     assert [answer.returncode for answer in taken] == [0, 0, 0]
@@ -73,12 +73,12 @@ def test_accounting_refuses_unknown_accounts_and_qos(start: Start, command: Run)
     deadline = time.monotonic() + 15
     lines: list[str] = []
     while lines != wanted and time.monotonic() < deadline:
-        lines = command(*sacct, lab=one).stdout.splitlines()
+        lines = command(*sacct, lab=slurm).stdout.splitlines()
         time.sleep(0.1)
     assert lines == wanted
 
 
-def test_accounting_ends_without_a_trace(start: Start) -> None:
+def test_accounting_leaves_nothing_behind(start: Start) -> None:
     """The database and slurmdbd end with the lab."""
     start(accounting=True, nodes=1)
     record = lab_state.running()[0]
@@ -88,16 +88,16 @@ def test_accounting_ends_without_a_trace(start: Start) -> None:
     assert not record.files.root.exists()
 
 
-def test_memory_is_limited_without_a_trace(start: Start, command: Run) -> None:
-    """The kernel kills a task that takes more than its job requested, only on that node; the lab's
-    control groups are removed with it."""
-    one = start(memory=True)
+def test_memory_is_limited_by_control_groups(start: Start, command: Run) -> None:
+    """The kernel kills a task that uses more memory than its job requested, only on that node; the
+    lab's control groups are removed with the lab."""
+    slurm = start(memory=True)
     take = "import os; bytearray((300 if os.environ['SLURM_NODEID'] == '1' else 1) << 20)"
     program = (sys.executable, "-c", take)
-    limited = command("srun", "--nodes=2", "--mem=100M", *program, lab=one)
+    limited = command("srun", "--nodes=2", "--mem=100M", *program, lab=slurm)
     assert limited.returncode != 0
     assert "node1: task 1: Out Of Memory" in limited.stderr
-    assert command("srun", "--nodes=2", *program, lab=one).returncode == 0
+    assert command("srun", "--nodes=2", *program, lab=slurm).returncode == 0
     groups = memory_limits.HIERARCHY / f"clustersmoke_{lab_state.running()[0].token}"
     assert groups.is_dir()
     lab.down("t")
@@ -107,11 +107,11 @@ def test_memory_is_limited_without_a_trace(start: Start, command: Run) -> None:
 def test_isolated_nodes_are_separate_hosts(start: Start, command: Run, home: Path) -> None:
     """Each node has its own name, address, interfaces, /tmp and /dev/shm, and reaches the others
     by name over TCP; sbatch, squeue and srun work from the host's shell."""
-    one = start(isolated=True)
-    assert one.isolated
+    slurm = start(isolated=True)
+    assert slurm.isolated
     (home / "node.py").write_text(NODE)
     python = str(Path(sys.base_prefix) / "bin/python3")
-    ran = command("srun", "--nodes=2", python, "node.py", lab=one)
+    ran = command("srun", "--nodes=2", python, "node.py", lab=slurm)
     assert ran.returncode == 0, ran.stderr
     lines = [line.split() for line in sorted(ran.stdout.splitlines())]
     networks = {line[2].rpartition(".")[0] for line in lines}
@@ -124,12 +124,12 @@ def test_isolated_nodes_are_separate_hosts(start: Start, command: Run, home: Pat
         ["node1", "node1", f"{network}.12", *shared, "received:"],
     ]
     batch = "--wrap=srun hostname"
-    job = command("sbatch", "--wait", "--nodes=2", "--output=job.out", batch, lab=one)
+    job = command("sbatch", "--wait", "--nodes=2", "--output=job.out", batch, lab=slurm)
     assert job.returncode == 0, job.stderr
     assert sorted((home / "job.out").read_text().split()) == ["node0", "node1"]
 
 
-def test_two_isolated_labs_end_without_a_trace(start: Start, command: Run) -> None:
+def test_two_isolated_labs_leave_nothing_behind(start: Start, command: Run) -> None:
     """Two run side by side on separate networks; each leaves no interface, namespace or mount
     when it ends."""
     start("one", isolated=True)

@@ -1,4 +1,4 @@
-"""A real Slurm with two nodes: started, used, and ended without a trace."""
+"""A real Slurm with two nodes is started, used and ended, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ srun --cpus-per-task=4 bash -c 'echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $SLU
 
 def processes_under(path: Path) -> list[str]:
     """Every process whose command, environment or working directory contains a path."""
-    found = []
+    commands = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -37,62 +37,62 @@ def processes_under(path: Path) -> list[str]:
         except OSError:
             continue
         if os.fsencode(path) in text or directory.startswith(str(path)):
-            found.append(text.replace(b"\0", b" ").decode(errors="replace")[:200])
-    return found
+            commands.append(text.replace(b"\0", b" ").decode(errors="replace")[:200])
+    return commands
 
 
-def wait_for_job(command: Run, one: lab.Lab, job: str, wanted: str) -> str:
+def wait_for_job(command: Run, slurm: lab.Lab, job: str, wanted: str) -> str:
     """Wait until a job is in the wanted state; return the last state seen."""
     deadline = time.monotonic() + 20
     seen = ""
     while time.monotonic() < deadline:
-        seen = command("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", lab=one).stdout.strip()
+        seen = command("squeue", "-h", "-t", "all", "-j", job, "-o", "%T", lab=slurm).stdout.strip()
         if seen == wanted:
             return seen
         time.sleep(0.05)
     return seen
 
 
-def submit(command: Run, one: lab.Lab, *words: str) -> str:
-    answer = command("sbatch", "--parsable", *words, lab=one)
+def submit(command: Run, slurm: lab.Lab, *words: str) -> str:
+    answer = command("sbatch", "--parsable", *words, lab=slurm)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.strip()
 
 
 def test_job_of_two_nodes_sees_its_gpus(start: Start, command: Run, home: Path) -> None:
     """A batch job's srun runs once on each node, with two GPUs and the requested CPUs."""
-    one = start()
+    slurm = start()
     (home / "job.sh").write_text(SCRIPT)
-    job = submit(command, one, "job.sh")
-    assert wait_for_job(command, one, job, "COMPLETED") == "COMPLETED"
+    job = submit(command, slurm, "job.sh")
+    assert wait_for_job(command, slurm, job, "COMPLETED") == "COMPLETED"
     lines = sorted((home / "job.out").read_text().splitlines())
     assert lines == ["node0 0,1 4", "node1 0,1 4"]
-    refused = command("sbatch", "--gpus-per-node=3", "--wrap=true", lab=one)
+    refused = command("sbatch", "--gpus-per-node=3", "--wrap=true", lab=slurm)
     assert "Requested node configuration is not available" in refused.stderr
 
 
 def test_high_requeues_main_and_cancelling_is_quick(start: Start, command: Run) -> None:
     """A job of `high` preempts one of `main`, which is requeued; scancel ends it quickly."""
-    one = start()
+    slurm = start()
     words = ("--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=exec sleep 600")
-    low = submit(command, one, *words)
-    assert wait_for_job(command, one, low, "RUNNING") == "RUNNING"
-    high = submit(command, one, "--partition=high", *words)
-    assert wait_for_job(command, one, high, "RUNNING") == "RUNNING"
-    assert wait_for_job(command, one, low, "PENDING") == "PENDING"
+    low = submit(command, slurm, *words)
+    assert wait_for_job(command, slurm, low, "RUNNING") == "RUNNING"
+    high = submit(command, slurm, "--partition=high", *words)
+    assert wait_for_job(command, slurm, high, "RUNNING") == "RUNNING"
+    assert wait_for_job(command, slurm, low, "PENDING") == "PENDING"
     began = time.monotonic()
-    command("scancel", high, lab=one)
-    assert wait_for_job(command, one, high, "CANCELLED") == "CANCELLED"
+    command("scancel", high, lab=slurm)
+    assert wait_for_job(command, slurm, high, "CANCELLED") == "CANCELLED"
     assert time.monotonic() - began < 5
 
 
 def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home: Path) -> None:
     """After `down` with a job running no process, socket directory, mount or file is left."""
-    one = start()
+    slurm = start()
     record = lab_state.running()[0]
     # A process outside its job's session, which only its environment identifies.
-    job = submit(command, one, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
-    assert wait_for_job(command, one, job, "RUNNING") == "RUNNING"
+    job = submit(command, slurm, "--output=/dev/null", "--wrap=setsid sleep 600 & exec sleep 600")
+    assert wait_for_job(command, slurm, job, "RUNNING") == "RUNNING"
     assert processes_under(home)
     ended = clustersmoke("lab", "down")
     assert (ended.returncode, ended.stderr) == (0, "lab t: ended\n")
@@ -104,22 +104,22 @@ def test_down_leaves_nothing(start: Start, clustersmoke: Run, command: Run, home
 
 
 def test_two_labs_do_not_clash(start: Start, clustersmoke: Run, command: Run) -> None:
-    """Two labs run side by side; a job of one is not the other's, and `down` ends one only."""
-    one, two = start("one"), start("two")
-    job = submit(command, two, "--output=/dev/null", "--wrap=true")
-    assert wait_for_job(command, two, job, "COMPLETED") == "COMPLETED"
-    assert command("squeue", "-h", "-t", "all", lab=one).stdout == ""
+    """Two labs run side by side; neither sees the other's jobs, and `down` ends only one."""
+    first, second = start("one"), start("two")
+    job = submit(command, second, "--output=/dev/null", "--wrap=true")
+    assert wait_for_job(command, second, job, "COMPLETED") == "COMPLETED"
+    assert command("squeue", "-h", "-t", "all", lab=first).stdout == ""
     which = clustersmoke("lab", "env")
     assert (which.returncode, which.stdout) == (2, "")
     assert "2 labs are running (one, two)" in which.stderr
     assert clustersmoke("lab", "down").returncode == 2
     assert clustersmoke("lab", "down", "--name", "one").returncode == 0
-    assert command("sinfo", "-h", lab=two).returncode == 0
-    assert clustersmoke("lab", "env").stdout == f"export SLURM_CONF={two.slurm_conf}\n"
+    assert command("sinfo", "-h", lab=second).returncode == 0
+    assert clustersmoke("lab", "env").stdout == f"export SLURM_CONF={second.slurm_conf}\n"
 
 
 def test_nothing_listens_beyond_loopback(start: Start) -> None:
-    """Every TCP port that a daemon of the lab listens on is one of 127.0.0.1."""
+    """Every TCP port that a daemon of the lab listens on is bound to 127.0.0.1."""
     start()
     inodes = set()
     for process in lab_state.running()[0].daemons:
@@ -148,7 +148,7 @@ def test_name_is_taken_once(start: Start, clustersmoke: Run) -> None:
 
 
 def test_status_names_the_dead_daemon(start: Start, clustersmoke: Run) -> None:
-    """With one slurmd killed the lab is partly up, and status names the daemon."""
+    """If one slurmd was killed the lab is partly up, and status names the daemon."""
     start()
     victim = [daemon for daemon in lab_state.running()[0].daemons if daemon.role == "slurmd-node1"]
     assert lab_processes.end(victim, 5.0) == []
@@ -159,11 +159,12 @@ def test_status_names_the_dead_daemon(start: Start, clustersmoke: Run) -> None:
 
 
 def test_lab_in_the_users_directory(start: Start, clustersmoke: Run, home: Path) -> None:
-    """With --dir all files are in it, `down` removes it, and one that is not empty is refused."""
+    """With --dir all files are in that directory, and `down` removes it; a directory that is not
+    empty is refused."""
     mine = home / "mine"
-    one = start(directory=mine)
-    assert one.slurm_conf == mine / "slurm.conf"
-    assert lab.find({}).slurm_conf == one.slurm_conf
+    slurm = start(directory=mine)
+    assert slurm.slurm_conf == mine / "slurm.conf"
+    assert lab.find({}).slurm_conf == slurm.slurm_conf
     assert clustersmoke("lab", "down").returncode == 0
     assert not mine.exists()
     mine.mkdir()

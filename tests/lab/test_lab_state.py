@@ -21,7 +21,7 @@ Alive = Callable[..., Process]
 
 @pytest.fixture
 def alive() -> Iterator[Alive]:
-    """Makes a journal entry for a running process, with the given role."""
+    """Make a journal entry for a running process with a role."""
     child = subprocess.Popen(["sleep", "600"])
     started = lab_processes.start_time(child.pid)
     assert started is not None
@@ -52,15 +52,16 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Make:
             journal.started(process)
         if ready:
             files = lab_paths.LabDir(root, root / "run")
-            one = lab.Lab(name, files.slurm_conf, ("node0",), 2, False, False)
-            lab_state.write_state(lab_state.read_record(name, root), one, "22.05.8")
+            running_lab = lab.Lab(name, files.slurm_conf, ("node0",), 2, False, False)
+            lab_state.write_state(lab_state.read_record(name, root), running_lab, "22.05.8")
         return lab_state.read_record(name, root)
 
     return make_lab
 
 
 def test_status_follows_the_processes(make: Make, alive: Alive) -> None:
-    """All alive is up, some is partly up, none is down; a reused pid counts as dead."""
+    """With all processes alive the lab is up, with some partly up, with none down; a reused pid
+    counts as dead."""
     assert make("up", alive()).status == "up"
     assert make("partly", alive(), dead()).status == "partly up"
     assert make("down", dead()).status == "down"
@@ -123,7 +124,7 @@ def test_dead_lab_in_slurm_conf_is_refused(make: Make) -> None:
 
 
 def test_foreign_slurm_is_described(tmp_path: Path) -> None:
-    """SLURM_CONF of another Slurm gives its nodes, its GPUs and its accounting."""
+    """The slurm.conf of another Slurm shows its nodes, GPUs and accounting."""
     conf = tmp_path / "slurm.conf"
     conf.write_text(
         "AccountingStorageType=accounting_storage/slurmdbd\n"
@@ -131,9 +132,9 @@ def test_foreign_slurm_is_described(tmp_path: Path) -> None:
         "NodeName=gpu[01-02] CPUs=64 \\\n  Gres=gpu:a100:4(S:0-1),nvme:1\n"
         "nodename=login Gres=gpu:2\n"
     )
-    found = lab.find({"SLURM_CONF": str(conf)})
-    assert found.nodes == ("gpu01", "gpu02", "login")
-    assert (found.gpus_per_node, found.accounting, found.isolated) == (2, True, False)
+    slurm = lab.find({"SLURM_CONF": str(conf)})
+    assert slurm.nodes == ("gpu01", "gpu02", "login")
+    assert (slurm.gpus_per_node, slurm.accounting, slurm.isolated) == (2, True, False)
     with pytest.raises(lab.LabError, match="cannot be read"):
         lab.find({"SLURM_CONF": str(tmp_path / "none")})
 
@@ -163,11 +164,11 @@ def test_only_the_labs_processes_are_found() -> None:
         subprocess.Popen([sys.executable, "-c", child], env=environ) for environ in variables
     ]
     try:
-        found: set[int] = set()
-        while not {started[0].pid, started[1].pid} < found or len(found) < 4:
-            found = {process.pid for process in lab_processes.find_processes(token, [conf])}
-        assert len(found) == 4
-        assert started[2].pid not in found
+        pids: set[int] = set()
+        while not {started[0].pid, started[1].pid} < pids or len(pids) < 4:
+            pids = {process.pid for process in lab_processes.find_processes(token, [conf])}
+        assert len(pids) == 4
+        assert started[2].pid not in pids
         assert lab_processes.end(lab_processes.find_processes(token, [conf]), 5.0) == []
         assert started[2].poll() is None
     finally:

@@ -250,7 +250,7 @@ def test_interface_pinned_on_the_node_is_checked(tmp_path: Path) -> None:
     facts = {"variables": {}, "interfaces": IB}
     conf = {"nccl_conf": {"/etc/nccl.conf": {"NCCL_SOCKET_IFNAME": "eth0"}}}
     (one,) = find_unmatched_interfaces(Ran(tmp_path, {**facts, **conf}).result())
-    assert (one.node, one.source, one.there) == ("n0", "set on the node", ("ibp65s0", "bond0"))
+    assert (one.node, one.source, one.available) == ("n0", "set on the node", ("ibp65s0", "bond0"))
 
 
 def test_nccl_interfaces_do_not_matter_without_nccl(tmp_path: Path) -> None:

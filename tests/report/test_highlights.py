@@ -92,7 +92,7 @@ def test_nan_metric_is_highlighted() -> None:
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
     (item,) = found(phase)["metrics"].items
-    assert item.what == "nan, which is not a number"
+    assert item.what == "nan, which is not a finite number"
     assert item.text == f"final_loss is nan; also steps_per_s, samples_per_s{CHANGED}"
 
 

@@ -125,7 +125,7 @@ def test_malformed_report_is_refused(
 
 def test_real_reports_match_the_schema(suite: Suite, shipped: dict[str, Any]) -> None:
     """Jobs that passed, failed, and talked over NCCL; criteria that failed and could not be judged;
-    a rate that is no number."""
+    a rate that is not a finite number."""
     suite.cluster(
         phases=dict.fromkeys(["good", "bad", "edges", "endless"]),
         references={"good": {"steps_per_s": REFERENCE}},

@@ -17,8 +17,8 @@ from ...text import sanitize_line
 from .history_schema import VERSION, migrate, read_version
 
 NAME = "history.db"
-# How long a writer waits for others; a write takes milliseconds. After an interrupt a person waits
-# for the prompt.
+# How long a writer waits for others; a write takes milliseconds. After an interrupt the wait is
+# shorter, since somebody is waiting for the prompt.
 PATIENCE_S, HURRIED_S = 20.0, 5.0
 READ_PATIENCE_S = 2.0
 MODE = 0o644  # as for all files of a report
@@ -41,7 +41,6 @@ def open_for_reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
     Raises HistoryUnusable, also for errors of the database inside the `with`, such as rows with
     values of the wrong type.
     """
-
     path = report_dir / NAME
     if not _exists(path):
         yield None
@@ -51,7 +50,7 @@ def open_for_reading(report_dir: Path) -> Iterator[sqlite3.Connection | None]:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
-            yield connection if _usable_version(connection, path) else None
+            yield connection if _check_version(connection, path) else None
     except (sqlite3.Error, TypeError, ValueError) as error:
         raise HistoryUnusable(_explain(path, "read", str(error))) from error
 
@@ -75,7 +74,6 @@ def open_for_writing(
     """A connection with one transaction: everything in the `with` is stored, or nothing. Creates
     the database if it does not exist, and migrates it to the current version. Waits up to
     `patience_s` for other writers. Raises HistoryUnusable."""
-
     path = report_dir / NAME
     give_up = time.monotonic() + patience_s
     try:
@@ -96,8 +94,8 @@ def open_for_writing(
 
 
 def _begin(connection: sqlite3.Connection, path: Path) -> None:
-
-    _usable_version(connection, path)
+    """Begin a transaction, on the current version of the schema."""
+    _check_version(connection, path)
     # Earlier versions used WAL mode on local disks. It stays while another process reads.
     with suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = delete")
@@ -109,12 +107,11 @@ def _begin(connection: sqlite3.Connection, path: Path) -> None:
 def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
     """Connect in write mode even for reading, since only then SQLite can roll back what a killed
     writer left. Without write permission SQLite opens the file read-only."""
-
     uri = f"{path.absolute().as_uri()}?mode=rw"
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
 
 
-def _usable_version(connection: sqlite3.Connection, path: Path) -> int:
+def _check_version(connection: sqlite3.Connection, path: Path) -> int:
     """The version, 0 for an empty file. Raises HistoryUnusable if it is foreign or too new, and
     sqlite3.Error."""
     version = read_version(connection)
@@ -141,7 +138,7 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
     except Timeout as error:
         raise HistoryUnusable(
             f"this run was not added to the history: {lock.lock_file} was held for "
-            f"{patience_s:g} s by {_holder(Path(lock.lock_file))}; "
+            f"{patience_s:g} s by {_describe_holder(Path(lock.lock_file))}; "
             "delete the lock file if that process is gone"
         ) from error
     try:
@@ -150,7 +147,7 @@ def _lock_file(path: Path, patience_s: float) -> Iterator[None]:
         lock.release()
 
 
-def _holder(lock: Path) -> str:
+def _describe_holder(lock: Path) -> str:
     """`process 4711 on node3`, from the lock file: pid and host, a line each."""
     try:
         lines = lock.read_bytes()[:MAX_HOLDER].decode(errors="replace").splitlines()

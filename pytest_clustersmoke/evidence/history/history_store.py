@@ -23,7 +23,7 @@ MAX_TEXT, MAX_SHAPE, MAX_NAMES = 500, 4000, 4096
 
 
 class Setup(NamedTuple):
-    """What phase runs must have in common to be compared; unknown versions are empty."""
+    """The properties that phase runs must share to be compared; unknown versions are empty."""
 
     hardware: str
     shape: str
@@ -35,7 +35,7 @@ class Setup(NamedTuple):
 
     @classmethod
     def of(cls, hardware: str, shape: str, versions: Mapping[str, str]) -> Setup:
-        """The setup in its stored form, so that equal setups are found again."""
+        """The setup in its stored form, in which equal setups compare equal."""
         compared = (shorten_line(versions.get(name, "")) for name in cls._fields[2:])
         return cls(shorten_line(hardware), shorten_line(shape, MAX_SHAPE), *compared)
 
@@ -169,12 +169,12 @@ def _metric_row(phase: int, name: str, metric: MetricRecord) -> tuple[Any, ...]:
 def find_or_insert_setup(connection: Connection, setup: Setup) -> int:
     """The id of a setup's row, which is inserted if it is new."""
     values = dict(zip(Setup._fields, setup, strict=True))
-    found = connection.execute(
+    row = connection.execute(
         f"SELECT id FROM setups WHERE {' AND '.join(f'{name} = :{name}' for name in values)}",
         values,
     ).fetchone()
-    if found:
-        return int(found[0])
+    if row:
+        return int(row[0])
     number = insert(connection, "setups", values)
     connection.execute("DELETE FROM phases WHERE setup = ?", (number,))  # as in _insert_run
     return number

@@ -1,10 +1,10 @@
-"""Judges a value against the median and spread of past values, which a few bad runs do not move.
+"""Judges a value against the median and spread of past values, which resist a few bad runs.
 
-The spread is the mean distance from the median, with each distance capped at 5 scaled MADs; times
+The spread is the mean distance from the median, with each distance capped at 5 scaled MADs. Times
 sqrt(pi / 2) it estimates the standard deviation of normal values. The MAD alone (the median of the
 distances, times 1.4826: C. Leys et al., J. Exp. Soc. Psychol. 49 (2013) 764-766,
-doi:10.1016/j.jesp.2013.03.013) resists bad runs as well, but is so inexact for ten runs that, in
-one history of five, a bound with few false failures would miss a loss of 30 %.
+doi:10.1016/j.jesp.2013.03.013) resists bad runs as well, but is too inexact for ten runs: a
+bound with few false failures would miss a loss of 30 % in one history of five.
 """
 
 from __future__ import annotations
@@ -84,9 +84,11 @@ def measure_level(values: Iterable[float]) -> PastLevel | None:
 
 @dataclass(frozen=True)
 class OutlierJudge:
-    """Judges values of one phase's metrics, and explains them with what changed since the last good
-    run, whose id is `last_good` (empty if there is none), and since the last good run on other
-    versions."""
+    """Judges the metrics of one phase, and explains a loss by what changed.
+
+    `changed` lists changes since the last good run, whose id is `last_good` (empty if there is
+    none); `since_others` those since the last good run on other versions.
+    """
 
     changed: Sequence[str] = ()
     last_good: str = ""
@@ -94,7 +96,7 @@ class OutlierJudge:
 
     def judge(
         self,
-        said: str,
+        measured: str,
         value: float,
         higher_is_better: bool,
         same: Sequence[float],
@@ -102,28 +104,35 @@ class OutlierJudge:
         *,
         fails: bool = True,
     ) -> PastRecord:
-        """`said` is the value as text; `same` are values of good runs on the same hardware and
-        versions, `others` those on other versions, the newest first. Without `fails` a finite value
-        can at most warn."""
+        """Judge a value; `measured` is its text.
+
+        `same` are values of good runs on the same hardware and versions, `others` those on other
+        versions, both the newest first. Without `fails` a finite value can at most warn.
+        """
         here = measure_level(same)
         known = sum(map(math.isfinite, same[:WINDOW])) if here is None else here.runs
         if not math.isfinite(value):
             record = _make_record(here, known, higher_is_better, fails)
-            return {**record, "status": "fail", "text": f"{said}, which is not a number"}
+            return {**record, "status": "fail", "text": f"{measured}, which is not a finite number"}
         if here is None:
-            return self._unjudged(said, value, higher_is_better, known, measure_level(others))
+            return self._unjudged(measured, value, higher_is_better, known, measure_level(others))
         record = _make_record(here, known, higher_is_better, fails)
         if _is_beyond(value, here, record["fail"], higher_is_better):
             record["status"] = "fail"
         elif _is_beyond(value, here, record["warn"], higher_is_better):
             record["status"] = "warn"
-        record["text"] = f"{said}: {_describe_distance(value, here, record)}"
+        record["text"] = f"{measured}: {_describe_distance(value, here, record)}"
         if record["status"] != "ok":
             record["text"] += f"; {self._since()}"
         return record
 
     def _unjudged(
-        self, said: str, value: float, higher_is_better: bool, known: int, other: PastLevel | None
+        self,
+        measured: str,
+        value: float,
+        higher_is_better: bool,
+        known: int,
+        other: PastLevel | None,
     ) -> PastRecord:
         """Judge a value with too few runs on these versions. Runs on other versions cannot fail it,
         since the new versions may be slower by design, but they can show what the change costs."""
@@ -133,15 +142,15 @@ class OutlierJudge:
         )
         record = _make_record(None, known, higher_is_better, fails=False)
         if other is None:
-            return {**record, "status": NOT_ENOUGH, "text": f"{said}: {few}"}
+            return {**record, "status": NOT_ENOUGH, "text": f"{measured}: {few}"}
         compared = _make_record(other, other.runs, higher_is_better, fails=False)
         changed = f"changed: {', '.join(self.since_others) or 'unknown'}"
         if _is_beyond(value, other, compared["warn"], higher_is_better):
             beside = _describe_distance(value, other, compared, " on other versions")
-            text = f"{said}: {beside}; {changed}; {few}"
+            text = f"{measured}: {beside}; {changed}; {few}"
             return {**compared, "status": "warn", "text": text, "other_versions": True}
         past = f"against other versions it is {other.distance(value)} of {other.runs} good runs"
-        text = f"{said}: {few}; {past} (spread {show(other.spread)}); {changed}"
+        text = f"{measured}: {few}; {past} (spread {show(other.spread)}); {changed}"
         return {**record, "status": NOT_ENOUGH, "text": text}
 
     def _since(self) -> str:

@@ -1,10 +1,11 @@
-"""What changed between two runs, in text short enough for the first screen."""
+"""Describes what changed between two runs, briefly enough for the first screen."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
+from ...text import shorten
 from ..fingerprint import SHAPE, VERSIONS
 from .history_query import PhaseRun
 
@@ -40,10 +41,10 @@ def describe_shape_changes(old: str, new: str) -> list[str]:
         before, after = json.loads(old), json.loads(new)
         names = sorted(before.keys() | after.keys())
     except (ValueError, AttributeError):
-        return [f"shape {_shorten(old)} -> {_shorten(new)}"]
+        return [f"shape {_shorten_value(old)} -> {_shorten_value(new)}"]
     return [
         f"{name if name in SHAPE or name.startswith('args.') else f'args.{name}'} "
-        f"{_shorten(before.get(name, 'unset'))} -> {_shorten(after.get(name, 'unset'))}"
+        f"{_shorten_value(before.get(name, 'unset'))} -> {_shorten_value(after.get(name, 'unset'))}"
         for name in names
         if before.get(name) != after.get(name)
     ]
@@ -58,11 +59,10 @@ def describe_node_changes(old: Iterable[str], new: Iterable[str]) -> list[str]:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    """The first MAX_NAMED names, then how many are left out."""
+    return shorten(names, MAX_NAMED)
 
 
-def _shorten(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = str(value) or "unknown"
     return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]}..."

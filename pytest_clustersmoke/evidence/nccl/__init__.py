@@ -6,7 +6,7 @@
     observations.py   everything seen so far, kept small
     line_cache.py     recognises lines that differ from earlier ones only in their channel
     communicators.py  which communicators exist; attribution.py: which one an edge belongs to
-    log_assembly.py   puts the observations together as a Log
+    log_assembly.py   assembles the observations into a Log
     nccl_log.py       the Log: communicators, edges, warnings
 
 `clustersmoke transports` uses, in cli/, from the log alone:
@@ -17,8 +17,8 @@
     transport_json.py      JSON; transport_text.py, matrix.py: text
     transports_command.py  the subcommand
 
-What a log does not say is None or empty. No edge is guessed: a line that was cut or torn counts as
-torn, and an edge that may belong to several communicators lists them all.
+A value that the log does not have is None or empty. No edge is guessed: a cut or torn line counts
+as torn, and an edge that may belong to several communicators lists them all.
 """
 
 from .log_reader import NodeLogs, Reader, Unreadable, read_nodes

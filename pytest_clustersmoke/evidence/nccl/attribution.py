@@ -1,11 +1,11 @@
-"""Which communicator an edge belongs to.
+"""Finds the communicator that an edge belongs to.
 
 NCCL's edges do not name their communicator. It follows from the process that logged the edge and
 its own rank, the devices of both ends, the number of ranks, and the time. A thread inside an init
 (Init START to Init COMPLETE, 2.17 and later) connects that communicator and no other; otherwise it
 connects one whose init is complete. Up to 2.21, and later if cuMem is off, rings and trees are
 connected within init; send/recv is not. If several communicators remain, all are listed; if none
-remains, none is.
+remains, the list is empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SEND_RECV_FROM = (2, 7)
 VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 # If more communicators than this are possible, none is listed.
 MAX_CANDIDATES = 64
-# With more claims than this on one rank of a process, time is not used to choose between them.
+# If a process has more claims than this on one rank, no communicator is listed.
 MAX_CLAIMS = 4096
 LOW_32_BITS = 2**32 - 1
 
@@ -37,7 +37,7 @@ class Attribution:
         self._communicators = communicators
         self._sole = self._only_one(communicators)
         self._variants = logged.variants
-        # Thread, variant and own rank, which many edges share -> the claims that fit.
+        # Thread, variant and own rank (which many edges share) -> the claims that fit.
         self._claimed: dict[tuple[int, int, int | None], list[Claim] | None] = {}
         self._same: dict[tuple[int, ...], tuple[int, ...]] = {}
         matches = [VERSION.match(version) for version in logged.versions]
@@ -72,37 +72,42 @@ class Attribution:
         claimed = self._claimed[ends] if ends in self._claimed else self._claims(ends, key)
         if claimed is not None:
             drafts = (draft for claim in claimed for draft in claim.drafts)
-            found = tuple(
+            indices = tuple(
                 sorted(
-                    {one.index for one in drafts if _can_hold(one, source, destination, variant)}
+                    {
+                        draft.index
+                        for draft in drafts
+                        if _can_hold(draft, source, destination, variant)
+                    }
                 )
             )
         elif self._communicators.inferred:
-            found = self._inferred(thread, own)
+            indices = self._inferred(thread, own)
         else:
             fits = self._sole and _can_hold(self._sole, source, destination, variant)
-            found = self._by_exclusion(thread, own) if fits else ()
-        return self._same.setdefault(found, found)
+            indices = self._by_exclusion(thread, own) if fits else ()
+        return self._same.setdefault(indices, indices)
 
     def _claims(self, ends: tuple[int, int, int | None], key: EdgeKey) -> list[Claim] | None:
-        """The claims of the process that an edge can belong to by its time; None if it has none."""
+        """The process's claims that an edge can belong to by its time; None if the process has no
+        claim."""
         thread, index, own = ends
         ranks, process = key[1:3] if own is None else (own,), self._process(thread)
         mine = [claim for rank in ranks for claim in self._by_rank.get((process, rank), ())]
         variant = self._variants[index]
         own_id = variant.destination_id if variant.role == "receive" else variant.source_id
-        found = None
+        fitting = None
         if process is not None and mine:
             claims = [c for c in mine[:MAX_CLAIMS] if own is None or _same_device(c.init, own_id)]
-            found = self._timely(claims, self._threads[thread], variant) if claims else None
+            fitting = self._timely(claims, self._threads[thread], variant) if claims else None
             if (
                 len(mine) > MAX_CLAIMS
-                or sum(len(claim.drafts) for claim in found or ()) > MAX_CANDIDATES
+                or sum(len(claim.drafts) for claim in fitting or ()) > MAX_CANDIDATES
             ):
-                found = []
+                fitting = []
         if own is not None:
-            self._claimed[ends] = found
-        return found
+            self._claimed[ends] = fitting
+        return fitting
 
     def _process(self, thread: int) -> NcclProcess | None:
         return self._threads[thread].process if thread >= 0 else None
@@ -112,9 +117,8 @@ class Attribution:
     def _timely(self, claims: list[Claim], thread: Thread, variant: Variant) -> list[Claim]:
         """The claims that the moment of the line allows; all, if the moment says nothing."""
         moment = variant.moment
-        if (
-            moment is None or not thread.process.pid.isdigit()
-        ):  # hidden pids may be several processes
+        # A hidden pid may stand for several processes.
+        if moment is None or not thread.process.pid.isdigit():
             return claims
         claims = [claim for claim in claims if not _is_destroyed(claim.init, moment)]
         inside, surely = self._inside(thread, moment)
@@ -157,8 +161,9 @@ class Attribution:
         return communicators.drafts[0] if is_sole else None
 
     def _adopt(self, logged: Observations, sole: CommunicatorDraft) -> None:
-        """Fill in ranks of the only communicator whose inits were not logged: the process that logs
-        edges as that rank, if no other process does and it logs as no other rank."""
+        """Fill in members of the only communicator whose inits were not logged: a process becomes
+        the rank as which it logs edges, if no other process does so and it logs as no other rank.
+        """
         ranks: dict[tuple[NcclProcess, str], set[int]] = defaultdict(set)
         processes: dict[int, set[NcclProcess]] = defaultdict(set)
         for (index, source, destination, number), _ in iterate_edges(logged.edges):
@@ -175,7 +180,7 @@ class Attribution:
                 sole.members.update(dict.fromkeys(mine, process))
 
     def _stranger(self, thread: Thread) -> bool:
-        """Whether no init says which rank the process is with this GPU."""
+        """Whether no init shows the rank of this process and GPU."""
         claims = self._communicators.claims.get(thread.process, ())
         devices = [claim.init.cuda_device for claim in claims]
         return None not in devices and thread.device not in map(str, devices)
@@ -190,7 +195,7 @@ class Attribution:
         return self._all
 
     def _by_exclusion(self, thread: int, own: int | None) -> tuple[int, ...]:
-        """If no init of the process fits: the only communicator, if it fits."""
+        """The only communicator, for a process none of whose inits fits."""
         process = self._process(thread)
         if process is None:
             return (0,)

@@ -1,4 +1,4 @@
-"""Which communicators exist, and which of their ranks a process is or may be.
+"""Finds which communicators exist, and which of their ranks each process is or may be.
 
 From 2.17 on NCCL names a communicator (commId) or the one it was split from. In older or incomplete
 logs communicators are distinguished by their processes: a rank is one process.
@@ -44,7 +44,7 @@ class CommunicatorDraft:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """By its own init a process is this rank of one of these communicators."""
+    """A process's own init shows that it is this rank of one of these communicators."""
 
     drafts: tuple[CommunicatorDraft, ...]
     rank: int
@@ -60,7 +60,8 @@ class Communicators:
         self.claims: dict[NcclProcess | None, list[Claim]] = defaultdict(list)
         self._from_inits()
         self.inferred = not self.drafts
-        # Without init lines: whether a process is several ranks, so its edges cannot be attributed.
+        # Without init lines: whether a process has several ranks, so that its edges cannot be
+        # attributed.
         self.overlapping = False
         if self.inferred:
             self._from_edges()
@@ -76,12 +77,13 @@ class Communicators:
                 ranks=draft.ranks,
                 nodes=nodes.pop() if len(nodes) == 1 else None,
                 members=members,
-                nvls=self._nvls(draft) if members else None,
+                nvls=self._used_nvls(draft) if members else None,
             )
 
-    def _nvls(self, draft: CommunicatorDraft) -> bool | None:
-        """Whether NVLS was connected. One rank may say so, and perhaps without the communicator."""
-        found: bool | None = False
+    def _used_nvls(self, draft: CommunicatorDraft) -> bool | None:
+        """Whether NVLS was connected. A single rank may log it, and perhaps without naming the
+        communicator."""
+        connected: bool | None = False
         for rank, held in draft.members.items():
             process = draft.process(rank)
             pointers = self._logged.nvls.get(process)
@@ -89,12 +91,12 @@ class Communicators:
                 continue
             if isinstance(held, Init) and held.pointer in pointers:
                 return True
-            if None in pointers and len(pointers) == 1:  # it never says for which
+            if None in pointers and len(pointers) == 1:  # it does not name the communicator
                 claims = self.claims.get(process, ())
                 if len({draft.index for claim in claims for draft in claim.drafts}) <= 1:
                     return True
-                found = None
-        return found
+                connected = None
+        return connected
 
     # -- By init lines ----------------------------------------------------------------------------
 
@@ -111,40 +113,41 @@ class Communicators:
                 [init for init in inits if name is None or init.shared_id]
             ):
                 for init in inits:
-                    self._one(name, ranks, [[init]])
+                    self._add_communicator(name, ranks, [[init]])
             elif len(turns) > 1 or any(len(_collect_gpus(lives)) > 1 for lives in members.values()):
-                self._open(name, ranks, members)
+                self._add_ambiguous(name, ranks, members)
             elif name is not None or ranks == most or _is_whole(ranks, inits, len(logged) == most):
-                # The k-th init of each rank. The largest communicator has all ranks, and is one.
+                # The k-th inits of all ranks make one communicator. The largest one is
+                # taken to have all ranks of the job, so its processes share it.
                 for turn in range(turns.pop()):
-                    self._one(name, ranks, [lives[turn] for lives in members.values()])
-            else:  # nothing shows that these processes share one
-                self._apart(ranks, inits)
+                    self._add_communicator(name, ranks, [lives[turn] for lives in members.values()])
+            else:  # nothing shows that these processes share a communicator
+                self._add_separate(ranks, inits)
 
-    def _one(self, name: str | None, ranks: int, lives: list[list[Init]]) -> None:
-        draft = self._draft(name, ranks)
+    def _add_communicator(self, name: str | None, ranks: int, lives: list[list[Init]]) -> None:
+        draft = self._add_draft(name, ranks)
         for init in (init for inits in lives for init in inits):
             held = draft.members.get(init.rank)
-            # If an init was read twice (a log given twice), keep the one that says more.
+            # If an init was read twice (the same log given twice), keep the more complete one.
             if not isinstance(held, Init) or (
                 held.completed is None and init.completed is not None
             ):
                 draft.members[init.rank] = init
             self.claims[init.process].append(Claim((draft,), init.rank, init))
 
-    def _open(self, name: str | None, ranks: int, members: Members) -> None:
-        """Make several communicators, one for each process of the rank that has most. Which of them
-        the other ranks belong to is open."""
+    def _add_ambiguous(self, name: str | None, ranks: int, members: Members) -> None:
+        """Add several communicators, one for each process of the rank that has the most processes.
+        Which of them the other ranks belong to stays open."""
         seed = max(members, key=lambda rank: (len(members[rank]), -rank))
         first = len(self.drafts)
         for inits in members[seed]:
-            self._one(name, ranks, [inits])
+            self._add_communicator(name, ranks, [inits])
         drafts = tuple(self.drafts[first:])
         for rank, lives in members.items():
             for init in (init for inits in lives for init in inits if rank != seed):
                 self.claims[init.process].append(Claim(drafts, rank, init))
 
-    def _apart(self, ranks: int, inits: list[Init]) -> None:
+    def _add_separate(self, ranks: int, inits: list[Init]) -> None:
         by_process: dict[NcclProcess | None, list[Init]] = defaultdict(list)
         for init in inits:
             by_process[init.process].append(init)
@@ -152,12 +155,13 @@ class Communicators:
             members = _group_by_rank(mine, by_pointer=False)
             for turn in range(max(map(len, members.values()))):
                 present = [lives[turn] for lives in members.values() if turn < len(lives)]
-                self._one(None, ranks, present)
+                self._add_communicator(None, ranks, present)
 
     # -- By the edges alone ------------------------------------------------------------------------
 
     def _from_edges(self) -> None:
-        """Two processes of one rank, or two ranks of one GPU's process, show two communicators."""
+        """Two processes with the same rank, or one GPU's process with two ranks, show that there
+        are two communicators."""
         if not self._logged.edges and not self._logged.quoted:
             return
         processes: dict[int, dict[NcclProcess, None]] = defaultdict(dict)
@@ -173,14 +177,14 @@ class Communicators:
         seed = max(processes, key=lambda rank: (len(processes[rank]), -rank), default=0)
         if self.overlapping or len(processes.get(seed, ())) > 1:
             for process in processes[seed]:
-                self._draft(None, None).members[seed] = process
+                self._add_draft(None, None).members[seed] = process
             if len(self.drafts) == 1:
-                self._draft(None, None)
+                self._add_draft(None, None)
         else:
-            members = self._draft(None, None).members
+            members = self._add_draft(None, None).members
             members.update({rank: next(iter(owners)) for rank, owners in processes.items()})
 
-    def _draft(self, name: str | None, ranks: int | None) -> CommunicatorDraft:
+    def _add_draft(self, name: str | None, ranks: int | None) -> CommunicatorDraft:
         self.drafts.append(CommunicatorDraft(len(self.drafts), name, ranks))
         return self.drafts[-1]
 
@@ -190,8 +194,8 @@ Members = dict[int, list[list[Init]]]
 
 
 def _group_by_rank(inits: list[Init], by_pointer: bool) -> Members:
-    """Inits by rank. An init that was read twice has one pointer; but without a name two inits, one
-    after the other, may have the same pointer."""
+    """Inits by rank. An init that was read twice has the same pointer both times, but so may two
+    consecutive inits; without a name these cannot be distinguished by pointer."""
     groups: dict[int, dict[object, list[Init]]] = defaultdict(dict)
     for init in inits:
         key = (init.process, init.pointer) if by_pointer else init.index
@@ -200,8 +204,8 @@ def _group_by_rank(inits: list[Init], by_pointer: bool) -> Members:
 
 
 def _has_process_with_two_ranks(inits: list[Init]) -> bool:
-    """Whether a GPU's process is two ranks, which needs two communicators. Quoted logs hide the
-    process."""
+    """Whether a GPU's process has two ranks, which takes two communicators. Quoted logs, which hide
+    the process, do not show it."""
     ranks: dict[tuple[NcclProcess | None, int | None], set[int]] = defaultdict(set)
     for init in inits:
         if init.process is not None and init.process.pid.isdigit() and init.cuda_device is not None:
@@ -210,14 +214,14 @@ def _has_process_with_two_ranks(inits: list[Init]) -> bool:
 
 
 def _is_whole(ranks: int, inits: list[Init], all_logged: bool) -> bool:
-    """Whether these are all ranks of one communicator, rather than some ranks of several: the count
-    is complete, and the whole job logged or all are on one host."""
+    """Whether these are all ranks of one communicator, rather than some ranks of several: none is
+    missing, and either the whole job logged or all of them are on one host."""
     hosts = {(init.process.scope, init.process.host) for init in inits if init.process is not None}
     return len({init.rank for init in inits}) == ranks and (all_logged or len(hosts) <= 1)
 
 
 def _collect_gpus(lives: list[list[Init]]) -> set[tuple[NcclProcess | None, int | None]]:
-    """Process and GPU of each init: a process may have several GPUs, each a rank."""
+    """The process and GPU of each init: a process may have several GPUs, each with its own rank."""
     return {(init.process, init.cuda_device) for inits in lives for init in inits}
 
 

@@ -1,6 +1,6 @@
 """The wording of NCCL's lines, from its source at 62 tags, 2.3.5 to 2.30.7.
 
-Strict on purpose: a line that was cut means something else than what NCCL wrote (`NET/IB/3` without
+Strict on purpose: a cut line would mean something other than what NCCL wrote (`NET/IB/3` without
 its `/GDRDMA`), so a transport counts only if its wording is complete and properly delimited.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-# The start of another writer's line behind one that lost its newline.
+# The start of another writer's line, glued to one that lost its newline.
 _HEADER_AHEAD = rb"(?=[^\s:/]{1,255}:(?:\d{1,9}|X+):(?:\d{1,9}|X+) \[-?\d{1,9}\] )"
-# Not if the rest of another line follows: `NET/I` and `/0 : 3[1] -> …`.
+# The wording has not ended if the rest of another line follows: `NET/I` and `/0 : 3[1] -> …`.
 _ENDED = rb"(?! : )(?=[\s\"'`\\<>|,;)\x1b])"
 _CUT = rb"\Z|(?=[\]\[{}])"
 _NET_NAME = rb"[A-Za-z][\w.+-]{0,62}(?: [A-Za-z0-9][\w.+-]{0,62}){0,3}"
@@ -129,13 +129,13 @@ def parse_header(before: bytes) -> Header | None:
 
 
 def parse_source(before: bytes) -> tuple[bytes, bytes | None, bytes]:
-    """Split `misc/shmutils.cc:88 (function) ` from the end of the text before a warning: place,
-    function (from 2.30.7 on) and the rest. The place is empty if there is none."""
+    """Split `misc/shmutils.cc:88 (function) ` off the end of the text before a warning. Returns the
+    place (empty if there is none), the function (from 2.30.7 on) and the rest."""
     parts = before[-600:].rsplit(None, 2)
-    if parts and (found := SOURCE.fullmatch(parts[-1])):
-        return found.group(), None, before[: before.rfind(parts[-1])]
-    if len(parts) > 1 and parts[-1][:1] == b"(" and (found := SOURCE.fullmatch(parts[-2])):
-        return found.group(), parts[-1].strip(b"()"), before[: before.rfind(parts[-2])]
+    if parts and (match := SOURCE.fullmatch(parts[-1])):
+        return match.group(), None, before[: before.rfind(parts[-1])]
+    if len(parts) > 1 and parts[-1][:1] == b"(" and (match := SOURCE.fullmatch(parts[-2])):
+        return match.group(), parts[-1].strip(b"()"), before[: before.rfind(parts[-2])]
     return b"", None, before
 
 

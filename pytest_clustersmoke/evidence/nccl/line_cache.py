@@ -20,7 +20,7 @@ Form = tuple["bytes | None", "bytes | None", "bytes | None", "bytes | None", byt
 
 
 class Head:
-    """What is known about lines with the same beginning."""
+    """The thread and the edges of lines with the same beginning."""
 
     __slots__ = ("forms", "seen", "thread")
 
@@ -38,13 +38,13 @@ class LineCache:
         self.heads: dict[bytes, Head] = {}
         self._count = 0
 
-    def behind_label(self, head: bytes) -> Head | None:
-        """The known head of a line behind a launcher's label, which may differ in each line, but
-        not behind another line of NCCL's that lost its newline."""
+    def find_behind_label(self, head: bytes) -> Head | None:
+        """The known head of a line that follows a launcher's label, which may differ in each line.
+        None if it follows another NCCL line that lost its newline."""
         begin = find_header(head)
         return self.heads.get(head[begin:]) if head.find(b"NCCL ", 0, begin) < 0 else None
 
-    def new(self, known: Head, tail: bytes, file: str, line: int) -> bool:
+    def add_edge(self, known: Head, tail: bytes, file: str, line: int) -> bool:
         """Record a new edge of a known thread from the text after `Channel `; False if the line is
         not an edge and nothing else."""
         match = grammar.EDGE.fullmatch(tail)

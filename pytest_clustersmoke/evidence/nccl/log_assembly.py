@@ -1,4 +1,4 @@
-"""Puts observations together as a Log of frozen values, in a stable order."""
+"""Assembles observations into a Log of frozen values, in a stable order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cut = dict[EdgeKey, Where]
 
 
 def assemble(logged: Observations) -> Log:
-    """Build the log of everything seen."""
+    """Build the log from all observations."""
     seen = logged.edges or logged.quoted
     cut = _find_cut_edges(logged, seen)
     communicators = Communicators(logged)
@@ -74,8 +74,8 @@ def _find_cut_edges(logged: Observations, groups: Groups) -> Cut:
 
     An incomplete line is trusted if a complete line has the same wording for the same pair, if
     nothing can be added to its wording, or if complete lines have its form (the wording without
-    numbers) and no longer one. At the end of a file it is enough that there is no longer one:
-    pasted text often ends without a newline, and a cut seldom falls exactly between two words.
+    numbers) and none has a longer form. At the end of a file it is enough that none has a longer
+    form: pasted text often ends without a newline, and a cut seldom falls between two words.
     """
     unsure = {key: edge for key, edge in iterate_edges(groups) if edge.ended < WHOLE}
     if not unsure:

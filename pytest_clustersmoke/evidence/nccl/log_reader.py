@@ -20,9 +20,9 @@ from .observations import CUT, LAST, WHOLE, Observations, Thread, record_edge
 
 # Small enough that the copies of a chunk stay in the processor's cache.
 CHUNK_BYTES = 2**17
-# NCCL's lines are at most 1 KiB; of longer lines this much around a match is parsed.
+# NCCL's lines have at most 1 KiB; of a longer line only this much around a match is parsed.
 WINDOW_BYTES = 2**11
-# This much around a match is cleaned in a line with colour or JSON.
+# In a line with colour or JSON escapes, this much around a match is cleaned.
 CLEANED_BYTES = 600
 # A chunk with more than one match in this many bytes is read line by line.
 DENSE_BYTES = 400
@@ -83,7 +83,7 @@ class Reader:
             if cut:
                 lines = chunk[:cut]
                 each = dense and not done
-                dense = self._each(lines, line) if each else self._scan(lines, line, done)
+                dense = self._scan_lines(lines, line) if each else self._scan(lines, line, done)
                 line += lines.count(b"\n")
                 done = 0
             elif len(chunk) > 2 * WINDOW_BYTES:  # longer than any line of NCCL's: read it in pieces
@@ -100,8 +100,8 @@ class Reader:
             raise Unreadable(f"{name} cannot be read: {error.strerror or error}") from error
 
     def log(self, version: str | None = None) -> Log:
-        """Build the log of everything read so far. `version` is NCCL's, for logs without it: it
-        decides whether edges belong to the init around them."""
+        """Build the log of everything read so far. `version` is NCCL's version, used if the log has
+        none: it decides whether edges belong to the init around them."""
         if version is not None and not self._logged.versions:
             self._logged.versions[version] = None
         return assemble(self._logged)
@@ -110,7 +110,7 @@ class Reader:
 
     def _scan(self, chunk: bytes, line: int, since: int = 0, until: int | None = None) -> bool:
         """Parse the lines of a chunk that match; `line` is the number of its first line. Matches
-        before `since` were parsed already, those from `until` on will be later.
+        before `since` have been parsed already; those from `until` on will be parsed later.
 
         Returns whether most lines match.
         """
@@ -127,41 +127,41 @@ class Reader:
             cached = None
             if pattern == 0 and stop >= 0:
                 head, _, tail = chunk[begin:stop].partition(CHANNEL)
-                cached = heads.get(head) or known.behind_label(head)
+                cached = heads.get(head) or known.find_behind_label(head)
                 if cached is not None and (seen := cached.seen.get(tail[2:])) is not None:
                     seen.channels |= BITS.get(tail[:2], 0)
                     continue
             line += chunk.count(b"\n", counted, begin)
             counted = max(counted, begin)
-            if cached is not None and known.new(cached, tail, self._file, line):
+            if cached is not None and known.add_edge(cached, tail, self._file, line):
                 continue
             # The last line of a file, without a newline, may have been cut while it was written.
             text = chunk[begin : stop + 1 if stop >= 0 else end + WINDOW_BYTES]
             if stop < 0 and end + WINDOW_BYTES < size:
                 text += b"\n"
-            self._line(pattern, text, start - begin, end - begin, Where(self._file, line))
+            self._parse_line(pattern, text, start - begin, end - begin, Where(self._file, line))
         return len(hits) * DENSE_BYTES > size
 
-    def _each(self, chunk: bytes, line: int) -> bool:
-        """Like _scan for a chunk in which most lines match: line by line."""
+    def _scan_lines(self, chunk: bytes, line: int) -> bool:
+        """Like _scan, but line by line, for a chunk in which most lines match."""
         edges, known, heads = 0, self._known, self._known.heads
         for number, text in enumerate(chunk.split(b"\n"), line):
             head, _, tail = text.partition(CHANNEL)
-            cached = heads.get(head) or (known.behind_label(head) if VIA in tail else None)
+            cached = heads.get(head) or (known.find_behind_label(head) if VIA in tail else None)
             if cached is not None and (seen := cached.seen.get(tail[2:])) is not None:
                 seen.channels |= BITS.get(tail[:2], 0)
                 edges += 1
-            elif cached is not None and known.new(cached, tail, self._file, number):
+            elif cached is not None and known.add_edge(cached, tail, self._file, number):
                 edges += 1
             elif len(text) > WINDOW_BYTES:
                 self._scan(text + b"\n", number)
             else:
                 for pattern, start, end in self._search.find_matches_as_indexes(text):
                     edges += 1
-                    self._line(pattern, text + b"\n", start, end, Where(self._file, number))
+                    self._parse_line(pattern, text + b"\n", start, end, Where(self._file, number))
         return edges * DENSE_BYTES > len(chunk)
 
-    def _line(self, pattern: int, text: bytes, start: int, end: int, where: Where) -> None:
+    def _parse_line(self, pattern: int, text: bytes, start: int, end: int, where: Where) -> None:
         """Parse one line, with its newline if it has one, for the match from `start` to `end`."""
         if b"\x1b" in text or b"\\u00" in text:
             before = _clean(text[max(0, start - CLEANED_BYTES) : start])
@@ -169,28 +169,29 @@ class Reader:
             text = before + text[start:end] + after
             start, end = len(before), len(before) + end - start
         if pattern == 0:
-            self._edge(text, start, end, where)
+            self._parse_edge(text, start, end, where)
         elif thread := statements.read_statement(
             pattern - 1, text, start, where, self._scope, self._logged
         ):
             self._known.forget(thread)
 
-    def _edge(self, text: bytes, start: int, end: int, where: Where) -> None:
-        """Parse a ` via `: an edge, a connection into the network's collectives, prose, or torn."""
+    def _parse_edge(self, text: bytes, start: int, end: int, where: Where) -> None:
+        """Parse a ` via `: an edge, a connection into the network's collectives, prose, or a torn
+        line."""
         begin = max(text.rfind(CHANNEL, 0, start), text.rfind(b"Ring ", 0, start))
         body = grammar.BODY.match(text, begin, end) if begin >= 0 else None
         words = grammar.TRANSPORT.match(text, end)
         if body is None:
-            self._other(text, start, end, words, where)
+            self._parse_other(text, start, end, words, where)
             return
         channel, connection, source, source_id, destination, destination_id, role = body.groups()
         thread = self._thread(text, begin)
-        wording = self._wording(words) if words is not None else None
+        wording = self._read_wording(words) if words is not None else None
         if words is None or wording is None:
             self._logged.tear(where)
             return
         ended = _classify_end(words)
-        # A number that runs into another line may have extra digits; and no rank connects to
+        # A number that runs into another line may have gained digits, and no rank connects to
         # itself.
         run_on = ended == CUT and words.group("glued") is None and wording[-1:].isdigit()
         if run_on or source == destination:
@@ -206,7 +207,7 @@ class Reader:
             rest = text[begin + len(CHANNEL) + 2 :].removesuffix(b"\n")
             self._known.remember(text[:begin], rest, thread, seen)
 
-    def _other(
+    def _parse_other(
         self, text: bytes, start: int, end: int, words: re.Match[bytes] | None, where: Where
     ) -> None:
         begin = text.rfind(b"Coll", 0, start)
@@ -225,7 +226,7 @@ class Reader:
         elif words is not None or quoted is not None or inside is not None:
             self._logged.tear(where)
 
-    def _wording(self, words: re.Match[bytes]) -> bytes | None:
+    def _read_wording(self, words: re.Match[bytes]) -> bytes | None:
         """The transport's wording. If it ends in a number and a header is glued to it, the host may
         begin with some of the digits: None if no known host shows with which."""
         wording: bytes = words.group(1)
@@ -280,7 +281,7 @@ def _classify_end(words: re.Match[bytes]) -> int:
 def _clean(text: bytes) -> bytes:
     """Remove colour, and JSON's escapes in `->` and `<0>`."""
     text = grammar.ANSI.sub(b"", text)
-    return grammar.ESCAPED.sub(lambda found: bytes([int(found.group(1), 16)]), text)
+    return grammar.ESCAPED.sub(lambda match: bytes([int(match.group(1), 16)]), text)
 
 
 def refuse_non_text(chunk: bytes, name: str) -> None:

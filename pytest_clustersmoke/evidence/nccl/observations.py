@@ -1,4 +1,4 @@
-"""What the reader has seen, kept small: one entry per distinct edge."""
+"""Everything the reader has seen, kept small: one entry per distinct edge."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Thread:
 
 @dataclass
 class ProcessState:
-    """What is known about a process."""
+    """The progress of a process, and its lines in the line cache."""
 
     process: NcclProcess
     completed: int = 0  # inits
@@ -155,8 +155,8 @@ class Observations:
         """The thread of a header; None if the line's header is lost."""
         if header is None:
             return None
-        found = self._by_header.get((scope, header))
-        if found is None:
+        thread = self._by_header.get((scope, header))
+        if thread is None:
             host, pid = (word.decode(errors="replace") for word in header[:2])
             process = self._process(scope, host, pid)
             state = self.processes.get(process)
@@ -164,10 +164,10 @@ class Observations:
                 state = self.processes[process] = ProcessState(process)
                 self._hosts.setdefault((scope, pid), set()).add(process.host)
                 self._known_hosts.add((scope, process.host))
-            found = Thread(len(self.threads), process, state, header.device.decode())
-            self._by_header[scope, header] = found
-            self.threads.append(found)
-        return found
+            thread = Thread(len(self.threads), process, state, header.device.decode())
+            self._by_header[scope, header] = thread
+            self.threads.append(thread)
+        return thread
 
     def _process(self, scope: str, host: str, pid: str) -> NcclProcess:
         """The process of a header. Text of a line that lost its newline may stick to the host:
@@ -256,7 +256,7 @@ class Observations:
                 thread.open = None
 
     def child(self, process: NcclProcess | None, parent: str, which: str) -> str | None:
-        """A name for a communicator that was split from another, equal on all its ranks; None if
+        """A name for a communicator that was split from another, the same on all its ranks; None if
         the parent's name is unknown."""
         known = self._parents.get((process, parent))
         return f"{known.comm_id}/{which}" if known and known.comm_id else None

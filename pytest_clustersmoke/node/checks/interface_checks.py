@@ -57,7 +57,7 @@ def _missing(node: Node, spec: Mapping[str, Any], apart: bool) -> Iterator[Check
         severity = _severity(name, unmatched, node, spec)
         if severity is None:
             continue
-        there = listed(variable.there) or "none"
+        there = listed(variable.available) or "none"
         yield Check(
             "interface-missing",
             (node.rank,),

@@ -32,7 +32,7 @@ def of_night(number: int, *phases: Any, **changes: Any) -> Record:
 def nights(
     directory: Path, count: int, *, first: int = 0, noise: float = 0.05, **changes: Any
 ) -> None:
-    """Good runs, whose steps/s are 9.5 more or less some noise, with a median of 9.5."""
+    """Store good runs, whose steps/s scatter around a median of 9.5."""
     for number in range(first, first + count):
         store_run(night(number, 9.5 + noise * (number % 5 - 2), **changes), directory)
 

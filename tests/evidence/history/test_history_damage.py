@@ -26,20 +26,20 @@ TABLE, DAMAGED = b"CREATE TABLE runs", b"CREATE T\xa7BLE runs"
 
 def damage(path: Path) -> None:
     """Replace a byte of the table's definition with invalid UTF-8."""
-    held = path.read_bytes()
-    assert held.count(TABLE) == 1
-    path.write_bytes(held.replace(TABLE, DAMAGED))
+    content = path.read_bytes()
+    assert content.count(TABLE) == 1
+    path.write_bytes(content.replace(TABLE, DAMAGED))
 
 
 def test_rows_without_ids_are_ignored(tmp_path: Path) -> None:
     """If a damaged definition loses a table's ids, its rows are ignored."""
     nights(tmp_path, 9)
     path = tmp_path / database.NAME
-    held = path.read_bytes()
+    content = path.read_bytes()
     for table in (b"runs", b"setups", b"phases"):
         begins = b"CREATE TABLE %s (\n    id INTEGER PRIMARY KEY" % table
-        assert held.count(begins) == 1
-        path.write_bytes(held.replace(begins, begins.replace(b"R P", b"RXP")))
+        assert content.count(begins) == 1
+        path.write_bytes(content.replace(begins, begins.replace(b"R P", b"RXP")))
         record = night(10)
         annotate(record, tmp_path)
         past = record["phases"][0]["metrics"]["steps_per_s"]["past"]
@@ -88,8 +88,7 @@ def test_damaged_table_definition_is_reported(
 
 
 def test_run_with_damaged_history_has_its_verdict(suite: Suite) -> None:
-    """The run is FIT and reported, its criterion on the past is not measured, and the damage is
-    reported in one line."""
+    """The run is FIT, its criterion on the past is skipped, and one line reports the damage."""
     suite.cluster()
     suite.phase(base="Started", body="pass")
     suite.run()
@@ -98,8 +97,8 @@ def test_run_with_damaged_history_has_its_verdict(suite: Suite) -> None:
     assert result.ret == 0
     lines = [line for line in result.outlines if "history.db is damaged" in line]
     assert len(lines) == 1, lines
-    (held,) = suite.record()["phases"]
-    assert held["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
+    (judged,) = suite.record()["phases"]
+    assert judged["criteria"]["test_metrics_are_as_in_the_past"]["result"] == "skipped"
 
 
 @pytest.mark.parametrize("name", ["annotate", "store_run"])
@@ -131,8 +130,8 @@ def test_unexpected_history_error_does_not_lose_the_report(
 def test_rows_deleted_by_hand_do_not_block_a_run(
     tmp_path: Path, statements: tuple[str, ...]
 ) -> None:
-    """Rows that refer to deleted ones are removed when their ids are reused, and do not mix with
-    what is stored then."""
+    """Rows that refer to deleted ones are removed when their ids are reused, so that they do not
+    mix with the new rows."""
     nights(tmp_path, 3)
     by_hand(tmp_path, *statements)
     with database.open_for_reading(tmp_path) as connection:
@@ -142,9 +141,9 @@ def test_rows_deleted_by_hand_do_not_block_a_run(
     assert "new" in stored(tmp_path)
     with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        found = read_phase_runs(connection, "gilbreth", "zero1_4node")
-        assert (found[0].run_id, found[0].metrics, len(found)) == ("new", {}, left + 1)
-        assert {one.phase: one.runs for one in count_phase_runs(connection)}["a"] == 1
+        runs = read_phase_runs(connection, "gilbreth", "zero1_4node")
+        assert (runs[0].run_id, runs[0].metrics, len(runs)) == ("new", {}, left + 1)
+        assert {count.phase: count.runs for count in count_phase_runs(connection)}["a"] == 1
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,14 @@ WRITERS, EACH = 6, 8
 
 
 def wal(directory: Path) -> sqlite3.Connection:
-    """The database as earlier versions kept it on a local disk, with a connection to it."""
+    """Put the database into WAL mode, as earlier versions did on local disks; return a
+    connection."""
     connection = sqlite3.connect(directory / database.NAME, isolation_level=None)
     assert connection.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
     return connection
 
 
-def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
+def test_wal_database_becomes_one_with_a_rollback_journal(tmp_path: Path) -> None:
     """The next writer ends WAL mode, keeps what an earlier version stored and leaves no lock."""
     nights(tmp_path, 2)
     with contextlib.closing(wal(tmp_path)) as connection:
@@ -43,7 +44,7 @@ def test_it_has_a_rollback_journal(tmp_path: Path) -> None:
     assert len(stored(tmp_path)) == 3
 
 
-def test_a_run_is_stored_while_somebody_reads_an_earlier_version(tmp_path: Path) -> None:
+def test_run_is_stored_while_another_process_reads_in_wal_mode(tmp_path: Path) -> None:
     """A reader in WAL mode does not block writers; the journal mode changes once it has ended."""
     nights(tmp_path, 1)
     with contextlib.closing(wal(tmp_path)) as reader:
@@ -79,7 +80,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
     assert set(stored(tmp_path)) == wanted
     with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        assert [(one.phase, one.runs) for one in count_phase_runs(connection)] == [
+        assert [(count.phase, count.runs) for count in count_phase_runs(connection)] == [
             ("a", WRITERS * EACH),
             ("b", WRITERS * EACH),
         ]
@@ -109,10 +110,10 @@ def test_the_same_run_is_stored_once(tmp_path: Path) -> None:
     store_run({**record, "verdict": "FIT", "phases": record["phases"][:1]}, tmp_path)
     with database.open_for_reading(tmp_path) as connection:
         assert connection is not None
-        found = {run.run_id: run.verdict for run in read_runs(connection)}
-        assert found.pop("r1") == "FIT"
-        assert len(found) == 1
-        assert [one.phase for one in count_phase_runs(connection)] == ["a", "zero1_4node"]
+        verdicts = {run.run_id: run.verdict for run in read_runs(connection)}
+        assert verdicts.pop("r1") == "FIT"
+        assert len(verdicts) == 1
+        assert [count.phase for count in count_phase_runs(connection)] == ["a", "zero1_4node"]
         orphans = "SELECT count(*) FROM metrics WHERE phase NOT IN (SELECT id FROM phases)"
         assert connection.execute(orphans).fetchone()[0] == 0
 

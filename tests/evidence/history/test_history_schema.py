@@ -38,8 +38,8 @@ def test_an_older_version_is_migrated_by_the_next_run(tmp_path: Path) -> None:
     assert pragma(path, "user_version") == history_schema.VERSION == len(history_schema.MIGRATIONS)
     assert "old" in stored(tmp_path)
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
-    assert {"runs_by_time", "phases_by_setup"} <= {name for (name,) in found}
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall()
+    assert {"runs_by_time", "phases_by_setup"} <= {name for (name,) in rows}
 
 
 def test_reading_an_older_version_changes_nothing(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def no_database(path: Path) -> None:
 
 def torn(path: Path) -> None:
     nights(path.parent, 30)
-    held = bytearray(path.read_bytes())
-    held[4096:] = b"\xa5" * (len(held) - 4096)
-    path.write_bytes(held)
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
@@ -134,8 +134,8 @@ def test_damaged_and_foreign_files_are_left_alone(
 
 
 def test_database_being_created_is_not_foreign(tmp_path: Path) -> None:
-    """A reader sees nothing or all of a database that another process is creating. One answer in
-    three was wrong when the version was read in a statement of its own."""
+    """A reader sees all or nothing of a database that another process is creating. If a separate
+    statement read the version, about one answer in three would be wrong."""
     for number in range(20):
         path = tmp_path / f"{number}.db"
         maker = sqlite3.connect(path, isolation_level=None)
@@ -144,8 +144,8 @@ def test_database_being_created_is_not_foreign(tmp_path: Path) -> None:
 
         def look(path: Path = path, looks: Any = looks) -> None:
             connection = sqlite3.connect(path, isolation_level=None)
-            while (found := history_schema.read_version(connection)) != history_schema.VERSION:
-                assert found == 0
+            while (version := history_schema.read_version(connection)) != history_schema.VERSION:
+                assert version == 0
                 looks.set()
 
         process = FORK.Process(target=look)

@@ -34,15 +34,17 @@ pytestmark = pytest.mark.slow
 
 def build(directory: Path, phases: int) -> None:
     """100,000 phase runs; every 500 runs a version changes, every tenth run fails."""
-    held = phase()
-    store_run(of_night(-1, held), directory)  # makes the tables
+    current = phase()
+    store_run(of_night(-1, current), directory)  # makes the tables
 
     with database.open_for_writing(directory) as connection:
         count = PHASE_RUNS // phases
         setups = [
             find_or_insert_setup(
                 connection,
-                Setup.of(held["hardware"], held["shape"], {**VERSIONS, "nccl": f"2.{number}"}),
+                Setup.of(
+                    current["hardware"], current["shape"], {**VERSIONS, "nccl": f"2.{number}"}
+                ),
             )
             for number in range(count // PER_VERSION + 1)
         ]
@@ -86,8 +88,8 @@ def years(
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The CPU time of it and of its children, the least of three: unlike wall time it says the same
-    on a busy machine. Whatever is asked more than once is in memory by then."""
+    """The CPU time of a call and its child processes, the lowest of three. Unlike wall time it
+    hardly depends on the machine's load, and from the second call on the file is cached."""
     taken = []
     for _ in range(3):
         before = sum(os.times()[:4])
@@ -109,7 +111,7 @@ def seconds(work: Callable[[], object]) -> float:
     ids=" ".join,
 )
 def test_commands_answer_in_under_a_second(years: tuple[Path, int], words: tuple[str, ...]) -> None:
-    """Each command, with the start of Python, on years of runs."""
+    """Each command, including the start of Python, on years of runs."""
     directory, _ = years
     command = [sys.executable, "-m", "pytest_clustersmoke.cli", *words]
 
@@ -127,34 +129,34 @@ def test_commands_answer_in_under_a_second(years: tuple[Path, int], words: tuple
 
 @pytest.mark.parametrize("nccl", ["2.10", "2.2", "9.9"], ids=["newest", "old", "new"])
 def test_past_of_answers_in_under_a_second(years: tuple[Path, int], nccl: str) -> None:
-    """On current versions, on those of years ago, and on new ones."""
+    """With current versions, with those of years ago, and with new ones."""
     directory, _ = years
-    held = phase()
-    found: list[dict[str, object]] = []
+    current = phase()
+    records: list[dict[str, object]] = []
 
     def work() -> None:
         past = past_of(
-            *("gilbreth", "phase_0", held["hardware"], held["shape"]),
+            *("gilbreth", "phase_0", current["hardware"], current["shape"]),
             *({**VERSIONS, "nccl": nccl}, dict.fromkeys(METRICS, 5.0), directory),
         )
-        found.append(dict(past["steps_per_s"]))
+        records.append(dict(past["steps_per_s"]))
 
     taken = seconds(work)
     print(f"past_of on nccl {nccl}: {taken:.3f} s")
     assert taken < LIMIT_S
-    assert found[0]["runs"] == 60
-    assert found[0].get("other_versions", False) == (nccl == "9.9")
+    assert records[0]["runs"] == 60
+    assert records[0].get("other_versions", False) == (nccl == "9.9")
 
 
 def test_annotate_and_store_in_under_a_second(years: tuple[Path, int]) -> None:
-    """annotate and add of a whole run."""
+    """A whole run is compared with its past and stored."""
     directory, phases = years
     record = of_night(200_000, *(phase(f"phase_{number}") for number in range(phases)))
     annotated = seconds(lambda: annotate(record, directory))
-    added = seconds(lambda: store_run(record, directory))
-    print(f"annotate {annotated:.3f} s, add {added:.3f} s, {phases} phases")
+    stored = seconds(lambda: store_run(record, directory))
+    print(f"annotate {annotated:.3f} s, store {stored:.3f} s, {phases} phases")
     assert annotated < LIMIT_S
-    assert added < LIMIT_S
+    assert stored < LIMIT_S
     trend = record["phases"][0]["trend"]
     assert trend is not None
     assert len(trend["run_ids"]) == 60

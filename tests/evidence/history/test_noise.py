@@ -1,8 +1,8 @@
 """How often noise alone fails or warns, how reliably a loss of 30 % fails, and a slow loss.
 
-For drawn histories the chance that the next night lies beyond a bound is the normal distribution's
-tail there, so that a few thousand histories give small chances well. With DRAWN_HISTORIES=100000
-and `-s` it shows the figures of docs/reference/history.md.
+Histories are drawn at random. The chance that the next night lies beyond a bound is then the tail
+of the normal distribution, so a few thousand histories are enough to measure small chances. With
+DRAWN_HISTORIES=100000 and `-s` the tests print the figures of docs/reference/history.md.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ HISTORIES = DRAWN // 100
 
 
 def beyond(runs: int, noise: float, spreads: float, mean: float = 1.0) -> float:
-    """The chance that a night with normal values, noise relative to their mean, lies beyond the
-    bound from `runs` runs of mean 1, in the bad direction."""
+    """The chance that a night lies beyond the bound from `runs` past runs, in the bad direction.
+
+    Values are normal; `noise` is relative to the mean, which is 1 for the past runs.
+    """
     drawn = random.Random(runs)
     chances = []
     for _ in range(DRAWN):
@@ -59,7 +61,7 @@ def test_a_loss_of_a_third_fails(runs: int) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_loss_of_30_per_cent_fails(seed: int) -> None:
-    """The judgement itself, at ten runs with 2 % noise: each of 200 such nights fails."""
+    """The judge itself, with ten past runs and 2 % noise: each of 200 such nights fails."""
     drawn = random.Random(seed)
     past = [drawn.gauss(9.5, 0.19) for _ in range(10)]
     judged = OutlierJudge().judge("", 0.7 * drawn.gauss(9.5, 0.19), True, past, [])
@@ -67,21 +69,21 @@ def test_loss_of_30_per_cent_fails(seed: int) -> None:
 
 
 def statuses(seed: int, healthy: int, losing: int = 0, warned_count: bool = False) -> list[str]:
-    """The status of each night, with 2 % of noise: healthy ones, then ones that each lose another
-    0.5 %. The past of later nights are those that are good by the history's own rule, or, with
-    `warned_count`, all that do not fail."""
-    drawn, held = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
-    (one,) = held["phases"]
+    """The status of each night, with 2 % of noise: first healthy nights, then nights that each lose
+    another 0.5 %. Nights count as past for later ones if they are good by the history's own rule,
+    or, with `warned_count`, if they do not fail."""
+    drawn, record = random.Random(seed), run(phase(metrics={"steps_per_s": metric(1.0)}))
+    (judged_phase,) = record["phases"]
     past: list[float] = []
-    found: list[str] = []
+    results: list[str] = []
     for night in range(healthy + losing):
         value = drawn.gauss(1.0, 0.02) * 0.995 ** max(0, night - healthy)
         judged = OutlierJudge().judge("", value, True, past, [])
-        one["metrics"]["steps_per_s"]["past"] = judged
-        if is_good(one, held) or (warned_count and judged["status"] != "fail"):
+        judged_phase["metrics"]["steps_per_s"]["past"] = judged
+        if is_good(judged_phase, record) or (warned_count and judged["status"] != "fail"):
             past.insert(0, value)
-        found.append(judged["status"])
-    return found[healthy:] if losing else found
+        results.append(judged["status"])
+    return results[healthy:] if losing else results
 
 
 def test_slow_loss_fails_more_often_when_warned_nights_are_excluded() -> None:
@@ -98,8 +100,8 @@ def test_slow_loss_fails_more_often_when_warned_nights_are_excluded() -> None:
 
 def test_excluding_warned_nights_adds_no_failures() -> None:
     """With noise alone nights fail just as rarely if warned nights are excluded from the past."""
-    found = [one for seed in range(HISTORIES) for one in statuses(seed, 160)]
-    fails, warns = found.count("fail"), found.count("warn")
-    print(f"noise alone: of {len(found):,} nights {fails} fail, {warns} warn")
-    assert fails <= max(1, 2e-4 * len(found))
-    assert warns <= 4e-3 * len(found)
+    results = [status for seed in range(HISTORIES) for status in statuses(seed, 160)]
+    fails, warns = results.count("fail"), results.count("warn")
+    print(f"noise alone: of {len(results):,} nights {fails} fail, {warns} warn")
+    assert fails <= max(1, 2e-4 * len(results))
+    assert warns <= 4e-3 * len(results)

@@ -22,29 +22,30 @@ LOUD = [8.0, 9.0, 9.5, 10.0, 10.0, 10.0, 10.5, 11.0, 12.0]  # median 10, spread 
 
 
 def test_the_spread_estimates_the_standard_deviation_of_normal_noise() -> None:
-    """Over normal noise spread and scaled MAD are its standard deviation within sampling error."""
+    """For normal noise both spread and scaled MAD equal its standard deviation, within sampling
+    error."""
     drawn = random.Random(1)
-    found = measure_level(drawn.gauss(100, 3) for _ in range(WINDOW))
-    assert found is not None
-    assert found.mad == pytest.approx(3, rel=0.35)
-    assert found.spread == pytest.approx(3, rel=0.25)
-    assert found.median == pytest.approx(100, abs=1.5)
+    level = measure_level(drawn.gauss(100, 3) for _ in range(WINDOW))
+    assert level is not None
+    assert level.mad == pytest.approx(3, rel=0.35)
+    assert level.spread == pytest.approx(3, rel=0.25)
+    assert level.median == pytest.approx(100, abs=1.5)
 
 
 def test_a_few_bad_runs_do_not_move_the_level() -> None:
     """Two runs at a tenth of the speed leave the median and bounds where they were."""
-    found, clean = measure_level([1.0, 1.0, *QUIET]), measure_level(QUIET)
-    assert found and clean
-    assert found.median == pytest.approx(clean.median, abs=0.1)
-    assert found.mad <= 2 * clean.mad
-    assert found.spread <= 2 * clean.spread
+    level, clean = measure_level([1.0, 1.0, *QUIET]), measure_level(QUIET)
+    assert level and clean
+    assert level.median == pytest.approx(clean.median, abs=0.1)
+    assert level.mad <= 2 * clean.mad
+    assert level.spread <= 2 * clean.spread
 
 
 def test_only_the_newest_runs_count() -> None:
     """Values older than the window are ignored."""
-    found = measure_level([10.0] * WINDOW + [1.0] * 500)
-    assert found is not None
-    assert (found.runs, found.median, found.mad, found.spread) == (WINDOW, 10.0, 0.0, 0.15)
+    level = measure_level([10.0] * WINDOW + [1.0] * 500)
+    assert level is not None
+    assert (level.runs, level.median, level.mad, level.spread) == (WINDOW, 10.0, 0.0, 0.15)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +63,19 @@ def test_only_the_newest_runs_count() -> None:
         (4.5, True, LOUD, "ok"),  # 55 %, but 5.6 spreads
         (4.3, True, LOUD, "warn"),
         (2.5, True, LOUD, "fail"),
-        (9.1, True, [10.0] * 8, "ok"),  # no noise seen: that of 1.5 % decides
+        (9.1, True, [10.0] * 8, "ok"),  # no noise seen: a spread of 1.5 % is assumed
         (9.0, True, [10.0] * 8, "warn"),
         (8.7, True, [10.0] * 8, "fail"),
-        (9.51, True, [10.0] * 60, "ok"),  # and then 5 %
+        (9.51, True, [10.0] * 60, "ok"),  # a loss below 5 % never counts
         (9.5, True, [10.0] * 60, "warn"),
         (9.3, True, [10.0] * 60, "fail"),
         (0.0, False, [0.0] * 8, "ok"),
-        (1e-9, False, [0.0] * 8, "ok"),  # no share of a median of 0
+        (
+            1e-9,
+            False,
+            [0.0] * 8,
+            "ok",
+        ),  # below LEAST_ABSOLUTE, since a median of 0 has no percentages
         (1.06e-6, False, [1e-6] * 8, "ok"),
         (0.1, False, [0.0] * 8, "fail"),
         (math.nan, True, QUIET, "fail"),
@@ -78,11 +84,11 @@ def test_only_the_newest_runs_count() -> None:
     ],
 )
 def test_status(value: float, higher: bool, past: list[float], status: str) -> None:
-    """3 spreads, widened for few runs, are a warning and 4 a failure, in the bad direction and at
-    least 5 % away."""
-    record = OutlierJudge().judge("m is said", value, higher, past, [])
+    """3 spreads in the bad direction warn and 4 fail, if that is at least 5 %; spreads are widened
+    for few runs."""
+    record = OutlierJudge().judge("m is 7", value, higher, past, [])
     assert record["status"] == status
-    assert record["text"].startswith("m is said")
+    assert record["text"].startswith("m is 7")
 
 
 def test_the_bounds_are_where_the_status_changes() -> None:
@@ -141,7 +147,7 @@ def test_a_regression_names_what_changed() -> None:
 
 
 def test_new_versions_are_compared_in_words() -> None:
-    """With too few runs on these versions the text compares with those on others."""
+    """With too few runs on these versions the text compares with runs on other versions."""
     record = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"]).judge(
         "m is 9.8", 9.8, True, [9.8], QUIET
     )
@@ -155,7 +161,8 @@ def test_new_versions_are_compared_in_words() -> None:
 
 
 def test_loss_on_new_versions_warns() -> None:
-    """Beyond the bound of runs on other versions it warns, however far, and names what changed."""
+    """A value beyond the bound from runs on other versions warns, however far it is off, and the
+    text names what changed."""
     judge = OutlierJudge((), "r2", ["torch 2.4 -> 2.5 (last good run r1)"])
     record = judge.judge("m is 7", 7.0, True, [7.0], QUIET)
     assert record == {

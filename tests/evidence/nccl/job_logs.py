@@ -11,8 +11,8 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class JobLogs:
-    """A job of `nodes` nodes of `gpus`, a rank each, and a healthy network: P2P inside a node,
-    InfiniBand with GPUDirect RDMA between nodes. `between` and `inside` override the transport of
+    """A job of `nodes` nodes with `gpus` GPUs, each with one rank, and a healthy network: P2P
+    inside a node, InfiniBand with GPUDirect RDMA between nodes. `overrides` sets the transport of
     single pairs."""
 
     nodes: int
@@ -70,7 +70,7 @@ class JobLogs:
         yield f"{head}ncclCommInitRank {comm}nranks {self.ranks} {where} - Init COMPLETE"
 
     def _edge(self, rank: int, source: int, destination: int, channel: int) -> str:
-        ends = " -> ".join(f"{one}[{one % self.gpus}]" for one in (source, destination))
+        ends = " -> ".join(f"{end}[{end % self.gpus}]" for end in (source, destination))
         inside = source // self.gpus == destination // self.gpus
         healthy = "P2P/CUMEM" if inside else f"NET/IB/{rank % self.gpus}/GDRDMA"
         transport = self.overrides.get((source, destination), healthy)
@@ -101,8 +101,8 @@ class JobLogs:
             place = (gpu - channel) % self.gpus
             chain = [node * self.gpus + (p + channel) % self.gpus for p in (place - 1, place + 1)]
             near = [
-                one
-                for one, p in zip(chain, (place - 1, place + 1), strict=True)
+                peer
+                for peer, p in zip(chain, (place - 1, place + 1), strict=True)
                 if 0 <= p < self.gpus
             ]
             if place == 0:

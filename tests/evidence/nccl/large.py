@@ -10,7 +10,7 @@ BLOCK_BYTES = 2**24  # of distinct lines; larger logs repeat it, as training rep
 
 
 def mixed(share: float, seed: int = 0, stamped: bool = False) -> bytes:
-    """A block of a job of 64 nodes of 8 in which edges are that share of the bytes.
+    """A block of the log of 64 nodes with 8 GPUs, in which edges are `share` of the bytes.
 
     `stamped`: a time before each line, as a log collector puts it there.
     """
@@ -59,7 +59,8 @@ def all_pairs(nodes: int, per_node: int, channels: int = 2) -> Iterator[str]:
 
 
 def rings(nodes: int, per_node: int, channels: int = 16) -> Iterator[str]:
-    """Rings over all ranks, both ends of NET, and what else a job logs at its start."""
+    """Rings over all ranks, both ends of NET edges, and the other lines that a job logs at its
+    start."""
     ranks = nodes * per_node
     for rank in range(ranks):
         head = _head(rank, per_node)
@@ -104,7 +105,7 @@ def _edge(random: Random, rank: int) -> str:
 
 
 def _noise(random: Random, rank: int) -> str:
-    """What else is in such a log; some of it has words of edges in it."""
+    """A line that is not an edge; some of these contain words of edges."""
     head, number = _head(rank, 8), random.randrange(2**31)
     kind = number % 8
     if kind == 0:

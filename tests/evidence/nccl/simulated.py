@@ -20,7 +20,7 @@ class SimulatedJob:
 
     random: Random
     one_process_a_node: bool = False
-    in_order: bool = False  # ranks of a group lie in the order of the job's
+    in_order: bool = False  # the ranks of each group are in the order of the job's
     nccl: Nccl = field(init=False)
     gpus: list[Gpu] = field(init=False)
     groups: list[Group] = field(init=False)
@@ -29,11 +29,11 @@ class SimulatedJob:
     def __post_init__(self) -> None:
         choose = self.random.choice
         # 2.3 logs no devices: a process with several GPUs looks like one rank.
-        self.nccl = Nccl(choose([one for one in VERSIONS if one != "2.3.5"]))
+        self.nccl = Nccl(choose([version for version in VERSIONS if version != "2.3.5"]))
         self.per_node, nodes = choose([1, 2, 4]), choose([1, 2, 4])
         self.gpus = [gpu(rank, self.per_node) for rank in range(self.per_node * nodes)]
         if self.one_process_a_node:
-            self.gpus = [one._replace(pid=one.pid - one.device) for one in self.gpus]
+            self.gpus = [member._replace(pid=member.pid - member.device) for member in self.gpus]
         # From 2.22 on connections are made within init only if cuMem is off.
         self.eager = not self.nccl.lazy or self.random.random() < 0.3
         self.groups = self._groups(nodes)
@@ -46,14 +46,15 @@ class SimulatedJob:
         for index, group in enumerate(self.groups):
             for rank, member in enumerate(group):
                 self.logs[member] += self._init(index, rank, self.gpus[member])
-            for made in sorted(self.alive | {index}):
-                for rank, member in enumerate(self.groups[made]):
-                    self.logs[member] += self._later(made, rank, self.gpus[member])
+            for known in sorted(self.alive | {index}):
+                for rank, member in enumerate(self.groups[known]):
+                    self.logs[member] += self._later(known, rank, self.gpus[member])
             self.alive.add(index)
-            for made in [one for one in sorted(self.alive) if one and self.random.random() < 0.15]:
-                self.alive.remove(made)
-                for rank, member in enumerate(self.groups[made]):
-                    self.logs[member] += self._destroyed(made, rank, self.gpus[member])
+            dying = [known for known in sorted(self.alive) if known and self.random.random() < 0.15]
+            for known in dying:
+                self.alive.remove(known)
+                for rank, member in enumerate(self.groups[known]):
+                    self.logs[member] += self._destroyed(known, rank, self.gpus[member])
 
     def merged(self, random: Random) -> list[str]:
         """All lines; those of one log keep their order."""
@@ -66,7 +67,7 @@ class SimulatedJob:
         return lines
 
     def may_be(self, communicator: Communicator, index: int) -> bool:
-        """Whether everything the reader says about a communicator is true of that group."""
+        """Whether everything that the reader reports about a communicator is true of that group."""
         group = self.groups[index]
         if communicator.ranks not in (None, len(group)):
             return False
@@ -108,16 +109,16 @@ class SimulatedJob:
         return [group for group in groups if len(group) > 1] or [list(range(world))]
 
     def _init(self, index: int, rank: int, member: Gpu) -> list[str]:
-        one = member._replace(rank=rank, tid=self._thread(member, 1000 + index))
+        process = member._replace(rank=rank, tid=self._thread(member, 1000 + index))
         ranks, comm = len(self.groups[index]), self._pointer(index, member)
-        inside = self._edges(index, rank, one.tid, connection=0) if self.eager else []
+        inside = self._edges(index, rank, process.tid, connection=0) if self.eager else []
         if self.splits and index > 0 and self.nccl.number >= (2, 18, 0):
             parent = self._pointer(0, member)
             # Each is a call of all ranks. Before 2.22 calls with the same colour share an id.
             comm_id = "0x57" if self.one_colour else f"0x5{index:x}"
-            start, end = self.nccl.split(one, ranks, parent, comm, index, 7, comm_id)
+            start, end = self.nccl.split(process, ranks, parent, comm, index, 7, comm_id)
             return [start, *inside, end]
-        arguments = one, ranks, comm, f"0x{index + 1:x}ff"
+        arguments = process, ranks, comm, f"0x{index + 1:x}ff"
         return [*self.nccl.start(*arguments), *inside, self.nccl.complete(*arguments)]
 
     def _destroyed(self, index: int, rank: int, member: Gpu) -> list[str]:
@@ -148,16 +149,16 @@ class SimulatedJob:
     def _edges(self, index: int, rank: int, tid: int, connection: int) -> list[str]:
         group = self.groups[index]
         ends = [self.gpus[member]._replace(rank=r) for r, member in enumerate(group)]
-        one = ends[rank]._replace(tid=tid)
+        process = ends[rank]._replace(tid=tid)
         lines = []
         for peer in {(rank + 1) % len(group), (rank - 1) % len(group)} - {rank}:
             other, after = ends[peer], peer == (rank + 1) % len(group)
-            if other.host == one.host and self.random.random() < 0.3:
-                lines.append(self.nccl.shm(one, other, index))
-            elif other.host == one.host:
-                lines.append(self.nccl.p2p(one, other, "IPC", index, connection))
+            if other.host == process.host and self.random.random() < 0.3:
+                lines.append(self.nccl.shm(process, other, index))
+            elif other.host == process.host:
+                lines.append(self.nccl.p2p(process, other, "IPC", index, connection))
             elif after:
-                lines.append(self.nccl.net(one, other, "IB/0", "send", index, connection))
-            if other.host != one.host and peer == (rank - 1) % len(group):
-                lines.append(self.nccl.net(other, one, "IB/0", "receive", index, connection))
+                lines.append(self.nccl.net(process, other, "IB/0", "send", index, connection))
+            if other.host != process.host and peer == (rank - 1) % len(group):
+                lines.append(self.nccl.net(other, process, "IB/0", "receive", index, connection))
         return lines

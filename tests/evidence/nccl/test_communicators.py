@@ -1,4 +1,4 @@
-"""An edge lists the right communicator, or all possible ones; never a wrong one alone."""
+"""An edge lists the right communicator, or all possible ones, but never only a wrong one."""
 
 from __future__ import annotations
 
@@ -17,50 +17,53 @@ GPUS = [gpu(rank) for rank in range(4)]  # 2 nodes of 2
 HEAD = "k000:4000:4040 [0] NCCL INFO "
 EDGE = "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"
 
-NAMED = [one for one in map(Nccl, VERSIONS) if one.number >= (2, 17, 0)]
-EAGER = [one for one in map(Nccl, VERSIONS) if not one.lazy]
-LAZY = [one for one in NAMED if one.lazy]
+NAMED = [nccl for nccl in map(Nccl, VERSIONS) if nccl.number >= (2, 17, 0)]
+EAGER = [nccl for nccl in map(Nccl, VERSIONS) if not nccl.lazy]
+LAZY = [nccl for nccl in NAMED if nccl.lazy]
 
 
 def version(nccl: Nccl) -> str:
     return nccl.version
 
 
-def as_rank(one: Gpu, rank: int) -> Gpu:
-    """The same process as another rank, which it is in another communicator."""
-    return one._replace(rank=rank)
+def as_rank(process: Gpu, rank: int) -> Gpu:
+    """The same process with the rank that it has in another communicator."""
+    return process._replace(rank=rank)
 
 
-def pair(one: Gpu, other: Gpu) -> tuple[Gpu, Gpu]:
+def pair(process: Gpu, other: Gpu) -> tuple[Gpu, Gpu]:
     """Two processes as ranks 0 and 1 of a communicator."""
-    return as_rank(one, 0), as_rank(other, 1)
+    return as_rank(process, 0), as_rank(other, 1)
 
 
-def pointer(one: Gpu, comm: str) -> str:
-    """Where that process keeps that communicator."""
-    return f"{comm}{one.pid}"
+def pointer(process: Gpu, comm: str) -> str:
+    """The address of the communicator in the process."""
+    return f"{comm}{process.pid}"
 
 
-def init(nccl: Nccl, one: Gpu, ranks: int, comm: str, inside: Iterable[str] = ()) -> list[str]:
-    """One rank's init, with what it logs within."""
-    arguments = one, ranks, pointer(one, comm), comm
+def init(nccl: Nccl, process: Gpu, ranks: int, comm: str, inside: Iterable[str] = ()) -> list[str]:
+    """The lines of one rank's init, with those that it logs inside it."""
+    arguments = process, ranks, pointer(process, comm), comm
     return [*nccl.start(*arguments), *inside, nccl.complete(*arguments)]
 
 
 def owners(log: Log) -> dict[tuple[str, int, int], list[tuple[int, ...]]]:
     """Logger, source, destination -> the communicators that those edges may belong to."""
-    found: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
+    communicators: dict[tuple[str, int, int], list[tuple[int, ...]]] = {}
     for edge in log.edges:
         assert edge.logger is not None
         key = edge.logger.pid, edge.source, edge.destination
-        found.setdefault(key, []).append(edge.communicators)
-    return found
+        communicators.setdefault(key, []).append(edge.communicators)
+    return communicators
 
 
 def members(log: Log) -> list[dict[int, str | None]]:
     """The pids of each communicator's ranks."""
     return [
-        {rank: one.process.pid if one.process else None for rank, one in comm.members.items()}
+        {
+            rank: member.process.pid if member.process else None
+            for rank, member in comm.members.items()
+        }
         for comm in log.communicators
     ]
 
@@ -73,16 +76,18 @@ WHOLE = {0: "4000", 1: "4001", 2: "4100", 3: "4101"}
 
 
 def world_and_tensor(nccl: Nccl, eager: bool) -> list[str]:
-    """The world of four and two groups of a node's two, whose ranks repeat the world's."""
+    """A world of four ranks, and a group of two on each node whose ranks have the same numbers."""
     banner, worlds, groups = nccl.banner(GPUS[0]), [], []
-    for one in GPUS:
-        other = GPUS[one.rank ^ 1]
-        after = GPUS[(one.rank + 1) % 4]
-        ring = [nccl.net(one, after, "IB/0", channel=c) for c in (0, 1)]
-        mine, its = pair(one, other) if one.rank < other.rank else pair(other, one)[::-1]
+    for process in GPUS:
+        other = GPUS[process.rank ^ 1]
+        after = GPUS[(process.rank + 1) % 4]
+        ring = [nccl.net(process, after, "IB/0", channel=c) for c in (0, 1)]
+        mine, its = (
+            pair(process, other) if process.rank < other.rank else pair(other, process)[::-1]
+        )
         local = [nccl.p2p(mine, its, channel=c) for c in (0, 1)]
-        worlds += init(nccl, one, 4, WORLD, ring if eager else ())
-        comm = f"{TENSOR}{one.rank // 2}"
+        worlds += init(nccl, process, 4, WORLD, ring if eager else ())
+        comm = f"{TENSOR}{process.rank // 2}"
         groups += init(nccl, mine, 2, comm, local if eager else ())
         if not eager:
             worlds += ring  # the first collective of the world, before the groups are made
@@ -90,7 +95,7 @@ def world_and_tensor(nccl: Nccl, eager: bool) -> list[str]:
     return [banner, *worlds, *groups]
 
 
-@pytest.mark.parametrize("nccl", [one for one in NAMED if not one.lazy], ids=version)
+@pytest.mark.parametrize("nccl", [nccl for nccl in NAMED if not nccl.lazy], ids=version)
 def test_edge_within_init_belongs_to_it(nccl: Nccl) -> None:
     """Up to 2.21 rings are connected within init: 0 -> 1 of the world is not 0 -> 1 of a group."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
@@ -109,7 +114,8 @@ def test_edge_within_init_belongs_to_it(nccl: Nccl) -> None:
 
 @pytest.mark.parametrize("nccl", LAZY, ids=version)
 def test_later_edge_belongs_to_a_completed_init(nccl: Nccl) -> None:
-    """From 2.22 on an edge before a group's init is the world's; one after it may be either's."""
+    """From 2.22 on an edge before a group's init belongs to the world; a later one may belong to
+    either."""
     log = read(text_of(world_and_tensor(nccl, eager=False)))
     mine = owners(log)
     assert mine["4001", 1, 2] == [(0,)]  # only the world has a rank 2
@@ -121,7 +127,7 @@ def test_later_edge_belongs_to_a_completed_init(nccl: Nccl) -> None:
 
 @pytest.mark.parametrize("nccl", LAZY, ids=version)
 def test_without_cumem_new_versions_connect_within_init(nccl: Nccl) -> None:
-    """NCCL_CUMEM_ENABLE=0 or NCCL_RUNTIME_CONNECT=0: what is logged within an init is its own."""
+    """NCCL_CUMEM_ENABLE=0 or NCCL_RUNTIME_CONNECT=0: edges logged inside an init belong to it."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     by_wording = {edge.wording: edge.communicators for edge in log.edges if edge.source == 0
                   and edge.logger == NcclProcess("", "k000", "4000")}  # fmt: skip
@@ -129,12 +135,13 @@ def test_without_cumem_new_versions_connect_within_init(nccl: Nccl) -> None:
 
 
 def test_init_lines_decide_without_a_version() -> None:
-    """Without a version the world's edge, logged before the next init began, is not that init's."""
-    one, nccl = GPUS[0], Nccl("2.22.3")
+    """Without a version, an edge logged before the next init started does not belong to that
+    init."""
+    process, nccl = GPUS[0], Nccl("2.22.3")
     lines = [
-        *init(nccl, one, 4, WORLD),
+        *init(nccl, process, 4, WORLD),
         HEAD + EDGE,  # the world's first collective
-        *init(nccl, one, 2, TENSOR),
+        *init(nccl, process, 2, TENSOR),
     ]
     log = read(text_of(lines))
     assert ids(log) == [WORLD, TENSOR]
@@ -143,13 +150,13 @@ def test_init_lines_decide_without_a_version() -> None:
 
 def test_send_and_receive_connect_after_init() -> None:
     """Connection 1 is send/recv, which connects when it is first used, in eager versions too."""
-    nccl, one = Nccl("2.20.5"), GPUS[0]
+    nccl, process = Nccl("2.20.5"), GPUS[0]
     lines = [
-        nccl.banner(one),
-        *init(nccl, one, 4, WORLD),
-        nccl.p2p(one, GPUS[1], connection=1),
-        *init(nccl, one, 2, TENSOR),
-        nccl.p2p(one, GPUS[1], connection=1, channel=5),
+        nccl.banner(process),
+        *init(nccl, process, 4, WORLD),
+        nccl.p2p(process, GPUS[1], connection=1),
+        *init(nccl, process, 2, TENSOR),
+        nccl.p2p(process, GPUS[1], connection=1, channel=5),
     ]
     log = read(text_of(lines))
     assert {edge.channels: edge.communicators for edge in log.edges} == {(0,): (0,), (5,): (0, 1)}
@@ -157,12 +164,13 @@ def test_send_and_receive_connect_after_init() -> None:
 
 @pytest.mark.parametrize("nccl", [Nccl("2.8.4"), Nccl("2.12.12")], ids=version)
 def test_edge_may_be_a_send_before_starts_were_logged(nccl: Nccl) -> None:
-    """2.7 to 2.13 do not distinguish send/recv from an init's own edges: both are listed."""
-    one, other = GPUS[0], GPUS[1]
+    """2.7 to 2.13 do not distinguish send/recv from an init's own edges, so both communicators are
+    listed."""
+    first, second = GPUS[0], GPUS[1]
     lines = [
-        nccl.banner(one),
-        *init(nccl, one, 4, WORLD, [nccl.p2p(one, other)]),
-        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
+        nccl.banner(first),
+        *init(nccl, first, 4, WORLD, [nccl.p2p(first, second)]),
+        *init(nccl, first, 2, TENSOR, [nccl.p2p(first, second, "direct pointer")]),
     ]
     log = read(text_of(lines))
     assert {edge.wording: edge.communicators for edge in log.edges} == {
@@ -173,11 +181,11 @@ def test_edge_may_be_a_send_before_starts_were_logged(nccl: Nccl) -> None:
 
 def test_oldest_versions_have_no_send_and_receive() -> None:
     """Before 2.7 every edge belongs to the init that ends next on its thread."""
-    nccl, one, other = Nccl("2.4.8"), GPUS[0], GPUS[1]
+    nccl, first, second = Nccl("2.4.8"), GPUS[0], GPUS[1]
     lines = [
-        nccl.banner(one),
-        *init(nccl, one, 4, WORLD, [nccl.p2p(one, other)]),
-        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
+        nccl.banner(first),
+        *init(nccl, first, 4, WORLD, [nccl.p2p(first, second)]),
+        *init(nccl, first, 2, TENSOR, [nccl.p2p(first, second, "direct pointer")]),
     ]
     log = read(text_of(lines))
     assert {edge.wording: edge.communicators for edge in log.edges} == {
@@ -187,14 +195,14 @@ def test_oldest_versions_have_no_send_and_receive() -> None:
 
 
 def test_cached_line_is_read_again_after_an_init() -> None:
-    """The same words before and after an init are two edges, on each thread of the process."""
+    """The same text before and after an init means two edges, on each thread of the process."""
     nccl = Nccl("2.22.3")
-    one, worker = GPUS[0], GPUS[0]._replace(tid=9999)
+    process, worker = GPUS[0], GPUS[0]._replace(tid=9999)
     lines = [
-        nccl.banner(one),
-        *init(nccl, one, 4, WORLD),
+        nccl.banner(process),
+        *init(nccl, process, 4, WORLD),
         *[nccl.p2p(worker, GPUS[1], channel=c) for c in (0, 1)],
-        *init(nccl, one, 2, TENSOR),
+        *init(nccl, process, 2, TENSOR),
         *[nccl.p2p(worker, GPUS[1], channel=c) for c in (2, 3)],
     ]
     log = read(text_of(lines))
@@ -207,18 +215,25 @@ def test_cached_line_is_read_again_after_an_init() -> None:
 # -- Splits ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nccl", [one for one in NAMED if one.number >= (2, 18, 0)], ids=version)
+@pytest.mark.parametrize("nccl", [nccl for nccl in NAMED if nccl.number >= (2, 18, 0)], ids=version)
 def test_split_is_a_separate_communicator(nccl: Nccl) -> None:
-    """torch makes its groups by ncclCommSplit: no commId from 2.22 on, but parent and colour."""
+    """torch makes its groups by ncclCommSplit: from 2.22 on they have no commId, but a parent and a
+    colour."""
     lines = [nccl.banner(GPUS[0])]
-    for one in GPUS:
-        lines += init(nccl, one, 4, WORLD)
-    for one in GPUS:  # the columns: {0, 2} and {1, 3}
-        mine = as_rank(one, one.rank // 2)
+    for process in GPUS:
+        lines += init(nccl, process, 4, WORLD)
+    for process in GPUS:  # the columns: {0, 2} and {1, 3}
+        mine = as_rank(process, process.rank // 2)
         start, end = nccl.split(
-            mine, 2, pointer(one, WORLD), pointer(one, DATA), 1, one.rank % 2, f"0x5{one.rank % 2}"
+            mine,
+            2,
+            pointer(process, WORLD),
+            pointer(process, DATA),
+            1,
+            process.rank % 2,
+            f"0x5{process.rank % 2}",
         )
-        sent = nccl.net(mine, as_rank(GPUS[one.rank ^ 2], mine.rank ^ 1))
+        sent = nccl.net(mine, as_rank(GPUS[process.rank ^ 2], mine.rank ^ 1))
         lines += [start, sent, end]
     log = read(text_of(lines))
     assert members(log) == [WHOLE, {0: "4000", 1: "4100"}, {0: "4001", 1: "4101"}]
@@ -232,25 +247,27 @@ def test_split_is_a_separate_communicator(nccl: Nccl) -> None:
 
 def test_two_splits_are_two_communicators() -> None:
     """Splits of one parent and colour differ in their count; a split of a split in its parent."""
-    nccl, one = Nccl("2.27.7"), GPUS[0]
-    lines = init(nccl, one, 4, WORLD)
+    nccl, process = Nccl("2.27.7"), GPUS[0]
+    lines = init(nccl, process, 4, WORLD)
     for count, parent, comm in ((1, WORLD, DATA), (2, WORLD, TENSOR), (1, DATA, "0xd0")):
-        lines += nccl.split(one, 2, pointer(one, parent), pointer(one, comm), count, 7)
+        lines += nccl.split(process, 2, pointer(process, parent), pointer(process, comm), count, 7)
     assert len(set(ids(read(text_of(lines))))) == 4
 
 
 @pytest.mark.parametrize("version", ["2.18.5", "2.20.5", "2.21.5"])
 def test_splits_of_one_colour_share_an_id_before_2_22(version: str) -> None:
-    """There commId is a hash of parent and colour: rows and columns of one colour have one. A rank
-    that is two processes shows two communicators, and an edge that may be both's is not one's."""
+    """commId is then a hash of parent and colour, the same for rows and columns of one colour. Two
+    processes with the same rank show that there are two communicators."""
     nccl = Nccl(version)
     rows = [pair(GPUS[0], GPUS[1])]
     columns = [pair(GPUS[2], GPUS[0])]
     lines = [nccl.banner(GPUS[0])]
     for comm, groups in ((DATA, rows), (TENSOR, columns)):
         for group in groups:
-            for one in group:
-                lines += nccl.split(one, 2, pointer(one, WORLD), pointer(one, comm), color=0)
+            for process in group:
+                lines += nccl.split(
+                    process, 2, pointer(process, WORLD), pointer(process, comm), color=0
+                )
     lines += [nccl.p2p(*rows[0], connection=1), nccl.p2p(*columns[0], connection=1)]
     log = read(text_of(lines))
     assert set(ids(log)) == {"0x51"}
@@ -261,26 +278,26 @@ def test_splits_of_one_colour_share_an_id_before_2_22(version: str) -> None:
 
 
 def test_a_split_whose_parent_was_not_logged() -> None:
-    """Without the parent nothing names the split; what is not of its process is not its member."""
+    """Without its parent a split has no name, so only ranks of one process are joined."""
     nccl = Nccl("2.27.7")
     lines = [nccl.banner(GPUS[0])]
-    for one in GPUS:  # the world's own, and two groups of which two ranks are logged
-        lines += init(nccl, one, 4, WORLD)
+    for process in GPUS:  # the world, then two groups with one logged rank each
+        lines += init(nccl, process, 4, WORLD)
     first, second = as_rank(GPUS[0], 0), as_rank(GPUS[3], 1)
-    for one in (first, second):
-        lines += nccl.split(one, 3, "0xffff", pointer(one, DATA), 1, one.rank)
+    for process in (first, second):
+        lines += nccl.split(process, 3, "0xffff", pointer(process, DATA), 1, process.rank)
     lines += [nccl.net(first, second), nccl.net(second, first)]
     log = read(text_of(lines))
     assert members(log)[1:] == [{0: "4000"}, {1: "4101"}]
     assert owners(log) == {("4000", 0, 1): [(0, 1)], ("4101", 1, 0): [(2,)]}
 
 
-def test_a_grown_communicator_is_one() -> None:
-    """ncclCommGrow (2.29) names itself by an id at its start and by its parent at its end."""
-    nccl, one = Nccl("2.29.2"), GPUS[0]
-    start = nccl.start(one, 3, "0xc", "0x77")
-    _, end = nccl.split(one, 3, pointer(one, WORLD), "0xc", api="ncclCommGrow")
-    log = read(text_of([*init(nccl, one, 2, WORLD), *start, end]))
+def test_grown_communicator_is_counted_once() -> None:
+    """ncclCommGrow (2.29) logs its id at the start and its parent at the end."""
+    nccl, process = Nccl("2.29.2"), GPUS[0]
+    start = nccl.start(process, 3, "0xc", "0x77")
+    _, end = nccl.split(process, 3, pointer(process, WORLD), "0xc", api="ncclCommGrow")
+    log = read(text_of([*init(nccl, process, 2, WORLD), *start, end]))
     assert ids(log) == [WORLD, "0x77"]
     assert [comm.members[0].complete for comm in log.communicators] == [True, True]
 
@@ -288,41 +305,43 @@ def test_a_grown_communicator_is_one() -> None:
 # -- Without names ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nccl", [one for one in EAGER if one not in NAMED], ids=version)
+@pytest.mark.parametrize("nccl", [nccl for nccl in EAGER if nccl not in NAMED], ids=version)
 def test_before_commids_a_rank_is_one_process(nccl: Nccl) -> None:
-    """The world of four differs from two groups of two, and the groups by their processes."""
+    """A world of four differs from two groups of two by its size, the groups by their processes."""
     log = read(text_of(world_and_tensor(nccl, eager=True)))
     assert members(log)[0] == WHOLE
     assert [comm.ranks for comm in log.communicators] == [4, 2, 2]
     mine = owners(log)
     assert mine["4001", 1, 2] == [(0,)]
-    assert set(mine["4101", 1, 0][0]) <= {1, 2}  # of one of the groups; which is open
-    assert all(2 not in found for found in mine["4000", 0, 1])
+    assert set(mine["4101", 1, 0][0]) <= {1, 2}  # one of the groups, it is open which
+    assert all(2 not in indices for indices in mine["4000", 0, 1])
 
 
 def test_ranks_of_some_nodes_are_not_joined() -> None:
-    """Groups of two over four nodes, two of which have logs: their ranks are not connected."""
+    """Four nodes with groups of two, and logs of two nodes: their ranks may be in different
+    groups."""
     nccl = Nccl("2.8.4")
     nodes = [gpu(rank, per_node=1) for rank in range(4)]
     lines = [nccl.banner(nodes[0])]
-    for one in (nodes[0], nodes[3]):
-        lines += init(nccl, one, 4, WORLD)
+    for process in (nodes[0], nodes[3]):
+        lines += init(nccl, process, 4, WORLD)
     first, second = as_rank(nodes[0], 0), as_rank(nodes[3], 1)  # of {0, 1} and of {2, 3}
-    for one in (first, second):
-        lines += init(nccl, one, 2, DATA)
+    for process in (first, second):
+        lines += init(nccl, process, 2, DATA)
     log = read(text_of(lines))
     assert members(log) == [{0: "4000", 3: "4300"}, {0: "4000"}, {1: "4300"}]
 
 
 def test_incomplete_inits_are_not_paired_by_count() -> None:
-    """Two groups of the same two processes: where a line is lost, the next is not its partner."""
-    nccl, (one, other) = Nccl("2.8.4"), pair(*GPUS[:2])
+    """Two groups of the same two processes: if an init line is lost, the next init of that process
+    is not paired with the init that it would have matched."""
+    nccl, (first, second) = Nccl("2.8.4"), pair(*GPUS[:2])
     lines = [
-        *init(nccl, one, 2, DATA, [nccl.p2p(one, other)]),
-        *init(nccl, one, 2, TENSOR, [nccl.p2p(one, other, "direct pointer")]),
-        *init(nccl, other, 2, TENSOR, [nccl.p2p(other, one, "direct pointer")]),
+        *init(nccl, first, 2, DATA, [nccl.p2p(first, second)]),
+        *init(nccl, first, 2, TENSOR, [nccl.p2p(first, second, "direct pointer")]),
+        *init(nccl, second, 2, TENSOR, [nccl.p2p(second, first, "direct pointer")]),
     ]
-    log = read(text_of([nccl.banner(one), *lines]))
+    log = read(text_of([nccl.banner(first), *lines]))
     assert members(log) == [{0: "4000"}, {0: "4000"}]
     assert owners(log)["4001", 1, 0] == [(0, 1)]
 
@@ -330,8 +349,8 @@ def test_incomplete_inits_are_not_paired_by_count() -> None:
 def test_rank_of_two_processes_shows_two_communicators() -> None:
     """Without init lines, a second process of the same rank is in another communicator."""
     nccl = Nccl("2.17.1")
-    (one, other), (third, fourth) = pair(*GPUS[:2]), pair(*GPUS[2:])
-    lines = [nccl.shm(one, other), nccl.shm(third, fourth), nccl.shm(other, one)]
+    (first, second), (third, fourth) = pair(*GPUS[:2]), pair(*GPUS[2:])
+    lines = [nccl.shm(first, second), nccl.shm(third, fourth), nccl.shm(second, first)]
     log = read(text_of(lines))
     assert [comm.ranks for comm in log.communicators] == [None, None]
     assert owners(log) == {
@@ -342,7 +361,8 @@ def test_rank_of_two_processes_shows_two_communicators() -> None:
 
 
 def test_process_of_two_ranks_shows_overlapping_groups() -> None:
-    """A GPU's process is one rank of a communicator: one that is two is in two, as all may be."""
+    """A GPU's process has one rank in a communicator. If it logs as two ranks there are two
+    communicators, and every edge may belong to either."""
     nccl = Nccl("2.17.1")
     world = [nccl.net(GPUS[2], GPUS[3]), nccl.net(GPUS[0], GPUS[1])]
     group = nccl.p2p(*pair(GPUS[2], GPUS[3]))
@@ -355,22 +375,22 @@ def test_one_process_with_all_gpus_is_many_ranks() -> None:
     """Threads of one process are ranks of one communicator, each with its own GPU."""
     nccl = Nccl("2.22.3")
     gpus = [gpu(rank)._replace(pid=7, tid=70 + rank, host="k000", device=rank) for rank in range(4)]
-    sent = [nccl.p2p(one, gpus[(one.rank + 1) % 4], "direct pointer") for one in gpus]
+    sent = [nccl.p2p(process, gpus[(process.rank + 1) % 4], "direct pointer") for process in gpus]
     log = read(text_of(sent))
     assert [edge.communicators for edge in log.edges] == [(0,)] * 4
-    whole = [line for one in gpus for line in init(nccl, one, 4, WORLD)]
+    whole = [line for process in gpus for line in init(nccl, process, 4, WORLD)]
     log = read(text_of([*whole, *sent]))
     assert [edge.communicators for edge in log.edges] == [(0,)] * 4
     assert members(log) == [dict.fromkeys(range(4), "7")]
 
 
-# -- What was lost ---------------------------------------------------------------------------------
+# -- Lost lines ------------------------------------------------------------------------------------
 
 
 def test_process_without_init_is_the_missing_rank() -> None:
     """With one communicator, a rank without init is the only process that logs as that rank."""
     nccl = Nccl("2.20.5")
-    lines = [line for one in GPUS[:3] for line in init(nccl, one, 4, WORLD)]
+    lines = [line for process in GPUS[:3] for line in init(nccl, process, 4, WORLD)]
     log = read(text_of([*lines, nccl.net(GPUS[3], GPUS[0]), nccl.net(GPUS[2], GPUS[3])]))
     assert members(log) == [WHOLE]
     assert owners(log)["4101", 3, 0] == [(0,)]
@@ -381,19 +401,19 @@ def test_rank_claimed_by_two_processes_stays_open() -> None:
     nccl = Nccl("2.20.5")
     lines = init(nccl, GPUS[1], 4, WORLD) + init(nccl, GPUS[3], 4, WORLD)
     strangers = GPUS[0], as_rank(GPUS[2], 0)
-    log = read(text_of([*lines, *(nccl.p2p(one, GPUS[1]) for one in strangers)]))
+    log = read(text_of([*lines, *(nccl.p2p(process, GPUS[1]) for process in strangers)]))
     assert members(log) == [{1: "4001", 3: "4101"}]
     assert owners(log) == {("4000", 0, 1): [()], ("4100", 0, 1): [()]}
 
 
 def test_edge_of_an_unlogged_communicator_is_not_attributed() -> None:
-    """The log of node 1 has the world's inits, and of a group the edges alone. The group's rank 0
-    is not the world's, which did not log: its process is the world's rank 2."""
+    """The log of node 1 has the world's inits, but only the edges of a group. The group's rank 0 is
+    not the world's rank 0, which did not log: its process is rank 2 of the world."""
     nccl = Nccl("2.20.5")
     mine = GPUS[2:]
-    one, other = pair(*mine)
-    lines = [line for each in mine for line in init(nccl, each, 4, WORLD)]
-    lines += [nccl.p2p(other, one, connection=1), nccl.p2p(one, other, connection=1)]
+    first, second = pair(*mine)
+    lines = [line for process in mine for line in init(nccl, process, 4, WORLD)]
+    lines += [nccl.p2p(second, first, connection=1), nccl.p2p(first, second, connection=1)]
     log = read(text_of(lines))
     assert members(log) == [{2: "4100", 3: "4101"}]
     assert {edge.communicators for edge in log.edges} == {()}
@@ -410,7 +430,7 @@ def test_rank_beyond_the_communicator_is_excluded() -> None:
 def test_another_device_is_another_rank(nccl: Nccl) -> None:
     """An edge names the devices of both ends, by bus id or nvmlDev depending on the version."""
     nine = GPUS[1]._replace(device=9, bus="99000")
-    lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
+    lines = [line for process in GPUS for line in init(nccl, process, 4, WORLD)]
     log = read(
         text_of([*lines, nccl.p2p(GPUS[0], nine), nccl.p2p(nine, GPUS[0], "direct pointer")])
     )
@@ -418,20 +438,20 @@ def test_another_device_is_another_rank(nccl: Nccl) -> None:
 
 
 def test_bus_ids_cut_to_32_bits_are_the_same_device() -> None:
-    """Before 2.8 a line of init prints the bus id as %x, one of an edge as %lx; a PCI domain
-    above zero (Azure) stands in the upper bits."""
+    """Before 2.8 init lines print the bus id as %x, edges as %lx; a PCI domain above zero (Azure)
+    is in the upper bits."""
     nccl = Nccl("2.7.8")
-    inits = [one._replace(bus="0") for one in GPUS[:2]]
+    inits = [process._replace(bus="0") for process in GPUS[:2]]
     sent = GPUS[0]._replace(bus="100000000"), GPUS[1]._replace(bus="200000000")
-    lines = [line for one in inits for line in init(nccl, one, 2, WORLD)]
+    lines = [line for process in inits for line in init(nccl, process, 2, WORLD)]
     log = read(text_of([nccl.banner(GPUS[0]), nccl.p2p(*sent), *lines]))
     assert log.edges[0].communicators == (0,)
 
 
 def test_line_without_role_belongs_to_one_of_its_ends() -> None:
-    """2.3 does not say which end logged, but rank 2 cannot have logged the edge 0 -> 1."""
+    """2.3 does not log which end wrote a line, but rank 2 cannot have logged the edge 0 -> 1."""
     nccl = Nccl("2.4.8")
-    lines = [line for one in GPUS for line in init(nccl, one, 4, WORLD)]
+    lines = [line for process in GPUS for line in init(nccl, process, 4, WORLD)]
     strange = "k001:4100:4140 [0] NCCL INFO Ring 00 : 0 -> 1 via NET/Socket/0"
     mine = "k001:4100:4140 [0] NCCL INFO Ring 00 : 2 -> 3 via NET/Socket/0"
     log = read(text_of([strange, mine, *lines]))
@@ -439,10 +459,10 @@ def test_line_without_role_belongs_to_one_of_its_ends() -> None:
 
 
 def test_unfinished_init_owns_nothing_for_certain() -> None:
-    """Init START of a group without an end: it failed, or its end was lost. A later edge may belong
-    to it, or to the world, whose init is complete."""
-    nccl, one = Nccl("2.22.3"), GPUS[0]
-    lines = [*init(nccl, one, 4, WORLD), *nccl.start(one, 2, "0xb", TENSOR), HEAD + EDGE]
+    """A group has an Init START without an end: it failed, or the line was lost. A later edge may
+    belong to it, or to the world, whose init is complete."""
+    nccl, process = Nccl("2.22.3"), GPUS[0]
+    lines = [*init(nccl, process, 4, WORLD), *nccl.start(process, 2, "0xb", TENSOR), HEAD + EDGE]
     assert read(text_of(lines)).edges[0].communicators == (0, 1)
     aborted = f"{HEAD}comm 0xb rank 0 nranks 2 cudaDev 0 busId 18000 - Abort COMPLETE"
     log = read(text_of([*lines[:-1], aborted, HEAD + EDGE]))
@@ -451,11 +471,11 @@ def test_unfinished_init_owns_nothing_for_certain() -> None:
 
 def test_destroyed_communicator_owns_no_later_edges() -> None:
     """Groups that are created and destroyed one after the other are not confused."""
-    nccl, one, lines = Nccl("2.22.3"), GPUS[0], []
+    nccl, process, lines = Nccl("2.22.3"), GPUS[0], []
     for turn in range(3):
         comm = f"{TENSOR}{turn}"
-        lines += [*init(nccl, one, 2, comm), nccl.p2p(one, GPUS[1], channel=turn)]
-        comm_text = f"comm {pointer(one, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
+        lines += [*init(nccl, process, 2, comm), nccl.p2p(process, GPUS[1], channel=turn)]
+        comm_text = f"comm {pointer(process, comm)} rank 0 nranks 2 cudaDev 0 busId 18000"
         lines.append(f"{HEAD}{comm_text} - Destroy COMPLETE")
     log = read(text_of(lines))
     assert {edge.channels: edge.communicators for edge in log.edges} == {
@@ -468,9 +488,9 @@ def test_destroyed_communicator_owns_no_later_edges() -> None:
 def test_too_many_communicators_are_not_listed() -> None:
     """A process is rank 0 of a hundred communicators: its edges cannot be attributed, and listing
     all of them for each edge would take forever."""
-    nccl, one = Nccl("2.22.3"), GPUS[0]
-    lines = [line for turn in range(100) for line in init(nccl, one, 2, f"{TENSOR}{turn}")]
-    log = read(text_of([*lines, nccl.p2p(one, GPUS[1])]))
+    nccl, process = Nccl("2.22.3"), GPUS[0]
+    lines = [line for turn in range(100) for line in init(nccl, process, 2, f"{TENSOR}{turn}")]
+    log = read(text_of([*lines, nccl.p2p(process, GPUS[1])]))
     assert len(log.communicators) == 100
     assert log.edges[0].communicators == ()
 
@@ -479,8 +499,8 @@ def test_edges_before_a_failure_belong_to_the_failed_init() -> None:
     """The only communicator never came up: its connections are listed, and it is not complete."""
     nccl = Nccl("2.20.5")
     lines = [nccl.banner(GPUS[0])]
-    for one in GPUS[:2]:
-        lines += nccl.start(one, 2, pointer(one, WORLD), WORLD)
+    for process in GPUS[:2]:
+        lines += nccl.start(process, 2, pointer(process, WORLD), WORLD)
     lines += [nccl.p2p(GPUS[0], GPUS[1]), nccl.warn(GPUS[1], "Call to connect returned Timeout")]
     log = read(text_of(lines))
     assert log.edges[0].communicators == (0,)
@@ -490,34 +510,34 @@ def test_edges_before_a_failure_belong_to_the_failed_init() -> None:
 
 def test_end_replaces_a_lost_start() -> None:
     """If the Init START line was torn, its edges may belong to the init that ends next."""
-    nccl, one = Nccl("2.20.5"), GPUS[0]
-    start, *rest = init(nccl, one, 2, TENSOR, [nccl.p2p(one, GPUS[1], connection=0)])
+    nccl, process = Nccl("2.20.5"), GPUS[0]
+    start, *rest = init(nccl, process, 2, TENSOR, [nccl.p2p(process, GPUS[1], connection=0)])
     assert start.endswith("Init START")
-    log = read(text_of([*init(nccl, one, 4, WORLD), *rest]))
+    log = read(text_of([*init(nccl, process, 4, WORLD), *rest]))
     assert log.edges[0].communicators == (0, 1)
 
 
 def test_processes_with_hidden_pids_differ_by_rank() -> None:
     """Quoted logs write X for every pid: ranks and devices distinguish processes, not time."""
     nccl, lines = Nccl("2.20.5"), []
-    for one in GPUS:
-        lines += init(nccl, one, 4, WORLD, [nccl.p2p(one, GPUS[one.rank ^ 1])])
+    for process in GPUS:
+        lines += init(nccl, process, 4, WORLD, [nccl.p2p(process, GPUS[process.rank ^ 1])])
     text = re.sub(rb"k00\d:\d+:\d+ ", b"k:XXXXX:XXXXX ", text_of(lines))
     log = read(text)
     assert members(log) == [dict.fromkeys(range(4), "XXXXX")]
     assert [edge.communicators for edge in log.edges] == [(0,)] * 4
 
 
-# -- Who logged ------------------------------------------------------------------------------------
+# -- Processes -------------------------------------------------------------------------------------
 
 
 def test_scope_distinguishes_nodes_of_one_name() -> None:
     """`scope` distinguishes nodes with equal host names and pids."""
     nccl, reader = Nccl("2.20.5"), Reader()
     for node in (0, 1):
-        one = gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43)
-        sent = nccl.net(one, gpu(1 - node, per_node=1), "IB/0")
-        text = text_of(init(nccl, one, 2, WORLD, [sent]))
+        process = gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43)
+        sent = nccl.net(process, gpu(1 - node, per_node=1), "IB/0")
+        text = text_of(init(nccl, process, 2, WORLD, [sent]))
         reader.stream(io.BytesIO(text), f"{node}.log", scope=str(node))
     log = reader.log()
     assert log.communicators[0].members[0].process == NcclProcess("0", "worker", "42")
@@ -526,10 +546,10 @@ def test_scope_distinguishes_nodes_of_one_name() -> None:
 
 
 def test_without_scope_equal_name_and_pid_is_one_process() -> None:
-    """Only their ranks differ, and no edge is attributed to the wrong one with certainty."""
+    """Only their ranks distinguish them; their edges are still attributed to the communicator."""
     nccl = Nccl("2.20.5")
     both = [gpu(node, per_node=1, host="worker")._replace(pid=42, tid=43) for node in (0, 1)]
-    lines = [line for one in both for line in init(nccl, one, 2, WORLD)]
+    lines = [line for process in both for line in init(nccl, process, 2, WORLD)]
     sent = [nccl.net(both[0], both[1], connection=1), nccl.net(both[1], both[0], connection=1)]
     log = read(text_of([*lines, *sent]))
     assert [edge.communicators for edge in log.edges] == [(0,), (0,)]
@@ -548,10 +568,10 @@ def test_log_given_twice_counts_once() -> None:
 
 def test_nvls_of_a_process_in_two_communicators() -> None:
     """`NVLS comm 0x…` names its communicator; `Connected NVLS tree` may belong to either."""
-    nccl, one = Nccl("2.20.5"), GPUS[0]
-    of_tensor = f"{HEAD}NVLS comm {pointer(one, TENSOR)} headRank 0 nHeads 2"
-    inits = [*init(nccl, one, 4, WORLD), *init(nccl, one, 2, TENSOR, [of_tensor])]
+    nccl, process = Nccl("2.20.5"), GPUS[0]
+    of_tensor = f"{HEAD}NVLS comm {pointer(process, TENSOR)} headRank 0 nHeads 2"
+    inits = [*init(nccl, process, 4, WORLD), *init(nccl, process, 2, TENSOR, [of_tensor])]
     assert [comm.nvls for comm in read(text_of(inits)).communicators] == [False, True]
     tree = HEAD + "Connected NVLS tree"
-    inits = [*init(nccl, one, 4, WORLD), *init(nccl, one, 2, TENSOR, [tree])]
+    inits = [*init(nccl, process, 4, WORLD), *init(nccl, process, 2, TENSOR, [tree])]
     assert [comm.nvls for comm in read(text_of(inits)).communicators] == [None, None]

@@ -1,4 +1,4 @@
-"""However a log is damaged, reading it ends, and invents neither an edge nor its communicator."""
+"""However a log is damaged, reading it ends and invents neither edges nor their communicators."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def job_text(seed: int) -> bytes:
     return text_of(SimulatedJob(random).merged(random))
 
 
-# -- Anything --------------------------------------------------------------------------------------
+# -- Random damage ---------------------------------------------------------------------------------
 
 
 class Mutation(NamedTuple):
-    """One change to a text, at a place in parts of 2**16 of its length."""
+    """One change to a text; places are in units of 2**-16 of its length."""
 
     kind: str
     place: int
@@ -71,7 +71,7 @@ WORDS = [
 
 def mutated(text: bytes, mutations: list[Mutation]) -> bytes:
     for kind, place, other, byte in mutations:
-        at, to = (len(text) * one >> 16 for one in (place, other))
+        at, to = (len(text) * position >> 16 for position in (place, other))
         line = text.find(b"\n", at) + 1 or len(text)
         if kind == "flip" and text:
             text = text[:at] + bytes([byte]) + text[at + 1 :]
@@ -138,9 +138,9 @@ CUTS = st.lists(st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1)),
 def witnesses(text: bytes) -> bytes:
     """A complete line with each transport of the log, between ranks that the log does not have.
 
-    They are needed, since only a complete line with a longer wording shows that a line was cut. A
-    log in which a single line has a transport, cut where a shorter transport of other lines ends,
-    looks like a log with the shorter one.
+    Only a complete line with a longer wording shows that a line was cut. If a transport occurred in
+    a single line, and that line was cut where a shorter transport of other lines ends, the log
+    would look like one with the shorter transport.
     """
     lines = []
     for number, wording in enumerate(sorted({e.wording for e in read(text).edges})):
@@ -181,13 +181,13 @@ def broken(text: bytes, cuts: list[tuple[int, int]], inside: list[tuple[int, int
 def test_damaged_writes_do_not_invent_edges(
     origin: str | int, cuts: list[tuple[int, int]], inside: list[tuple[int, int]], front: int
 ) -> None:
-    """Lines that lost their ends, a file that lost its beginning, lines within lines: each edge
-    that is reported is one of the whole log's, and whole lines are read."""
+    """With lines that lost their ends, a file that lost its beginning, and lines inside lines,
+    every reported edge is one of the undamaged log, and complete lines are read."""
     text = LOGS[origin] if isinstance(origin, str) else job_text(origin)
     sure = witnesses(text)
-    found = edges(read(sure + broken(text, cuts, inside)[front:]))
-    assert found <= edges(read(sure + text))
-    assert edges(read(sure)) <= found
+    reported = edges(read(sure + broken(text, cuts, inside)[front:]))
+    assert reported <= edges(read(sure + text))
+    assert edges(read(sure)) <= reported
 
 
 # -- Order -----------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_damaged_writes_do_not_invent_edges(
 def facts(log: Log) -> set[object]:
     """The content of a log, by names that do not depend on the order of its lines."""
     who = {
-        comm.index: frozenset((rank, one.process) for rank, one in comm.members.items())
+        comm.index: frozenset((rank, member.process) for rank, member in comm.members.items())
         for comm in log.communicators
     }
     content: set[object] = {
@@ -212,11 +212,11 @@ def facts(log: Log) -> set[object]:
 def test_order_between_processes_does_not_matter(seed: int, shuffle: int) -> None:
     """Each process's own lines are in order, those of different processes in any order."""
     job = SimulatedJob(Random(seed))
-    one, other = (text_of(job.merged(Random(number))) for number in (seed, shuffle))
-    assert facts(read(one)) == facts(read(other))
+    first, second = (text_of(job.merged(Random(number))) for number in (seed, shuffle))
+    assert facts(read(first)) == facts(read(second))
 
 
-# -- Whose -----------------------------------------------------------------------------------------
+# -- Attribution -----------------------------------------------------------------------------------
 
 
 @bounded(250)
@@ -238,8 +238,8 @@ def test_true_communicator_is_listed(seed: int, one_process: bool) -> None:
 @given(SEEDS, st.integers(0, 3))
 def test_log_of_one_node_lists_no_wrong_communicator(seed: int, node: int) -> None:
     """Without the logs of the other nodes an edge's communicators are correct, or none is listed.
-    Jobs without a communicator of all ranks are excluded, as are groups whose ranks are not in
-    node order: there the halves of two communicators on this node may look like one."""
+    Jobs without a communicator of all ranks are excluded, as are groups whose ranks are not in node
+    order: halves of two such communicators on this node may look like a single one."""
     random = Random(seed)
     job = SimulatedJob(random, in_order=True)
     if len(job.groups[0]) != len(job.gpus):

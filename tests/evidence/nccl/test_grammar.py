@@ -21,7 +21,7 @@ def one_edge(line: str) -> Edge:
 def since(first: str, last: str = "9") -> list[Nccl]:
     """The versions from `first` on and before `last`."""
     bounds = Nccl(first).number, Nccl(last).number
-    return [one for one in map(Nccl, VERSIONS) if bounds[0] <= one.number < bounds[1]]
+    return [nccl for nccl in map(Nccl, VERSIONS) if bounds[0] <= nccl.number < bounds[1]]
 
 
 # -- Edges -----------------------------------------------------------------------------------------
@@ -30,7 +30,8 @@ def since(first: str, last: str = "9") -> list[Nccl]:
 @pytest.mark.parametrize("nccl", since("2.3.5"), ids=lambda nccl: nccl.version)
 class TestEdgesOfAVersion:
     def test_p2p(self, nccl: Nccl) -> None:
-        """A P2P edge is its sender's, with the channel and, from 2.14 on, the connection."""
+        """A P2P edge is logged by its sender, with the channel and, from 2.14 on, the
+        connection."""
         edge = one_edge(nccl.p2p(ZERO, ONE, channel=3, connection=1))
         assert (edge.source, edge.destination, edge.wording) == (0, 1, "P2P/IPC")
         assert (edge.channels, edge.role, edge.own_rank) == ((3,), "send", 0)
@@ -191,7 +192,7 @@ def test_collnet_names_a_rank_and_no_peer(word: str, number: str) -> None:
     ]
     log = read(text_of(lines))
     assert log.edges == ()
-    assert [(one.rank, one.role, one.kind) for one in log.collnet] == [
+    assert [(link.rank, link.role, link.kind) for link in log.collnet] == [
         (0, "send", "COLLNET/SHARP/GDRDMA"),
         (0, "receive", "COLLNET/SHARP"),
     ]
@@ -222,13 +223,15 @@ def test_lines_of_init(nccl: Nccl) -> None:
 @pytest.mark.parametrize("nccl", since("2.17.1"), ids=lambda nccl: nccl.version)
 def test_an_init_that_did_not_end(nccl: Nccl) -> None:
     """A rank that started and did not complete makes its communicator incomplete."""
-    one, other = nccl.start(ZERO, 2, "0xa")[0], nccl.start(ONE, 2, "0xb")[0]
-    log = read(text_of([one, other, nccl.complete(ZERO, 2, "0xa")]))
+    first, second = nccl.start(ZERO, 2, "0xa")[0], nccl.start(ONE, 2, "0xb")[0]
+    log = read(text_of([first, second, nccl.complete(ZERO, 2, "0xa")]))
     [comm] = log.communicators
     assert comm.complete is False
     assert [comm.members[rank].complete for rank in (0, 1)] == [True, False]
     done = read(
-        text_of([one, other, *(nccl.complete(g, 2, c) for g, c in ((ZERO, "0xa"), (ONE, "0xb")))])
+        text_of(
+            [first, second, *(nccl.complete(g, 2, c) for g, c in ((ZERO, "0xa"), (ONE, "0xb")))]
+        )
     )
     assert done.communicators[0].complete is True
 
@@ -291,14 +294,15 @@ def test_a_virtual_device_is_a_nic() -> None:
 
 
 def test_list_of_another_process_is_not_used() -> None:
-    """Each node numbers its own NICs, so its list is valid for no other node."""
+    """Each node numbers its own NICs, so its list is not valid for other nodes."""
     other = "k001:4100:4140 [0] NCCL INFO NET/IB : Using [0]mlx5_4:1/IB"
     edge = f"{HEAD}Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0"
     assert read(text_of([other, edge])).edges[0].nic is None
 
 
 def test_conflicting_lists_without_process_are_not_used() -> None:
-    """Without headers a list may belong to any node: entries that differ are unknown."""
+    """Without headers a list may belong to any node, so names that differ between lists are
+    unknown."""
     lists = ["NET/IB : Using [0]ibp161s0:1/RoCE [1]mlx5_1:1/IB", "NET/IB : Using [0]ibp65s0:1/RoCE"]
     sent = [f"Channel 00 : 0[0] -> 2[0] via NET/IB/{index}" for index in (0, 1)]
     log = read(text_of(f"NCCL INFO {line}" for line in (*lists, *sent)))
@@ -384,7 +388,7 @@ def test_warnings(nccl: Nccl) -> None:
 def test_warning_without_place_or_header_is_kept() -> None:
     """The text of a warning counts even if a logger stripped what precedes it."""
     log = read(b"NCCL WARN Error: no space\nx.cc:1 NCCL WARN other\n")
-    assert [(one.text, one.source, one.process) for one in log.warnings] == [
+    assert [(warning.text, warning.source, warning.process) for warning in log.warnings] == [
         ("Error: no space", None, None),
         ("other", "x.cc:1", None),
     ]

@@ -1,4 +1,4 @@
-"""Observations are put together without mixing processes."""
+"""Observations are assembled without mixing processes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def edges(*lines: str) -> tuple[Edge, ...]:
     ],
 )
 def test_nic_name_comes_from_its_own_process(using: str, edge: str, nic: str) -> None:
-    """A list of NICs belongs to its process; one without a header to edges without one."""
+    """A list of NICs is used for edges of its process, a list without a header for edges without
+    one."""
     devices = f"{using}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB ib0:10.0.0.1<0>"
-    (found,) = edges(devices, f"{edge}{EDGE} NET/IB/1/GDRDMA")
-    assert found.nic == nic
+    (result,) = edges(devices, f"{edge}{EDGE} NET/IB/1/GDRDMA")
+    assert result.nic == nic
 
 
 def test_an_infiniband_plugin_lists_its_nics_as_ib() -> None:
-    """`NET/IBext_v8/1` counts in the list that the plugin printed under NET/IB; no other does."""
+    """`NET/IBext_v8/1` is looked up in the list that the plugin printed under NET/IB; devices of
+    other networks are not."""
     head = "h:1:2 [0] NCCL INFO "
     devices = f"{head}NET/IB : Using [0]mlx5_0:1/IB/SHARP [1]mlx5_1:1/IB/SHARP [RO]; OOB ib0:1<0>"
     (plugin,) = edges(devices, f"{head}{EDGE} NET/IBext_v8/1/GDRDMA")
@@ -58,8 +60,8 @@ def test_an_infiniband_plugin_lists_its_nics_as_ib() -> None:
 )
 def test_a_label_without_a_space_is_not_the_host(label: str) -> None:
     """Text that log stores and launchers put right before a header is not part of it."""
-    (found,) = edges(f"{label}nA:100:101 [0] NCCL INFO {EDGE} NET/IB/0\n")
-    assert found.logger is not None and found.logger.host == "nA"
+    (edge,) = edges(f"{label}nA:100:101 [0] NCCL INFO {EDGE} NET/IB/0\n")
+    assert edge.logger is not None and edge.logger.host == "nA"
 
 
 @pytest.mark.parametrize(
@@ -72,5 +74,5 @@ def test_a_label_without_a_space_is_not_the_host(label: str) -> None:
 def test_impossible_edge_is_torn(torn: str) -> None:
     """A device whose digits run into other text, or a rank that connects to itself, is torn."""
     whole = f"h:1:2 [0] NCCL INFO {EDGE} NET/IB/12"
-    found = edges(f"h:1:2 [0] NCCL INFO {torn}", whole, "")
-    assert [(edge.source, edge.destination) for edge in found] == [(0, 1)]
+    results = edges(f"h:1:2 [0] NCCL INFO {torn}", whole, "")
+    assert [(edge.source, edge.destination) for edge in results] == [(0, 1)]

@@ -44,24 +44,24 @@ def asymmetric(log: Log) -> list[str]:
 
 
 def expected(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
-    return found
+    facts: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return facts
 
 
 def sample(name: str) -> Log:
-    found = Reader()
-    found.file(DATA / f"{name}.log", name)
-    return found.log()
+    reader = Reader()
+    reader.file(DATA / f"{name}.log", name)
+    return reader.log()
 
 
-def test_there_are_all_samples() -> None:
+def test_no_sample_is_missing() -> None:
     assert len(SAMPLES) == 24
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 class TestSamples:
     def test_edges(self, name: str) -> None:
-        """Each edge with NCCL's own wording and its kind; none is missing, none invented."""
+        """Every edge has NCCL's own wording and its kind; none is missing, and none is invented."""
         log, wanted = sample(name), expected(name)
         assert edges_of(log) == wanted["edges"]
         assert edges_of(log, kinds=True) == wanted["kinds"]
@@ -69,12 +69,14 @@ class TestSamples:
         assert log.torn == ()
 
     def test_everything_else(self, name: str) -> None:
-        """Version, networks, communicators and warnings, where the sample has them."""
+        """Version, networks, communicators and warnings, if the sample has them."""
         log, wanted = sample(name), expected(name)
         assert log.version == wanted["version"]
         chosen = sorted({net for nets in log.networks.values() for net in nets})
         assert chosen == wanted.get("networks", [])
-        assert [f"{one.source} {one.text}" for one in log.warnings] == wanted.get("warnings", [])
+        assert [f"{warning.source} {warning.text}" for warning in log.warnings] == wanted.get(
+            "warnings", []
+        )
         if wanted.get("failed"):
             assert log.warnings
             assert not any(comm.complete for comm in log.communicators)
@@ -89,8 +91,8 @@ class TestSamples:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_without_its_last_newline(name: str) -> None:
-    """Copied logs often have none. The last line counts if complete lines have its wording's
-    form; otherwise it may have been cut, and is torn."""
+    """Copied logs often have none. The last line counts if complete lines have wordings of the same
+    form; otherwise it may have been cut, and counts as torn."""
     text = (DATA / f"{name}.log").read_bytes()
     log, whole = read(text[:-1]), edges(read(text))
     alone = {(9, 2, "NET/IB/1")} if name.startswith("36") else set()
@@ -101,13 +103,13 @@ def test_a_sample_without_its_last_newline(name: str) -> None:
 def test_edges_are_in_a_stable_order() -> None:
     """By source, destination and wording, whatever the order of the lines."""
     lines = (DATA / "01_2x2_cumem_ib_gdrdma.log").read_text().splitlines()
-    found = [(e.source, e.destination, e.wording, e.role) for e in read(text_of(lines)).edges]
-    assert found == sorted(found)
+    order = [(e.source, e.destination, e.wording, e.role) for e in read(text_of(lines)).edges]
+    assert order == sorted(order)
     again = read(text_of(reversed(lines))).edges
-    assert [(e.source, e.destination, e.wording, e.role) for e in again] == found
+    assert [(e.source, e.destination, e.wording, e.role) for e in again] == order
 
 
-# -- What the seeds of this project quote ----------------------------------------------------------
+# -- Quoted logs -----------------------------------------------------------------------------------
 
 
 def test_correct_output_quoted_without_headers() -> None:
@@ -129,15 +131,16 @@ def test_correct_output_quoted_without_headers() -> None:
 
 
 def test_incorrect_output_quoted_without_headers() -> None:
-    """`Using network IB` beside a P2P edge: the network that was chosen carried nothing here."""
+    """`Using network IB` next to a P2P edge: the chosen network was not used between these
+    ranks."""
     log = read(b"NCCL INFO Using network IB\nNCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")
     assert edges_of(log, kinds=True) == ["0 -> 1 P2P/CUMEM"]
     assert log.networks == {None: ("IB",)}
 
 
 def test_four_nodes_quoted_without_headers() -> None:
-    """Transports are kept as logged, even an impossible P2P between nodes; four different lists
-    of NICs name none."""
+    """Transports are kept as logged, even an impossible P2P between nodes; NIC lists that differ
+    between nodes give no name."""
     text = b"""gilbreth-i004: NCCL INFO NET/IB : Using [0]ibp161s0:1/RoCE/DETH
 gilbreth-k023: NCCL INFO NET/IB : Using [0]ibp65s0:1/RoCE/DETH
 gilbreth-k024: NCCL INFO NET/IB : Using [0]ibp65s0:1/RoCE/DETH
@@ -163,7 +166,7 @@ NCCL WARN ... connect to 10.11.7.50<12345> failed: No route to host
     log = read(text)
     assert (log.edges, log.communicators, log.torn) == ((), (), ())
     assert log.networks == {NcclProcess("", "innmi1srh2-p041", "XXXXX"): ("Socket",)}
-    assert [one.text for one in log.warnings] == [
+    assert [warning.text for warning in log.warnings] == [
         "... connect to 10.11.7.50<12345> failed: No route to host"
     ]
 
@@ -223,13 +226,13 @@ BLUE, END = "\x1b[36m", "\x1b[0m"
 )
 def test_any_prefix_before_a_line(line: str) -> None:
     """The edge, its process and the communicator are read behind any launcher's prefix."""
-    nccl, (one, other) = Nccl("2.20.5"), (gpu(0), gpu(1))
+    nccl, (first, second) = Nccl("2.20.5"), (gpu(0), gpu(1))
     parts = [
-        *nccl.start(one, 2),
-        *nccl.start(other, 2, "0x5b0"),
-        *[nccl.p2p(one, other, "CUMEM", channel) for channel in range(3)],
-        nccl.complete(one, 2),
-        nccl.complete(other, 2, "0x5b0"),
+        *nccl.start(first, 2),
+        *nccl.start(second, 2, "0x5b0"),
+        *[nccl.p2p(first, second, "CUMEM", channel) for channel in range(3)],
+        nccl.complete(first, 2),
+        nccl.complete(second, 2, "0x5b0"),
     ]
     log = read(
         text_of(line.replace("{}", part).replace("{{", "{").replace("}}", "}") for part in parts)
@@ -250,7 +253,7 @@ def test_json_that_escapes_angle_brackets() -> None:
 
 
 def test_lines_that_end_in_cr_lf() -> None:
-    """Also if CR alone ends the last line."""
+    """The last line may end in a CR alone."""
     text = (HEAD + IB + "\r\n" + HEAD + IPC + "\r").encode()
     assert edges_of(read(text)) == ["0 -> 1 P2P/IPC", "0 -> 2 NET/IB/3/GDRDMA"]
 
@@ -273,7 +276,8 @@ def test_places_are_numbered_from_one() -> None:
 
 
 def test_headers_and_bodies_written_apart() -> None:
-    """2.3: two headers before one body, a body alone. The last header counts, none is none."""
+    """2.3 may write two headers before one body, and a body alone. The last header counts; a body
+    alone has no process."""
     text = f"k023:1:2 [0] NCCL INFO k023:3:4 [1] NCCL INFO {IPC}\n{IPC.replace('00/0', '01/0')}\n"
     log = read(text.encode())
     assert {(edge.channels, edge.logger) for edge in log.edges} == {
@@ -304,7 +308,8 @@ def test_two_lines_glued_together(host: str, wording: str) -> None:
 @pytest.mark.parametrize("host", ["10-4-3-7", "0a9b7c2d1e0f", "40", "4gpu"])
 @pytest.mark.parametrize("device", [3, 12])
 def test_a_number_glued_to_a_host_of_digits(host: str, device: int) -> None:
-    """`NET/IB/310-4-3-7:…`: where the device ends is known where the host is; else it is torn."""
+    """`NET/IB/310-4-3-7:…`: a known host name shows where the device's number ends; without one the
+    line is torn."""
     sent = "Channel 00/0 : {}[0] -> {}[0] [send] via NET/IB/{}"
     glued = sent.format(0, 2, device) + f"{host}:4100:4140 [0] NCCL INFO " + sent.format(4, 6, 5)
     known = read(f"{host}:4100:4140 [0] NCCL INFO {glued}\n".encode())
@@ -326,15 +331,15 @@ def test_a_number_glued_to_a_host_of_letters() -> None:
 @pytest.mark.parametrize("rest", ["", "k023:4100:4140 [0] NCCL INFO Connected all rings"])
 @pytest.mark.parametrize("wording", ["NET/IB/31/GDRDMA", "P2P/IPC/read", "SHM/direct/direct"])
 def test_a_line_cut_at_every_byte(wording: str, rest: str) -> None:
-    """The last line of a log, or one that lost its end to another, is an edge if complete. If cut
-    it is none, if the log's complete lines show that NCCL writes more here."""
+    """The last line of a log, or one that runs into another, is an edge only if it is complete: the
+    log's complete lines show that NCCL's wording is longer than the cut one."""
     role = " [send]" if wording.startswith("NET") else ""
     whole = f"{HEAD}Channel 00/0 : 8[0] -> 9[1]{role} via {wording}\n".encode()
     last = f"{HEAD}Channel 01/0 : 18[0] -> 19[1]{role} via {wording}".encode()
     for cut in range(len(last)):
         text = last[:cut] + rest.encode()
         assert edges_of(read(whole + text)) == [f"8 -> 9 {wording}"], text
-        # Nothing else to compare with: what ends the file between two words is taken for whole.
+        # Without lines to compare with, a file that ends between two words counts as complete.
         alone = [f"18 -> 19 {wording[: cut - len(last)]}"] if not rest else []
         assert edges_of(read(text)) in ([], alone), text
     assert edges_of(read(whole + last + rest.encode())) == [
@@ -343,8 +348,9 @@ def test_a_line_cut_at_every_byte(wording: str, rest: str) -> None:
     ]
 
 
-def test_a_cut_line_that_another_confirms() -> None:
-    """The same edge is complete on another channel or at its other end."""
+def test_cut_line_confirmed_by_a_complete_one() -> None:
+    """A cut wording counts if a complete line of the same pair, on another channel or from the
+    other end, has the same wording."""
     cut = f"{HEAD}Channel 07/0 : 0[0] -> 2[0] [send] via NET/IB/3"
     short = f"{HEAD}Channel 00/0 : 0[0] -> 2[0] [receive] via NET/IB/3\n{HEAD}{IB}\n"
     log = read((short + cut).encode())
@@ -355,8 +361,8 @@ def test_a_cut_line_that_another_confirms() -> None:
 
 
 def test_an_edge_quoted_without_its_channel() -> None:
-    """People quote `9[1a000] -> 2[6b000] [send] via …`; used only without complete lines, since it
-    may be the rest of one."""
+    """People quote `9[1a000] -> 2[6b000] [send] via …`. It counts only if the log has no complete
+    lines, since otherwise it may be the rest of one."""
     quoted = "9[1a000] -> 2[6b000] [send] via NET/IB/0/GDRDMA\n"
     assert edges_of(read(quoted.encode())) == ["9 -> 2 NET/IB/0/GDRDMA"]
     log = read(f"{quoted}{HEAD}{IPC}\n".encode())
@@ -365,13 +371,13 @@ def test_an_edge_quoted_without_its_channel() -> None:
 
 
 def test_line_inside_another_line() -> None:
-    """The inner line is read; the outer one is torn, and its rest is not an edge."""
+    """The inner line is read; the outer one is torn, and no other edge appears."""
     inner = "k024:5:6 [1] NCCL INFO Channel 03/0 : 7[1] -> 8[0] via P2P/IPC\n"
     outer = f"{HEAD}Channel 00/0 : 112[0] -> 213[1] via P2P/IPC\n"
     for place in range(1, len(outer) - 1):
         log = read((outer[:place] + inner + outer[place:]).encode())
-        found = set(edges_of(log)) - {"112 -> 213 P2P/IPC"}
-        assert found == {"7 -> 8 P2P/IPC"}, (place, edges_of(log))
+        others = set(edges_of(log)) - {"112 -> 213 P2P/IPC"}
+        assert others == {"7 -> 8 P2P/IPC"}, (place, edges_of(log))
 
 
 # -- Pieces ----------------------------------------------------------------------------------------
@@ -380,19 +386,19 @@ def test_line_inside_another_line() -> None:
 @pytest.fixture(scope="module")
 def small() -> bytes:
     """A log with every kind of line, and lines longer than a small window."""
-    nccl, one, other = Nccl("2.26.2"), gpu(0), gpu(2)
+    nccl, sender, receiver = Nccl("2.26.2"), gpu(0), gpu(2)
     return text_of(
         [
-            nccl.banner(one),
-            f"{one.head}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.0.0.1<0>",
-            *nccl.start(one, 4),
-            nccl.complete(one, 4),
+            nccl.banner(sender),
+            f"{sender.head}NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.0.0.1<0>",
+            *nccl.start(sender, 4),
+            nccl.complete(sender, 4),
             "x" * 300,
-            nccl.net(one, other, "IB/1/GDRDMA"),
-            nccl.p2p(one, gpu(1), "CUMEM"),
-            nccl.p2p(one, gpu(1), "CUMEM", channel=1),
-            nccl.warn(one, "Connect failed"),
-            "y" * 300 + nccl.net(one, other, "IB/1/GDRDMA", channel=1) + "\r",
+            nccl.net(sender, receiver, "IB/1/GDRDMA"),
+            nccl.p2p(sender, gpu(1), "CUMEM"),
+            nccl.p2p(sender, gpu(1), "CUMEM", channel=1),
+            nccl.warn(sender, "Connect failed"),
+            "y" * 300 + nccl.net(sender, receiver, "IB/1/GDRDMA", channel=1) + "\r",
         ]
     )
 
@@ -415,7 +421,7 @@ def test_a_line_longer_than_any_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
         text += b"misc.cc:7 NCCL WARN late" + b"." * 30_000
         log = read(text)
         assert edges_of(log) == ["12 -> 34 P2P/IPC"], before
-        assert [one.count for one in log.warnings] == [1], before
+        assert [warning.count for warning in log.warnings] == [1], before
         assert log.torn == (), before
 
 
@@ -426,9 +432,9 @@ def test_short_reads_of_a_pipe(small: bytes) -> None:
         def read(self, size: int | None = -1) -> bytes:
             return super().read(min(size or 1, 7))
 
-    found = Reader()
-    found.stream(Pipe(small), "log")
-    assert found.log() == read(small)
+    reader = Reader()
+    reader.stream(Pipe(small), "log")
+    assert reader.log() == read(small)
 
 
 @pytest.mark.parametrize("stamped", [False, True])
@@ -448,7 +454,7 @@ def test_sparse_and_dense_reading_agree(
 
 
 def test_a_job_of_512_ranks() -> None:
-    """64 nodes of 8 in 16 rings: every edge from all its ends, all of the one communicator."""
+    """64 nodes of 8 in 16 rings: every edge from each end that logs it, in one communicator."""
     log = read(text_of(large.rings(64, 8)))
     assert len({(edge.source, edge.destination) for edge in log.edges}) == 512
     assert len(log.edges) == 512 + 64  # both ends log an edge between nodes
@@ -458,7 +464,7 @@ def test_a_job_of_512_ranks() -> None:
 
 
 def test_all_pairs_of_a_job() -> None:
-    """An all-to-all of 4 nodes of 4: 240 pairs, those between nodes from both ends."""
+    """An all-to-all of 4 nodes of 4: 240 pairs, with both ends of each pair between nodes."""
     log = read(text_of(large.all_pairs(4, 4)))
     assert len({(edge.source, edge.destination) for edge in log.edges}) == 16 * 15
     assert len(log.edges) == 16 * 3 + 2 * 16 * 12
@@ -492,9 +498,9 @@ def test_memory_does_not_grow_with_bytes() -> None:
 
     def peak(times: int) -> int:
         tracemalloc.start()
-        found = Reader()
-        found.stream(Repeated(times), "log")  # type: ignore[arg-type]
-        assert len(found.log().edges) == 8 * 7
+        reader = Reader()
+        reader.stream(Repeated(times), "log")  # type: ignore[arg-type]
+        assert len(reader.log().edges) == 8 * 7
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
@@ -519,7 +525,7 @@ def test_non_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none") == f"{tmp_path / 'none'} does not exist"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_file_without_read_permission(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.touch(mode=0)
@@ -546,10 +552,10 @@ def test_non_text_is_refused(tmp_path: Path, content: bytes, reason: str) -> Non
 def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "nccl.log"
     path.touch()
-    found = Reader()
-    found.file(path)
-    assert found.log() == read(b"")
-    assert found.log().edges == ()
+    reader = Reader()
+    reader.file(path)
+    assert reader.log() == read(b"")
+    assert reader.log().edges == ()
 
 
 def test_text_with_nul_bytes_is_read() -> None:
@@ -569,30 +575,30 @@ def test_a_stream_that_fails_keeps_what_was_read() -> None:
                 raise OSError(5, "Input/output error")
             return super().read()
 
-    found = Reader()
+    reader = Reader()
     with pytest.raises(Unreadable, match="log cannot be read: Input/output error"):
-        found.stream(Failing(f"{HEAD}{IPC}\n".encode()), "log")
-    assert edges_of(found.log()) == ["0 -> 1 P2P/IPC"]
+        reader.stream(Failing(f"{HEAD}{IPC}\n".encode()), "log")
+    assert edges_of(reader.log()) == ["0 -> 1 P2P/IPC"]
 
 
 def test_several_files_are_one_log(tmp_path: Path) -> None:
     """A file for each process, each with its own name in the places."""
-    nccl, found = Nccl("2.20.5"), Reader()
+    nccl, reader = Nccl("2.20.5"), Reader()
     for rank in (0, 1):
-        one, other = gpu(rank), gpu(1 - rank)
-        lines = [*nccl.start(one, 2), nccl.p2p(one, other), nccl.complete(one, 2)]
-        path = tmp_path / f"{one.host}.{one.pid}.log"
+        process, peer = gpu(rank), gpu(1 - rank)
+        lines = [*nccl.start(process, 2), nccl.p2p(process, peer), nccl.complete(process, 2)]
+        path = tmp_path / f"{process.host}.{process.pid}.log"
         path.write_bytes(text_of(lines))
-        found.file(path, path.name)
-    log = found.log()
+        reader.file(path, path.name)
+    log = reader.log()
     assert [str(edge.where) for edge in log.edges] == ["k000.4000.log:2", "k000.4001.log:2"]
     assert [comm.complete for comm in log.communicators] == [True]
 
 
 def test_log_is_available_at_any_time() -> None:
     """In a run in progress the log grows and keeps its earlier edges."""
-    found = Reader()
-    found.stream(io.BytesIO(f"{HEAD}{IPC}\n".encode()), "a")
-    first = found.log()
-    found.stream(io.BytesIO(f"{HEAD}{IB}\n".encode()), "b")
-    assert set(edges_of(first)) < set(edges_of(found.log()))
+    reader = Reader()
+    reader.stream(io.BytesIO(f"{HEAD}{IPC}\n".encode()), "a")
+    first = reader.log()
+    reader.stream(io.BytesIO(f"{HEAD}{IB}\n".encode()), "b")
+    assert set(edges_of(first)) < set(edges_of(reader.log()))

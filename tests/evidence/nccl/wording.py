@@ -70,17 +70,21 @@ class Nccl:
     # -- Edges -------------------------------------------------------------------------------------
 
     def p2p(
-        self, one: Gpu, other: Gpu, method: str = "IPC", channel: int = 0, connection: int = 0
+        self,
+        source: Gpu,
+        destination: Gpu,
+        method: str = "IPC",
+        channel: int = 0,
+        connection: int = 0,
     ) -> str:
         """An edge as its sender logs it."""
         number = f"/{connection}" if self.number >= (2, 14, 3) else ""
-        return (
-            f"{one.head}{self._channel(channel)}{number} : {self.ends(one, other)} via P2P/{method}"
-        )
+        ends = self.ends(source, destination)
+        return f"{source.head}{self._channel(channel)}{number} : {ends} via P2P/{method}"
 
-    def shm(self, one: Gpu, other: Gpu, channel: int = 0) -> str:
-        ends = self.ends(one, other)
-        return f"{one.head}{self._channel(channel)} : {ends} via {self.shm_wording}"
+    def shm(self, source: Gpu, destination: Gpu, channel: int = 0) -> str:
+        ends = self.ends(source, destination)
+        return f"{source.head}{self._channel(channel)} : {ends} via {self.shm_wording}"
 
     @property
     def shm_wording(self) -> str:
@@ -90,25 +94,25 @@ class Nccl:
 
     def net(
         self,
-        one: Gpu,
-        other: Gpu,
+        source: Gpu,
+        destination: Gpu,
         wording: str = "IB/0",
         role: str = "send",
         channel: int = 0,
         connection: int = 0,
     ) -> str:
-        """An edge from `one` to `other` as its sender, or its receiver, logs it."""
+        """An edge as its sender, or its receiver, logs it."""
         number = f"/{connection}" if self.number >= (2, 12, 7) else ""
-        head = one.head if role == "send" else other.head
-        ends = self.ends(one, other)
+        head = source.head if role == "send" else destination.head
+        ends = self.ends(source, destination)
         if self.number < (2, 5, 0):
-            ends = f"{one.rank} -> {other.rank}"
+            ends = f"{source.rank} -> {destination.rank}"
         return f"{head}{self._channel(channel)}{number} : {ends} [{role}] via NET/{wording}"
 
-    def ends(self, one: Gpu, other: Gpu) -> str:
+    def ends(self, source: Gpu, destination: Gpu) -> str:
         by_bus = (2, 5, 0) <= self.number < (2, 18, 3)
-        ids = (one.bus, other.bus) if by_bus else (one.device, other.device)
-        return f"{one.rank}[{ids[0]}] -> {other.rank}[{ids[1]}]"
+        ids = (source.bus, destination.bus) if by_bus else (source.device, destination.device)
+        return f"{source.rank}[{ids[0]}] -> {destination.rank}[{ids[1]}]"
 
     def _channel(self, channel: int) -> str:
         return f"{'Channel' if self.number >= (2, 7, 0) else 'Ring'} {channel:02d}"
@@ -116,24 +120,26 @@ class Nccl:
     # -- Communicators -----------------------------------------------------------------------------
 
     def start(
-        self, one: Gpu, ranks: int, comm: str = "0x5a0", comm_id: str = "0xf021d9"
+        self, process: Gpu, ranks: int, comm: str = "0x5a0", comm_id: str = "0xf021d9"
     ) -> list[str]:
-        """`Init START`, where the version has it."""
+        """`Init START`, if the version logs it."""
         if self.number < (2, 17, 0):
             return []
-        rank = f"[Rank {one.rank}] " if self.number >= (2, 29, 0) else ""
-        comm_text = f"{self._comm(one, ranks, comm)} commId {comm_id} - Init START"
-        return [f"{one.head}{rank}{self._api('ncclCommInitRank')}{comm_text}"]
+        rank = f"[Rank {process.rank}] " if self.number >= (2, 29, 0) else ""
+        comm_text = f"{self._comm(process, ranks, comm)} commId {comm_id} - Init START"
+        return [f"{process.head}{rank}{self._api('ncclCommInitRank')}{comm_text}"]
 
-    def complete(self, one: Gpu, ranks: int, comm: str = "0x5a0", comm_id: str = "0xf021d9") -> str:
+    def complete(
+        self, process: Gpu, ranks: int, comm: str = "0x5a0", comm_id: str = "0xf021d9"
+    ) -> str:
         named = f" commId {comm_id}" if self.number >= (2, 17, 0) else ""
         state = "Init COMPLETE" if self.number >= (2, 4, 0) else "COMPLETE"
-        comm_text = f"{self._comm(one, ranks, comm)}{named} - {state}"
-        return f"{one.head}{self._api('ncclCommInitRank')}{comm_text}"
+        comm_text = f"{self._comm(process, ranks, comm)}{named} - {state}"
+        return f"{process.head}{self._api('ncclCommInitRank')}{comm_text}"
 
     def split(
         self,
-        one: Gpu,
+        process: Gpu,
         ranks: int,
         parent: str,
         comm: str,
@@ -145,48 +151,50 @@ class Nccl:
         """Start and end of a communicator split from another; `comm_id` is logged up to 2.21."""
         if self.number >= (2, 22, 0):
             counted = "childCount" if self.number >= (2, 27, 0) else "splitCount"
-            text = f" parent {parent} {counted} {count} color {color} key {one.rank}"
+            text = f" parent {parent} {counted} {count} color {color} key {process.rank}"
             ends = f"{text}- Init START", f"{text} - Init COMPLETE"
         elif self.number >= (2, 20, 0):
-            text = f" parent {parent} color {color} key {one.rank} commId {comm_id}"
+            text = f" parent {parent} color {color} key {process.rank} commId {comm_id}"
             ends = f"{text} - Init START", f"{text} - Init COMPLETE"
         else:
             ends = f" commId {comm_id} - Init START", f" commId {comm_id} - Init COMPLETE"
-        head = f"{one.head}{self._api(api)}{self._comm(one, ranks, comm)}"
+        head = f"{process.head}{self._api(api)}{self._comm(process, ranks, comm)}"
         return head + ends[0], head + ends[1]
 
-    def nodes(self, one: Gpu, ranks: int, nodes: int, comm: str = "0x5a0") -> list[str]:
-        """`nNodes`, where the version has it."""
+    def nodes(self, process: Gpu, ranks: int, nodes: int, comm: str = "0x5a0") -> list[str]:
+        """`nNodes`, if the version logs it."""
         if self.number < (2, 20, 3):
             return []
-        local = f"localRanks {ranks // nodes} localRank {one.device} MNNVL 0"
-        return [f"{one.head}comm {comm} rank {one.rank} nRanks {ranks} nNodes {nodes} {local}"]
+        local = f"localRanks {ranks // nodes} localRank {process.device} MNNVL 0"
+        return [
+            f"{process.head}comm {comm} rank {process.rank} nRanks {ranks} nNodes {nodes} {local}"
+        ]
 
     def _api(self, name: str) -> str:
         return f"{name} " if self.number >= (2, 21, 5) else ""
 
-    def _comm(self, one: Gpu, ranks: int, comm: str) -> str:
-        text = f"comm {comm} rank {one.rank} nranks {ranks}"
+    def _comm(self, process: Gpu, ranks: int, comm: str) -> str:
+        text = f"comm {comm} rank {process.rank} nranks {ranks}"
         if self.number >= (2, 4, 0):
-            text += f" cudaDev {one.device}"
+            text += f" cudaDev {process.device}"
         if (2, 4, 0) <= self.number < (2, 5, 0) or self.number >= (2, 18, 3):
-            text += f" nvmlDev {one.device}"
-        return text + (f" busId {one.bus}" if self.number >= (2, 5, 0) else "")
+            text += f" nvmlDev {process.device}"
+        return text + (f" busId {process.bus}" if self.number >= (2, 5, 0) else "")
 
     # -- The rest ----------------------------------------------------------------------------------
 
-    def banner(self, one: Gpu) -> str:
+    def banner(self, process: Gpu) -> str:
         """The version, which only rank 0 logs."""
         text = f"NCCL version {self.version}+cuda12.4"
-        return one.head + text if self.number >= (2, 22, 0) else text
+        return process.head + text if self.number >= (2, 22, 0) else text
 
     def warn(
-        self, one: Gpu, text: str, source: str = "misc/socket.cc:88", function: str = "f"
+        self, process: Gpu, text: str, source: str = "misc/socket.cc:88", function: str = "f"
     ) -> str:
         """A warning, with the empty line that comes before it."""
         time = "[2026-06-01 10:00:00] " if self.number >= (2, 26, 0) else ""
         named = f" ({function})" if self.number >= (2, 30, 7) else ""
-        head = f"{one.host}:{one.pid}:{one.tid} [{one.device}]"
+        head = f"{process.host}:{process.pid}:{process.tid} [{process.device}]"
         return f"\n{time}{head} {source}{named} NCCL WARN {text}"
 
     @property
