@@ -88,6 +88,11 @@ def _parse_count(text: str) -> int:
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKERS:
         config.addinivalue_line("markers", line)
+    if config.getoption("--cluster") == "":  # an unset variable of a script, say
+        raise pytest.UsageError(
+            "--cluster: the name is empty; expected a profile of cluster.yaml (--cluster-list "
+            "shows them)"
+        )
     name = config.getoption("--cluster") or config.getini("cluster")
     without_cluster = [
         option

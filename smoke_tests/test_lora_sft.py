@@ -65,6 +65,7 @@ class FineTuned(Trained, TalkedInsideNodes):
     def test_metrics_are_written_by_rank_0_alone(self, phase: PhaseView) -> None:
         writers = phase.facts("metrics_written_by")
         assert writers == {rank: 0 if rank == 0 else None for rank in range(phase.world_size)}
+        assert {"metrics.json", "run_args.json"} <= set(phase.checkpoint_files())
 
     def test_checkpoint_holds_the_adapter(self, phase: PhaseView) -> None:
         """fp32 or bf16 adapters: at least 2 bytes for each trainable parameter."""

@@ -118,11 +118,30 @@ def train(
         wrapper=type(trainer.model_wrapped).__name__,
     )
     if rank.is_main:
-        tokens_per_s = args.max_steps * tokens / wall_s
-        figures = {"wall_time_s": wall_s, "tokens_per_s_per_rank": tokens_per_s, **vars(args)}
-        (rank.output_dir / "metrics.json").write_text(json.dumps(figures, indent=2) + "\n")
-        rank.fact(metrics_written_by=rank.rank)
+        write_results(args, rank, settings, wall_s)
     return trainer
+
+
+def write_results(args: argparse.Namespace, rank: Rank, settings: Any, wall_s: float) -> None:
+    """Write metrics.json and run_args.json, with the keys of the documented runs."""
+    tokens = args.max_steps * args.micro_batch * args.seq_len  # of a rank, padding included
+    on_cuda = rank.device.type == "cuda"
+    figures = {
+        "wall_time_s": wall_s,
+        "approx_tokens_per_rank": tokens,
+        "approx_tokens_per_s_per_rank": tokens / wall_s,
+        "world_size": rank.world_size,
+        "gpu0": torch.cuda.get_device_name(0) if on_cuda else None,
+        "torch": torch.__version__,
+        "model": args.model,
+        "dataset": args.dataset,
+        "use_lora": True,
+        "bf16": args.precision == "bf16",
+        "gradient_checkpointing": settings.gradient_checkpointing,
+    }
+    for name, values in (("metrics.json", figures), ("run_args.json", vars(args))):
+        (rank.output_dir / name).write_text(json.dumps(values, indent=2) + "\n")
+    rank.fact(metrics_written_by=rank.rank)
 
 
 def probe(args: argparse.Namespace, rank: Rank, trainer: Any, examples: Batch) -> None:

@@ -32,22 +32,8 @@ def find_config(rootdir: Path, explicit: str | None) -> Path:
     if not path.exists():
         todo = "write one (`clustersmoke init`), or name one with --cluster-config"
         what, expected = f"no {CONFIG_NAME} in {rootdir}", "a file of profiles there"
-        raise UsageProblems([Problem(what, "", expected, _explain_root(rootdir) or todo)])
+        raise UsageProblems([Problem(what, "", expected, todo)])
     return path
-
-
-def _explain_root(rootdir: Path) -> str:
-    """What to do if the file is in the working directory, which is not pytest's root directory.
-
-    Before pytest knows our options, it takes an existing path after one of them for a test path.
-    """
-    here = Path.cwd()
-    if rootdir.resolve() == here or not (here / CONFIG_NAME).exists():
-        return ""
-    return (
-        f"there is one in {here}, but pytest uses {rootdir} as its root directory: write an "
-        "option and its path with `=` (--cluster-report-dir=DIR), or add --rootdir=."
-    )
 
 
 class ClusterFile:

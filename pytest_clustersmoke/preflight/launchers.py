@@ -30,14 +30,15 @@ EXPECTED = "a program that torchrun runs on each node (`srun` reaches the nodes 
 
 def find_launchers(profile: Profile, phases: list[Phase]) -> Iterator[Problem]:
     """Find launchers in `python`, `setup`, and the phases' arguments and scripts."""
-    if profile.python and (word := _program_of(profile.python)) in LAUNCHERS:
+    if profile.python and (word := _program_of(_split(profile.python))) in LAUNCHERS:
         yield Problem(
             f"`python` is the launcher `{word}`",
             profile.where("python"),
             "the shell command for Python on the nodes",
         )
     for index, line in enumerate(profile.setup):
-        if _program_of(line) == "deepspeed":
+        words = _split(line)
+        if _program_of(words) == "deepspeed" and not _stays_on_its_node(words):
             yield Problem(
                 "a setup line starts the launcher `deepspeed`, which reaches other nodes over SSH",
                 profile.where("setup", index),
@@ -84,8 +85,12 @@ def _find_started_launchers(script: Path) -> list[tuple[int, str]]:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    started = [(call.lineno, _command_of(call)) for call in calls if _callee_of(call) in STARTERS]
-    return sorted((line, word) for line, word in started if word in LAUNCHERS)
+    started = [(call.lineno, _words_of(call)) for call in calls if _callee_of(call) in STARTERS]
+    return sorted(
+        (line, _program_of(words))
+        for line, words in started
+        if _program_of(words) in LAUNCHERS and not _stays_on_its_node(words)
+    )
 
 
 def _callee_of(call: ast.Call) -> str:
@@ -94,20 +99,34 @@ def _callee_of(call: ast.Call) -> str:
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
-def _command_of(call: ast.Call) -> str:
-    """The program that a call starts, if the source names it literally."""
-    first = call.args[0] if call.args else None
-    if isinstance(first, ast.List | ast.Tuple):
-        first = first.elts[0] if first.elts else None
-    command = first.value if isinstance(first, ast.Constant) else None
-    return _program_of(command) if isinstance(command, str) else ""
+def _words_of(call: ast.Call) -> list[str]:
+    """The words of the command that a call starts, as far as the source has them literally."""
+    arguments: list[ast.expr] = list(call.args)
+    if arguments and isinstance(arguments[0], ast.List | ast.Tuple):
+        arguments = arguments[0].elts
+    words = [node.value for node in arguments if isinstance(node, ast.Constant)]
+    if not arguments or not isinstance(arguments[0], ast.Constant):
+        return []
+    texts = [word for word in words if isinstance(word, str)]
+    return _split(texts[0]) if len(texts) == 1 else texts
 
 
-def _program_of(line: str) -> str:
-    """The program that a shell line starts; empty if that is unknown."""
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError:
-        return ""
+def _stays_on_its_node(words: list[str]) -> bool:
+    """Whether `deepspeed` starts ranks on its own node alone: it has no hosts and no SSH then."""
+    options = {word.partition("=")[0].replace("-", "_") for word in words}
+    hosts = {"__hostfile", "_H", "__include", "_i", "__num_nodes", "__launcher"}
+    return _program_of(words) == "deepspeed" and "__num_gpus" in options and not options & hosts
+
+
+def _program_of(words: list[str]) -> str:
+    """The program that a command starts; empty if that is unknown."""
     words = [word for word in words if "=" not in word.split("/", 1)[0]]
     return words[0].rsplit("/", 1)[-1] if words else ""
+
+
+def _split(line: str) -> list[str]:
+    """The words of a shell line; none if it cannot be split."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from ..config.cluster_file import find_config, load
 from ..text import Problem, UsageProblems
 from .suite import Suite
+
+PATH_OPTIONS = ("--cluster-config", "--cluster-report-dir")
 
 
 def print_clusters(config: pytest.Config) -> int:
@@ -36,6 +41,8 @@ def print_clusters(config: pytest.Config) -> int:
 
 def register_suite(config: pytest.Config, name: str) -> None:
     """Read the profile, and register the suite of the session."""
+    if not hasattr(config, "workerinput"):
+        refuse_moved_root(config)
     try:
         path = find_config(config.rootpath, config.getoption("--cluster-config"))
         profile = load(path, os.environ).profile(name)
@@ -64,6 +71,24 @@ def register_suite(config: pytest.Config, name: str) -> None:
     else:
         suite = Suite(config, profile)
     config.pluginmanager.register(suite, "clustersmoke-suite")
+
+
+def refuse_moved_root(config: pytest.Config) -> None:
+    """Refuse a run whose root directory pytest may have derived from the path of our own option.
+
+    Before pytest knows our options, it takes an existing path after one of them for a test path,
+    and another root directory has other tests. Raises UsageError.
+    """
+    words = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+    if config.rootpath == Path.cwd() or config.getoption("rootdir"):
+        return
+    for option, path in pairwise(map(str, words)):
+        if option in PATH_OPTIONS and Path(path).exists():
+            raise pytest.UsageError(
+                f"{option} {path}: pytest takes this path for a test path and uses "
+                f"{config.rootpath} as its root directory; expected {option}={path}, or also "
+                "--rootdir=."
+            )
 
 
 class UnusableSuite:

@@ -130,12 +130,20 @@ def test_nebius_pins_tcp_between_nodes(shipped: ClusterFile) -> None:
     """Two nodes use TCP on eth0, and `expect` requires it."""
     profile = shipped.profile("nebius")
     assert profile.env.multi_node.set["NCCL_NET"] == "Socket"
-    assert profile.env.single_node.set == {"NCCL_SOCKET_IFNAME": "^lo,docker0"}
+    assert profile.env.single_node.set["NCCL_SOCKET_IFNAME"] == "^lo,docker0"
     for phase in ("lora_sft_2node", "allreduce_multinode"):
         assert profile.expect[phase].inter_node == ("NET/Socket",)
     assert profile.slurm == {
         "partition": "gpu", "mem": 0, "cpus_per_task": 64, "time": "01:00:00",
     }  # fmt: skip
+
+
+def test_nebius_debugs_collectives_on_one_node_alone(shipped: ClusterFile) -> None:
+    """The document's two-node reference was measured without TORCH_DISTRIBUTED_DEBUG."""
+    env = shipped.profile("nebius").env
+    blocks = {"common": env.common, "one node": env.single_node, "several": env.multi_node}
+    values = {name: block.set.get("TORCH_DISTRIBUTED_DEBUG") for name, block in blocks.items()}
+    assert values == {"common": None, "one node": "DETAIL", "several": None}
 
 
 def test_schema_file_is_up_to_date() -> None:

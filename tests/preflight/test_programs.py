@@ -54,6 +54,14 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
     assert found[4].where == f"{script}:3" and "srun" in found[4].expected
 
 
+def test_deepspeed_with_hosts_is_refused(tmp_path: Path) -> None:
+    """A number of GPUs does not keep it on its node when it has a host file."""
+    setup = ["deepspeed --num_gpus=2 --hostfile=/h train.py", "deepspeed --num_gpus 2 -H /h x.py"]
+    profile = make_profile(tmp_path, backend="slurm", setup=setup)
+    found = list(launchers.find_launchers(profile, []))
+    assert [problem.where for problem in found] == [profile.where("setup", n) for n in (0, 1)]
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -61,13 +69,18 @@ def test_launchers_that_need_ssh_are_refused(tmp_path: Path) -> None:
         "'''By hand: mpirun or pdsh'''\nprint('deepspeed x')\n",
         "import subprocess\nsubprocess.run(['nvidia-smi'])  # no mpirun\n",
         "deepspeed(",
+        "import os\nos.system('deepspeed --num_gpus=2 train.py')\n",
+        "import subprocess\nsubprocess.run(['deepspeed', '--num_gpus', '2', 'train.py'])\n",
     ],
 )
 def test_other_uses_of_the_names_are_accepted(tmp_path: Path, source: str) -> None:
-    """The library deepspeed, comments and plain text start nothing."""
+    """The library deepspeed, comments and plain text start nothing; `deepspeed --num_gpus=2`
+    starts ranks on its own node, without SSH."""
     script = tmp_path / "train.py"
     script.write_text(source)
-    profile = make_profile(tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)"])
+    profile = make_profile(
+        tmp_path, setup=["echo deepspeed", "export X=$(which mpirun)", "deepspeed --num_gpus=2 x"]
+    )
     assert list(launchers.find_launchers(profile, [make_phase(profile, script=script)])) == []
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,35 @@ def test_missing_cluster_file_is_refused(suite: Suite) -> None:
     assert suite.refused("--cluster-config", "mine.yaml") == [
         "--cluster-config: no such file: mine.yaml; expected a file of profiles"
     ]
+
+
+def test_empty_cluster_name_is_refused(suite: Suite) -> None:
+    """`--cluster "$UNSET"` must not skip every phase and end with status 0."""
+    assert suite.refused("--cluster", "", cluster="") == [
+        "--cluster: the name is empty; expected a profile of cluster.yaml (--cluster-list shows "
+        "them)"
+    ]
+
+
+@pytest.mark.parametrize("option", ["--cluster-config", "--cluster-report-dir"])
+def test_option_whose_path_moves_the_root_directory_is_refused(
+    suite: Suite, tmp_path_factory: pytest.TempPathFactory, option: str
+) -> None:
+    """pytest takes a path after a space for a test path: it would collect the tests of another
+    directory. With `=` the option works."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    suite.phase()
+    path = shutil.copy(suite.path / "cluster.yaml", elsewhere)
+    if option == "--cluster-report-dir":
+        path = str(elsewhere)
+    (elsewhere / "pytest.ini").write_text("[pytest]\n")
+    (line,) = suite.refused(option, path)
+    assert line == (
+        f"{option} {path}: pytest takes this path for a test path and uses {elsewhere} as its "
+        f"root directory; expected {option}={path}, or also --rootdir=."
+    )
+    assert suite.run(f"{option}={path}", "--collect-only").ret == 0
+    assert suite.run("--rootdir=.", option, path, "--collect-only").ret == 0
 
 
 @pytest.mark.parametrize(
@@ -273,7 +303,9 @@ def test_path_that_sbatch_would_misread_is_refused(suite: Suite, char: str, word
     folder.joinpath("train.py").write_text("")
     suite.phase(script=str(folder / "train.py"))
     (script,) = suite.refused()
-    assert script.startswith("phase `small`: the path") and f"contains {words}, which sbatch" in script
+    assert (
+        script.startswith("phase `small`: the path") and f"contains {words}, which sbatch" in script
+    )
     assert script.endswith("would misread; expected a path without it; move the suite")
     suite.cluster(shared_dir=str(folder))
     (shared,) = suite.refused()
@@ -429,16 +461,3 @@ def test_problems_of_file_and_markers_are_reported_together(suite: Suite) -> Non
     suite.phase(gpus_per_nod=2)
     first, second = suite.refused()
     assert "unknown key `shard_dir`" in first and "unknown argument `gpus_per_nod`" in second
-
-
-def test_report_directory_that_pytest_takes_for_its_root_is_refused(
-    suite: Suite, tmp_path: Path
-) -> None:
-    """It exists, and is given after a space: the error says how to write the option."""
-    suite.phase()
-    other = tmp_path / "kept"
-    other.mkdir()
-    result = suite.run_apart("--cluster-report-dir", other)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*there is one in *write an option and its path with `=`*"])
-    assert suite.run_apart(f"--cluster-report-dir={other}").ret == 0
