@@ -108,8 +108,9 @@ def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
     path = directory.rank_stack(rank)
     dumps = [dump for dump in _dumps(path) if any(dump.threads)]
     asked = [dump for dump in dumps if dump.whose == "rank"]
-    for one in (*asked, *(dump for dump in dumps if dump.whose == "")):
-        main = one.threads[-1]
+    unasked = [dump for dump in dumps if dump.whose == ""]
+    for dump in (*asked, *unasked):
+        main = dump.threads[-1]
         if main:
             return Stack(path, tuple(main))
     return _read_py_spy(directory.rank_py_spy(rank))
