@@ -104,8 +104,8 @@ def _is_finite(record: PastRecord) -> bool:
 
 
 def _why(past: Mapping[str, PastRecord]) -> str:
-    """The warnings by runs on other versions; else the text of one metric, since all metrics of a
-    job have the same past."""
+    """The warnings from runs on other versions; without any, the text of one metric, since all
+    metrics of a job have the same past."""
     if not past:
         return "there are no metrics to compare"
     warned = [record["text"] for record in past.values() if record["status"] == "warn"]

@@ -157,7 +157,7 @@ def is_consequence(error: dict[str, Any]) -> bool:
 
 
 def line_of(evidence: FailureEvidence, call: CollectiveCall, ranks: Collection[int]) -> str:
-    """The line of the program that made the call: from the recorder, else from the stack of a rank
+    """The line of the program that made the call: from the recorder, or from the stack of a rank
     that still waits in it."""
     if call.line:
         return call.line

@@ -97,7 +97,7 @@ def read_flight_records(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, 
 
 
 def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
-    """One rank's record: the full one, else the one without source lines."""
+    """One rank's record: the full one if it exists, otherwise the one without lines."""
     whole, brief = directory.rank_flight_recorder(rank), directory.rank_flight_recorder_brief(rank)
     for path in (whole, brief):
         raw = _read_json(path)
@@ -220,7 +220,7 @@ def _line(frames: Any) -> str:
 
 
 def _add_members(record: FlightRecord, raw: dict[str, Any]) -> None:
-    """The members of each group: as the rank recorded them, else torch (gloo records none)."""
+    """The members of each group: from the rank's own list, or from torch's (gloo has none)."""
     groups, config = raw.get("groups"), raw.get("pg_config")
     for name, ranks in groups.items() if isinstance(groups, dict) else ():
         _set_members(record, name, ranks)

@@ -88,7 +88,7 @@ def _around(buffer: bytes, piece: Piece, lines: int) -> str:
 
 
 def time_at(buffer: bytes, piece: Piece, text: str) -> Time | None:
-    """The time stamp of a line, else the last one shortly before it."""
+    """The time stamp of a line; without one, the last stamp shortly before it."""
     time = last_time_in(text)
     if time is None:
         before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]

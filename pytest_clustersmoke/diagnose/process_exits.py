@@ -79,7 +79,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """Rank -> how its process ended, from the node's watch, else from torchrun; `closed` are the
+    """Rank -> how its process ended, from the node's watch or from torchrun; `closed` are the
     ranks that torchrun ended because another one had failed."""
 
     by_rank: Mapping[int, RankExit]

@@ -235,7 +235,7 @@ class SignatureSearch:
                 match.names.setdefault(words, cut(value))
 
     def _writer(self, text: str) -> tuple[list[str], list[int]]:
-        """The host and rank that wrote a line, from the line, else from its file."""
+        """The host and rank that wrote a line, from the line itself or from its file."""
         host, rank = self._host or host_of_line(text), rank_of_line(text)
         rank = self._rank if rank is None else rank
         return [host] if host else [], [] if rank is None else [rank]

@@ -305,7 +305,7 @@ def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | N
 
 
 def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> float | None:
-    """A stamp in Unix seconds, in its own zone, else in `zone` (None is this machine's); a stamp
+    """A stamp in Unix seconds, in its own zone, or in `zone` (None is this machine's); a stamp
     without a year gets the one nearest to `time`. None if the calendar has no such moment."""
     parts = stamp.groupdict()
     own = parts.get("zone")

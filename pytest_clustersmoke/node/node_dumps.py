@@ -84,7 +84,7 @@ def catches(process: psutil.Process, signum: signal.Signals) -> bool:
 
 
 def _live(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[int, psutil.Process]:
-    """Rank -> process, from the rank's own events, or else from torchrun's children."""
+    """Rank -> process, from the rank's own events or from torchrun's children."""
     processes = _children_with_rank(agent_pid)
     for rank, pid, started in watch.live():
         process = process_tree.find(pid, started)

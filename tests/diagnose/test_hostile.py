@@ -72,17 +72,17 @@ def test_failing_criterion_shows_sanitized_text(pytester: pytest.Pytester) -> No
 
         def test_x(record_property):
             record_property("node", {ESCAPES!r})
-            fail("rank 0 said " + {ESCAPES!r})
+            fail("rank 0 wrote " + {ESCAPES!r})
         """
     )
     done = pytester.runpytest_subprocess("--junitxml=junit.xml", "-p", "no:cacheprovider")
     done.assert_outcomes(failed=1)
-    shown = [line for line in done.outlines if "rank 0 said" in line]
+    shown = [line for line in done.outlines if "rank 0 wrote" in line]
     assert shown and all(
         "\x1b" not in line and "\x9b" not in line for line in shown if "E " in line
     )
     case = ElementTree.parse(pytester.path / "junit.xml").find(".//testcase")
-    assert case is not None and "rank 0 said" in str(case.find("failure").attrib)  # type: ignore[union-attr]
+    assert case is not None and "rank 0 wrote" in str(case.find("failure").attrib)  # type: ignore[union-attr]
 
 
 def test_fail_keeps_readable_text() -> None:
