@@ -113,11 +113,11 @@ class Collectives:
         checked = count // self.ranks if name == "reduce_scatter" else count
         wrong, first = 0, None
         for part, index in self._parts(checked):
-            found, expected = self.received[part], self._expected(name, count, index, peer)
-            differs = found != expected  # NaN differs from everything
+            actual, expected = self.received[part], self._expected(name, count, index, peer)
+            differs = actual != expected  # NaN differs from everything
             if first is None and differs.any():
                 at = int(differs.nonzero()[0])
-                values = {"found": float(found[at]), "expected": float(expected[at])}
+                values = {"found": float(actual[at]), "expected": float(expected[at])}
                 first = {"index": part.start + at, **values}
             wrong += int(differs.sum())
         return {"checked": checked, "wrong": wrong, "first_wrong": first}

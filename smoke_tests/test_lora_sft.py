@@ -32,7 +32,8 @@ class FineTuned(Trained, TalkedInsideNodes):
         assert phase.fact("wrapper") == "DistributedDataParallel"
 
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
-        """A fixed batch has a lower loss after training: the few steps all see other examples."""
+        """A fixed batch has a lower loss after training. The losses of the steps are not compared:
+        the steps are few, and each sees other examples."""
         before, after = phase.facts("fixed_loss_before"), phase.facts("fixed_loss_after")
         assert None not in {**before, **after}.values()
         assert all(after[rank] < before[rank] for rank in before), (before, after)

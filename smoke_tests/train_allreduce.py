@@ -185,7 +185,7 @@ def measure_all(
 def main() -> None:
     args = parse_args()
     if debug.get_debug_level() == debug.DebugLevel.DETAIL:
-        # DETAIL runs a gloo collective before each of ours, which would be timed, too, and splits
+        # DETAIL runs a gloo collective before each of ours, which would also be timed, and splits
         # batches of sends and receives. The process group reads the level when it is opened.
         debug.set_debug_level(debug.DebugLevel.INFO)
     with Rank.start(init="torch") as rank:

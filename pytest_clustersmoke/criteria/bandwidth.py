@@ -179,8 +179,8 @@ def check_results(phase: PhaseResult) -> None:
         parts = phase.world_size if name == "reduce_scatter" else 1
         count = swept.size_bytes(name, size) // ELEMENT_BYTES // parts
         for rank in phase.ranks:
-            what = f"{name} of {show_bytes(size)} on {rank}"
-            check_elements(what, swept.of(rank, name, size), count)
+            label = f"{name} of {show_bytes(size)} on {rank}"
+            check_elements(label, swept.of(rank, name, size), count)
 
 
 def check_sizes(phase: PhaseResult) -> None:
@@ -282,28 +282,28 @@ def require_network(phase: PhaseResult) -> None:
         )
 
 
-def check_elements(what: str, record: Mapping[str, Any], wanted: int) -> None:
+def check_elements(label: str, record: Mapping[str, Any], wanted: int) -> None:
     """Fail unless `wanted` elements were checked and none is wrong."""
     __tracebackhide__ = True
     checked, wrong, first = (record.get(key) for key in ("checked", "wrong", "first_wrong"))
     if type(checked) is not int or checked != wanted:
-        fail(f"{what}: {checked!r} elements were checked, expected all {wanted}")
+        fail(f"{label}: {checked!r} elements were checked, expected all {wanted}")
     if type(wrong) is not int or wrong < 0:
-        fail(f"{what}: {wrong!r} elements were wrong; expected a count")
+        fail(f"{label}: {wrong!r} elements were wrong; expected a count")
     if wrong:
         shown = first if isinstance(first, dict) else {}
         fail(
-            f"{what}: {wrong} of {wanted} elements are wrong, the first is element "
+            f"{label}: {wrong} of {wanted} elements are wrong, the first is element "
             f"{shown.get('index')!r}: found {shown.get('found')!r}, "
             f"expected {shown.get('expected')!r}"
         )
 
 
-def time_of(record: Mapping[str, Any], key: str, what: str) -> float:
+def time_of(record: Mapping[str, Any], key: str, label: str) -> float:
     __tracebackhide__ = True
     value = parse_number(record.get(key))
     if value is None or not 0 < value < math.inf:
-        fail(f"{key} of {what} is {record.get(key)!r}; expected a positive time")
+        fail(f"{key} of {label} is {record.get(key)!r}; expected a positive time")
     return value
 
 

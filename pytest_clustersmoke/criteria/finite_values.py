@@ -24,7 +24,7 @@ class _NotFinite:
     step: float
     order: int
     rank: int
-    what: str
+    subject: str
 
 
 def check(phase: PhaseResult) -> None:
@@ -38,14 +38,14 @@ def check(phase: PhaseResult) -> None:
     if watched and sorted(watched) != everyone:
         fail(f"only ranks {sorted(watched)} of {phase.world_size} watched their gradients")
     bad = [
-        _NotFinite(_step(one), 0, rank, "the loss is")
-        for rank, one in losses.items()
-        if one.get("local_finite") is not True
+        _NotFinite(_step(event), 0, rank, "the loss is")
+        for rank, event in losses.items()
+        if event.get("local_finite") is not True
     ]
     bad += [
-        _NotFinite(_step(one), 1, rank, f"the gradient of {one.get('not_finite_in')} is")
-        for rank, one in watched.items()
-        if one.get("not_finite_at") is not None
+        _NotFinite(_step(event), 1, rank, f"the gradient of {event.get('not_finite_in')} is")
+        for rank, event in watched.items()
+        if event.get("not_finite_at") is not None
     ]
     if bad:
         _fail(min(bad), bad, phase.ranks)
@@ -59,10 +59,10 @@ def _step(event: dict[str, Any]) -> float:
 
 def _fail(first: _NotFinite, bad: list[_NotFinite], ranks: Sequence[RankResult]) -> None:
     __tracebackhide__ = True
-    same = {one.rank for one in bad if (one.step, one.order) == (first.step, first.order)}
+    same = {value.rank for value in bad if (value.step, value.order) == (first.step, first.order)}
     where = ", ".join(str(ranks[rank]) for rank in sorted(same))
     step = f"step {first.step:g}" if math.isfinite(first.step) else "an unknown step"
     fail(
-        f"{first.what} not finite, first at {step} on {where}; "
-        f"on {len({one.rank for one in bad})} ranks in all"
+        f"{first.subject} not finite, first at {step} on {where}; "
+        f"on {len({value.rank for value in bad})} ranks in all"
     )

@@ -87,33 +87,33 @@ class Pairs:
         """Pair -> GB/s each way of the slowest of its ranks. Fails if a rank of a pair measured
         nothing, or received wrong data."""
         __tracebackhide__ = True
-        found: dict[Pair, float] = {}
+        speeds: dict[Pair, float] = {}
         for pair in combinations(self.names, 2):
             for rank in self.phase.ranks:
                 here = self.node_of[rank.rank]
                 if here in pair:
                     speed = self._speed(rank, sum(pair) - here)
-                    found[pair] = min(speed, found.get(pair, speed))
-        return found
+                    speeds[pair] = min(speed, speeds.get(pair, speed))
+        return speeds
 
     def _speed(self, rank: RankResult, there: int) -> float:
         __tracebackhide__ = True
         record = self.records.get((rank.rank, there))
         if record is None:
             fail(f"{rank} measured no exchange with {self.names[there]}")
-        what = f"the exchange of {rank} with rank {record['peer']}"
-        check_elements(what, record, self.size_bytes // ELEMENT_BYTES)
-        return self.size_bytes / time_of(record, "own_seconds", what) / 1e9
+        label = f"the exchange of {rank} with rank {record['peer']}"
+        check_elements(label, record, self.size_bytes // ELEMENT_BYTES)
+        return self.size_bytes / time_of(record, "own_seconds", label) / 1e9
 
 
 def check_all_measured(phase: PhaseResult) -> None:
     """Every rank exchanged data with a rank of every other node and received what was sent, and
     the metric is the bandwidth of the slowest pair."""
     __tracebackhide__ = True
-    found = Pairs(phase).speeds
-    if not found:
+    speeds = Pairs(phase).speeds
+    if not speeds:
         fail("the phase has one node, so there is no pair")
-    slowest = min(found.values())
+    slowest = min(speeds.values())
     for rank in phase.ranks:
         reported = rank.metrics().get("pair_bandwidth_min_gb_per_s", math.nan)
         if not math.isclose(reported, slowest, rel_tol=ROUNDING):
@@ -130,9 +130,9 @@ def check_none_is_slow(phase: PhaseResult) -> None:
     __tracebackhide__ = True
     require_network(phase)
     measured = Pairs(phase)
-    found, nodes = measured.speeds, len(measured.names)
+    speeds, nodes = measured.speeds, len(measured.names)
     if nodes < 3:
-        shown = ", ".join(f"{speed:.2f} GB/s" for speed in found.values())
+        shown = ", ".join(f"{speed:.2f} GB/s" for speed in speeds.values())
         raise Unmeasured(
             "bandwidth",
             f"two nodes are one pair ({shown} each way), so there is no other pair to compare it "
@@ -145,25 +145,25 @@ def check_none_is_slow(phase: PhaseResult) -> None:
             f"{show_bytes(LARGE_BYTES)} latency counts as well as bandwidth",
         )
     healthy = (nodes + 1) // 2
-    usual = median(sorted(found.values())[-healthy * (healthy - 1) // 2 :])
-    slow = {pair for pair, speed in found.items() if speed < usual * (1 - SLOW)}
+    usual = median(sorted(speeds.values())[-healthy * (healthy - 1) // 2 :])
+    slow = {pair for pair, speed in speeds.items() if speed < usual * (1 - SLOW)}
     if slow:
         fail(
-            f"{_blame(found, slow, measured.names)}; usual between two nodes here: {usual:.2f} "
+            f"{_blame(speeds, slow, measured.names)}; usual between two nodes here: {usual:.2f} "
             f"GB/s each way, expected at most {SLOW:.0%} less"
         )
 
 
-def _blame(found: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str]) -> str:
+def _blame(speeds: Mapping[Pair, float], slow: set[Pair], names: Mapping[int, str]) -> str:
     """The nodes that are slow to all others, then the slow pairs that these do not explain."""
     words, explained = [], set()
     for node, name in names.items():
-        mine = {pair for pair in found if node in pair}
+        mine = {pair for pair in speeds if node in pair}
         if mine <= slow:
             explained |= mine
-            low, high = (pick(found[pair] for pair in mine) for pick in (min, max))
+            low, high = (pick(speeds[pair] for pair in mine) for pick in (min, max))
             words.append(f"node {name} is slow to every other node: {low:.2f} to {high:.2f} GB/s")
-    for pair in sorted(slow - explained, key=lambda pair: found[pair]):
+    for pair in sorted(slow - explained, key=lambda pair: speeds[pair]):
         first, second = (names[node] for node in pair)
-        words.append(f"{first} and {second} are slow to each other: {found[pair]:.2f} GB/s")
+        words.append(f"{first} and {second} are slow to each other: {speeds[pair]:.2f} GB/s")
     return "; ".join(words)

@@ -51,9 +51,9 @@ def annotate(record: RunRecord, report_dir: Path) -> None:
         return
     compared = [phase for phase in record["phases"] if not phase.get("fault")]
     with open_for_reading(report_dir) as connection:
-        found = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
+        comparisons = [(phase, *_compare_phase(connection, record, phase)) for phase in compared]
         changes = _changes(connection, record, compared) if connection is not None else []
-    for phase, judged, trend, changed in found:
+    for phase, judged, trend, changed in comparisons:
         phase["trend"], phase["changed"] = trend, changed
         for name, past in judged.items():
             metric = phase["metrics"][name]
@@ -159,8 +159,8 @@ def _values(past: list[PhaseRun], name: str, unit: str) -> list[float]:
 
 def _trend_value(run: PhaseRun, name: str, unit: str | None) -> float | None:
     """The value, if it is in the phase's unit; any unit if the phase lacks the metric."""
-    found = run.metrics.get(name)
-    return found.value if found is not None and unit in (None, found.unit) else None
+    metric = run.metrics.get(name)
+    return metric.value if metric is not None and unit in (None, metric.unit) else None
 
 
 def _changes(connection: Connection, record: RunRecord, phases: list[PhaseRecord]) -> list[str]:
@@ -191,7 +191,7 @@ def _phase_changes(old: PhaseRun, phase: PhaseRecord) -> list[str]:
     if outcome != old.outcome and outcome != "passed":
         return [f"{name} is {outcome}, was {old.outcome}"]
     again = [f"{name} passes again, was {old.outcome}"] if outcome != old.outcome else []
-    results = {criterion: one["result"] for criterion, one in phase["criteria"].items()}
+    results = {criterion: entry["result"] for criterion, entry in phase["criteria"].items()}
     failed = sorted(
         criterion
         for criterion, result in results.items()

@@ -35,7 +35,7 @@ def judge_past(result: PhaseResult) -> None:
         raise Unmeasured(KIND, "there is no history to compare with")
     who = fingerprint_of(result)
     try:
-        found = past_of(
+        judged = past_of(
             past.cluster,
             result.name,
             who.hardware,
@@ -47,10 +47,10 @@ def judge_past(result: PhaseResult) -> None:
         )
     except HistoryUnusable as error:
         raise Unmeasured(KIND, str(error)) from None
-    with contextlib.suppress(OSError):  # a full disk: the record judges by itself
-        write_json(result.directory.past, {"past": found})
+    with contextlib.suppress(OSError):  # a full disk: the record is then judged again
+        write_json(result.directory.past, {"past": judged})
     try:
-        check_past(found)
+        check_past(judged)
     except AssertionError as error:
         if past.fails:
             raise
@@ -62,7 +62,7 @@ def check_past(past: Mapping[str, PastRecord]) -> None:
     """Fail, naming each metric that fails; a warning does not. Unmeasured if no metric has enough
     history on these versions."""
     __tracebackhide__ = True
-    failed = [one["text"] for one in past.values() if one["status"] == "fail"]
+    failed = [record["text"] for record in past.values() if record["status"] == "fail"]
     if failed:
         fail("; ".join(failed))
     if not any(map(_is_judged, past.values())):
@@ -78,27 +78,35 @@ def read_judgement(directory: PhaseDir) -> dict[str, PastRecord]:
 
     raw = (read_json(directory.past) or {}).get("past")
     try:
-        found = TypeAdapter(dict[str, PastRecord]).validate_python(raw)
+        records = TypeAdapter(dict[str, PastRecord]).validate_python(raw)
     except ValidationError:
         return {}
-    for one in found.values():
-        one["text"] = sanitize_line(one["text"][:MAX_TEXT])
-    return {name: one for name, one in found.items() if name in METRICS and _is_finite(one)}
+    for record in records.values():
+        record["text"] = sanitize_line(record["text"][:MAX_TEXT])
+    return {
+        name: record for name, record in records.items() if name in METRICS and _is_finite(record)
+    }
 
 
-def _is_judged(one: PastRecord) -> bool:
-    return one["status"] != NOT_ENOUGH and not one.get("other_versions")
+def _is_judged(record: PastRecord) -> bool:
+    return record["status"] != NOT_ENOUGH and not record.get("other_versions")
 
 
-def _is_finite(one: PastRecord) -> bool:
-    figures = (one["median"], one["mad"], one.get("spread"), one["warn"], one["fail"])
+def _is_finite(record: PastRecord) -> bool:
+    figures = (
+        record["median"],
+        record["mad"],
+        record.get("spread"),
+        record["warn"],
+        record["fail"],
+    )
     return all(figure is None or math.isfinite(figure) for figure in figures)
 
 
 def _why(past: Mapping[str, PastRecord]) -> str:
-    """The warnings by runs on other versions; else the text of one metric, since all metrics of a
-    job have the same past."""
+    """The warnings from runs on other versions; without any, the text of one metric, since all
+    metrics of a job have the same past."""
     if not past:
         return "there are no metrics to compare"
-    warned = [one["text"] for one in past.values() if one["status"] == "warn"]
-    return "; ".join(warned) or min(past.values(), key=lambda one: one["runs"])["text"]
+    warned = [record["text"] for record in past.values() if record["status"] == "warn"]
+    return "; ".join(warned) or min(past.values(), key=lambda record: record["runs"])["text"]

@@ -30,7 +30,7 @@ from . import finite_values, stragglers
 from .transport_sides import Transports
 
 # The loss must fall by this share from its first steps to its last: the programs' data is
-# learnable, while random targets would leave the loss where it was. Batches differ, so several
+# learnable, while with random targets the loss would not change. Batches differ, so several
 # steps are averaged: a tenth of all, at least five.
 LOSS_FALL = 0.05
 LOSS_STEPS = 5
@@ -115,8 +115,8 @@ class Started:
     def test_all_ranks_run_the_versions_expected(self, phase: PhaseView) -> None:
         """All ranks run the same versions, and the ones in the cluster's `expect`."""
         for name in VERSION_FIELDS:
-            found = {rank.rank: rank.start.get(name) for rank in phase.ranks}
-            assert len(set(found.values())) == 1, f"ranks differ in {name}: {found}"
+            versions = {rank.rank: rank.start.get(name) for rank in phase.ranks}
+            assert len(set(versions.values())) == 1, f"ranks differ in {name}: {versions}"
         for name, wanted in (phase.expect.versions if phase.expect else {}).items():
             for place, version in phase.versions(name).items():
                 assert version is not None and fnmatchcase(version, wanted), (
@@ -159,9 +159,9 @@ class Trained(Started):
     def test_loss_over_all_ranks_falls(self, phase: PhaseView) -> None:
         """The loss averaged over ranks is the same on each, and falls."""
         losses = phase.losses
-        some = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
-        assert some, f"only {len(losses)} steps; expected at least 2"
-        first, last = fmean(losses[:some]), fmean(losses[-some:])
+        count = min(max(LOSS_STEPS, len(losses) // 10), len(losses) // 2)
+        assert count, f"only {len(losses)} steps; expected at least 2"
+        first, last = fmean(losses[:count]), fmean(losses[-count:])
         assert last < first * (1 - LOSS_FALL), (
             f"the loss went from {first:.4g} to {last:.4g}; expected a fall of {LOSS_FALL:.0%}"
         )

@@ -88,14 +88,14 @@ def _map_processes(result: PhaseResult) -> tuple[Processes, dict[int, int]]:
 def _place_by_log(result: PhaseResult, processes: Processes) -> dict[int, NcclProcess]:
     """Ranks without events, placed by a communicator of all ranks that uses the phase's numbers."""
     lost = {rank.rank for rank in result.ranks if not rank.start}
-    found: dict[int, NcclProcess] = {}
+    placed: dict[int, NcclProcess] = {}
     for communicator in result.nccl.log.communicators if lost else ():
         members = {n: m.process for n, m in communicator.members.items() if m.process is not None}
         known = {n: _rank_of(process, processes) for n, process in members.items()}
         agree = all(rank == n for n, rank in known.items() if n not in lost)
         if communicator.ranks == result.world_size and agree and len(known) > len(lost):
-            found |= {n: members[n] for n in lost & members.keys() if known[n] is None}
-    return found
+            placed |= {n: members[n] for n in lost & members.keys() if known[n] is None}
+    return placed
 
 
 def _rank_of(process: NcclProcess | None, processes: Processes) -> int | None:
@@ -106,7 +106,7 @@ def _resolve_ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int]
     """The ranks of the phase that an edge connects, or why they are unknown."""
     if not edge.communicators:
         return "its communicator is unknown"
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for index in edge.communicators:
         members = log.communicators[index].members
         ends = []
@@ -118,7 +118,7 @@ def _resolve_ends(edge: Edge, log: Log, processes: Processes) -> tuple[int, int]
             if rank is None:
                 return f"rank {number} of its communicator is not a known rank of the phase"
             ends.append(rank)
-        found.add((ends[0], ends[1]))
-    if len(found) > 1:
+        pairs.add((ends[0], ends[1]))
+    if len(pairs) > 1:
         return "it may belong to several communicators, which differ in their ranks"
-    return found.pop()
+    return pairs.pop()

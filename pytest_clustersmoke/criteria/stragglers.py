@@ -63,9 +63,9 @@ class _Times:
 def check(phase: PhaseResult) -> None:
     """Fail, naming the ranks that fall behind; unmeasured if a rank did not time its own part."""
     __tracebackhide__ = True
-    found = find_stragglers(phase)
-    if found:
-        fail("\n".join(map(str, found)))
+    stragglers = find_stragglers(phase)
+    if stragglers:
+        fail("\n".join(map(str, stragglers)))
 
 
 def find_stragglers(phase: PhaseResult) -> list[Straggler]:
@@ -75,19 +75,19 @@ def find_stragglers(phase: PhaseResult) -> list[Straggler]:
     times = [_times(rank) for rank in phase.ranks]
     on_cuda = all(str(rank.start.get("device")).startswith("cuda") for rank in phase.ranks)
     late_s = LATE_S["cuda" if on_cuda else "cpu"]
-    medians = [statistics.median(one.own) for one in times]
-    found = []
-    for index, one in enumerate(times):
+    medians = [statistics.median(rank_times.own) for rank_times in times]
+    stragglers = []
+    for index, rank_times in enumerate(times):
         others_s = statistics.median(medians[:index] + medians[index + 1 :])
-        step_s = statistics.median(one.steps)
+        step_s = statistics.median(rank_times.steps)
         # Its faster steps, the lower quartile, must show it as well.
-        for own_s in (medians[index], statistics.quantiles(one.own, n=4)[0]):
+        for own_s in (medians[index], statistics.quantiles(rank_times.own, n=4)[0]):
             late = own_s - others_s
             if own_s * LEAST_SCORE <= others_s or late <= max(late_s, MOST_SHARE * step_s):
                 break
         else:
-            found.append(Straggler(one.rank, medians[index], others_s, step_s))
-    return sorted(found, key=lambda one: -one.own_s)
+            stragglers.append(Straggler(rank_times.rank, medians[index], others_s, step_s))
+    return sorted(stragglers, key=lambda straggler: -straggler.own_s)
 
 
 def _times(rank: RankResult) -> _Times:

@@ -116,7 +116,7 @@ class Side:
         if expect is None or not (globs or expect.forbid or (rdma and not self.inside)):
             raise Unmeasured("transports", f"cluster.yaml expects nothing of transports {where}")
         wrong = [
-            f"{self._say(pair)}, {reason}: {pair.links[0].where}"
+            f"{self._describe(pair)}, {reason}: {pair.links[0].where}"
             for pair, reason in self.judged()
             if reason
         ]
@@ -152,10 +152,10 @@ class Side:
 
     def _pairs(self) -> Iterator[Connection]:
         """The links grouped by ranks and wording, the sender's log first."""
-        found: dict[tuple[int, int, str], list[PhaseLink]] = defaultdict(list)
+        pairs: dict[tuple[int, int, str], list[PhaseLink]] = defaultdict(list)
         for link in self.links():
-            found[link.source, link.destination, link.edge.wording].append(link)
-        for (source, destination, wording), links in sorted(found.items()):
+            pairs[link.source, link.destination, link.edge.wording].append(link)
+        for (source, destination, wording), links in sorted(pairs.items()):
             links.sort(key=lambda link: (link.edge.role != "send", link.where))
             yield Connection(source, destination, wording, tuple(links))
 
@@ -197,7 +197,7 @@ class Side:
                 yield f"{ranks}: {edge.wording}, {reason}: {edge.where}"
 
     def _hint(self) -> str:
-        """A cause that the logs show, or nothing."""
+        """A possible cause that the logs show; empty if there is none."""
         names = {rank.start.get("node_rank"): rank.node for rank in self.result.ranks}
         scopes = {process.scope for process in self.transports.log.without_ib}
         nodes = sorted({str(names.get(int(scope), scope)) for scope in scopes if scope.isdigit()})
@@ -211,9 +211,9 @@ class Side:
         placed = transports.placed
         if transports.unreadable:
             return transports.unreadable[0]
-        homeless = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
-        if homeless:
-            return f"{homeless[0]} has no known node"
+        unplaced_ranks = [rank for rank in self.result.ranks if rank.rank not in transports.nodes]
+        if unplaced_ranks:
+            return f"{unplaced_ranks[0]} has no known node"
         if unplaced := placed.unplaced:
             edge, reason = unplaced[0]
             return (
@@ -241,8 +241,8 @@ class Side:
         ) or self._incomplete_log()
 
     def _incomplete_log(self) -> str:
-        """A rank whose own log is incomplete: an init without its end, or no connection that it
-        made. Connections to it in other logs do not prove the ones that it made itself."""
+        """A rank whose own log is incomplete: an init without its end, or no connection made by the
+        rank. Connections to it in other logs do not prove those that it made itself."""
         placed, log = self.transports.placed, self.transports.log
         for communicator in log.communicators:
             for number, member in communicator.members.items():
@@ -250,13 +250,13 @@ class Side:
                     who = f"{member.process} (rank {number} of {communicator.ranks or '?'})"
                     return f"NCCL's init of {who} began, but its end is not in the log"
         sent = {link.source for link in placed.links if link.edge.role != "receive"}
-        mute = [
+        silent = [
             rank.rank
             for rank in self.result.ranks
             if rank.rank not in sent | placed.nvls | placed.collnet.keys()
         ]
-        if mute and placed.links:
-            names = ", ".join(map(self._name, mute[:MOST_SHOWN]))
+        if silent and placed.links:
+            names = ", ".join(map(self._name, silent[:MOST_SHOWN]))
             return f"NCCL logged no connection that {names} made"
         return ""
 
@@ -287,10 +287,12 @@ class Side:
     def _unconnected_ranks(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
         """Ranks that share their node but have no known connection inside it."""
         seen = {rank for link in links for rank in (link.source, link.destination)} | reduced
-        crowds: dict[int, list[int]] = defaultdict(list)
+        ranks_on: dict[int, list[int]] = defaultdict(list)
         for rank in self.result.ranks:
-            crowds[self.transports.nodes[rank.rank]].append(rank.rank)
-        silent = [r for crowd in crowds.values() if len(crowd) > 1 for r in crowd if r not in seen]
+            ranks_on[self.transports.nodes[rank.rank]].append(rank.rank)
+        silent = [
+            r for ranks in ranks_on.values() if len(ranks) > 1 for r in ranks if r not in seen
+        ]
         return ", ".join(map(self._name, silent[:MOST_SHOWN]))
 
     def _unconnected_nodes(self, links: Iterable[PhaseLink], reduced: set[int]) -> str:
@@ -325,16 +327,16 @@ class Side:
         for (source, destination), by_role in ends.items():
             for role, end in (("send", "sender"), ("receive", "receiver")):
                 if role not in by_role:
-                    pair = self._say_ends(source, destination)
+                    pair = self._describe_ends(source, destination)
                     return f"the {end} of {pair} logged nothing about the connection"
         return ""
 
     # -- Words -------------------------------------------------------------------------------------
 
-    def _say(self, pair: Connection) -> str:
-        return f"{self._say_ends(pair.source, pair.destination)}: {pair.wording}{pair.nics()}"
+    def _describe(self, pair: Connection) -> str:
+        return f"{self._describe_ends(pair.source, pair.destination)}: {pair.wording}{pair.nics()}"
 
-    def _say_ends(self, source: int, destination: int) -> str:
+    def _describe_ends(self, source: int, destination: int) -> str:
         return f"{self._name(source)} -> {self._name(destination)}"
 
     def _name(self, rank: int) -> str:
@@ -349,8 +351,8 @@ def matches(wording: str, glob: str) -> bool:
 
 
 def _forbidden(wording: str, expect: Expectation) -> str:
-    found = [glob for glob in expect.forbid if matches(wording, glob)]
-    return f"forbidden by {', '.join(found)}" if found else ""
+    globs = [glob for glob in expect.forbid if matches(wording, glob)]
+    return f"forbidden by {', '.join(globs)}" if globs else ""
 
 
 def _is_hca(nic: str, glob: str) -> bool:
@@ -358,9 +360,9 @@ def _is_hca(nic: str, glob: str) -> bool:
     return all(fnmatchcase(part, glob) for part in nic.split("+"))
 
 
-def _listed(wrong: list[str], what: str) -> str:
+def _listed(wrong: list[str], problem: str) -> str:
     if len(wrong) == 1:
         return wrong[0]
     shown = "\n".join(f"  {text}" for text in wrong[:MOST_SHOWN])
     rest = f"\n  … and {len(wrong) - MOST_SHOWN} more" if len(wrong) > MOST_SHOWN else ""
-    return f"{len(wrong)} {what}:\n{shown}{rest}"
+    return f"{len(wrong)} {problem}:\n{shown}{rest}"

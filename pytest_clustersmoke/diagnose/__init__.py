@@ -84,8 +84,8 @@ def diagnose(result: PhaseResult, judgement: Judgement) -> list[Finding]:
     killed = find_memory_kill(evidence, judgement)
     if killed:
         return killed
-    found = next((found for judge in JUDGES if (found := judge(evidence))), [])
-    return explain_findings(found or [_outcome_finding(evidence, judgement)], evidence)
+    findings = next((findings for judge in JUDGES if (findings := judge(evidence))), [])
+    return explain_findings(findings or [_outcome_finding(evidence, judgement)], evidence)
 
 
 def _outcome_finding(evidence: FailureEvidence, judgement: Judgement) -> Finding:

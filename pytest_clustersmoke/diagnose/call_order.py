@@ -44,16 +44,16 @@ class Absence:
 
 def find_first_mismatch(records: Mapping[int, FlightRecord], world_size: int) -> Mismatch | None:
     """The first call, near the end of the record, on which the ranks of a group disagree."""
-    found = [
-        one
+    mismatches = [
+        mismatch
         for group in sorted({name for record in records.values() for name in record.calls})
-        if (one := _mismatch_in(group, records, world_size)) is not None
+        if (mismatch := _mismatch_in(group, records, world_size)) is not None
     ]
-    return min(found, key=_created_at, default=None)
+    return min(mismatches, key=_created_at, default=None)
 
 
-def _created_at(one: Mismatch) -> float:
-    times = [call.created_s for call, _ in one.sides if call.created_s is not None]
+def _created_at(mismatch: Mismatch) -> float:
+    times = [call.created_s for call, _ in mismatch.sides if call.created_s is not None]
     return max(times, default=0.0)
 
 
@@ -70,17 +70,17 @@ def members(group: str, records: Mapping[int, FlightRecord], world_size: int) ->
 def _mismatch_in(
     group: str, records: Mapping[int, FlightRecord], world_size: int
 ) -> Mismatch | None:
-    belong = members(group, records, world_size)
-    known = {rank: records[rank].calls.get(group, {}) for rank in belong if rank in records}
-    all_came_to = min((max(calls, default=0) for calls in known.values()), default=0)
-    for number in sorted({one for calls in known.values() for one in calls}):
+    group_ranks = members(group, records, world_size)
+    known = {rank: records[rank].calls.get(group, {}) for rank in group_ranks if rank in records}
+    reached_by_all = min((max(calls, default=0) for calls in known.values()), default=0)
+    for number in sorted({n for calls in known.values() for n in calls}):
         sides = _sides(number, known)
         if len(sides) < 2:
             continue
-        if number < all_came_to - HABIT:
+        if number < reached_by_all - HABIT:
             return None
         name = next(record for record in records.values() if group in record.calls).name(group)
-        majority = sides[0][1] if 2 * len(sides[0][1]) > len(belong) else ()
+        majority = sides[0][1] if 2 * len(sides[0][1]) > len(group_ranks) else ()
         ranks = {rank for _, side in sides for rank in side} - set(majority)
         how = _describe_departure(number, known[sides[0][1][0]], known[sides[1][1][0]])
         return Mismatch(name, number, sides, tuple(sorted(ranks)), bool(majority), how)
@@ -120,17 +120,17 @@ def _describe_departure(
 
 
 def _calls_agree(
-    one: Mapping[int, CollectiveCall], first: int, other: Mapping[int, CollectiveCall], second: int
+    mine: Mapping[int, CollectiveCall], first: int, other: Mapping[int, CollectiveCall], second: int
 ) -> bool:
     """Whether the calls from these numbers on are the same, as far as both are recorded."""
-    if first not in one or second not in other:
+    if first not in mine or second not in other:
         return False
     last = first
-    while last + 1 in one and second + last + 1 - first in other:
+    while last + 1 in mine and second + last + 1 - first in other:
         last += 1
     # If they differ again only at the end, another fault followed; so the first two decide.
     numbers = range(first, min(last, first + 1) + 1)
-    return all(one[n].agrees_on == other[second + n - first].agrees_on for n in numbers)
+    return all(mine[n].agrees_on == other[second + n - first].agrees_on for n in numbers)
 
 
 def find_absences(
@@ -139,7 +139,7 @@ def find_absences(
     """The collectives in which ranks wait for ranks that never arrived and do not wait themselves.
     Ranks that `failed` did so in their last call, even if it is recorded as ended."""
     waits = _waits(records, world_size, set(failed))
-    roots = {rank for one in waits for rank in one.absent} - {one.waiters[0] for one in waits}
+    roots = {rank for wait in waits for rank in wait.absent} - {wait.waiters[0] for wait in waits}
     return _merge_absences(waits, roots)
 
 
@@ -147,33 +147,33 @@ def find_mutual_waits(records: Mapping[int, FlightRecord], world_size: int) -> l
     """Collectives in which ranks wait for each other, in different groups, so that no rank waits
     for one that is free; the collective with the most waiters first."""
     waits = _waits(records, world_size, set())
-    waiters = {one.waiters[0] for one in waits}
-    if any(set(one.absent) - waiters for one in waits):
+    waiters = {wait.waiters[0] for wait in waits}
+    if any(set(wait.absent) - waiters for wait in waits):
         return []
-    return sorted(_merge_absences(waits, waiters), key=lambda one: -len(one.waiters))
+    return sorted(_merge_absences(waits, waiters), key=lambda absence: -len(absence.waiters))
 
 
 def _merge_absences(waits: Iterable[Absence], among: Collection[int]) -> list[Absence]:
     """One absence per collective, with all its waiters and those of the absent that are `among`."""
-    found: dict[tuple[str, int], Absence] = {}
-    for one in waits:
-        absent = tuple(rank for rank in one.absent if rank in among)
+    merged: dict[tuple[str, int], Absence] = {}
+    for wait in waits:
+        absent = tuple(rank for rank in wait.absent if rank in among)
         if absent:
-            key = one.group, one.number
-            before = found[key].waiters if key in found else ()
-            found[key] = Absence(*key, one.call, absent, (*before, *one.waiters))
-    return list(found.values())
+            key = wait.group, wait.number
+            before = merged[key].waiters if key in merged else ()
+            merged[key] = Absence(*key, wait.call, absent, (*before, *wait.waiters))
+    return list(merged.values())
 
 
 def pending_calls(records: Mapping[int, FlightRecord]) -> dict[int, tuple[str, CollectiveCall]]:
     """Rank -> the group, as shown to users, and the first call in it that has not ended."""
-    found: dict[int, tuple[str, CollectiveCall]] = {}
+    pending: dict[int, tuple[str, CollectiveCall]] = {}
     for rank, record in records.items():
         for group in record.calls:
             call = record.pending(group)
             if call is not None:
-                found.setdefault(rank, (record.name(group), call))
-    return found
+                pending.setdefault(rank, (record.name(group), call))
+    return pending
 
 
 def find_idle_devices(records: Mapping[int, FlightRecord]) -> tuple[int, ...]:
@@ -187,7 +187,7 @@ def find_idle_devices(records: Mapping[int, FlightRecord]) -> tuple[int, ...]:
 
 def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int]) -> list[Absence]:
     """Every rank that waits, with the ranks that never arrived."""
-    found = []
+    waits = []
     for rank, record in sorted(records.items()):
         for group, calls in record.calls.items():
             call = record.pending(group)
@@ -196,14 +196,14 @@ def _waits(records: Mapping[int, FlightRecord], world_size: int, failed: set[int
             if call is None:
                 continue
             absent = tuple(
-                one
-                for one in members(group, records, world_size)
-                if one in records and records[one].last(group) < call.number
+                member
+                for member in members(group, records, world_size)
+                if member in records and records[member].last(group) < call.number
             )
             if absent:
-                found.append(Absence(record.name(group), call.number, call, absent, (rank,)))
-        found += _p2p_waits(rank, record, records, world_size)
-    return found
+                waits.append(Absence(record.name(group), call.number, call, absent, (rank,)))
+        waits += _p2p_waits(rank, record, records, world_size)
+    return waits
 
 
 def _p2p_waits(
@@ -211,9 +211,9 @@ def _p2p_waits(
 ) -> list[Absence]:
     """A send or receive that has not ended and whose peer made fewer of the matching calls. Judged
     only if neither record was overwritten. Peers are numbered within the group."""
-    found = []
+    waits = []
     for group, calls in record.p2p.items():
-        belong = members(group, records, world_size)
+        group_ranks = members(group, records, world_size)
         counts: dict[tuple[str, int], int] = defaultdict(int)
         for call in calls:
             match = P2P.search(call.kind)
@@ -221,13 +221,13 @@ def _p2p_waits(
                 continue
             mine, peer = int(match[2]), int(match[3])
             counts[match[1], peer] += 1
-            if call.ended or peer >= len(belong) or belong[peer] not in records:
+            if call.ended or peer >= len(group_ranks) or group_ranks[peer] not in records:
                 continue
-            other = records[belong[peer]]
+            other = records[group_ranks[peer]]
             back = f"recv {peer}<-{mine}" if match[1] == "send" else f"send {peer}->{mine}"
-            came = sum(one.kind == back for one in other.p2p.get(group, ()))
-            if record.whole and other.whole and came < counts[match[1], peer]:
-                absent = (belong[peer],)
-                found.append(Absence(record.name(group), call.number, call, absent, (rank,)))
+            answered = sum(answer.kind == back for answer in other.p2p.get(group, ()))
+            if record.whole and other.whole and answered < counts[match[1], peer]:
+                absent = (group_ranks[peer],)
+                waits.append(Absence(record.name(group), call.number, call, absent, (rank,)))
                 break
-    return found
+    return waits

@@ -43,8 +43,8 @@ class FailureEvidence:
     @cached_property
     def errors(self) -> dict[int, dict[str, Any]]:
         """Rank -> the exception that it raised."""
-        found = {rank.rank: rank.events.last("error") for rank in self.result.ranks}
-        return {rank: error for rank, error in found.items() if error is not None}
+        errors = {rank.rank: rank.events.last("error") for rank in self.result.ranks}
+        return {rank: error for rank, error in errors.items() if error is not None}
 
     @cached_property
     def records(self) -> dict[int, FlightRecord]:
@@ -90,19 +90,19 @@ class FailureEvidence:
         """The lines of the job's own logs that match one of these patterns."""
         for path in list_job_logs(self.directory):
             for number, line in read_head(path, lines):
-                match = next((found for one in words if (found := one.search(line))), None)
+                match = next((hit for pattern in words if (hit := pattern.search(line))), None)
                 if match:
                     yield match, Evidence(str(path), number, line[:MAX_TEXT])
 
     def hosts(self, ranks: Iterable[int]) -> tuple[str, ...]:
         per_node = int(self.result.spec.get("ranks_per_node") or 1)
         names = {node.node_rank: node.name for node in self.result.nodes}
-        found = []
+        hosts = []
         for rank in ranks:
             name = self.ranks[rank].start.get("node") if rank in self.ranks else None
             # A rank that hangs before its Rank has no start event: static ranks are dealt by node.
-            found.append(str(name or names.get(rank // per_node, "unknown")))
-        return tuple(dict.fromkeys(found))
+            hosts.append(str(name or names.get(rank // per_node, "unknown")))
+        return tuple(dict.fromkeys(hosts))
 
     def name_ranks(self, ranks: Collection[int]) -> str:
         """`rank 3 (n1)`, or `ranks 3, 5-7 (n1, n2)`."""
@@ -118,28 +118,28 @@ class FailureEvidence:
         if stack.frames[0] != stack.program:
             words += f" (in {stack.frames[0]})"
         if stack.waits_for_loader:
-            workers = [str(one.program) for one in stacks_of_children(self.directory, rank)]
+            workers = [str(stack.program) for stack in stacks_of_children(self.directory, rank)]
             at = f", which is at {workers[0]}" if workers else ""
             words += f", waiting for a worker of its DataLoader{at}"
         return words
 
     def lines(self, ranks: Iterable[int]) -> dict[str, str]:
         """Rank -> the line of the program that it was on."""
-        found = ((rank, self.stacks.get(rank)) for rank in list(ranks)[:MAX_LINES])
-        return {str(rank): sanitize_line(stack.line) for rank, stack in found if stack}
+        stacks = ((rank, self.stacks.get(rank)) for rank in list(ranks)[:MAX_LINES])
+        return {str(rank): sanitize_line(stack.line) for rank, stack in stacks if stack}
 
-    def evidence(self, ranks: Iterable[int]) -> list[Evidence]:
+    def evidence_of(self, ranks: Iterable[int]) -> list[Evidence]:
         """The stack and flight recorder of each rank, if it left them."""
-        found = []
+        pieces = []
         for rank in list(ranks)[:MAX_LINES]:
             stack, record = self.stacks.get(rank), self.records.get(rank)
             if stack is not None:
-                found.append(stack.evidence())
+                pieces.append(stack.evidence())
             if record is not None:
                 last = {group: str(calls[max(calls)]) for group, calls in record.calls.items()}
                 text = "; ".join(f"group {group}: {call}" for group, call in last.items())
-                found.append(record.evidence(f"rank {rank}'s last collective by group: {text}"))
-        return found
+                pieces.append(record.evidence(f"rank {rank}'s last collective by group: {text}"))
+        return pieces
 
     def detail(self, **more: Any) -> dict[str, Any]:
         return {**more, "positions": ranks_by_position(self.result)}
@@ -157,7 +157,7 @@ def is_consequence(error: dict[str, Any]) -> bool:
 
 
 def line_of(evidence: FailureEvidence, call: CollectiveCall, ranks: Collection[int]) -> str:
-    """The line of the program that made the call: from the recorder, else from the stack of a rank
+    """The line of the program that made the call: from the recorder, or from the stack of a rank
     that still waits in it."""
     if call.line:
         return call.line

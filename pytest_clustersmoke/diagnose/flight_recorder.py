@@ -57,8 +57,8 @@ class CollectiveCall:
         return self.kind, self.elements, self.dtype
 
     def __str__(self) -> str:
-        what = f" of {self.sizes} {self.dtype}".rstrip() if self.sizes else ""
-        return f"{self.kind}{what}" + (f" at {self.line}" if self.line else "")
+        tensors = f" of {self.sizes} {self.dtype}".rstrip() if self.sizes else ""
+        return f"{self.kind}{tensors}" + (f" at {self.line}" if self.line else "")
 
 
 @dataclass
@@ -80,7 +80,7 @@ class FlightRecord:
     def pending(self, group: str) -> CollectiveCall | None:
         """The first call that has not ended."""
         calls = self.calls.get(group, {})
-        return next((calls[one] for one in sorted(calls) if not calls[one].ended), None)
+        return next((calls[number] for number in sorted(calls) if not calls[number].ended), None)
 
     def name(self, group: str) -> str:
         description = self.descriptions.get(group, "")
@@ -92,12 +92,12 @@ class FlightRecord:
 
 def read_flight_records(directory: PhaseDir, ranks: Iterable[int]) -> dict[int, FlightRecord]:
     """Rank -> its record, if it left one with at least one call."""
-    found = ((rank, read_flight_record(directory, rank)) for rank in ranks)
-    return {rank: one for rank, one in found if one is not None}
+    records = ((rank, read_flight_record(directory, rank)) for rank in ranks)
+    return {rank: record for rank, record in records if record is not None}
 
 
 def read_flight_record(directory: PhaseDir, rank: int) -> FlightRecord | None:
-    """One rank's record: the full one, else the one without source lines."""
+    """One rank's record: the full one if it exists, otherwise the one without lines."""
     whole, brief = directory.rank_flight_recorder(rank), directory.rank_flight_recorder_brief(rank)
     for path in (whole, brief):
         raw = _read_json(path)
@@ -123,10 +123,10 @@ def _record(rank: int, path: Path, raw: dict[str, Any], entries: list[Any]) -> F
         if isinstance(entry, dict):
             _add_call(record, entry)
     for group, calls in record.calls.items():
-        record.calls[group] = {one: calls[one] for one in sorted(calls)[-KEPT:]}
+        record.calls[group] = {number: calls[number] for number in sorted(calls)[-KEPT:]}
     _add_members(record, raw)
-    ids = [one.get("record_id") for one in entries if isinstance(one, dict)]
-    record.whole = 0 in ids or not any(type(one) is int for one in ids)
+    ids = [entry.get("record_id") for entry in entries if isinstance(entry, dict)]
+    record.whole = 0 in ids or not any(type(number) is int for number in ids)
     return record if record.calls or record.p2p else None
 
 
@@ -177,10 +177,10 @@ def _shapes(sizes: Any) -> list[list[int]] | None:
     """The shapes of a call's tensors, as torch writes them."""
     if not isinstance(sizes, list):
         return None
-    shapes = [one for one in sizes if isinstance(one, list)]
+    shapes = [shape for shape in sizes if isinstance(shape, list)]
     sound = all(
-        len(one) <= MAX_DIMENSIONS and all(type(n) is int and 0 <= n < 2**48 for n in one)
-        for one in shapes
+        len(shape) <= MAX_DIMENSIONS and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+        for shape in shapes
     )
     return shapes if sound and len(shapes) == len(sizes) else None
 
@@ -189,41 +189,43 @@ def _sizes(sizes: Any) -> str:
     shapes = _shapes(sizes)
     if not shapes:
         return ""
-    text = ", ".join(str(one) if one else "a scalar" for one in shapes[:3])
+    text = ", ".join(str(shape) if shape else "a scalar" for shape in shapes[:3])
     return f"{text}, ... ({len(shapes)} tensors)" if len(shapes) > 3 else text
 
 
 def _elements(sizes: Any) -> int | None:
     shapes = _shapes(sizes)
-    return None if shapes is None else sum(math.prod(one) for one in shapes)
+    return None if shapes is None else sum(math.prod(shape) for shape in shapes)
 
 
 def _dtype(dtypes: Any) -> str:
-    names = {one for one in dtypes if isinstance(one, str)} if isinstance(dtypes, list) else set()
+    names = (
+        {name for name in dtypes if isinstance(name, str)} if isinstance(dtypes, list) else set()
+    )
     return ", ".join(sorted(names))[:100]
 
 
 def _line(frames: Any) -> str:
     """The innermost line of the program itself, and the line of the program that called it."""
-    found: list[str] = []
-    for one in frames if isinstance(frames, list) else ():
-        if not isinstance(one, dict):
+    places: list[str] = []
+    for frame in frames if isinstance(frames, list) else ():
+        if not isinstance(frame, dict):
             continue
-        file, line, name = one.get("filename"), one.get("line"), one.get("name")
+        file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
         if not isinstance(file, str) or type(line) is not int or LIBRARY.search(file):
             continue
-        if not found or name != "<module>":
-            found.append(f"{file[:1000]}:{line} in {str(name)[:100]}")
-    return ", called at ".join(found[:2])
+        if not places or name != "<module>":
+            places.append(f"{file[:1000]}:{line} in {str(name)[:100]}")
+    return ", called at ".join(places[:2])
 
 
 def _add_members(record: FlightRecord, raw: dict[str, Any]) -> None:
-    """The members of each group: as the rank recorded them, else torch (gloo records none)."""
+    """The members of each group: from the rank's own list, or from torch's (gloo has none)."""
     groups, config = raw.get("groups"), raw.get("pg_config")
     for name, ranks in groups.items() if isinstance(groups, dict) else ():
         _set_members(record, name, ranks)
-    for name, one in config.items() if isinstance(config, dict) else ():
-        ranks = one.get("ranks") if isinstance(one, dict) else None
+    for name, settings in config.items() if isinstance(config, dict) else ():
+        ranks = settings.get("ranks") if isinstance(settings, dict) else None
         if name and name not in record.members and isinstance(ranks, str):
             try:
                 _set_members(record, name, json.loads(ranks[: MAX_TEXT * 100]))
@@ -232,5 +234,5 @@ def _add_members(record: FlightRecord, raw: dict[str, Any]) -> None:
 
 
 def _set_members(record: FlightRecord, name: str, ranks: Any) -> None:
-    if isinstance(ranks, list) and ranks and all(type(one) is int and one >= 0 for one in ranks):
+    if isinstance(ranks, list) and ranks and all(type(rank) is int and rank >= 0 for rank in ranks):
         record.members[name[:100]] = tuple(sorted(set(ranks)))

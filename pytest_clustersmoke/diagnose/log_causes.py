@@ -54,14 +54,16 @@ MAX_EXPLAINED, MAX_FILES = 8, 64
 MAX_LOG_BYTES = 128 * 2**20
 
 
-def explain_findings(found: list[Finding], case: FailureEvidence) -> list[Finding]:
-    """The findings; the primary ones with their known cause, if there is one."""
-    first = [one for one in found if one.primary and one.id in EXPLAINED][:MAX_EXPLAINED]
-    return [_explained(one, case) if one in first else one for one in found]
+def explain_findings(findings: list[Finding], evidence: FailureEvidence) -> list[Finding]:
+    """The findings, with the known cause added to the primary ones where there is one."""
+    first = [finding for finding in findings if finding.primary and finding.id in EXPLAINED][
+        :MAX_EXPLAINED
+    ]
+    return [_explained(finding, evidence) if finding in first else finding for finding in findings]
 
 
-def _explained(finding: Finding, case: FailureEvidence) -> Finding:
-    cause, unknown = _cause(finding, case)
+def _explained(finding: Finding, evidence: FailureEvidence) -> Finding:
+    cause, unknown = _cause(finding, evidence)
     if cause is not None and unknown is not None and finding.id != "rank-error":
         return _with_both(finding, cause, unknown)
     if cause is not None:
@@ -70,7 +72,7 @@ def _explained(finding: Finding, case: FailureEvidence) -> Finding:
     if finding.id not in UNKNOWN or (code is not None and code <= 0):
         return finding
     if code is not None and unknown is None:
-        return _with_last_line(finding, case)
+        return _with_last_line(finding, evidence)
     if unknown is None or finding.id == "rank-error":
         suffix = "; unknown cause" if finding.id in ("rank-error", "rank-died") else ""
         return replace(finding, cause=f"{finding.cause}{suffix}")
@@ -91,11 +93,11 @@ def _with_cause(finding: Finding, cause: Finding) -> Finding:
     )
 
 
-def _with_last_line(finding: Finding, case: FailureEvidence) -> Finding:
+def _with_last_line(finding: Finding, evidence: FailureEvidence) -> Finding:
     """A rank that exited with a status of its own may have given the reason, in any form, as the
     last line of its stderr: `raise SystemExit("...")`."""
     last: list[Evidence] = []
-    for path in _stderr_of(finding, case):
+    for path in _stderr_of(finding, evidence):
         last += find_last_line(path)
     if not last:
         return finding
@@ -114,35 +116,37 @@ def _with_both(finding: Finding, cause: Finding, before: Finding) -> Finding:
     )
 
 
-def _cause(finding: Finding, case: FailureEvidence) -> tuple[Finding | None, Finding | None]:
+def _cause(finding: Finding, evidence: FailureEvidence) -> tuple[Finding | None, Finding | None]:
     """The most exact known cause, from the first place that has one, and the unknown error before
     it, if any. Without a known cause, the first unknown error."""
     known = shipped_signatures()
-    general = {one.id for one in known if one.general}
+    general = {signature.id for signature in known if signature.general}
     rough: Finding | None = None
     unknown: Finding | None = None
     ends = ENDS if "exitcode" in finding.detail else set()
     ends = ends | WAITED if finding.id == "hang" else ends
     for tier in (_search_exceptions, _search_stderr, _search_node_logs):
         search = SignatureSearch(known)
-        tier(search, finding, case)
+        tier(search, finding, evidence)
         before: Finding | None = None
-        for one in order_findings(search):
-            elsewhere = one.ranks and finding.ranks and not set(one.ranks) & set(finding.ranks)
-            if not one.primary or elsewhere or one.id in ends:
+        for match in order_findings(search):
+            elsewhere = match.ranks and finding.ranks and not set(match.ranks) & set(finding.ranks)
+            if not match.primary or elsewhere or match.id in ends:
                 continue
-            if one.id == UNKNOWN_ID:
-                unknown, before = unknown or one, one
-            elif one.id not in general:
-                return one, before
+            if match.id == UNKNOWN_ID:
+                unknown, before = unknown or match, match
+            elif match.id not in general:
+                return match, before
             else:
-                rough = rough or one
+                rough = rough or match
     return rough, unknown
 
 
-def _search_exceptions(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+def _search_exceptions(
+    search: SignatureSearch, finding: Finding, evidence: FailureEvidence
+) -> None:
     """The exceptions that the finding's ranks recorded."""
-    for rank in case.result.ranks:
+    for rank in evidence.result.ranks:
         error = rank.events.last("error")
         if rank.rank not in finding.ranks or error is None:
             continue
@@ -152,39 +156,39 @@ def _search_exceptions(search: SignatureSearch, finding: Finding, case: FailureE
         _put_on_line(search, str(rank.events.path), rank.events.line_of(error))
 
 
-def _put_on_line(search: SignatureSearch, file: str, line: int) -> None:
+def _put_on_line(search: SignatureSearch, file: str, number: int) -> None:
     """An event is one line of its file, however many lines its text has."""
     for match in search.matches.values():
         match.lines = [
-            one._replace(number=line) if one.file == file else one for one in match.lines
+            line._replace(number=number) if line.file == file else line for line in match.lines
         ]
 
 
-def _search_stderr(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+def _search_stderr(search: SignatureSearch, finding: Finding, evidence: FailureEvidence) -> None:
     """The stderr of the finding's ranks; if it names none, of all ranks of its nodes. A rank that
     ended well survived whatever it logged: it may have caught the error and retried."""
     files: list[tuple[Path, str, int | None]] = []
-    well = {_place(case.result.ranks[rank]) for rank in case.survivors}
+    well = {_place(evidence.result.ranks[rank]) for rank in evidence.survivors}
     if finding.ranks:
-        names = {rank.rank: rank.node for rank in case.result.ranks}
-        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, case).items()]
+        names = {rank.rank: rank.node for rank in evidence.result.ranks}
+        files += [(path, names[rank], rank) for path, rank in _stderr_of(finding, evidence).items()]
     else:
-        for number, name in _nodes(finding, case):
-            logs = case.directory.rank_logs(number).glob("**/stderr.log")
+        for number, name in _nodes(finding, evidence):
+            logs = evidence.directory.rank_logs(number).glob("**/stderr.log")
             failed = [path for path in logs if (number, path.parent.name) not in well]
             files += [(path, name, None) for path in failed]
     _search_files(search, files)
 
 
-def _stderr_of(finding: Finding, case: FailureEvidence) -> dict[Path, int]:
+def _stderr_of(finding: Finding, evidence: FailureEvidence) -> dict[Path, int]:
     """The stderr logs of the finding's ranks, each with its rank."""
-    found: dict[Path, int] = {}
-    for rank in case.result.ranks:
+    rank_of_log: dict[Path, int] = {}
+    for rank in evidence.result.ranks:
         node = rank.start.get("node_rank")
         if rank.rank in finding.ranks and isinstance(node, int):
-            logs = case.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
-            found |= dict.fromkeys(sorted(logs), rank.rank)
-    return found
+            logs = evidence.directory.rank_logs(node).glob(f"**/{rank.local_rank}/stderr.log")
+            rank_of_log |= dict.fromkeys(sorted(logs), rank.rank)
+    return rank_of_log
 
 
 def _place(rank: RankResult) -> tuple[object, str]:
@@ -192,18 +196,18 @@ def _place(rank: RankResult) -> tuple[object, str]:
     return rank.start.get("node_rank"), str(rank.local_rank)
 
 
-def _search_node_logs(search: SignatureSearch, finding: Finding, case: FailureEvidence) -> None:
+def _search_node_logs(search: SignatureSearch, finding: Finding, evidence: FailureEvidence) -> None:
     """The logs of NCCL and torchrun on the finding's nodes, and the job's own logs."""
     files: list[tuple[Path, str, int | None]] = []
-    for number, name in _nodes(finding, case):
-        nccl = case.directory.nccl_logs(number).glob("*.log")
-        files += [(path, name, None) for path in (*nccl, case.directory.torchrun_log(number))]
-    files += [(path, "", None) for path in list_job_logs(case.directory)]
+    for number, name in _nodes(finding, evidence):
+        nccl = evidence.directory.nccl_logs(number).glob("*.log")
+        files += [(path, name, None) for path in (*nccl, evidence.directory.torchrun_log(number))]
+    files += [(path, "", None) for path in list_job_logs(evidence.directory)]
     _search_files(search, files)
 
 
-def _nodes(finding: Finding, case: FailureEvidence) -> Iterator[tuple[int, str]]:
-    for node in case.result.nodes:
+def _nodes(finding: Finding, evidence: FailureEvidence) -> Iterator[tuple[int, str]]:
+    for node in evidence.result.nodes:
         if not finding.hosts or node.name in finding.hosts:
             yield node.node_rank, node.name
 

@@ -71,8 +71,8 @@ def groups_at(
         return {}
     if signature.lines > 1:
         text = _around(buffer, piece, signature.lines - 1)
-    found = pattern.regex.search(text)
-    return found.groupdict() if found else None
+    match = pattern.regex.search(text)
+    return match.groupdict() if match else None
 
 
 def _around(buffer: bytes, piece: Piece, lines: int) -> str:
@@ -88,7 +88,7 @@ def _around(buffer: bytes, piece: Piece, lines: int) -> str:
 
 
 def time_at(buffer: bytes, piece: Piece, text: str) -> Time | None:
-    """The time stamp of a line, else the last one shortly before it."""
+    """The time stamp of a line; without one, the last stamp shortly before it."""
     time = last_time_in(text)
     if time is None:
         before = buffer[max(0, piece.begin - BEFORE_BYTES) : piece.begin]
@@ -111,29 +111,29 @@ def cut(text: str, start: int = 0) -> str:
 
 
 def rank_of_line(line: str) -> int | None:
-    found = RANK.search(line, 0, PREFIX_CHARS)
-    return int(found.group(1) or found.group(2)) if found else None
+    match = RANK.search(line, 0, PREFIX_CHARS)
+    return int(match.group(1) or match.group(2)) if match else None
 
 
 def host_of_line(line: str) -> str | None:
     nccl = NCCL_HEADER.search(line, 0, PREFIX_CHARS) if "NCCL" in line else None
-    found = nccl or SYSLOG.search(line, 0, PREFIX_CHARS)
-    return found.group(1) if found else None
+    match = nccl or SYSLOG.search(line, 0, PREFIX_CHARS)
+    return match.group(1) if match else None
 
 
 def last_time_in(text: str) -> Time | None:
     """The last time stamp in a text."""
     best: tuple[int, Time] | None = None
     for pattern in (ISO, GLOG, BSD):
-        for found in pattern.finditer(text):
-            stamp = _read_stamp(found)
-            if stamp is not None and (best is None or found.start() > best[0]):
-                best = found.start(), stamp
+        for match in pattern.finditer(text):
+            stamp = _read_stamp(match)
+            if stamp is not None and (best is None or match.start() > best[0]):
+                best = match.start(), stamp
     return best[1] if best else None
 
 
-def _read_stamp(found: re.Match[str]) -> Time | None:
-    month, day, hour, minute, second = found.groups()
+def _read_stamp(match: re.Match[str]) -> Time | None:
+    month, day, hour, minute, second = match.groups()
     number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
     stamp = number, int(day), int(hour), int(minute), float(second.replace(",", "."))
     fits = 1 <= number <= 12 and 1 <= stamp[1] <= 31 and stamp[2] < 24 and stamp[3] < 60
@@ -144,4 +144,4 @@ def named_places(groups: Mapping[str, str | None]) -> tuple[list[str], list[int]
     """Hosts and ranks that a signature's groups name."""
     hosts = [groups["host"]] if groups.get("host") else []
     ranks = [int(word) for word in re.findall(r"\d{1,6}", groups.get("rank") or "")]
-    return [one for one in hosts if one], ranks
+    return [host for host in hosts if host], ranks

@@ -1,9 +1,9 @@
-"""What the nodes recorded of a failure: what kept the job from starting, what their checks before
-torchrun found, what their watch saw.
+"""Findings from what the nodes recorded: what kept the job from starting, what the checks before
+torchrun found, what the watch saw.
 
-The checks are judged again from the facts that the nodes wrote, with the nodes' own code
-(node/checks): a node's verdict on itself does not count, and a node that could not finish its
-checks is judged all the same.
+The checks are judged again here, from the facts that the nodes wrote and with the nodes' own code
+(node/checks). So a node's verdict on itself does not count, and a node that could not finish its
+checks is judged too.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ LATE_S = 2.0
 FIRST = ("gpu-driver-failed", "gpus-missing")
 
 
-def find_stray_fault(case: FailureEvidence) -> list[Finding]:
+def find_stray_fault(evidence: FailureEvidence) -> list[Finding]:
     """A staged fault that this run did not ask for: its failures say nothing about the cluster."""
-    found = find_unrequested_fault(case.result)
-    if found is None:
+    staged = find_unrequested_fault(evidence.result)
+    if staged is None:
         return []
-    rank, record = found
+    rank, record = staged
     line = rank.events.line_of(record)
     return [
         Finding(
@@ -67,8 +67,8 @@ def find_stray_fault(case: FailureEvidence) -> list[Finding]:
     ]
 
 
-def find_failed_setup(case: FailureEvidence) -> list[Finding]:
-    path = case.directory.setup_failed
+def find_failed_setup(evidence: FailureEvidence) -> list[Finding]:
+    path = evidence.directory.setup_failed
     if not path.exists():
         return []
     status, _, line = path.read_text(errors="replace").strip().partition("\t")
@@ -77,16 +77,16 @@ def find_failed_setup(case: FailureEvidence) -> list[Finding]:
             "setup-line-failed",
             f"the setup line `{line}` failed with status {status}",
             "run the line in a fresh shell on the node; `setup` is set in cluster.yaml",
-            evidence=(Evidence(str(path), 1, line), *log_tail(case.directory)),
+            evidence=(Evidence(str(path), 1, line), *log_tail(evidence.directory)),
         )
     ]
 
 
-def find_missing_program(case: FailureEvidence) -> list[Finding]:
+def find_missing_program(evidence: FailureEvidence) -> list[Finding]:
     """The interpreter on the node never started our launcher."""
-    if any(case.directory.claim(node.node_rank).exists() for node in case.result.nodes):
+    if any(evidence.directory.claim(node.node_rank).exists() for node in evidence.result.nodes):
         return []
-    for match, evidence in case.search_job_logs(NO_PACKAGE, NO_PYTHON, lines=HEAD_LINES):
+    for match, line in evidence.search_job_logs(NO_PACKAGE, NO_PYTHON, lines=HEAD_LINES):
         package = match.re is NO_PACKAGE
         cause = (
             f"the interpreter on the node has no package {match[1]}"
@@ -99,13 +99,13 @@ def find_missing_program(case: FailureEvidence) -> list[Finding]:
                 cause,
                 "install pytest-clustersmoke into the environment that `setup` activates, or "
                 "set `python` in cluster.yaml to its interpreter",
-                evidence=(evidence,),
+                evidence=(line,),
             )
         ]
     return []
 
 
-def find_foreign_events(case: FailureEvidence) -> list[Finding]:
+def find_foreign_events(evidence: FailureEvidence) -> list[Finding]:
     """Event files that are not from this job's ranks: nothing in them counted."""
     return [
         Finding(
@@ -117,38 +117,44 @@ def find_foreign_events(case: FailureEvidence) -> list[Finding]:
             evidence=(Evidence(str(rank.events.path), 1, "a foreign `start`"),),
             ranks=(rank.rank,),
         )
-        for rank in case.result.ranks
+        for rank in evidence.result.ranks
         if rank.events.foreign
     ]
 
 
 def log_tail(directory: PhaseDir) -> tuple[Evidence, ...]:
     for path in list_job_logs(directory):
-        found = find_last_line(path)
-        if found and path.suffix == ".err":
-            return found
+        last_line = find_last_line(path)
+        if last_line and path.suffix == ".err":
+            return last_line
     return ()
 
 
-def find_failed_checks(case: FailureEvidence) -> list[Finding]:
+def find_failed_checks(evidence: FailureEvidence) -> list[Finding]:
     """The failed checks of the nodes, by host; if there are none, nodes that others never saw."""
-    found = [one for one in _failed_checks(case.result) if one.severity == checks.FAILURE]
-    found.sort(key=lambda one: FIRST.index(one.id) if one.id in FIRST else len(FIRST))
-    return [_finding(one, case.result) for one in found] or _find_unseen_nodes(case.result)
+    failures = [
+        check for check in _failed_checks(evidence.result) if check.severity == checks.FAILURE
+    ]
+    failures.sort(key=lambda check: FIRST.index(check.id) if check.id in FIRST else len(FIRST))
+    return [_finding(check, evidence.result) for check in failures] or _find_unseen_nodes(
+        evidence.result
+    )
 
 
 def check_warnings(result: PhaseResult) -> list[Finding]:
     """The warnings of the nodes' checks; they never change the outcome."""
     return [
-        _finding(one, result) for one in _failed_checks(result) if one.severity == checks.WARNING
+        _finding(check, result)
+        for check in _failed_checks(result)
+        if check.severity == checks.WARNING
     ]
 
 
 def _failed_checks(result: PhaseResult) -> list[checks.Check]:
     facts = [node.facts for node in result.nodes]
     meetings = [read_json(result.directory.node_meeting(node.node_rank)) for node in result.nodes]
-    found = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, meetings)]
-    return checks.merged(found)
+    failed = [*checks.failed(facts, result.spec), *checks.peers.checks(facts, meetings)]
+    return checks.merged(failed)
 
 
 def _finding(check: checks.Check, result: PhaseResult) -> Finding:
@@ -185,18 +191,18 @@ def _find_unseen_nodes(result: PhaseResult) -> list[Finding]:
     for node in result.nodes:
         if node.result.get("reason") == "unseen":
             waiting[_ranks(node.result.get("nodes"), len(result.nodes))].append(node)
-    found = []
+    findings = []
     for missing, nodes in waiting.items():
         by_cause: dict[str, list[int]] = defaultdict(list)
         for rank in missing:
             by_cause[_cause(rank, nodes, result)].append(rank)
-        found += [_unseen_finding(c, ranks, nodes, result) for c, ranks in by_cause.items()]
-    return found
+        findings += [_unseen_finding(c, ranks, nodes, result) for c, ranks in by_cause.items()]
+    return findings
 
 
 def _ranks(value: Any, count: int) -> tuple[int, ...]:
     ranks = value if isinstance(value, list) else []
-    return tuple(sorted({one for one in ranks if type(one) is int and 0 <= one < count}))
+    return tuple(sorted({rank for rank in ranks if type(rank) is int and 0 <= rank < count}))
 
 
 # What is visible here of a node that others did not see -> what happened, what to do.
@@ -230,7 +236,7 @@ def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
     node = result.nodes[rank]
     if node.facts:
         wrote = parse_number(node.facts.get("time"))
-        ended = [one for n in nodes if (one := parse_number(n.result.get("ended"))) is not None]
+        ended = [time for n in nodes if (time := parse_number(n.result.get("ended"))) is not None]
         late = wrote is not None and ended and wrote > max(ended) + LATE_S
         return "late" if late else "not-seen"
     started = result.directory.claim(rank).exists() or node.result
@@ -240,13 +246,13 @@ def _cause(rank: int, nodes: Sequence[NodeResult], result: PhaseResult) -> str:
 def _unseen_finding(
     cause: str, missing: list[int], nodes: Sequence[NodeResult], result: PhaseResult
 ) -> Finding:
-    what, fix = CAUSES[cause]
+    problem, fix = CAUSES[cause]
     names = [result.nodes[rank].name for rank in missing]
     waited = [node.name for node in nodes]
     path = result.directory.node_result(nodes[0].node_rank)
     return Finding(
         "shared-directory-not-seen",
-        f"{checks.listed(waited)} waited in vain for {checks.listed(names)}, which {what}",
+        f"{checks.listed(waited)} waited in vain for {checks.listed(names)}, which {problem}",
         fix,
         evidence=(Evidence(str(path), 1, str(nodes[0].result.get("why"))),),
         hosts=(*names, *(waited if cause == "not-seen" else ())),
@@ -254,17 +260,17 @@ def _unseen_finding(
     )
 
 
-def find_node_reasons(case: FailureEvidence) -> list[Finding]:
+def find_node_reasons(evidence: FailureEvidence) -> list[Finding]:
     """What the nodes' own watch reported: a stalled rank, a limit exceeded, torchrun's end."""
     findings: list[Finding] = []
-    for node in case.result.nodes:
+    for node in evidence.result.nodes:
         reason = str(node.result.get("reason", ""))
         if node.ok or reason not in NODE_REASONS:
             continue
         identity, fix = NODE_REASONS[reason]
         rank = node.result.get("rank")
-        stderr = _rank_stderr(case.directory, node.node_rank)
-        tail = stderr or find_last_line(case.directory.torchrun_log(node.node_rank))
+        stderr = _rank_stderr(evidence.directory, node.node_rank)
+        tail = stderr or find_last_line(evidence.directory.torchrun_log(node.node_rank))
         why = str(node.result.get("why"))
         if reason == "torchrun" and stderr:  # a rank ended before it could write an event
             why += f"; the last line of a rank's stderr: {stderr[0].text}"
@@ -275,7 +281,7 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
                 fix,
                 primary=not findings,
                 evidence=(
-                    Evidence(str(case.directory.node_result(node.node_rank)), 1, reason),
+                    Evidence(str(evidence.directory.node_result(node.node_rank)), 1, reason),
                     *tail,
                 ),
                 hosts=(node.name,),
@@ -285,20 +291,20 @@ def find_node_reasons(case: FailureEvidence) -> list[Finding]:
     return findings
 
 
-def find_abort_flag(case: FailureEvidence) -> list[Finding]:
+def find_abort_flag(evidence: FailureEvidence) -> list[Finding]:
     """The abort flag that was raised for a node that left no result of its own."""
-    flag = case.abort_flag
+    flag = evidence.abort_flag
     reason, node = str(flag.get("reason")), str(flag.get("node"))
     if reason not in NODE_REASONS:
         return []
     identity, fix = NODE_REASONS[reason]
-    evidence = Evidence(str(case.directory.abort), 1, reason)
-    return [Finding(identity, f"{node}: {flag.get('why')}", fix, True, (evidence,), (node,))]
+    shown = Evidence(str(evidence.directory.abort), 1, reason)
+    return [Finding(identity, f"{node}: {flag.get('why')}", fix, True, (shown,), (node,))]
 
 
 def _rank_stderr(directory: PhaseDir, node_rank: int) -> tuple[Evidence, ...]:
     for path in sorted(directory.rank_logs(node_rank).glob("**/stderr.log")):
-        found = find_last_line(path)
-        if found:
-            return found
+        last_line = find_last_line(path)
+        if last_line:
+            return last_line
     return ()

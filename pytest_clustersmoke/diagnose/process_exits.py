@@ -79,7 +79,7 @@ class RankExit:
 
 @dataclass(frozen=True)
 class RankExits:
-    """Rank -> how its process ended, from the node's watch, else from torchrun; `closed` are the
+    """Rank -> how its process ended, from the node's watch or from torchrun; `closed` are the
     ranks that torchrun ended because another one had failed."""
 
     by_rank: Mapping[int, RankExit]
@@ -88,7 +88,7 @@ class RankExits:
     @classmethod
     def of(cls, result: PhaseResult, events: Mapping[int, Events]) -> RankExits:
         """From each node's events and its torchrun log, which is read once."""
-        found: dict[int, RankExit] = {}
+        exits: dict[int, RankExit] = {}
         closed: set[int] = set()
         for node in result.nodes:
             log = result.directory.torchrun_log(node.node_rank)
@@ -98,10 +98,10 @@ class RankExits:
                 if node_of(rank) == node.node_rank and type(pid := rank.start.get("pid")) is int
             }
             by_torchrun, closed_here = _read_torchrun_log(log, mine)
-            found = by_torchrun | found
+            exits = by_torchrun | exits
             closed |= closed_here
         return cls(
-            found | _read_watch_events(events.values()) | _exits_of_success(result),
+            exits | _read_watch_events(events.values()) | _exits_of_success(result),
             frozenset(closed),
         )
 
@@ -111,17 +111,17 @@ def _read_torchrun_log(log: Path, ranks: Mapping[int, int]) -> tuple[dict[int, R
     failed: dict[int, RankExit] = {}
     closed: set[int] = set()
     for number, line in read_tail(log):
-        pids = (int(one[1]) for one in CLOSED.finditer(line))
+        pids = (int(match[1]) for match in CLOSED.finditer(line))
         closed |= {ranks[pid] for pid in pids if pid in ranks}
         match = FAILED.search(line)
         if match and (rank := ranks.get(int(match[2]))) is not None:
             failed.setdefault(rank, RankExit(int(match[1]), Evidence(str(log), number, line)))
-    return {rank: one for rank, one in failed.items() if rank not in closed}, closed
+    return {rank: end for rank, end in failed.items() if rank not in closed}, closed
 
 
 def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:
     """The ranks that had ended when the watch looked; torchrun ended the later ones."""
-    found: dict[int, RankExit] = {}
+    exits: dict[int, RankExit] = {}
     for of_node in events:
         for record in of_node.named("ranks"):
             states = record.get("states")
@@ -132,17 +132,19 @@ def _read_watch_events(events: Iterable[Events]) -> dict[int, RankExit]:
                 if type(rank) is int and type(code) is int and abs(code) < 256:
                     line = of_node.line_of(record)
                     text = f"rank {rank} ended with exit code {code}"
-                    found.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, text)))
-    return found
+                    exits.setdefault(rank, RankExit(code, Evidence(str(of_node.path), line, text)))
+    return exits
 
 
 def _exits_of_success(result: PhaseResult) -> dict[int, RankExit]:
     """The ranks of nodes whose torchrun exited with status 0: each of them did so too."""
-    found: dict[int, RankExit] = {}
+    exits: dict[int, RankExit] = {}
     for node in result.nodes:
         code = node.result.get("returncode")
         if node.result.get("reason") == "rank_ended_early" and type(code) is int and code == 0:
             path = str(result.directory.node_result(node.node_rank))
             success = RankExit(0, Evidence(path, 1, "torchrun ended with status 0"))
-            found |= {one.rank: success for one in result.ranks if node_of(one) == node.node_rank}
-    return found
+            exits |= {
+                rank.rank: success for rank in result.ranks if node_of(rank) == node.node_rank
+            }
+    return exits

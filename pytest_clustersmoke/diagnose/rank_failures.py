@@ -48,16 +48,16 @@ class _Failure:
     finding: Finding
 
 
-def find_rank_failures(case: FailureEvidence) -> list[Finding]:
+def find_rank_failures(evidence: FailureEvidence) -> list[Finding]:
     """Every rank that died or raised, the first cause first; if all of them are victims, the ranks
     that left early."""
-    timeline = case.timeline
+    timeline = evidence.timeline
     failures = sorted(
-        [*_deaths(case), *_raised(case)],
-        key=lambda one: (one.victim, one.time),
+        [*_deaths(evidence), *_raised(evidence)],
+        key=lambda failure: (failure.victim, failure.time),
     )
-    if failures and all(one.victim for one in failures):
-        leavers = early_leavers(case)
+    if failures and all(failure.victim for failure in failures):
+        leavers = early_leavers(evidence)
         if leavers:
             return leavers
     findings: list[Finding] = []
@@ -65,28 +65,30 @@ def find_rank_failures(case: FailureEvidence) -> list[Finding]:
     around: list[str] = []
     if failures:
         first = failures[0]
-        logs = read_log_moments(case.result, first.rank, first.time, timeline)
+        logs = read_log_moments(evidence.result, first.rank, first.time, timeline)
         around = timeline.around(first.time, logs)
-    for one in failures:
-        node = node_of(one.rank)
+    for failure in failures:
+        node = node_of(failure.rank)
         end = timeline.ends_seen.get(node) if node is not None else None
-        before_the_end = end is None or one.time <= end
-        primary = not findings or (not one.victim and before_the_end and one.words not in seen)
-        seen.add(one.words)
-        findings.append(_add_context(one, failures[0], primary, around))
-    return sorted(findings, key=lambda one: not one.primary)
+        before_the_end = end is None or failure.time <= end
+        primary = not findings or (
+            not failure.victim and before_the_end and failure.words not in seen
+        )
+        seen.add(failure.words)
+        findings.append(_add_context(failure, failures[0], primary, around))
+    return sorted(findings, key=lambda finding: not finding.primary)
 
 
-def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
+def find_memory_kill(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The killed ranks; the job, if Slurm reports a kill but no rank is known to be dead."""
-    lines = list(case.search_job_logs(KILLED, TASK_KILLED))
+    lines = list(evidence.search_job_logs(KILLED, TASK_KILLED))
     if not lines and judgement.ended_by != "OUT_OF_MEMORY":
         return []
-    record = case.scheduler
+    record = evidence.scheduler
     named = {match[name] for match, _ in lines for name in match.re.groupindex if match[name]}
-    logged = tuple(evidence for _, evidence in lines[:2])
+    logged = tuple(line for _, line in lines[:2])
     shown = record.evidence(record.job)
-    dead = [one for one in rank_deaths(case) if not named or set(one.hosts) & named]
+    dead = [death for death in rank_deaths(evidence) if not named or set(death.hosts) & named]
     memory = record.job.memory_per_node or record.job.memory_per_cpu
     unit = "node" if record.job.memory_per_node else "CPU"
     limit = f" ({memory} per {unit})" if memory not in ("", "0") else ""
@@ -103,25 +105,25 @@ def find_memory_kill(case: FailureEvidence, judgement: Judgement) -> list[Findin
     return [
         Finding(
             "out-of-memory",
-            f"{one.cause.split(' ended in ')[0]} ended; {why}",
+            f"{death.cause.split(' ended in ')[0]} ended; {why}",
             fix,
             primary=not index,
-            evidence=(*logged, *one.evidence, *shown),
-            hosts=one.hosts,
-            ranks=one.ranks,
+            evidence=(*logged, *death.evidence, *shown),
+            hosts=death.hosts,
+            ranks=death.ranks,
         )
-        for index, one in enumerate(dead)
+        for index, death in enumerate(dead)
     ]
 
 
-def rank_deaths(case: FailureEvidence) -> list[Finding]:
+def rank_deaths(evidence: FailureEvidence) -> list[Finding]:
     """Ranks that ended without an exception before they were done: killed, or exited early."""
-    return [one.finding for one in _deaths(case)]
+    return [failure.finding for failure in _deaths(evidence)]
 
 
-def early_leavers(case: FailureEvidence) -> list[Finding]:
+def early_leavers(evidence: FailureEvidence) -> list[Finding]:
     """Ranks that finished too early, if the others only report that they lost a peer."""
-    victims = [rank for rank, error in _errors(case) if is_echo(error)]
+    victims = [rank for rank, error in _errors(evidence) if is_echo(error)]
     if not victims:
         return []
     return [
@@ -133,30 +135,30 @@ def early_leavers(case: FailureEvidence) -> list[Finding]:
             hosts=(rank.node,),
             ranks=(rank.rank,),
         )
-        for rank in left_before(case.result, victims)
+        for rank in left_before(evidence.result, victims)
     ]
 
 
-def _add_context(one: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
+def _add_context(failure: _Failure, first: _Failure, primary: bool, around: list[str]) -> Finding:
     """The finding with its timeline or, after the first, with its delay behind the first one."""
-    if one is first:
-        detail = {**one.finding.detail, "timeline": around}
-        return replace(one.finding, primary=True, detail=detail)
-    after = one.time - first.time
+    if failure is first:
+        detail = {**failure.finding.detail, "timeline": around}
+        return replace(failure.finding, primary=True, detail=detail)
+    after = failure.time - first.time
     when = f", {after:.1f} s after {first.rank}" if after > 0 else ""
-    detail = {**one.finding.detail, "after_s": round(after, 3), "victim": one.victim}
-    cause = f"{one.finding.cause}{when}"
-    return replace(one.finding, cause=cause, primary=primary, detail=detail)
+    detail = {**failure.finding.detail, "after_s": round(after, 3), "victim": failure.victim}
+    cause = f"{failure.finding.cause}{when}"
+    return replace(failure.finding, cause=cause, primary=primary, detail=detail)
 
 
-def _deaths(case: FailureEvidence) -> list[_Failure]:
-    known, by_torchrun, timeline = case.exits.by_rank, case.exits.closed, case.timeline
-    raised = {node_of(rank) for rank, error in _errors(case) if not is_echo(error)}
-    found = []
-    for rank in case.result.ranks:
+def _deaths(evidence: FailureEvidence) -> list[_Failure]:
+    known, by_torchrun, timeline = evidence.exits.by_rank, evidence.exits.closed, evidence.timeline
+    raised = {node_of(rank) for rank, error in _errors(evidence) if not is_echo(error)}
+    deaths = []
+    for rank in evidence.result.ranks:
         if not rank.start or rank.done or rank.events.last("error") is not None:
             continue
-        if not _seen_dead(case, rank):
+        if not _seen_dead(evidence, rank):
             continue
         node, ended = node_of(rank), known.get(rank.rank)
         end = timeline.ends_seen.get(node) if node is not None else None
@@ -168,22 +170,22 @@ def _deaths(case: FailureEvidence) -> list[_Failure]:
             victim = False
         victim = victim or (ended is None and rank.rank in by_torchrun)
         words = f"died {ended.code if ended else ''} {rank.rank}"
-        found.append(_Failure(rank, time, victim, words, _death(rank, ended)))
-    if found and all(one.victim for one in found) and not raised:
+        deaths.append(_Failure(rank, time, victim, words, _death(rank, ended)))
+    if deaths and all(death.victim for death in deaths) and not raised:
         # As far as the evidence goes, no other rank can have ended them.
-        free = [one for one in found if one.rank.rank not in by_torchrun] or found
-        found = [replace(one, victim=one not in free) for one in found]
-    return found
+        free = [death for death in deaths if death.rank.rank not in by_torchrun] or deaths
+        deaths = [replace(death, victim=death not in free) for death in deaths]
+    return deaths
 
 
-def _seen_dead(case: FailureEvidence, rank: RankResult) -> bool:
+def _seen_dead(evidence: FailureEvidence, rank: RankResult) -> bool:
     """Whether the node's watch found the process dead before torchrun could have ended it."""
     node = node_of(rank)
-    if node not in case.node_events:
+    if node not in evidence.node_events:
         return False
     return any(
         state.get("rank") == rank.rank and state.get("alive") is False
-        for record in case.node_events[node].named("ranks")
+        for record in evidence.node_events[node].named("ranks")
         for state in _dicts(record.get("states"))
     )
 
@@ -204,16 +206,16 @@ def _death(rank: RankResult, ended: RankExit | None) -> Finding:
     )
 
 
-def _raised(case: FailureEvidence) -> list[_Failure]:
+def _raised(evidence: FailureEvidence) -> list[_Failure]:
     return [
         _Failure(
             rank,
-            case.timeline.at(node_of(rank), error),
+            evidence.timeline.at(node_of(rank), error),
             is_echo(error),
             NUMBERS.sub("0", f"{error.get('type')}: {error.get('message')}"),
             _error(rank, error),
         )
-        for rank, error in _errors(case)
+        for rank, error in _errors(evidence)
     ]
 
 
@@ -234,11 +236,11 @@ def _error(rank: RankResult, error: dict[str, Any]) -> Finding:
     )
 
 
-def _errors(case: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
+def _errors(evidence: FailureEvidence) -> list[tuple[RankResult, dict[str, Any]]]:
     """Each rank's exception. If a node's watch ended the phase for a reason of its own (a hang),
     errors about lost peers only reflect that end and are left out."""
-    ended = case.abort_flag.get("reason") in NODE_REASONS
-    errors = [(rank, rank.events.last("error")) for rank in case.result.ranks]
+    ended = evidence.abort_flag.get("reason") in NODE_REASONS
+    errors = [(rank, rank.events.last("error")) for rank in evidence.result.ranks]
     return [(rank, error) for rank, error in errors if error and not (ended and is_echo(error))]
 
 
@@ -251,4 +253,4 @@ def _position(rank: RankResult) -> tuple[str, int]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     """The mappings in a list that a job wrote; anything else counts as missing."""
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -65,29 +65,29 @@ class Stack:
     @property
     def program(self) -> Frame:
         """The innermost frame of the program itself; if there is none, the innermost of all."""
-        return next((one for one in self.frames if one.is_program), self.frames[0])
+        return next((frame for frame in self.frames if frame.is_program), self.frames[0])
 
     @property
     def line(self) -> str:
         """That frame, and the frame of the program that called it, if there is one."""
-        mine = [one for one in self.frames if one.is_program]
-        caller = [one for one in mine[1:2] if one.name != "<module>"]
+        mine = [frame for frame in self.frames if frame.is_program]
+        caller = [frame for frame in mine[1:2] if frame.name != "<module>"]
         return ", called at ".join(map(str, [self.program, *caller]))
 
     @property
     def in_collective(self) -> bool:
-        return any(COLLECTIVE.search(one.file) for one in self.frames)
+        return any(COLLECTIVE.search(frame.file) for frame in self.frames)
 
     @property
     def perhaps_in_collective(self) -> bool:
-        return self.in_collective or any(PERHAPS.search(one.file) for one in self.frames)
+        return self.in_collective or any(PERHAPS.search(frame.file) for frame in self.frames)
 
     @property
     def waits_for_loader(self) -> bool:
         """Whether it waits for a worker of a DataLoader."""
         return any(
-            LOADER.search(one.file) and one.name in ("_try_get_data", "_get_data")
-            for one in self.frames
+            LOADER.search(frame.file) and frame.name in ("_try_get_data", "_get_data")
+            for frame in self.frames
         )
 
     def evidence(self) -> Evidence:
@@ -106,10 +106,11 @@ class _Dump:
 def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
     """The stack of the rank's main thread while it hung; if nobody asked for it, as it ended."""
     path = directory.rank_stack(rank)
-    dumps = [one for one in _dumps(path) if any(one.threads)]
-    asked = [one for one in dumps if one.whose == "rank"]
-    for one in (*asked, *(dump for dump in dumps if dump.whose == "")):
-        main = one.threads[-1]
+    dumps = [dump for dump in _dumps(path) if any(dump.threads)]
+    asked = [dump for dump in dumps if dump.whose == "rank"]
+    unasked = [dump for dump in dumps if dump.whose == ""]
+    for dump in (*asked, *unasked):
+        main = dump.threads[-1]
         if main:
             return Stack(path, tuple(main))
     return _read_py_spy(directory.rank_py_spy(rank))
@@ -118,8 +119,8 @@ def stack_of_rank(directory: PhaseDir, rank: int) -> Stack | None:
 def stack_of_error(path: Path, number: int, traceback: str) -> Stack | None:
     """The stack where a rank raised; `number` is the line of its error in its events."""
     frames = [
-        Frame(found[1], int(found[2]), found[3], number, found[0].strip())
-        for found in RAISED_FRAME.finditer(traceback[-MAX_TRACEBACK:])
+        Frame(match[1], int(match[2]), match[3], number, match[0].strip())
+        for match in RAISED_FRAME.finditer(traceback[-MAX_TRACEBACK:])
     ]
     return Stack(path, tuple(reversed(frames))) if frames else None
 
@@ -128,9 +129,9 @@ def stacks_of_children(directory: PhaseDir, rank: int) -> list[Stack]:
     """The stacks of the processes that the rank forked."""
     path = directory.rank_stack(rank)
     return [
-        Stack(path, tuple(one.threads[-1]))
-        for one in _dumps(path)
-        if one.whose == "child" and one.threads and one.threads[-1]
+        Stack(path, tuple(dump.threads[-1]))
+        for dump in _dumps(path)
+        if dump.whose == "child" and dump.threads and dump.threads[-1]
     ]
 
 
@@ -186,8 +187,8 @@ def left_before(result: PhaseResult, victims: Iterable[RankResult]) -> list[Rank
 
 def read_stacks(result: PhaseResult) -> dict[int, Stack]:
     """Rank -> the stack where it raised, else of its main thread, if it left one."""
-    found = {rank.rank: _stack_of(result, rank) for rank in result.ranks}
-    return {rank: stack for rank, stack in found.items() if stack is not None}
+    stacks = {rank.rank: _stack_of(result, rank) for rank in result.ranks}
+    return {rank: stack for rank, stack in stacks.items() if stack is not None}
 
 
 def _stack_of(result: PhaseResult, rank: RankResult) -> Stack | None:
@@ -214,16 +215,16 @@ def ranks_behind(result: PhaseResult, among: Collection[int]) -> list[int]:
     all are equally far."""
     marks = {rank.rank: _progress(rank) for rank in result.ranks if rank.rank in among}
     least = min(marks.values(), default=(0, 0))
-    found = [rank for rank, mark in marks.items() if mark == least]
-    return found if len(found) < len(marks) else []
+    behind = [rank for rank, mark in marks.items() if mark == least]
+    return behind if len(behind) < len(marks) else []
 
 
 def ranks_by_position(result: PhaseResult) -> dict[str, str]:
     """Last stage and step -> the ranks there, on all nodes."""
-    found: dict[str, list[int]] = defaultdict(list)
+    ranks_at: dict[str, list[int]] = defaultdict(list)
     for rank in result.ranks:
-        found[describe_position(rank)].append(rank.rank)
-    return {where: ranges(ranks) for where, ranks in list(found.items())[:MAX_POSITIONS]}
+        ranks_at[describe_position(rank)].append(rank.rank)
+    return {where: ranges(ranks) for where, ranks in list(ranks_at.items())[:MAX_POSITIONS]}
 
 
 def describe_position(rank: RankResult) -> str:

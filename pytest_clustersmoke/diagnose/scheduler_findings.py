@@ -25,10 +25,10 @@ ENDED = re.compile(r"\*\*\* (?:JOB|STEP) \S{1,60} ON .{1,300} CANCELLED AT ")
 MOST_SHOWN = 4  # nodes
 
 
-def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[Finding]:
+def find_scheduler_action(evidence: FailureEvidence, judgement: Judgement) -> list[Finding]:
     """The finding for a job that the scheduler ended or never started; empty for any other job."""
     if judgement.outcome == "never_ran":
-        return _unavailable(case.scheduler, judgement)
+        return _unavailable(evidence.scheduler, judgement)
     looks: dict[str, Callable[[FailureEvidence, Judgement], Finding]] = {
         **dict.fromkeys(CLUSTER_STATES, _node_down),
         PROLOG: _prolog,
@@ -39,13 +39,13 @@ def find_scheduler_action(case: FailureEvidence, judgement: Judgement) -> list[F
         "TIMEOUT": _time_limit,
     }
     look = looks.get(judgement.ended_by)
-    return [look(case, judgement)] if look else []
+    return [look(evidence, judgement)] if look else []
 
 
-def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _node_down(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     down = [node for node in record.nodes if node.down]
-    logged = _log_lines(case, NODE_FAILED)
+    logged = _log_lines(evidence, NODE_FAILED)
     hosts = tuple(node.name for node in down) or _nodes_named(logged, NODE_FAILED, record)
     why = "; ".join(node.why for node in down)
     if not why and hosts:
@@ -62,10 +62,10 @@ def _node_down(case: FailureEvidence, judgement: Judgement) -> Finding:
     )
 
 
-def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _prolog(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     drained = [node for node in record.nodes if node.prolog_failed]
-    logged = _log_lines(case, PROLOG_NODE)
+    logged = _log_lines(evidence, PROLOG_NODE)
     hosts = tuple(node.name for node in drained) or _nodes_named(logged, PROLOG_NODE, record)
     why = "; ".join(node.why for node in drained) or judgement.reason
     return Finding(
@@ -79,15 +79,15 @@ def _prolog(case: FailureEvidence, judgement: Judgement) -> Finding:
     )
 
 
-def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _preempted(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     when = record.job.preempted or record.job.ended
     # Jobs that started on its nodes after the preemption; the times are local and compare as text.
-    takers = [one for one in record.others if when and one.started >= when]
+    takers = [job for job in record.others if when and job.started >= when]
     by = ", ".join(
-        f"job {one.job} of {one.user} (partition {one.partition}"
-        f"{f', QOS {one.qos}' if one.qos else ''})"
-        for one in takers
+        f"job {job.job} of {job.user} (partition {job.partition}"
+        f"{f', QOS {job.qos}' if job.qos else ''})"
+        for job in takers
     )
     lost = "its nodes now run " + by if by else "Slurm does not say for which job"
     qos = f", QOS {record.job.qos}" if record.job.qos else ""
@@ -99,13 +99,13 @@ def _preempted(case: FailureEvidence, judgement: Judgement) -> Finding:
         "run again, or in a partition or QOS that is not preempted (slurm.partition, slurm.qos)",
         evidence=(
             *record.evidence(*takers[:2], record.job),
-            *_log_lines(case, ENDED)[:1],
+            *_log_lines(evidence, ENDED)[:1],
         ),
     )
 
 
-def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
-    paused = [node for node in case.result.nodes if node.paused_s]
+def _suspended(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    paused = [node for node in evidence.result.nodes if node.paused_s]
     return Finding(
         "job-suspended",
         f"{judgement.reason}, so its times mean nothing: the scheduler suspended it (gang "
@@ -114,32 +114,32 @@ def _suspended(case: FailureEvidence, judgement: Judgement) -> Finding:
         evidence=tuple(
             Evidence(
                 str(events.path),
-                events.line_of(one),
-                f"paused for {one.get('seconds')} s"[:MAX_TEXT],
+                events.line_of(pause),
+                f"paused for {pause.get('seconds')} s"[:MAX_TEXT],
             )
             for node in paused[:MOST_SHOWN]
-            for events in [case.node_events[node.node_rank]]
-            for one in [*events.named("paused")][:1]
+            for events in [evidence.node_events[node.node_rank]]
+            for pause in [*events.named("paused")][:1]
         ),
         hosts=tuple(node.name for node in paused),
     )
 
 
-def _requeued(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _requeued(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     return Finding(
         "requeued",
         f"{judgement.reason}; somebody ran `scontrol requeue`, or a node failed or rebooted",
         "run again; ask the administrators who requeued it (slurmctld's log shows it)",
         evidence=(
             *record.evidence(*record.accounting[-2:], record.job),
-            *_log_lines(case, ENDED)[:1],
+            *_log_lines(evidence, ENDED)[:1],
         ),
     )
 
 
-def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _cancelled(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     uid = record.cancelled_by
     by = (
         "Slurm does not say by whom (no accounting, or not yet)"
@@ -153,14 +153,14 @@ def _cancelled(case: FailureEvidence, judgement: Judgement) -> Finding:
         "ask whoever cancelled it (scancel), then run again",
         evidence=(
             *record.evidence(*record.accounting[-2:], record.job),
-            *_log_lines(case, ENDED)[:1],
+            *_log_lines(evidence, ENDED)[:1],
         ),
         detail={} if uid is None else {"uid": uid},
     )
 
 
-def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
-    record = case.scheduler
+def _time_limit(evidence: FailureEvidence, judgement: Judgement) -> Finding:
+    record = evidence.scheduler
     limit, began, ended = record.job.time_limit, record.job.started, record.job.ended
     spent = f" of {limit} (from {began} to {ended})" if limit else ""
     return Finding(
@@ -168,7 +168,7 @@ def _time_limit(case: FailureEvidence, judgement: Judgement) -> Finding:
         f"Slurm ended the job at its time limit{spent}",
         "raise slurm.time of the phase, or find out what was slow: each rank's last step is in "
         "ranks/ of the run directory",
-        evidence=(*record.evidence(record.job), *_log_lines(case, ENDED)[:2]),
+        evidence=(*record.evidence(record.job), *_log_lines(evidence, ENDED)[:2]),
     )
 
 
@@ -191,9 +191,9 @@ def _unavailable(record: SchedulerRecord, judgement: Judgement) -> list[Finding]
     ]
 
 
-def _log_lines(case: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
+def _log_lines(evidence: FailureEvidence, words: re.Pattern[str]) -> list[Evidence]:
     """The lines of the job's own log that match."""
-    return [evidence for _, evidence in case.search_job_logs(words)]
+    return [line for _, line in evidence.search_job_logs(words)]
 
 
 def _nodes_named(
@@ -201,8 +201,8 @@ def _nodes_named(
 ) -> tuple[str, ...]:
     """The job's nodes that these lines name."""
     known = {node.name for node in record.nodes}
-    found = [match for line in lines if (match := words.search(line.text))]
-    names = [name for match in found for name in match.groups() if name]
+    matches = [match for line in lines if (match := words.search(line.text))]
+    names = [name for match in matches for name in match.groups() if name]
     return tuple(dict.fromkeys(name for name in names if not known or name in known))
 
 

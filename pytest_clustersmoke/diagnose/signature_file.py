@@ -97,11 +97,11 @@ def load_signatures(path: Path) -> tuple[Signature, ...]:
     text = ("text", "word", "regex", "source", "cause", "fix")
     source = read(path, Reading(is_text=lambda route: route[-1] in text or "names" in route))
     checker = _Checker(source)
-    found = checker.signatures()
+    signatures = checker.signatures()
     problems = [*source.problems, *checker.problems]
     if problems:
         raise UsageProblems(problems)
-    return tuple(found)
+    return tuple(signatures)
 
 
 class _Checker:
@@ -116,14 +116,14 @@ class _Checker:
             return []
         for key in set(top) - {"signatures", "harmless"}:
             self._bad((key,), f"unknown key `{key}`", "`signatures` and `harmless`")
-        found = [
-            one
+        signatures = [
+            signature
             for section in ("signatures", "harmless")
             for index, values in enumerate(top.get(section) or ())
-            if (one := self._signature((section, index), values)) is not None
+            if (signature := self._signature((section, index), values)) is not None
         ]
-        self._check_ids(found)
-        return found
+        self._check_ids(signatures)
+        return signatures
 
     def _signature(self, route: tuple[Any, ...], values: Any) -> Signature | None:
         """One entry; None if something is wrong with it."""
@@ -150,8 +150,8 @@ class _Checker:
         if values.get("general") and not values.get("primary"):
             self._bad((*route, "general"), "general, but not primary", "`primary: true` with it")
         if values.get("late") and (values.get("general") or not values.get("primary")):
-            what = "late, but not an exact cause"
-            self._bad((*route, "late"), what, "`primary: true`, not general")
+            problem = "late, but not an exact cause"
+            self._bad((*route, "late"), problem, "`primary: true`, not general")
         kept = {key: value for key, value in values.items() if key not in ("patterns", "samples")}
         return Signature(**kept, patterns=patterns, samples=samples, harmless=harmless)
 
@@ -198,7 +198,7 @@ class _Checker:
     def _samples(self, route: tuple[Any, ...], values: Any) -> Iterator[Sample]:
         for index, value in enumerate(values):
             whole = isinstance(value, dict) and set(value) == {"text", "source"}
-            if not whole or not all(isinstance(one, str) and one for one in value.values()):
+            if not whole or not all(isinstance(text, str) and text for text in value.values()):
                 at = (*route, "samples", index)
                 self._bad(at, "a sample has the wrong form", KINDS["samples"][1])
                 continue
@@ -207,23 +207,25 @@ class _Checker:
     def _check_groups(
         self, route: tuple[Any, ...], patterns: tuple[Pattern, ...], names: dict[str, Any]
     ) -> None:
-        groups = {group for one in patterns if one.regex for group in one.regex.groupindex}
+        groups = {
+            group for pattern in patterns if pattern.regex for group in pattern.regex.groupindex
+        }
         for group in sorted(groups - PLACES - set(names)):
             self._bad((*route, "names"), f"the group `{group}` has no name", KINDS["names"][1])
         for name in sorted(set(names) - groups):
             self._bad((*route, "names", name), f"no regex has a group `{name}`", "names of groups")
 
-    def _check_ids(self, found: list[Signature]) -> None:
+    def _check_ids(self, signatures: list[Signature]) -> None:
         ids: set[str] = set()
-        for one in found:
-            if one.id in ids:
-                self._bad(("signatures",), f"the id `{one.id}` appears twice", "each id once")
-            ids.add(one.id)
-        for one in found:
-            for other in one.follows:
-                if other not in ids or other == one.id:
-                    what = f"`{one.id}` follows `{other}`, which is not another signature"
-                    self._bad(("signatures",), what, "ids of signatures", near(str(other), ids))
+        for signature in signatures:
+            if signature.id in ids:
+                self._bad(("signatures",), f"the id `{signature.id}` appears twice", "each id once")
+            ids.add(signature.id)
+        for signature in signatures:
+            for other in signature.follows:
+                if other not in ids or other == signature.id:
+                    problem = f"`{signature.id}` follows `{other}`, which is not another signature"
+                    self._bad(("signatures",), problem, "ids of signatures", near(str(other), ids))
 
-    def _bad(self, route: tuple[Any, ...], what: str, expected: str, todo: str = "") -> None:
-        self.problems.append(Problem(what, self._source.where(route), expected, todo))
+    def _bad(self, route: tuple[Any, ...], problem: str, expected: str, todo: str = "") -> None:
+        self.problems.append(Problem(problem, self._source.where(route), expected, todo))

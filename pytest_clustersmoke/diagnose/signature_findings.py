@@ -27,16 +27,16 @@ NEVER: Time = (0, 0, 0, 0, 0.0)
 
 
 def order_findings(search: SignatureSearch) -> list[Finding]:
-    """Causes before their consequences; each group by time, else by file and line."""
+    """Causes before their consequences; each group by time, or by file and line."""
     matches = search.matches
     raised = [line for error, line, _, _ in search.unknown.errors if error.kind == TRACEBACK]
     unmatched = [line for _, line, _, _ in search.unknown.errors]
-    clock = _Clock([*unmatched, *(line for one in matches.values() for line in one.lines)])
+    clock = _Clock([*unmatched, *(line for match in matches.values() for line in match.lines)])
     exact = {
         name
-        for name, one in matches.items()
-        if one.signature.primary and not one.signature.general
-        if not _explained(one, search, clock)
+        for name, match in matches.items()
+        if match.signature.primary and not match.signature.general
+        if not _explained(match, search, clock)
     }
     late = {name for name in exact if matches[name].signature.late}
     others = [line for name in exact - late for line in matches[name].lines] + raised
@@ -47,15 +47,17 @@ def order_findings(search: SignatureSearch) -> list[Finding]:
     }
     unknown = _first_on_its_rank(search, exact, clock) if exact else _unknown(search, STARTED)
     findings = [(clock.first([unknown[1]]), _unknown_finding(*unknown))] if unknown else []
-    for one in matches.values():
-        primary = one.signature.id in exact
-        if one.signature.general:
-            explained = _explained(one, search, clock)
+    for match in matches.values():
+        primary = match.signature.id in exact
+        if match.signature.general:
+            explained = _explained(match, search, clock)
             primary = not exact and unknown is None and not explained
-        findings.append((clock.first(one.lines), _finding(one, primary)))
-    if not any(one.primary for _, one in findings) and (last := _unknown(search, {LAST})):
+        findings.append((clock.first(match.lines), _finding(match, primary)))
+    if not any(finding.primary for _, finding in findings) and (last := _unknown(search, {LAST})):
         findings.append(((False, NEVER, 0, 0), _unknown_finding(*last)))
-    return [one for _, one in sorted(findings, key=lambda pair: (not pair[1].primary, pair[0]))]
+    return [
+        finding for _, finding in sorted(findings, key=lambda pair: (not pair[1].primary, pair[0]))
+    ]
 
 
 def _explained(match: SignatureMatch, search: SignatureSearch, clock: _Clock) -> bool:
@@ -85,11 +87,11 @@ def _finding(match: SignatureMatch, primary: bool) -> Finding:
 
 def _unknown(search: SignatureSearch, kinds: Collection[str]) -> UnknownAt | None:
     """The first error of these kinds that no signature knows."""
-    errors = [one for one in search.unknown.errors if one[0].kind in kinds]
+    errors = [error for error in search.unknown.errors if error[0].kind in kinds]
     if not errors:
         return None
     clock = _Clock(line for _, line, _, _ in errors)
-    return min(errors, key=lambda one: (WEIGHTS[one[0].kind], clock.first([one[1]])))
+    return min(errors, key=lambda error: (WEIGHTS[error[0].kind], clock.first([error[1]])))
 
 
 def _first_on_its_rank(
@@ -98,21 +100,21 @@ def _first_on_its_rank(
     """The first unknown exception after which the same rank logged a known cause, which may be its
     consequence. An exception that the program handled or survived does not count."""
     known = [line for name in exact for line in search.matches[name].lines]
-    found = []
-    for one in search.unknown.errors:
-        error, line = one[0], one[1]
+    candidates = []
+    for candidate in search.unknown.errors:
+        error, line = candidate[0], candidate[1]
         mine = [other for other in known if _same_writer(line, other)]
         behind = [other for other in mine if other.number > line.number]
         if error.kind != TRACEBACK or error.handled or not behind or len(behind) < len(mine):
             continue
         soon = min(other.number for other in behind) - line.number <= GOES_ON_LINES
         if soon and not clock.long_before([line], behind):
-            found.append(one)
-    return min(found, key=lambda one: clock.first([one[1]]), default=None)
+            candidates.append(candidate)
+    return min(candidates, key=lambda candidate: clock.first([candidate[1]]), default=None)
 
 
-def _same_writer(one: LogLine, other: LogLine) -> bool:
-    return one.source == other.source and one.rank is not None and one.rank == other.rank
+def _same_writer(line: LogLine, other: LogLine) -> bool:
+    return line.source == other.source and line.rank is not None and line.rank == other.rank
 
 
 def _unknown_finding(

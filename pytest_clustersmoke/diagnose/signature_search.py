@@ -189,7 +189,7 @@ class SignatureSearch:
 
     def _examine_line(self, buffer: bytes, piece: Piece, number: int) -> None:
         text = piece.text.decode(errors="replace")
-        found: dict[str, tuple[Signature, Pattern, dict[str, str | None]]] = {}
+        matched: dict[str, tuple[Signature, Pattern, dict[str, str | None]]] = {}
         starts = False
         for word in self._words_of(piece.text):
             starts = starts or word in STARTS
@@ -197,25 +197,25 @@ class SignatureSearch:
                 if self._is_costly(signature):
                     continue
                 # Prefer the pattern of a signature that captures a name.
-                if signature.id in found and any(found[signature.id][2].values()):
+                if signature.id in matched and any(matched[signature.id][2].values()):
                     continue
                 groups = groups_at(signature, pattern, buffer, piece, text)
                 if groups is not None:
-                    found[signature.id] = signature, pattern, groups
-        for signature, pattern, groups in found.values():
+                    matched[signature.id] = signature, pattern, groups
+        for signature, pattern, groups in matched.values():
             # A line that shows an exact cause does not also count for a general one that follows.
-            if signature.general and any(name in found for name in signature.follows):
+            if signature.general and any(name in matched for name in signature.follows):
                 continue
             shown = cut(text, text.find(pattern.word))
             time, (rank, *_) = time_at(buffer, piece, text), [*self._writer(text)[1], None]
             line = LogLine(self._index, number, self._file, shown, time, rank)
             self._add(signature, line, text, groups)
-        if starts and not found:
+        if starts and not matched:
             self._examine_error(buffer, piece, number, text)
 
     def _words_of(self, text: bytes) -> Iterator[bytes]:
-        found = self._each.find_matches_as_indexes(text, overlapping=True)
-        return iter(dict.fromkeys(self._words[word] for word, _, _ in found))
+        hits = self._each.find_matches_as_indexes(text, overlapping=True)
+        return iter(dict.fromkeys(self._words[word] for word, _, _ in hits))
 
     def _add(
         self, signature: Signature, line: LogLine, text: str, groups: dict[str, str | None]
@@ -235,7 +235,7 @@ class SignatureSearch:
                 match.names.setdefault(words, cut(value))
 
     def _writer(self, text: str) -> tuple[list[str], list[int]]:
-        """The host and rank that wrote a line, from the line, else from its file."""
+        """The host and rank that wrote a line, from the line itself or from its file."""
         host, rank = self._host or host_of_line(text), rank_of_line(text)
         rank = self._rank if rank is None else rank
         return [host] if host else [], [] if rank is None else [rank]

@@ -33,7 +33,7 @@ from .log_lines import MONTHS
 
 # The number of moments shown before and after a cause.
 BEFORE, AFTER = 2, 4
-MAX_WHAT = 160
+MAX_MOMENT_CHARS = 160
 # The number of log lines shown around a cause, and how many seconds from it they may be.
 MAX_LINES, AROUND_S = 4, 60.0
 MAX_FILES = 8
@@ -59,12 +59,12 @@ SEVERE = re.compile(r"\b(?:[EF]\d{3,4} |WARN|ERROR|CRITICAL|FATAL|error|[Ff]aile
 
 @dataclass(frozen=True)
 class TimelineMoment:
-    """Something that happened: when (Unix s, by the first node's clock), where and what."""
+    """One event: when (Unix s, by the first node's clock), where, and what happened (`text`)."""
 
     time: float
     node: int | None
     rank: int | None
-    what: str
+    text: str
     evidence: Evidence
 
 
@@ -82,21 +82,23 @@ class Timeline:
     ) -> Timeline:
         """From the events that each node wrote, and the flag that ended the phase."""
         moved = _clock_corrections(result, events, flag)
-        found = [
+        uncorrected = [
             *_node_moments(result, events),
             *(moment for rank in result.ranks for moment in _rank_moments(rank)),
             *_flag_moments(result, flag),
         ]
         moments = [
-            replace(one, time=one.time + moved.get(one.node, 0.0)) if one.node is not None else one
-            for one in found
+            replace(moment, time=moment.time + moved.get(moment.node, 0.0))
+            if moment.node is not None
+            else moment
+            for moment in uncorrected
         ]
         ends_seen = {
             node: record["time"] + moved.get(node, 0.0)
-            for node, one in events.items()
-            if (record := next(one.named("trouble"), None)) is not None
+            for node, of_node in events.items()
+            if (record := next(of_node.named("trouble"), None)) is not None
         }
-        return cls(tuple(sorted(moments, key=lambda one: one.time)), moved, ends_seen)
+        return cls(tuple(sorted(moments, key=lambda moment: moment.time)), moved, ends_seen)
 
     def at(self, node: int | None, record: dict[str, Any]) -> float:
         """When a node or one of its ranks wrote a record."""
@@ -104,10 +106,10 @@ class Timeline:
 
     def around(self, time: float, logged: Iterable[TimelineMoment] = ()) -> list[str]:
         """A few events around a time, and these log lines, each with its seconds from that time."""
-        before = [one for one in self.moments if one.time < time][-BEFORE:]
-        after = [one for one in self.moments if one.time >= time][: AFTER + 1]
-        shown = sorted([*before, *after, *logged], key=lambda one: one.time)
-        return [f"{one.time - time:+8.3f} s  {one.what}" for one in shown]
+        before = [moment for moment in self.moments if moment.time < time][-BEFORE:]
+        after = [moment for moment in self.moments if moment.time >= time][: AFTER + 1]
+        shown = sorted([*before, *after, *logged], key=lambda moment: moment.time)
+        return [f"{moment.time - time:+8.3f} s  {moment.text}" for moment in shown]
 
 
 def node_of(rank: RankResult) -> int | None:
@@ -119,15 +121,15 @@ def _node_moments(result: PhaseResult, events: Mapping[int, Events]) -> Iterator
     for node in result.nodes:
         of_node = events[node.node_rank]
         for record, line in zip(of_node.records, of_node.lines, strict=True):
-            what = "torchrun starts" if record["event"] == "torchrun_start" else ""
+            action = "torchrun starts" if record["event"] == "torchrun_start" else ""
             if record["event"] == "trouble" and record.get("reason") == "aborted":
-                what = "sees that the phase ends"
+                action = "sees that the phase ends"
             elif record["event"] == "trouble":
-                what = f"sees: {record.get('why')}"
-            if what:
+                action = f"sees: {record.get('why')}"
+            if action:
                 evidence = Evidence(str(of_node.path), line, record["event"])
                 yield TimelineMoment(
-                    float(record["time"]), node.node_rank, None, f"{node.name}: {what}", evidence
+                    float(record["time"]), node.node_rank, None, f"{node.name}: {action}", evidence
                 )
 
 
@@ -136,19 +138,19 @@ def _rank_moments(rank: RankResult) -> Iterator[TimelineMoment]:
     events = rank.events
     last_step = events.last("step")
     for record, line in zip(events.records, events.lines, strict=True):
-        event, what = record["event"], ""
+        event, action = record["event"], ""
         if event == "stage" and record.get("state") == "begin":
-            what = f"begins stage {record.get('name')}"
+            action = f"begins stage {record.get('name')}"
         elif record is last_step:
-            what = f"completes step {record.get('step')}, its last"
+            action = f"completes step {record.get('step')}, its last"
         elif event == "error":
-            what = f"raises {record.get('type')}: {record.get('message')}"
+            action = f"raises {record.get('type')}: {record.get('message')}"
         elif event == "done":
-            what = "is done"
-        if what:
+            action = "is done"
+        if action:
             evidence = Evidence(str(events.path), line, event)
-            what = f"{rank} {what}"[:MAX_WHAT]
-            yield TimelineMoment(float(record["time"]), node_of(rank), rank.rank, what, evidence)
+            action = f"{rank} {action}"[:MAX_MOMENT_CHARS]
+            yield TimelineMoment(float(record["time"]), node_of(rank), rank.rank, action, evidence)
 
 
 def _flag_moments(result: PhaseResult, flag: Mapping[str, Any]) -> Iterator[TimelineMoment]:
@@ -165,9 +167,9 @@ def _clock_corrections(
     result: PhaseResult, events: Mapping[int, Events], flag: Mapping[str, Any]
 ) -> dict[int, float]:
     """Node -> seconds to add to its clock, so that it agrees with the first node's."""
-    facts = {one.node_rank: _finite(one.facts.get("time")) for one in result.nodes}
-    met = {node: _time_of(one, "rendezvous") for node, one in events.items()}
-    seen = {node: _abort_seen_at(one) for node, one in events.items()}
+    facts = {node.node_rank: _finite(node.facts.get("time")) for node in result.nodes}
+    met = {node: _time_of(of_node, "rendezvous") for node, of_node in events.items()}
+    seen = {node: _abort_seen_at(of_node) for node, of_node in events.items()}
     raised, raiser = _finite(flag.get("time")), flag.get("node_rank")
     moved = {0: 0.0}
     # The node that raised the flag comes first: the bounds of the others depend on its clock.
@@ -190,8 +192,8 @@ def _measured_offset(result: PhaseResult, node: int) -> float | None:
     """By how many seconds the node found its clock ahead of node 0's (reachability.py); None if the
     error may be as large."""
     clock = (read_json(result.directory.node_meeting(node)) or {}).get("clock")
-    found = clock if isinstance(clock, dict) else {}
-    offset, error = _finite(found.get("offset_s")), _finite(found.get("error_s"))
+    measured = clock if isinstance(clock, dict) else {}
+    offset, error = _finite(measured.get("offset_s")), _finite(measured.get("error_s"))
     known = offset is not None and error is not None and abs(offset) > abs(error)
     return offset if known else None
 
@@ -234,12 +236,14 @@ def read_log_moments(
     by the first node's clock)."""
     node = node_of(rank)
     moved = timeline.moved.get(node, 0.0) if node is not None else 0.0
-    found = [
-        TimelineMoment(when + moved, node, rank.rank, f"{who}: {text}"[:MAX_WHAT], evidence)
+    moments = [
+        TimelineMoment(when + moved, node, rank.rank, f"{who}: {text}"[:MAX_MOMENT_CHARS], evidence)
         for path, who in list(_files(result, rank, node))[:MAX_FILES]
         for when, text, evidence in _read_stamped_lines(path, time - moved)
     ]
-    near = sorted(found, key=lambda one: (not SEVERE.search(one.what), abs(one.time - time)))
+    near = sorted(
+        moments, key=lambda moment: (not SEVERE.search(moment.text), abs(moment.time - time))
+    )
     return near[:MAX_LINES]
 
 
@@ -273,8 +277,10 @@ def _read_stamped_lines(path: Path, time: float) -> Iterator[tuple[float, str, E
 
 def _find_stamp(text: str) -> re.Match[str] | None:
     """The stamp with which a line begins."""
-    found = [match for one in (ISO, GLOG, SYSLOG) if (match := one.search(text, 0, PREFIX_CHARS))]
-    return min(found, key=lambda match: match.start(), default=None)
+    stamps = [
+        match for pattern in (ISO, GLOG, SYSLOG) if (match := pattern.search(text, 0, PREFIX_CHARS))
+    ]
+    return min(stamps, key=lambda match: match.start(), default=None)
 
 
 Reading = Callable[[re.Match[str]], float | None]
@@ -299,7 +305,7 @@ def _choose_reading(path: Path, last: re.Match[str], time: float) -> Reading | N
 
 
 def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> float | None:
-    """A stamp in Unix seconds, in its own zone, else in `zone` (None is this machine's); a stamp
+    """A stamp in Unix seconds, in its own zone, or in `zone` (None is this machine's); a stamp
     without a year gets the one nearest to `time`. None if the calendar has no such moment."""
     parts = stamp.groupdict()
     own = parts.get("zone")
@@ -312,7 +318,7 @@ def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> floa
     month = parts["month"]
     number = MONTHS.index(month) + 1 if month in MONTHS else int(month)
     seconds = float(parts["second"].replace(",", "."))
-    found = []
+    moments = []
     for year in years:
         try:
             minute = datetime(
@@ -323,10 +329,10 @@ def _unix_time(stamp: re.Match[str], zone: timezone | None, time: float) -> floa
                 int(parts["minute"]),
                 tzinfo=zone,
             )
-            found.append(minute.timestamp() + seconds)
+            moments.append(minute.timestamp() + seconds)
         except (ValueError, OverflowError, OSError):
             continue
-    return min(found, key=lambda when: abs(when - time), default=None)
+    return min(moments, key=lambda when: abs(when - time), default=None)
 
 
 def _parse_zone(text: str) -> timezone:

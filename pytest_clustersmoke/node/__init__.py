@@ -1,7 +1,7 @@
 """On the node: facts, checks, rendezvous, the launcher, supervision of the ranks, stack dumps.
 
 node_job.py       `run_node`, which submitit ships: one call per node, plain data in and out
-node_facts.py     what the node is, without importing torch
+node_facts.py     host, hardware, versions and limits, without importing torch
 gpu_facts.py      its GPUs, as nvidia-smi reports them
 checks/           which facts of nodes rule out a run there
 abort_flag.py     the flag that ends a phase on every node

@@ -51,9 +51,9 @@ class Answer(NamedTuple):
 def query_gpus(health: bool, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The facts of the GPUs, null where they cannot be known.
 
-    With `health`, query errors, modes and processes, too; otherwise only list the GPUs.
+    With `health`, also query errors, modes and processes; otherwise only list the GPUs.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "gpus": None,
         "gpu_processes": None,
         "gpu_tool_failed": None,
@@ -64,35 +64,35 @@ def query_gpus(health: bool, environ: Mapping[str, str] = os.environ) -> dict[st
     }
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return found
+        return facts
     (listing,) = run_all([[tool, f"--query-gpu={','.join(LISTED)}", "--format=csv,noheader"]])
     if listing.text is None and NO_GPU in listing.words:
-        return found | {"gpus": []}
+        return facts | {"gpus": []}
     if listing.text is None:
         tool_only = any(error in listing.words for error in TOOL_ONLY)
-        return found | {"gpu_tool_failed": None if tool_only else listing.words}
-    found["gpus"] = [dict(zip(LISTED, row, strict=False)) for row in _rows(listing.text)]
-    if health and found["gpus"]:
-        _add_health(tool, found)
-    return found
+        return facts | {"gpu_tool_failed": None if tool_only else listing.words}
+    facts["gpus"] = [dict(zip(LISTED, row, strict=False)) for row in _rows(listing.text)]
+    if health and facts["gpus"]:
+        _add_health(tool, facts)
+    return facts
 
 
-def _add_health(tool: str, found: dict[str, Any]) -> None:
+def _add_health(tool: str, facts: dict[str, Any]) -> None:
     groups = [(option, fields) for option, lists in HEALTH.items() for fields in lists]
     queries = [f"{option}={','.join(fields)}" for option, fields in groups]
     *answers, processes = run_all(
         [[tool, query, "--format=csv,noheader"] for query in (*queries, PROCESSES)]
     )
-    by_uuid = {gpu.get("uuid"): gpu for gpu in found["gpus"]}
+    by_uuid = {gpu.get("uuid"): gpu for gpu in facts["gpus"]}
     for (_, fields), answer in zip(groups, answers, strict=True):
         for uuid, *values in _rows(answer.text or ""):
             by_uuid.get(uuid, {}).update(zip(fields[1:], values, strict=False))
-    found["gpu_processes"] = parse_processes(processes.text, by_uuid)
-    if busy_processes(found):
+    facts["gpu_processes"] = parse_processes(processes.text, by_uuid)
+    if busy_processes(facts):
         time.sleep(LOOK_AGAIN_S)
         (again,) = run_all([[tool, PROCESSES, "--format=csv,noheader"]])
         left = {process["pid"] for process in parse_processes(again.text, by_uuid) or []}
-        found["gpu_processes"] = [p for p in found["gpu_processes"] if p["pid"] in left]
+        facts["gpu_processes"] = [p for p in facts["gpu_processes"] if p["pid"] in left]
 
 
 def parse_processes(text: str | None, known: Iterable[Any]) -> list[dict[str, str]] | None:
@@ -123,7 +123,7 @@ def share(facts: Mapping[str, Any]) -> Share | None:
     visible = facts.get("cuda_visible_devices")
     if not isinstance(visible, str):
         return Share(gpus, True)
-    found: list[dict[str, str]] = []
+    ours: list[dict[str, str]] = []
     by_index = False
     for entry in (word.strip() for word in visible.split(",")):
         if entry.startswith("MIG-"):
@@ -136,11 +136,11 @@ def share(facts: Mapping[str, Any]) -> Share | None:
             chosen = [gpu for gpu in gpus if by_uuid and gpu.get("uuid", "").startswith(entry)]
         if not chosen:
             break
-        found += chosen[:1]
+        ours += chosen[:1]
     # CUDA counts from the fastest GPU, nvidia-smi by bus: the same order if all are of one model.
     one_model = len({gpu.get("name") for gpu in gpus}) < 2
     by_bus = facts.get("cuda_device_order") == "PCI_BUS_ID"
-    return Share(found, not by_index or one_model or by_bus)
+    return Share(ours, not by_index or one_model or by_bus)
 
 
 def busy_processes(facts: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -2,9 +2,9 @@
 
 A rank inside `Rank` handles SIGUSR1. The signal would kill any other process, so only processes
 that catch it get it. If no stack comes this way (the rank hangs before its `Rank`, as in an import,
-or a library replaced the handler), py-spy reads it from outside, if the node has it. If that fails,
-too, SIGABRT makes faulthandler write the stack to the rank's stderr. That kills the rank, but the
-phase ends anyway.
+or a library replaced the handler), py-spy reads it from outside, if the node has it. As a last
+resort, SIGABRT makes faulthandler write the stack to the rank's stderr. That kills the rank, but
+the phase ends anyway.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def catches(process: psutil.Process, signum: signal.Signals) -> bool:
 
 
 def _live(job: NodeJob, watch: RankWatch, agent_pid: int) -> dict[int, psutil.Process]:
-    """Rank -> process, from the rank's own events, or else from torchrun's children."""
+    """Rank -> process, from the rank's own events or from torchrun's children."""
     processes = _children_with_rank(agent_pid)
     for rank, pid, started in watch.live():
         process = process_tree.find(pid, started)
@@ -106,10 +106,10 @@ def _children_with_rank(agent_pid: int) -> dict[int, psutil.Process]:
     return processes
 
 
-def _ask(job: NodeJob, rank: int, process: psutil.Process, what: str) -> None:
+def _ask(job: NodeJob, rank: int, process: psutil.Process, header: str) -> None:
     if catches(process, signal.SIGUSR1):
         # The line says which process's stacks follow, and separates them from earlier ones.
-        _append(job.dir.rank_stack(rank), f"== {what} ==\n")
+        _append(job.dir.rank_stack(rank), f"== {header} ==\n")
         with contextlib.suppress(psutil.Error):
             process.send_signal(signal.SIGUSR1)
 
@@ -226,8 +226,8 @@ def _fatal(log: Path | None, before: int) -> bytes:
 
 
 def _ask_children(job: NodeJob, requests: list[DumpRequest]) -> dict[str, int]:
-    """Make processes that ranks forked (data loader workers) write their stacks, too: they have
-    inherited the handler and the file. Returns how many were asked for each rank."""
+    """Make processes that ranks forked (data loader workers) write their stacks as well: they
+    have inherited the handler and the file. Returns how many were asked for each rank."""
     counts: dict[str, int] = {}
     sizes = {}
     for request in requests:

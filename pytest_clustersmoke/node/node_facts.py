@@ -95,10 +95,10 @@ def _torch_build() -> str | None:
     """The CUDA version torch was built for, from its version file: importing it takes seconds."""
     try:
         location = metadata.distribution("torch").locate_file("torch/version.py")
-        found = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
+        match = re.search(r"^cuda\b[^=]*= '([^']*)'", Path(str(location)).read_text(), re.M)
     except (metadata.PackageNotFoundError, OSError):
         return None
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
 def _interfaces() -> dict[str, dict[str, Any]]:
@@ -144,7 +144,7 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
     except KeyError:
         home = ""
     users = os.environ.get("NCCL_CONF_FILE") or (f"{home}/.nccl.conf" if home else "")
-    found = {}
+    variables = {}
     for path in filter(None, (users, NCCL_CONF)):
         if not Path(path).is_file():  # opening a FIFO of that name would block forever
             continue
@@ -158,8 +158,8 @@ def _nccl_conf() -> dict[str, dict[str, str]]:
             name, is_setting, value = line.partition("=")
             if is_setting and not line.startswith("#"):
                 pairs.setdefault(name, value)
-        found[path] = filter_variables(pairs)
-    return found
+        variables[path] = filter_variables(pairs)
+    return variables
 
 
 def _read_text(path: str | Path) -> str | None:
@@ -187,8 +187,8 @@ def _dev_shm() -> dict[str, int | None]:
 def _may_lock_memory() -> bool | None:
     """Whether this process may lock memory beyond the limit."""
     status = _read_text("/proc/self/status") or ""
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.M)
-    return bool(int(found.group(1), 16) >> CAP_IPC_LOCK & 1) if found else None
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.M)
+    return bool(int(match.group(1), 16) >> CAP_IPC_LOCK & 1) if match else None
 
 
 def _soft_limit(kind: int) -> int | None:
@@ -210,14 +210,14 @@ def scratch_directories(environ: Mapping[str, str]) -> dict[str, Any]:
     `tmp` cannot be used, `instead` is the directory that Python uses in its place, or null.
     """
     path = environ.get("TMPDIR") or DEFAULT
-    found = _probe_directory(path)
-    if found["error"]:
+    tmp = _probe_directory(path)
+    if tmp["error"]:
         usable = (
             other for other in FALLBACKS if other != path and not _probe_directory(other)["error"]
         )
-        found["instead"] = next(usable, None)
+        tmp["instead"] = next(usable, None)
     build = environ.get("TORCH_EXTENSIONS_DIR")
-    return {"tmp": found, "build_directory": _probe_parent(build) if build else None}
+    return {"tmp": tmp, "build_directory": _probe_parent(build) if build else None}
 
 
 def _probe_directory(path: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def children() -> list[psutil.Process]:
 
 
 def descendants(besides: Collection[psutil.Process] = ()) -> set[psutil.Process]:
-    """The running descendants of this process, without the children `besides` and theirs."""
+    """The running descendants of this process, except the children `besides` and theirs."""
     chosen = [child for child in children() if child not in besides]
     return {process for child in chosen for process in tree(child.pid) if running(process)}
 

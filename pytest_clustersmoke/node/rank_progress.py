@@ -129,8 +129,8 @@ class RankWatch:
     def _error(self, rank: _Rank) -> Trouble | None:
         if rank.error is None:
             return None
-        what = f"{rank.error.get('type')}: {rank.error.get('message')}"
-        return Trouble("rank_error", f"rank {rank.rank}: {what}"[:2000], rank.rank)
+        error = f"{rank.error.get('type')}: {rank.error.get('message')}"
+        return Trouble("rank_error", f"rank {rank.rank}: {error}"[:2000], rank.rank)
 
     def _death(self, rank: _Rank) -> Trouble | None:
         if rank.done or not rank.exited_at:
@@ -220,9 +220,8 @@ class RankWatch:
 
 
 class _ExitPoll:
-    """Waits for the exit of processes with pidfds, which is faster than torchrun: it looks twice a
-    second, and then ends the other ranks. Kernels before 5.3 have no pidfds, so exits are seen
-    later."""
+    """Waits for processes to exit. pidfds show an exit before torchrun, which polls twice a second,
+    sees it and ends the other ranks. Kernels before 5.3 have none, so exits are seen later."""
 
     def __init__(self) -> None:
         self._poll = select.poll()

@@ -53,14 +53,14 @@ class NodeListener:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._listener.settimeout(left)
-            with contextlib.suppress(OSError):  # nobody connected, or hung up again
+            with contextlib.suppress(OSError):  # no node connected, or it closed the connection
                 connection, _ = self._listener.accept()
                 self._connections.append(connection)
                 connection.setblocking(False)
                 connection.sendall(f"{self.token} {time.time()!r}\n".encode())
 
     def close(self, go: bool) -> None:
-        """Stop listening and close the connections; with `go`, first tell the nodes to go on."""
+        """Stop listening and close the connections; with `go`, first signal the nodes to go on."""
         self._listener.close()
         for connection in self._connections:
             with contextlib.suppress(OSError), connection:
@@ -124,8 +124,8 @@ class NodeConnection:
         raise Unreachable(f"connected, but got no greeting from node 0: {why}")
 
     def wait(self, deadline: float, check: Callable[[], None]) -> bool:
-        """Wait for node 0's signal to go on; False if it hung up or sent nothing by the deadline.
-        `check` is called several times a second, and may raise."""
+        """Wait for node 0's signal to go on; False if it closed the connection, or sent nothing by
+        the deadline. `check` is called several times a second, and may raise."""
         answer = b""
         with contextlib.suppress(ConnectionError), self._connection:
             self._connection.settimeout(LOOK_S)

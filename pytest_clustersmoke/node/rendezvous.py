@@ -142,9 +142,9 @@ def _join_endpoint(job: NodeJob, facts: list[dict[str, Any]], deadline: float) -
     raise NodeFailed(f"node 0 closed the connection at {address}:{port} and reported no reason")
 
 
-def _write_report(job: NodeJob, ok: bool = True, **found: Any) -> None:
+def _write_report(job: NodeJob, ok: bool = True, **fields: Any) -> None:
     """Record whether this node could connect to node 0."""
-    write_json(job.dir.node_meeting(job.node_rank), {"ok": ok, **found})
+    write_json(job.dir.node_meeting(job.node_rank), {"ok": ok, **fields})
 
 
 def _read_reports(job: NodeJob) -> list[dict[str, Any] | None]:
@@ -174,30 +174,30 @@ def _on_one_host(facts: list[dict[str, Any]]) -> bool:
 
 
 def _wait_for_files(
-    job: NodeJob, paths: Mapping[Path, int], deadline: float, what: str
+    job: NodeJob, paths: Mapping[Path, int], deadline: float, label: str
 ) -> list[dict[str, Any]]:
     """Wait until all these files of nodes can be read, and return their contents. A file may be
     visible before its content is, or go stale between the two accesses."""
-    found: dict[Path, dict[str, Any]] = {}
-    while missing := _read_missing(list(paths), found):
+    contents: dict[Path, dict[str, Any]] = {}
+    while missing := _read_missing(list(paths), contents):
         _raise_if_aborted(job)
         if time.monotonic() > deadline:
             names = ", ".join(str(path.relative_to(job.dir.root)) for path in missing)
             raise NotSeen(
-                f"{job.node_name} ({socket.gethostname()}) waited for {what} and could not read "
+                f"{job.node_name} ({socket.gethostname()}) waited for {label} and could not read "
                 f"{names}: those nodes did not start, or {job.dir.root} is not shared with them",
                 [paths[path] for path in missing],
             )
         time.sleep(POLL_S)
-    return [found[path] for path in paths]
+    return [contents[path] for path in paths]
 
 
-def _read_missing(paths: list[Path], found: dict[Path, dict[str, Any]]) -> list[Path]:
+def _read_missing(paths: list[Path], contents: dict[Path, dict[str, Any]]) -> list[Path]:
     """Add files that can be read now to `found`; returns the files that still cannot."""
     for path in paths:
-        if path not in found and visible(path) and (content := read_json(path)) is not None:
-            found[path] = content
-    return [path for path in paths if path not in found]
+        if path not in contents and visible(path) and (content := read_json(path)) is not None:
+            contents[path] = content
+    return [path for path in paths if path not in contents]
 
 
 def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
@@ -205,8 +205,8 @@ def _own_address(node_name: str, facts: list[dict[str, Any]]) -> str:
 
     The first choice is the interface that the environment selects; then the address that the
     scheduler's name of the node resolves to (if this node has it, and not a gateway in front);
-    then any interface that is up. Left out are addresses that another node has, too (of a container
-    bridge), and link-local ones (of a management controller, RFC 3927).
+    then any interface that is up. Addresses that another node also has (a container bridge's) and
+    link-local ones (a management controller's, RFC 3927) are left out.
 
     Raises NodeFailed if there is none.
     """

@@ -26,8 +26,9 @@ from .suspension import SuspensionClock
 
 TICK_S = 0.1
 FLAG_POLL_S = 0.5  # so every node sees the flag within a second, with little load on a shared disk
-# From TERM to KILL. If torchrun still runs, the phase is cut short: the dumps are taken, and a
-# controller that cancels waits little longer than this. Processes that outlived torchrun get more.
+# From TERM to KILL. If torchrun still runs, the phase is cut short: its dumps are already taken,
+# and a controller that cancels does not wait much longer. Processes that outlived torchrun get
+# more time.
 CUT_SHORT_GRACE_S = 0.2
 OUTLIVED_GRACE_S = 1.0
 REAP_S = 5.0  # after KILL; a process still there after that is in uninterruptible sleep
@@ -90,7 +91,7 @@ def _watch(job: NodeJob, agent: subprocess.Popen[bytes], watch: RankWatch) -> Tr
         watch.read()
         trouble = watch.trouble()
         if held != watch.has_dead_rank():
-            # Before torchrun notices, too, and ends the other ranks, whose dumps are still missing.
+            # Before torchrun sees the exit and ends the other ranks, whose dumps are not taken yet.
             held = not held
             agent.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if trouble is not None:

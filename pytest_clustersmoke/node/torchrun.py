@@ -13,8 +13,8 @@ from ..evidence.run_directory import PhaseDir
 from .node_job import NodeJob
 from .rendezvous import Endpoint
 
-# How often torchrun looks at its ranks. Our own watch is quicker, so that it can take dumps of the
-# other ranks before torchrun ends them. This adds up to this much to the end of a good run.
+# How often torchrun polls its ranks. Our own watch polls more often, so that it can take dumps of
+# the other ranks before torchrun ends them. A successful run ends up to this much later.
 MONITOR_INTERVAL_S = 0.5
 # Variables of a login shell or a set-up line that must not reach the ranks. A shared build
 # directory can hold a stale lock, on which a compile waits forever. NCCL_DEBUG_SUBSYS can hide the
@@ -22,7 +22,7 @@ MONITOR_INTERVAL_S = 0.5
 FAULT = "CLUSTERSMOKE_FAULT"
 NEVER_INHERITED = ("TORCH_EXTENSIONS_DIR", "NCCL_DEBUG_SUBSYS", FAULT)
 # Levels of NCCL_DEBUG that show the transports; NCCL accepts them in upper or lower case.
-TELLING_LEVELS = ("INFO", "TRACE")
+TRANSPORT_LEVELS = ("INFO", "TRACE")
 
 
 def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> None:
@@ -37,7 +37,8 @@ def apply_environment(to_set: Mapping[str, str], to_unset: Iterable[str]) -> Non
 
 
 def describe(spec: Mapping[str, Any], directory: PhaseDir) -> str:
-    """The readable torchrun line of a phase, with shell variables for what only the node knows."""
+    """The readable torchrun line of a phase, with shell variables for values known only on the
+    node."""
     names = Agent("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
     # shlex does not quote `@`, but it would quote `$`.
     words = arguments(spec, directory, Agent(*(f"@{name}@" for name in names)))
@@ -97,7 +98,7 @@ def launcher_environment(
         "CLUSTERSMOKE_NODE_NAME": node_name,
         "CLUSTERSMOKE_DEVICE": device,
         # One file per process: lines of two processes in one file would overwrite each other.
-        "NCCL_DEBUG": level if level.upper() in TELLING_LEVELS else "INFO",
+        "NCCL_DEBUG": level if level.upper() in TRANSPORT_LEVELS else "INFO",
         "NCCL_DEBUG_FILE": str(directory.nccl_logs(node_rank) / "%h.%p.log"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",

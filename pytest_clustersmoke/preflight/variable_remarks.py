@@ -12,14 +12,14 @@ from ..config.phase import Phase
 from ..config.profile import Profile
 from ..evidence.variable_names import filter_variables, judge_name, show_value
 from ..evidence.variable_values import find_hidden_subsystems, find_mistake
-from ..node.torchrun import NEVER_INHERITED, TELLING_LEVELS
+from ..node.torchrun import NEVER_INHERITED, TRANSPORT_LEVELS
 from ..text import Problem
 from .transport_variables import Contradiction, Expected, find_contradictions
 
 NOTE, WARNING = "note", "warning"
 SHELL = "this shell"
 # The levels of NCCL_DEBUG that NCCL knows; it ignores case.
-LEVELS = ("VERSION", "WARN", "ABORT", *TELLING_LEVELS)
+LEVELS = ("VERSION", "WARN", "ABORT", *TRANSPORT_LEVELS)
 # Variables that the launcher always sets for the ranks: see torchrun.launcher_environment.
 LAUNCHER_SETS = ("NCCL_DEBUG", "NCCL_DEBUG_FILE")
 LAUNCHER_SETS_LOCALLY = ("NCCL_HOSTID",)
@@ -144,7 +144,7 @@ def remark_on_variable(
     if words:
         yield context.remark(name, WARNING, source, f"{written}: {words}")
     expected = context.expected
-    if name == "NCCL_DEBUG" and value.upper() not in TELLING_LEVELS:
+    if name == "NCCL_DEBUG" and value.upper() not in TRANSPORT_LEVELS:
         known = (
             "hides the transports" if value.upper() in LEVELS else "is not a level that NCCL knows"
         )

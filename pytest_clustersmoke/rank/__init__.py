@@ -9,7 +9,7 @@
 |---|---|
 | `core.py` | `Rank`: everything a program calls |
 | `rank_environment.py` | which rank this is, from the environment |
-| `device.py` | which device it uses, and what that is |
+| `device.py` | chooses and describes its device |
 | `process_group.py` | opens the process group with a timeout, by torch or by DeepSpeed |
 | `rank_events.py` | events to the rank's file, a readable line on rank 0's stdout |
 | `steps.py` | timing, losses and memory of a training loop |

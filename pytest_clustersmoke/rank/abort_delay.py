@@ -49,7 +49,7 @@ def disarm() -> None:
 
 def aborting() -> bool:
     """Whether a thread of this process has called abort() and now sleeps."""
-    # A program that disables faulthandler restores this handler, too.
+    # A program that disables faulthandler also restores this handler.
     return _SLEEP is not None and faulthandler.is_enabled() and _handler() == _SLEEP
 
 

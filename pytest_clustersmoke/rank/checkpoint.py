@@ -37,10 +37,10 @@ def digest(state: Any) -> Digest:
     return result
 
 
-def mismatched_paths(expected: Digest, found: Digest) -> list[str]:
+def mismatched_paths(expected: Digest, actual: Digest) -> list[str]:
     """The paths whose values differ, or that only one digest has, in order."""
-    paths = dict.fromkeys([*expected, *found])
-    return [path for path in paths if expected.get(path) != found.get(path)]
+    paths = dict.fromkeys([*expected, *actual])
+    return [path for path in paths if expected.get(path) != actual.get(path)]
 
 
 def list_files(directory: Path) -> list[dict[str, Any]]:

@@ -25,24 +25,24 @@ def choose_device(environment: RankEnvironment) -> torch.device:
     import torch
 
     wanted = environment.wanted_device
-    found = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
-    if wanted == "cuda" and found <= environment.local_rank:
-        raise RuntimeError(_describe_missing_device(environment, found))
-    if wanted == "cuda" or (wanted == "auto" and found >= max(1, environment.local_world_size)):
+    available = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and available <= environment.local_rank:
+        raise RuntimeError(_describe_missing_device(environment, available))
+    if wanted == "cuda" or (wanted == "auto" and available >= max(1, environment.local_world_size)):
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
         return device
     return torch.device("cpu")
 
 
-def _describe_missing_device(environment: RankEnvironment, found: int) -> str:
+def _describe_missing_device(environment: RankEnvironment, available: int) -> str:
     import torch
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (
         f"CLUSTERSMOKE_DEVICE=cuda, but torch {torch.__version__} (built for {build}) sees "
-        f"{plural(found, 'CUDA device')} on {environment.node}; local rank "
+        f"{plural(available, 'CUDA device')} on {environment.node}; local rank "
         f"{environment.local_rank} needs device {environment.local_rank}; CUDA_VISIBLE_DEVICES is "
         f"{'not set' if visible is None else repr(visible)}"
     )

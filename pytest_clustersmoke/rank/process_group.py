@@ -1,4 +1,5 @@
-"""The process group, and DeepSpeed on CPU ranks without compiling or Intel's extensions."""
+"""Opens and closes the process group; loads DeepSpeed on CPU ranks without a compiler or Intel's
+extensions."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ def broadcast_text(text: str) -> str:
 
 
 def close_group() -> None:
-    """Close the open group. Only after a clean run: with a peer gone, this would wait for it."""
+    """Close the open group, after a clean run only: this would wait for a peer that is gone."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

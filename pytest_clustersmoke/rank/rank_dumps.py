@@ -1,13 +1,13 @@
 """Writes a rank's stacks and flight-recorder entries on SIGUSR1, even while the rank hangs.
 
-SIGTERM writes the stacks, too, before it ends the rank: when one rank has died, torchrun may end
+SIGTERM also writes the stacks before it ends the rank: when one rank has died, torchrun may end
 the others before the node's watch asks for dumps. A rank that raises or aborts writes its flight
 recorder before it exits.
 
 The stacks come from faulthandler, whose handler runs in C and needs no interpreter lock. A thread
 reads the flight recorder; it runs whenever the hanging call has released that lock, as torch's
 collectives do. The thread detects a request by the growth of the stack file. A wakeup descriptor or
-a handler in Python would work too, but a library in the rank may replace either.
+a handler in Python would also work, but a library in the rank may replace either.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """This rank's entries in torch's flight recorder, as JSON of one shape for all versions of torch.
 
-torch 2.2 to 2.5 record only NCCL's collectives; 2.6 and later record gloo's, too. The members of
+torch 2.2 to 2.5 record only NCCL's collectives; 2.6 and later also record gloo's. The members of
 each process group are added from Python, because gloo's groups do not record them.
 """
 
@@ -19,8 +19,8 @@ DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 
 
 def flight_recorder_json(lines: bool = True) -> str:
-    """This rank's entries, if asked with the source lines of their calls. There are no entries if
-    this torch has no recorder, or was never loaded."""
+    """This rank's entries, on request with the source lines of their calls. There are none if this
+    torch has no recorder, or was never loaded."""
     dump = _read_recorder(lines)
     # torch 2.2 returns the bare entries.
     record = dict(dump) if isinstance(dump, dict) else {"entries": dump or []}

@@ -211,7 +211,7 @@ class StepLog:
         """The mean over all ranks at each step; NaN if any rank had NaN."""
         import torch.distributed as dist
 
-        losses = self._losses.to(self._device, copy=True)  # the local losses are recorded, too
+        losses = self._losses.to(self._device, copy=True)  # the local losses are recorded as well
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(losses)
             losses /= self._world_size
@@ -241,7 +241,7 @@ class _CpuClock:
         return [end - begin for begin, end in zip(self._ticks, self._ticks[1:], strict=False)]
 
     def local_seconds(self) -> list[float]:
-        """Seconds from the begin of each step to its mark; empty if a step had no mark."""
+        """Seconds from the beginning of each step to its mark; empty if a step had no mark."""
         if len(self._locals) != self.passed_steps():
             return []
         return [done - begin for begin, done in zip(self._ticks, self._locals, strict=False)]

@@ -221,62 +221,62 @@ def fact(rng: random.Random) -> Example:
 
 
 def sort_words(rng: random.Random) -> Example:
-    given = words(rng, 3, 7)
-    return "Sort these words alphabetically.", ", ".join(given), ", ".join(sorted(given))
+    items = words(rng, 3, 7)
+    return "Sort these words alphabetically.", ", ".join(items), ", ".join(sorted(items))
 
 
 def sort_numbers(rng: random.Random) -> Example:
-    given = numbers(rng, 3, 7)
-    answer = " ".join(map(str, sorted(given)))
-    return "Sort these numbers from small to large.", " ".join(map(str, given)), answer
+    items = numbers(rng, 3, 7)
+    answer = " ".join(map(str, sorted(items)))
+    return "Sort these numbers from small to large.", " ".join(map(str, items)), answer
 
 
 def reverse_words(rng: random.Random) -> Example:
-    given = words(rng, 3, 6)
-    return "Reverse the order of the words.", " ".join(given), " ".join(reversed(given))
+    items = words(rng, 3, 6)
+    return "Reverse the order of the words.", " ".join(items), " ".join(reversed(items))
 
 
 def count_words(rng: random.Random) -> Example:
-    given = words(rng, 3, 11)
-    return "Count the words.", " ".join(given), f"There are {len(given)} words."
+    items = words(rng, 3, 11)
+    return "Count the words.", " ".join(items), f"There are {len(items)} words."
 
 
 def capitalise(rng: random.Random) -> Example:
-    given = " ".join(words(rng, 2, 5))
-    return "Capitalise the first letter of each word.", given, given.title()
+    phrase = " ".join(words(rng, 2, 5))
+    return "Capitalise the first letter of each word.", phrase, phrase.title()
 
 
 def longest_word(rng: random.Random) -> Example:
-    given = words(rng, 3, 6)
-    while sum(len(word) == max(map(len, given)) for word in given) > 1:  # one answer only
-        given = words(rng, 3, 6)
-    return "Which of these words is the longest?", ", ".join(given), max(given, key=len)
+    items = words(rng, 3, 6)
+    while sum(len(word) == max(map(len, items)) for word in items) > 1:  # one answer only
+        items = words(rng, 3, 6)
+    return "Which of these words is the longest?", ", ".join(items), max(items, key=len)
 
 
 def first_letters(rng: random.Random) -> Example:
-    given = words(rng, 3, 6)
-    return "Take the first letter of each word.", " ".join(given), "".join(w[0] for w in given)
+    items = words(rng, 3, 6)
+    return "Take the first letter of each word.", " ".join(items), "".join(w[0] for w in items)
 
 
 def sum_numbers(rng: random.Random) -> Example:
-    given = numbers(rng, 3, 5)
-    listed = ", ".join(map(str, given))
-    return "Add these numbers.", listed, f"{' + '.join(map(str, given))} = {sum(given)}."
+    items = numbers(rng, 3, 5)
+    listed = ", ".join(map(str, items))
+    return "Add these numbers.", listed, f"{' + '.join(map(str, items))} = {sum(items)}."
 
 
 def largest_number(rng: random.Random) -> Example:
-    given = numbers(rng, 3, 8)
-    return "Give the largest of these numbers.", ", ".join(map(str, given)), str(max(given))
+    items = numbers(rng, 3, 8)
+    return "Give the largest of these numbers.", ", ".join(map(str, items)), str(max(items))
 
 
 def without_vowels(rng: random.Random) -> Example:
-    given = " ".join(words(rng, 2, 4))
-    return "Remove all vowels.", given, "".join(c for c in given if c not in "aeiou")
+    phrase = " ".join(words(rng, 2, 4))
+    return "Remove all vowels.", phrase, "".join(c for c in phrase if c not in "aeiou")
 
 
 def remove_doubles(rng: random.Random) -> Example:
-    given = words(rng, 3, 5)
-    doubled = given + rng.sample(given, 2)
+    items = words(rng, 3, 5)
+    doubled = items + rng.sample(items, 2)
     rng.shuffle(doubled)
     answer = " ".join(dict.fromkeys(doubled))
     return "Remove words that occur twice, keeping the first.", " ".join(doubled), answer
@@ -323,9 +323,9 @@ def make(count: int = EXAMPLES, seed: int = SEED) -> list[dict[str, str]]:
     made: dict[tuple[str, str], Example] = {}
     while len(made) < count:
         maker = rng.choice(WITH_INPUT if len(made) % 2 else WITHOUT_INPUT)
-        instruction, given, output = maker(rng)
-        made.setdefault((instruction, given), (instruction, given, output))
-    return [{"instruction": i, "input": g, "output": o} for i, g, o in made.values()]
+        instruction, context, output = maker(rng)
+        made.setdefault((instruction, context), (instruction, context, output))
+    return [{"instruction": i, "input": c, "output": o} for i, c, o in made.values()]
 
 
 def text(examples: list[dict[str, str]]) -> str:

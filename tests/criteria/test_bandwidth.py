@@ -28,14 +28,14 @@ Check = Callable[[PhaseResult], None]
 
 
 def failure(check: Check, result: PhaseResult) -> str:
-    """The words with which a check fails."""
+    """The message with which a check fails."""
     with pytest.raises(AssertionError) as caught:
         check(result)
     return str(caught.value)
 
 
 def unmeasured(check: Check, result: PhaseResult) -> str:
-    """The words with which a check says that it cannot judge."""
+    """The reason that a check gives if it cannot judge."""
     with pytest.raises(Unmeasured) as caught:
         check(result)
     return str(caught.value)
@@ -226,7 +226,7 @@ def test_metrics_that_are_judged(tmp_path: Path) -> None:
 
 
 def times(factor: float, name: str, size: int, rank: int | None = None) -> Change:
-    """One collective at one size takes so many times as long."""
+    """One collective takes `factor` times as long at one size."""
 
     def change(of: int, record: Record) -> Record | None:
         if (
@@ -290,7 +290,7 @@ def test_gloo_says_nothing_about_a_network(tmp_path: Path, check: Check) -> None
 
 @pytest.mark.parametrize("check", [bandwidth.check_spread, bandwidth.check_dips])
 def test_virtual_nodes_say_nothing_about_a_network(tmp_path: Path, check: Check) -> None:
-    """Over the loopback of one machine nothing is judged; inside it, all is."""
+    """Over the loopback of one machine nothing is judged; on a single node, everything is."""
     (tmp_path / "one").mkdir()
     check(Swept(tmp_path / "one", 1, 2, backend_of_job="local").result())
     several = Swept(tmp_path, 2, 1, backend_of_job="local")

@@ -22,13 +22,14 @@ def gradient(at: int, name: str = "0.weight") -> dict[str, Any]:
     return {**WHOLE, "not_finite_at": at, "not_finite_in": name}
 
 
-def failure(folder: Path, *told: tuple[dict[str, Any] | None, ...]) -> str:
-    """What the check says of ranks of which each told its losses and its gradients; "" if well."""
-    evidence = Evidence(folder, ranks_per_node=len(told))
-    for rank, events in enumerate(told):
+def failure(folder: Path, *values: tuple[dict[str, Any] | None, ...]) -> str:
+    """The check's message; `values` are the losses and the watched gradients of each rank. Empty
+    if the check passes."""
+    evidence = Evidence(folder, ranks_per_node=len(values))
+    for rank, events in enumerate(values):
         named = zip(("losses", "gradient_watch"), events, strict=True)
         start = ("start", {"rank": rank, "node": "n0", "host": "h0"})
-        evidence.rank(rank, start, *((name, one) for name, one in named if one is not None))
+        evidence.rank(rank, start, *((name, event) for name, event in named if event is not None))
     try:
         check(evidence.result())
     except AssertionError as error:
@@ -43,35 +44,37 @@ def test_finite_values_pass(tmp_path: Path) -> None:
 
 
 def test_rank_whose_gradient_spread_is_named(tmp_path: Path) -> None:
-    """A step later all losses and gradients are NaN; the one before them is the cause."""
-    said = failure(tmp_path, (losses(5), gradient(5)), (losses(5), gradient(4, "2.bias")))
-    assert said == (
+    """One step later all losses and gradients are NaN; the gradient before them is the cause."""
+    message = failure(tmp_path, (losses(5), gradient(5)), (losses(5), gradient(4, "2.bias")))
+    assert message == (
         "the gradient of 2.bias is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
     )
 
 
 def test_loss_comes_before_the_gradients_of_its_step(tmp_path: Path) -> None:
     """If one rank's data had the NaN, its loss shows it first."""
-    said = failure(tmp_path, (losses(5), gradient(5)), (losses(4), gradient(4)))
-    assert said == "the loss is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
+    message = failure(tmp_path, (losses(5), gradient(5)), (losses(4), gradient(4)))
+    assert message == "the loss is not finite, first at step 4 on rank 1 (n0); on 2 ranks in all"
 
 
 def test_gradient_of_the_last_step_fails_without_a_loss(tmp_path: Path) -> None:
-    """The saved weights are NaN."""
-    said = failure(tmp_path, (losses(), gradient(6)), (losses(), WHOLE))
-    assert said.startswith("the gradient of 0.weight is not finite, first at step 6 on rank 0 (n0)")
+    """No later loss shows it, but the saved weights are NaN."""
+    message = failure(tmp_path, (losses(), gradient(6)), (losses(), WHOLE))
+    assert message.startswith(
+        "the gradient of 0.weight is not finite, first at step 6 on rank 0 (n0)"
+    )
 
 
 def test_losses_alone_show_the_first_ranks(tmp_path: Path) -> None:
-    """All ranks that are equally early are named."""
-    said = failure(tmp_path, (losses(5), None), (losses(5), None))
-    assert said == (
+    """All ranks whose losses turn NaN in the same first step are named."""
+    message = failure(tmp_path, (losses(5), None), (losses(5), None))
+    assert message == (
         "the loss is not finite, first at step 5 on rank 0 (n0), rank 1 (n0); on 2 ranks in all"
     )
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("values", "words"),
     [
         (((losses(), WHOLE), (None, WHOLE)), "only ranks [0] of 2 reported their losses"),
         (((losses(), WHOLE), (losses(), None)), "only ranks [0] of 2 watched their gradients"),
@@ -80,7 +83,7 @@ def test_losses_alone_show_the_first_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_missing_or_invalid_events_fail(
-    told: tuple[tuple[dict[str, Any] | None, ...], ...], words: str, tmp_path: Path
+    values: tuple[tuple[dict[str, Any] | None, ...], ...], words: str, tmp_path: Path
 ) -> None:
     """Missing events do not pass; events are hostile text."""
-    assert words in failure(tmp_path, *told)
+    assert words in failure(tmp_path, *values)

@@ -27,9 +27,9 @@ def verdict(swept: Swept) -> str:
 def test_healthy_pairs(tmp_path: Path, nodes: int, per_node: int) -> None:
     """Every pair once, each with the bandwidth of its slowest rank; none is slow."""
     swept = Swept(tmp_path, nodes, per_node).metrics()
-    found = node_pairs.Pairs(swept.result()).speeds
-    assert sorted(found) == list(combinations(range(nodes), 2))
-    assert list(found.values()) == pytest.approx([PAIR_GB_PER_S] * len(found))
+    speeds = node_pairs.Pairs(swept.result()).speeds
+    assert sorted(speeds) == list(combinations(range(nodes), 2))
+    assert list(speeds.values()) == pytest.approx([PAIR_GB_PER_S] * len(speeds))
     node_pairs.check_all_measured(swept.result())
     node_pairs.check_none_is_slow(swept.result())
 
@@ -46,7 +46,7 @@ def test_slow_node_is_named(tmp_path: Path, nodes: int) -> None:
 
 @pytest.mark.parametrize("nodes", [4, 5, 8])
 def test_up_to_half_of_the_nodes_may_be_slow(tmp_path: Path, nodes: int) -> None:
-    """Two slow nodes of four leave one healthy pair: it is the standard."""
+    """Two slow nodes of four leave one healthy pair, which the others are compared with."""
     bad = range(nodes // 2)
     touched = {pair for node in bad for pair in of(node, nodes)}
     words = verdict(Swept(tmp_path, nodes, 1, change=slow_pairs(*touched)))
@@ -134,7 +134,7 @@ def test_nodes_with_the_same_name_stay_separate(tmp_path: Path) -> None:
 
 
 def only(rank: int, other: int, /, **values: Any) -> Change:
-    """Change what a rank wrote of its exchange with another; without values it is not written."""
+    """Change what a rank recorded of its exchange with another; without values, remove it."""
 
     def change(of: int, record: Record) -> Record | None:
         if (of, record.get("peer")) != (rank, other):
@@ -172,7 +172,7 @@ def test_pair_that_was_not_measured_fails(
 
 
 def test_metric_that_does_not_follow_from_the_times(tmp_path: Path) -> None:
-    """The slowest pair is what the times make it."""
+    """The slowest pair's bandwidth must follow from the recorded times."""
     swept = Swept(tmp_path, 3, 1).metrics(pair_bandwidth_min_gb_per_s=12.5)
     with pytest.raises(AssertionError, match=r"reports 12\.5 GB/s for the slowest pair; the times"):
         node_pairs.check_all_measured(swept.result())
@@ -197,6 +197,6 @@ def test_ranks_on_fewer_nodes_than_requested(tmp_path: Path) -> None:
 
 
 def test_one_node_has_no_pair(tmp_path: Path) -> None:
-    """Nothing measured does not pass."""
+    """A phase that measured nothing does not pass."""
     with pytest.raises(AssertionError, match="no pair"):
         node_pairs.check_all_measured(Swept(tmp_path).metrics().result())

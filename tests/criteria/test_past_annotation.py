@@ -1,4 +1,4 @@
-"""Records compared with the past that was stored before."""
+"""Records are compared with the runs stored before them."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_cost_of_an_upgrade_is_shown(tmp_path: Path) -> None:
     text = judged(record, tmp_path)["text"]
     reporter = Mock()
     write_summary(reporter, parsed(record), [])
-    told = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
-    assert told[f"zero1_4node: {text}"] == {"yellow": True}
+    lines = {call.args[0]: call.kwargs for call in reporter.write_line.call_args_list}
+    assert lines[f"zero1_4node: {text}"] == {"yellow": True}
     (group,) = find_highlights(parsed(record), {"zero1_4node": "a"})
     assert (group.id, group.tone) == ("metrics", "warn")
     assert "-30.0 % against the median of 30 runs on other versions" in group.items[0].what
@@ -192,7 +192,7 @@ def test_rollback_is_judged_and_named(tmp_path: Path) -> None:
 
 
 def test_changed_arguments_are_named(tmp_path: Path) -> None:
-    """Of shapes that are JSON, the argument that differs is named."""
+    """If both shapes are JSON, the argument that differs is named."""
     nights(tmp_path, 1, shape='{"nodes": 4, "steps": 30}')
     record = night(1, shape='{"nodes": 4, "steps": 60}', hardware="4 x (2 x H200)")
     annotate(record, tmp_path)
@@ -214,7 +214,7 @@ def test_changed_environment_is_named(tmp_path: Path) -> None:
 
 
 def test_values_in_another_unit_are_not_compared(tmp_path: Path) -> None:
-    """Values that were stored in another unit are no past of a metric."""
+    """Values that were stored in another unit are not compared with."""
     nights(tmp_path, 8, metrics={"steps_per_s": metric(570.0, "steps/min")})
     assert judged(night(8), tmp_path)["runs"] == 0
 
@@ -276,16 +276,16 @@ def test_changes_since_the_previous_run(tmp_path: Path) -> None:
 
 
 def test_phase_that_never_ran_has_no_changes(tmp_path: Path) -> None:
-    """Now or before, it has no versions, hardware or nodes."""
+    """A phase that did not run, now or before, has no versions, hardware or nodes."""
     never = phase(outcome="never_ran", versions={}, hardware="", metrics={})
     never["nodes"] = []
     nights(tmp_path, 1)
-    for number, (held, told) in enumerate(
+    for number, (held, change) in enumerate(
         [(never, "is never_ran, was passed"), (phase(), "passes again, was never_ran")], 1
     ):
         record = of_night(number, held)
         annotate(record, tmp_path)
-        assert record["changes"] == [f"zero1_4node {told}"]
+        assert record["changes"] == [f"zero1_4node {change}"]
         assert record["phases"][0]["changed"] == []
         store_run(record, tmp_path)
 
@@ -319,7 +319,7 @@ def test_long_selection_has_a_previous_run(tmp_path: Path) -> None:
 
 
 def test_warned_regression_does_not_become_normal(tmp_path: Path) -> None:
-    """If no criterion fails on it, a regression of many nights is still one."""
+    """A regression that lasts many nights is still reported, even if no criterion fails on it."""
     nights(tmp_path, 12)
     for number in range(12, 42):
         record = night(number, 6.65)
@@ -337,13 +337,13 @@ def test_times_and_losses_warn_at_most(tmp_path: Path) -> None:
 
 
 def test_judgement_of_the_criterion_is_kept(tmp_path: Path) -> None:
-    """A metric that has its past keeps it."""
+    """A metric that was already compared keeps that comparison."""
     nights(tmp_path, 12)
     record = night(12, 6.65)
-    said = judged(record, tmp_path)
-    said["text"] = "as the criterion said"
+    past = judged(record, tmp_path)
+    past["text"] = "the criterion's own text"
     nights(tmp_path, 30, first=-60)
-    assert judged(record, tmp_path) is said
+    assert judged(record, tmp_path) is past
 
 
 def test_many_changes_are_cut(tmp_path: Path) -> None:
@@ -372,7 +372,9 @@ def test_staged_phases_are_left_alone(tmp_path: Path) -> None:
     store_run(staged, tmp_path)
     record = of_night(10, phase("zero1_4node"), phase("b"))
     annotate(record, tmp_path)
-    lengths = [len((one["trend"] or {"begun": []})["begun"]) for one in record["phases"]]
+    lengths = [
+        len((phase_record["trend"] or {"begun": []})["begun"]) for phase_record in record["phases"]
+    ]
     assert lengths == [8, 1]
 
 

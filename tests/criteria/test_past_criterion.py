@@ -88,7 +88,7 @@ def test_later_runs_are_not_the_past_of_a_criterion(tmp_path: Path) -> None:
     nights(tmp_path, 1, first=20)
     record = night(10, 5.0)
     held = record["phases"][0]
-    told = past_of(
+    past = past_of(
         record["cluster"],
         held["phase"],
         held["hardware"],
@@ -98,8 +98,8 @@ def test_later_runs_are_not_the_past_of_a_criterion(tmp_path: Path) -> None:
         tmp_path,
         record["begun"],
     )
-    assert told["steps_per_s"] == judged(record, tmp_path)
-    assert told["steps_per_s"]["runs"] == 7
+    assert past["steps_per_s"] == judged(record, tmp_path)
+    assert past["steps_per_s"]["runs"] == 7
 
 
 @pytest.mark.parametrize("count", [0, 7])

@@ -26,9 +26,9 @@ IB = {"ibp65s0": {"ipv4": ["10.1.0.1"], "ipv6": []}, "lo": {"ipv4": ["127.0.0.1"
 def ran(folder: Path, *interfaces: object) -> PhaseView:
     """A phase over NCCL whose ranks all had NCCL_SOCKET_IFNAME=eth0."""
     evidence = Evidence(folder, nodes=len(interfaces)).started("nccl")
-    for rank, one in enumerate(interfaces):
+    for rank, interface_facts in enumerate(interfaces):
         facts = {"node": f"n{rank}", "variables": {"NCCL_SOCKET_IFNAME": "eth0"}}
-        write_json(evidence.dir.node_facts(rank), {**facts, "interfaces": one})
+        write_json(evidence.dir.node_facts(rank), {**facts, "interfaces": interface_facts})
     return evidence.result()
 
 
@@ -50,13 +50,13 @@ def test_pinned_interface_that_a_node_lacks_fails(tmp_path: Path) -> None:
 
 
 def test_node_that_reported_no_interfaces_is_unmeasured(tmp_path: Path) -> None:
-    """What is not known of one node is not judged."""
+    """A node whose interfaces are unknown is not judged."""
     with pytest.raises(Unmeasured, match="n1 reported no interfaces"):
         Started().test_pinned_interfaces_are_on_every_node(ran(tmp_path, ETH, None))
 
 
 def measured(folder: Path, values: dict[str, float], **references: tuple[str, float]) -> PhaseView:
-    """A phase whose two ranks say these metrics; a reference is its bound and its value."""
+    """A phase whose two ranks recorded these metrics; a reference is its bound and its value."""
     evidence = Evidence(folder, ranks_per_node=2).started().each("metrics", values=values)
     evidence.each("fact", values={"left_out": {}})
     profile = make_profile(folder, references={"small": bounds(references)} if references else {})
@@ -117,12 +117,12 @@ def classes() -> Iterator[type[Started]]:
     """The phases of the suite that ships."""
     for name in ("mlp", "ddp", "zero", "lora_sft", "allreduce"):
         module = importlib.import_module(f"smoke_tests.test_{name}")
-        for _, found in inspect.getmembers(module, inspect.isclass):
-            if issubclass(found, Started) and found.__name__.startswith("Test"):
-                yield found
+        for _, criteria in inspect.getmembers(module, inspect.isclass):
+            if issubclass(criteria, Started) and criteria.__name__.startswith("Test"):
+                yield criteria
 
 
-@pytest.mark.parametrize("held", list(classes()), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("held", list(classes()), ids=lambda criteria: criteria.__name__)
 def test_each_missed_reference_fails_one_criterion(tmp_path: Path, held: type[Started]) -> None:
     """In every phase that ships, a metric that misses its reference fails one criterion."""
     missed = {
@@ -136,24 +136,24 @@ def test_each_missed_reference_fails_one_criterion(tmp_path: Path, held: type[St
 
 
 def reds(held: type[Started], result: PhaseView) -> list[str]:
-    """What the class's criteria on references say where they fail."""
-    said = []
+    """The messages of those of the class's criteria on references that fail."""
+    messages = []
     for name, criterion in inspect.getmembers(held, inspect.isfunction):
         if name.startswith("test_") and "reference" in name:
             try:
                 criterion(held(), result)
             except AssertionError as error:
-                said.append(str(error))
+                messages.append(str(error))
             except pytest.skip.Exception:
                 pass
-    return said
+    return messages
 
 
 @pytest.mark.parametrize(
     ("model", "fits"),
     [
-        *[(one, True) for one in ("A100", "a100 80gb", "NVIDIA A100-SXM4-80GB", "any")],
-        *[(one, False) for one in ("H100", "A10", "A100 40GB", "A100 MIG", "NVIDIA")],
+        *[(name, True) for name in ("A100", "a100 80gb", "NVIDIA A100-SXM4-80GB", "any")],
+        *[(name, False) for name in ("H100", "A10", "A100 40GB", "A100 MIG", "NVIDIA")],
     ],
 )
 def test_gpu_of_the_profile_may_be_abbreviated(model: str, fits: bool, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def result(tmp_path: Path) -> PhaseResult:
 
 
 def test_view_has_the_same_evidence(result: PhaseResult) -> None:
-    """What one criterion marks as judged is seen by all, and nothing is read twice."""
+    """All criteria share what one marks as judged, and no file is read twice."""
     view = view_phase(result)
     for field in fields(PhaseResult):
         assert getattr(view, field.name) is getattr(result, field.name)

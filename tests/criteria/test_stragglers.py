@@ -52,7 +52,7 @@ def test_slow_rank_is_named_with_its_host(tmp_path: Path) -> None:
 def test_all_slow_ranks_are_named_slowest_first(tmp_path: Path) -> None:
     """Two of five are slow, each by its own measure."""
     own = [[value] * STEPS for value in (0.05, 0.1, 0.05, 0.15, 0.05)]
-    assert [one.rank.rank for one in find_stragglers(ran(tmp_path, *own))] == [3, 1]
+    assert [straggler.rank.rank for straggler in find_stragglers(ran(tmp_path, *own))] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,22 @@ def test_small_difference_is_ignored(
 ) -> None:
     """Each bound by itself keeps a slightly slower rank from being blamed."""
     assert not find_stragglers(
-        ran(tmp_path, *([one] * STEPS for one in own), step_s=step_s, device=device)
+        ran(tmp_path, *([seconds] * STEPS for seconds in own), step_s=step_s, device=device)
     )
 
 
 def test_rank_that_is_slow_now_and_then_is_ignored(tmp_path: Path) -> None:
-    """Three of five steps are slow, so the median is, but its faster quarter is not."""
+    """Three of five steps are slow, so the median is slow, but the lower quartile is not."""
     mixed = [0.1, 0.1, 0.1, 0.05, 0.05] * 4
     assert not find_stragglers(ran(tmp_path, [0.05] * STEPS, mixed))
 
 
 def test_gpu_that_is_late_by_milliseconds_is_named(tmp_path: Path) -> None:
     """A device's own clock has no noise of that size."""
-    found = find_stragglers(ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0"))
-    assert [one.rank.rank for one in found] == [1]
+    stragglers = find_stragglers(
+        ran(tmp_path, [0.004] * 9, [0.008] * 9, step_s=0.02, device="cuda:0")
+    )
+    assert [straggler.rank.rank for straggler in stragglers] == [1]
 
 
 @pytest.mark.parametrize(

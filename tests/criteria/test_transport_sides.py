@@ -19,7 +19,7 @@ EXPECT = {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}
 
 
 class Job(FakeNccl):
-    """A phase of which a test decides what NCCL logged; nodes are named k0, k1, …"""
+    """A phase whose NCCL logs the test defines; nodes are named k0, k1, …"""
 
     def stage(
         self,
@@ -48,7 +48,7 @@ class Job(FakeNccl):
 
 
 def swap(job: FakeNccl, changes: Changes, role: str = "") -> Wording:
-    """A healthy job, but for the wording of some edges (as one role logged it, or both)."""
+    """A healthy job, except for the wording of some edges (as logged by one role, or both)."""
     well = healthy(job)
 
     def wording(source: int, destination: int, by: str) -> str | None:
@@ -102,7 +102,7 @@ def test_healthy_job_passes_on_both_sides(job: Job, tmp_path: Path) -> None:
 
 
 def test_ranks_are_placed_by_their_events(tmp_path: Path) -> None:
-    """Even if they are dealt out to the nodes in turn, whatever their numbers suggest."""
+    """Even if they are assigned to the nodes in turn, which their numbers do not show."""
     job = Job(2, 2, nodes_of={0: 0, 1: 1, 2: 0, 3: 1})
     result = judge(job.stage(tmp_path), tmp_path)
     result.transports.inter_node.check()
@@ -193,7 +193,7 @@ def test_end_without_gpudirect_is_named(job: Job, tmp_path: Path) -> None:
 
 
 def test_all_wrong_connections_are_listed(job: Job, tmp_path: Path) -> None:
-    """Up to a number, then how many more there are; and that NCCL found no InfiniBand device."""
+    """Up to a limit, then the number of further ones; and that NCCL found no InfiniBand device."""
     job.using = dict.fromkeys(range(4), "NET/IB : No device found.")
     job.wording = lambda source, destination, role: "NET/Socket/0"
     job.per_node, job.nodes = 1, 12
@@ -210,19 +210,19 @@ def test_all_wrong_connections_are_listed(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hca", "said"),
+    ("hca", "words"),
     [
         ("mlx5_*", "(bnxt_re1), expected mlx5_*"),
         ("bnxt*", "(mlx5_1), expected bnxt*"),
     ],
 )
-def test_node_with_another_hca_fails(job: Job, tmp_path: Path, hca: str, said: str) -> None:
+def test_node_with_another_hca_fails(job: Job, tmp_path: Path, hca: str, words: str) -> None:
     """Its own log gives the device's name."""
     job.using = {2: "NET/IB : Using [0]bnxt_re0:1/RoCE [1]bnxt_re1:1/RoCE; OOB ib0:10.0.0.1<0>"}
     result = judge(job.stage(tmp_path), tmp_path, hca=hca)
     with pytest.raises(AssertionError) as failure:
         result.transports.inter_node.check()
-    assert said in str(failure.value).replace("mlx5_1 -> ", "").replace(" -> mlx5_1", "")
+    assert words in str(failure.value).replace("mlx5_1 -> ", "").replace(" -> mlx5_1", "")
 
 
 def test_hca_without_a_name_is_unmeasured(job: Job, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_hca_without_a_name_is_unmeasured(job: Job, tmp_path: Path) -> None:
 
 
 def test_nodes_with_one_rank_skip_the_inside(tmp_path: Path) -> None:
-    """Nothing is missing where nothing can be measured."""
+    """Without a pair of ranks on one node there is nothing to measure."""
     result = judge(Job(2, 1).stage(tmp_path), tmp_path, intra_node=[], hca="mlx5_*")
     with pytest.raises(pytest.skip.Exception, match="each node has one rank") as skipped:
         result.transports.intra_node.check()
@@ -243,7 +243,7 @@ def test_nodes_with_one_rank_skip_the_inside(tmp_path: Path) -> None:
 
 
 def test_one_node_skips_between_nodes(tmp_path: Path) -> None:
-    """Nor if a cluster runs a phase of several nodes on one."""
+    """Also if a cluster runs a phase of several nodes on one."""
     result = judge(Job(1, 2).stage(tmp_path), tmp_path)
     with pytest.raises(pytest.skip.Exception, match="the phase has one node") as skipped:
         result.transports.inter_node.check()
@@ -301,7 +301,7 @@ def test_unconnected_nodes_are_unmeasured(job: Job, tmp_path: Path) -> None:
 
 
 def test_end_that_logged_nothing_is_unmeasured(job: Job, tmp_path: Path) -> None:
-    """Both ends log a network connection: what the missing one used is unknown."""
+    """Both ends log a network connection: without one log, that end's transport is unknown."""
     well = healthy(job)
     job.wording = lambda source, destination, role: (
         None if (source, role) == (5, "receive") else well(source, destination, role)
@@ -339,7 +339,7 @@ def test_log_that_stops_early_is_unmeasured(
 
 
 def test_expectation_of_rdma_alone_is_judged(job: Job, tmp_path: Path) -> None:
-    """`gpudirect` and `hca` need no transport next to them."""
+    """`gpudirect` and `hca` are judged even if no transport is expected."""
     job.wording = swap(job, {(1, 2): "NET/IB/1"})
     expect = {"intra_node": [], "inter_node": [], "gpudirect": "required"}
     with pytest.raises(AssertionError, match=r"NET/IB/1 \(mlx5_1\), GPUDirect RDMA is required"):
@@ -354,7 +354,7 @@ def test_wrong_edge_fails_despite_missing_logs(job: Job, tmp_path: Path) -> None
 
 
 def test_rank_without_events_is_placed_by_its_log(job: Job, tmp_path: Path) -> None:
-    """If NCCL numbers all other ranks as their events do, the rest is known by elimination."""
+    """If NCCL numbers all other ranks as their events do, the last one is known by elimination."""
     transports = judge(job.stage(tmp_path, unknown=[6]), tmp_path).transports
     transports.inter_node.check()
     assert transports.nodes[6] == 3
@@ -404,7 +404,7 @@ def test_edges_of_a_smaller_communicator_are_resolved(tmp_path: Path) -> None:
 
 
 def test_torn_connection_line_is_unmeasured(job: Job, tmp_path: Path) -> None:
-    """What it would have said is unknown."""
+    """It is unknown which connection the line was about."""
     evidence = job.stage(tmp_path)
     log = evidence.dir.nccl_logs(0) / "k0.4000.log"
     with log.open("a") as stream:

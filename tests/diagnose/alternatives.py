@@ -16,19 +16,21 @@ class Group(NamedTuple):
 
 
 def narrowed(regex: str) -> Iterator[str]:
-    """The expression once for each wording, with that one alone in its group; the groups that hold
-    it must match then. As it stands where it has none to choose from.
+    """The expression once for each wording, with only that wording in its group; the groups around
+    it are then required. The expression itself if it has no wordings.
 
-    A wording is an alternative of several words: one of a list of names (signals, libraries, kinds
-    of numbers) tells nothing of what a program says. Nor has what must not match any.
+    A wording is an alternative of several words. Lists of names (signals, libraries, kinds of
+    numbers) and negative lookaheads have none.
     """
     groups = _groups(regex)
-    barred = [(one.begin, one.end) for one in groups if one.negative]
+    barred = [(group.begin, group.end) for group in groups if group.negative]
     chosen = False
     for group in groups:
         if len(group.alternatives) < 2 or any(a <= group.begin < b for a, b in barred):
             continue
-        around = {one.end for one in groups if one.begin <= group.begin and group.end <= one.end}
+        around = {
+            outer.end for outer in groups if outer.begin <= group.begin and group.end <= outer.end
+        }
         first, last = group.alternatives[0][0], group.alternatives[-1][1]
         for begin, end in group.alternatives:
             if " " not in regex[begin:end].strip():
@@ -41,7 +43,7 @@ def narrowed(regex: str) -> Iterator[str]:
 
 
 def _required(regex: str, since: int, ends: set[int]) -> str:
-    """The rest of an expression, without the `?` behind the groups that end there."""
+    """The rest of an expression, without the `?` after the groups that end there."""
     kept = [
         char for at, char in enumerate(regex[since:], since) if not (char == "?" and at in ends)
     ]
@@ -49,8 +51,8 @@ def _required(regex: str, since: int, ends: set[int]) -> str:
 
 
 def _groups(regex: str) -> list[Group]:
-    """All groups, the expression itself first of them."""
-    found: list[Group] = []
+    """All groups; the first is the whole expression."""
+    groups: list[Group] = []
     open_: list[tuple[int, list[int]]] = [(0, [0])]
     at = 0
     while at < len(regex):
@@ -64,9 +66,9 @@ def _groups(regex: str) -> list[Group]:
         elif char == "|":
             open_[-1][1].append(at + 1)
         elif char == ")":
-            found.append(_group(regex, *open_.pop(), at))
+            groups.append(_group(regex, *open_.pop(), at))
         at += 1
-    return [_group(regex, *open_.pop(), at), *found]
+    return [_group(regex, *open_.pop(), at), *groups]
 
 
 def _group(regex: str, begin: int, starts: list[int], end: int) -> Group:

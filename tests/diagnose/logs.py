@@ -24,12 +24,12 @@ def diagnosed(*texts: str | bytes, **named: str) -> list[Finding]:
     return order_findings(search)
 
 
-def ids(found: list[Finding]) -> list[str]:
-    return [one.id for one in found]
+def ids(findings: list[Finding]) -> list[str]:
+    return [finding.id for finding in findings]
 
 
-def primary(found: list[Finding]) -> list[str]:
-    return [one.id for one in found if one.primary]
+def primary(findings: list[Finding]) -> list[str]:
+    return [finding.id for finding in findings if finding.primary]
 
 
 WATCHDOG = (

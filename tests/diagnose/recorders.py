@@ -11,7 +11,7 @@ from pytest_clustersmoke.evidence.phase_result import PhaseResult, collect_phase
 from pytest_clustersmoke.evidence.run_directory import PhaseDir, write_json
 from pytest_clustersmoke.evidence.telemetry import EventWriter
 
-STANDS = '  File "/p/train.py", line {line} in {name}'
+FRAME = '  File "/p/train.py", line {line} in {name}'
 IN_COLLECTIVE = (
     '  File "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3'
 )
@@ -41,7 +41,7 @@ def call(
         "p2p_seq_id": 0,
         "profiling_name": f"gloo:{kind}",
         "time_created_ns": 10**18 + number,
-        "input_sizes": [list(one) for one in sizes],
+        "input_sizes": [list(size) for size in sizes],
         "input_dtypes": [dtype],
         "state": "scheduled",
         "retired": ended,
@@ -52,7 +52,7 @@ def call(
 
 
 def calls(count: int, **last: Any) -> list[dict[str, Any]]:
-    """So many calls, all ended; `last` says more of the last."""
+    """This many calls, all ended; `last` are fields of the last one."""
     made = [call(number) for number in range(1, count + 1)]
     return [*made[:-1], call(count, **last)] if last else made
 
@@ -67,10 +67,10 @@ class Left:
         self.dir.dumps.mkdir()
         for rank in range(ranks):
             node = rank // self.per_node
-            self.say(rank, "start", rank=rank, node_rank=node, node=f"n{node}", pid=1000 + rank)
-            self.say(rank, "stage", name="train", state="begin")
+            self.event(rank, "start", rank=rank, node_rank=node, node=f"n{node}", pid=1000 + rank)
+            self.event(rank, "stage", name="train", state="begin")
 
-    def say(self, rank: int, event: str, /, **fields: Any) -> Left:
+    def event(self, rank: int, event: str, /, **fields: Any) -> Left:
         writer = EventWriter(self.dir.rank_events(rank))
         writer.write(event, **fields)
         writer.close()
@@ -87,10 +87,10 @@ class Left:
         return self
 
     def stack(self, rank: int, line: int, name: str, waits: bool = False) -> Left:
-        """Its main thread stands on this line, in a collective if it `waits`."""
+        """The main thread is on this line, in a collective if the rank `waits`."""
         frames = [f"{IN_COLLECTIVE} in all_reduce"] if waits else []
         text = ["Current thread 0x1 (most recent call first):", *frames]
-        text.append(STANDS.format(line=line, name=name))
+        text.append(FRAME.format(line=line, name=name))
         asked = f"== asked: rank {rank}, pid {1000 + rank} =="
         self.dir.rank_stack(rank).write_text("\n".join([asked, *text]) + "\n")
         return self

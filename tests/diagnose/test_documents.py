@@ -9,13 +9,14 @@ from tests.diagnose.logs import WATCHDOG, diagnosed, ids, primary
 
 
 @pytest.mark.parametrize(
-    ("text", "signature", "words"), [pytest.param(*one[1:], id=one[0]) for one in NAMED]
+    ("text", "signature", "words"),
+    [pytest.param(*document[1:], id=document[0]) for document in NAMED],
 )
 def test_documented_failure_gets_its_fix(text: str, signature: str, words: tuple[str, ...]) -> None:
     """The signature is the only cause, and the next step agrees with the document."""
-    found = diagnosed(f"start\n{text}\n")
-    assert primary(found) == [signature]
-    assert [word for word in words if word not in found[0].fix] == []
+    findings = diagnosed(f"start\n{text}\n")
+    assert primary(findings) == [signature]
+    assert [word for word in words if word not in findings[0].fix] == []
 
 
 PATH = "/workspace/models/GLM-4.5-Air"
@@ -38,8 +39,8 @@ OSError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '{PAT
 
 def test_missing_model_directory_is_named() -> None:
     """transformers treats a path that does not exist as a name on the Hub."""
-    found = diagnosed(HUB)
-    assert ids(found) == ["file_missing"] and f"file {PATH}" in found[0].cause
+    findings = diagnosed(HUB)
+    assert ids(findings) == ["file_missing"] and f"file {PATH}" in findings[0].cause
 
 
 def test_parameters_never_read_are_not_a_different_model() -> None:
@@ -73,9 +74,9 @@ def test_truncated_checkpoint_is_a_full_disk_only_if_a_line_says_so() -> None:
     assert primary(diagnosed(STREAM)) == ["checkpoint_write_failed"]
     full = "OSError: [Errno 28] No space left on device: '/scratch/metrics.json'\n"
     for logs in ((STREAM, full), (full, STREAM)):
-        found = diagnosed(*logs)
-        assert primary(found) == ["disk_full"]
-        assert "checkpoint_write_failed" in ids(found)
+        findings = diagnosed(*logs)
+        assert primary(findings) == ["disk_full"]
+        assert "checkpoint_write_failed" in ids(findings)
 
 
 def test_shared_memory_of_torch_is_not_a_disk() -> None:

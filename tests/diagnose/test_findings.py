@@ -17,12 +17,12 @@ from tests.diagnose.logs import KILLED, TRACEBACK
 from tests.support.evidence import Evidence
 
 
-def findings(evidence: Evidence, outcome: str = "failed") -> list[Finding]:
-    found = diagnose(evidence.result(), Judgement(outcome, "the reason"))
-    assert found and found[0].primary
-    for one in found:
-        assert one.cause and one.fix
-    return found
+def diagnosed(evidence: Evidence, outcome: str = "failed") -> list[Finding]:
+    findings = diagnose(evidence.result(), Judgement(outcome, "the reason"))
+    assert findings and findings[0].primary
+    for finding in findings:
+        assert finding.cause and finding.fix
+    return findings
 
 
 def error(message: str = "boom", **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -33,9 +33,9 @@ def test_failed_setup_line(tmp_path: Path) -> None:
     """The line and its status are the cause."""
     evidence = Evidence(tmp_path)
     evidence.dir.setup_failed.write_text("1\tmodule load cuda\n")
-    (found,) = findings(evidence)
-    assert found.id == "setup-line-failed"
-    assert found.cause == "the setup line `module load cuda` failed with status 1"
+    (finding,) = diagnosed(evidence)
+    assert finding.id == "setup-line-failed"
+    assert finding.cause == "the setup line `module load cuda` failed with status 1"
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,25 @@ def test_interpreter_without_the_package(tmp_path: Path, line: str, identity: st
     evidence.dir.submitit.mkdir()
     log = evidence.dir.submitit / "7_0_log.err"
     log.write_text(f"noise\n{line}\n")
-    (found,) = findings(evidence)
-    assert found.id == identity
-    assert (found.evidence[0].file, found.evidence[0].line) == (str(log), 2)
+    (finding,) = diagnosed(evidence)
+    assert finding.id == identity
+    assert (finding.evidence[0].file, finding.evidence[0].line) == (str(log), 2)
 
 
 def test_error_of_a_rank(tmp_path: Path) -> None:
     """Which rank failed, with what, and where its traceback is."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error())
-    (found,) = findings(evidence)
+    (finding,) = diagnosed(evidence)
     assert (
-        found.id == "rank-error"
-        and found.cause == "rank 1 (n0) failed: ValueError: boom; unknown cause"
+        finding.id == "rank-error"
+        and finding.cause == "rank 1 (n0) failed: ValueError: boom; unknown cause"
     )
-    assert found.ranks == (1,) and found.hosts == ("n0",)
-    assert found.evidence[0].file.endswith("ranks/00001.jsonl")
-    assert (Path(found.evidence[0].file).read_text().splitlines())[found.evidence[0].line - 1]
+    assert finding.ranks == (1,) and finding.hosts == ("n0",)
+    assert finding.evidence[0].file.endswith("ranks/00001.jsonl")
+    assert (Path(finding.evidence[0].file).read_text().splitlines())[finding.evidence[0].line - 1]
     assert (
-        "boom" in Path(found.evidence[0].file).read_text().splitlines()[found.evidence[0].line - 1]
+        "boom"
+        in Path(finding.evidence[0].file).read_text().splitlines()[finding.evidence[0].line - 1]
     )
 
 
@@ -79,7 +80,7 @@ def test_echo_comes_after_its_cause(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, 1, 2).started()
     evidence.rank(0, error("Connection closed by peer [127.0.0.1]:1"))
     evidence.rank(1, error("CUDA out of memory"))
-    first, second = findings(evidence)
+    first, second = diagnosed(evidence)
     assert first.ranks == (1,) and second.ranks == (0,) and not second.primary
 
 
@@ -91,9 +92,9 @@ def test_rank_that_died_silently(tmp_path: Path) -> None:
     writer = EventWriter(evidence.dir.node_events(0))
     writer.write("ranks", states=[{"rank": 0, "alive": False}, {"rank": 1, "alive": False}])
     writer.close()
-    found = findings(evidence)[0]
-    assert found.id == "rank-died" and found.ranks == (0,)
-    assert "in stage train at step 7" in found.cause
+    finding = diagnosed(evidence)[0]
+    assert finding.id == "rank-died" and finding.ranks == (0,)
+    assert "in stage train at step 7" in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -109,9 +110,9 @@ def test_rank_that_died_silently(tmp_path: Path) -> None:
 )
 def test_reason_of_the_node(tmp_path: Path, reason: str, identity: str) -> None:
     """The node's own reason becomes the finding."""
-    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="so it was")
-    found = findings(evidence)[0]
-    assert found.id == identity and found.cause == "n0: so it was"
+    evidence = Evidence(tmp_path).node(0, ok=False, reason=reason, why="it ended")
+    finding = diagnosed(evidence)[0]
+    assert finding.id == identity and finding.cause == "n0: it ended"
 
 
 @pytest.mark.parametrize(
@@ -119,21 +120,21 @@ def test_reason_of_the_node(tmp_path: Path, reason: str, identity: str) -> None:
 )
 def test_without_evidence_the_outcome_is_the_finding(tmp_path: Path, outcome: str) -> None:
     """The finding is the outcome itself, with what to do."""
-    (found,) = findings(Evidence(tmp_path), outcome)
-    assert found.id == f"job-{outcome.replace('_', '-')}" and found.cause == "the reason"
+    (finding,) = diagnosed(Evidence(tmp_path), outcome)
+    assert finding.id == f"job-{outcome.replace('_', '-')}" and finding.cause == "the reason"
 
 
 @pytest.mark.parametrize("outcome", ["cluster_failed", "preempted", "cancelled"])
 def test_ranks_are_not_blamed_for_a_job_ended_from_outside(tmp_path: Path, outcome: str) -> None:
     """The ranks of such a job look as if they had failed."""
     evidence = Evidence(tmp_path).started().rank(0, error())
-    assert findings(evidence, outcome)[0].id == f"job-{outcome.replace('_', '-')}"
+    assert diagnosed(evidence, outcome)[0].id == f"job-{outcome.replace('_', '-')}"
 
 
 def test_refusal_quotes_the_scheduler() -> None:
     """sbatch's message, up to a bound, and the script it refused."""
-    found = refused("Invalid account " + "x" * 1000, Path("/run/batch.sh"))
-    assert "Invalid account" in found.cause and found.evidence[0].file == "/run/batch.sh"
+    finding = refused("Invalid account " + "x" * 1000, Path("/run/batch.sh"))
+    assert "Invalid account" in finding.cause and finding.evidence[0].file == "/run/batch.sh"
 
 
 @pytest.mark.parametrize("states", [None, 7, "x", [7], [{"rank": "x"}], {}])
@@ -143,7 +144,7 @@ def test_hostile_node_events(tmp_path: Path, states: object) -> None:
     writer = EventWriter(evidence.dir.node_events(0))
     writer.write("ranks", states=states)
     writer.close()
-    assert findings(evidence)[0].id == "torchrun-failed"
+    assert diagnosed(evidence)[0].id == "torchrun-failed"
 
 
 @pytest.mark.parametrize("step", [None, "x", [1], {}])
@@ -154,20 +155,20 @@ def test_hostile_steps(tmp_path: Path, step: object) -> None:
     writer = EventWriter(evidence.dir.node_events(0))
     writer.write("ranks", states=[{"rank": 0, "alive": False}])
     writer.close()
-    assert findings(evidence)[0].id == "rank-died"
+    assert diagnosed(evidence)[0].id == "rank-died"
 
 
 ECHO = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
 def test_errors_while_a_hang_is_ended_are_not_the_cause(tmp_path: Path) -> None:
-    """A rank that lost its peer when we ended it is not named for that."""
+    """A rank that lost its peer while the watch ended the phase is not the culprit."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
     why = {"reason": "stalled", "why": "rank 0 has made no progress", "rank": 0}
     write_json(evidence.dir.abort, {"node": "n0", **why})
     write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", **why})
-    (found,) = findings(evidence)
-    assert (found.id, found.ranks) == ("hang", (0,))
+    (finding,) = diagnosed(evidence)
+    assert (finding.id, finding.ranks) == ("hang", (0,))
 
 
 @pytest.mark.parametrize("outcome", ["cancelled", "cluster_failed", "preempted"])
@@ -176,8 +177,8 @@ def test_errors_while_the_scheduler_ends_ranks_are_not_the_cause(
 ) -> None:
     """The scheduler's action is the finding, whatever ranks logged."""
     evidence = Evidence(tmp_path, 1, 2).started().rank(1, error(ECHO))
-    (found,) = findings(evidence, outcome)
-    assert found.id == f"job-{outcome}".replace("_", "-")
+    (finding,) = diagnosed(evidence, outcome)
+    assert finding.id == f"job-{outcome}".replace("_", "-")
 
 
 def test_node_without_a_result_is_named_by_the_abort_flag(tmp_path: Path) -> None:
@@ -185,16 +186,20 @@ def test_node_without_a_result_is_named_by_the_abort_flag(tmp_path: Path) -> Non
     evidence = Evidence(tmp_path, 2, 1).started()
     write_json(evidence.dir.abort, {"node": "n1", "reason": "launcher", "why": "it ended"})
     write_json(evidence.dir.node_result(0), {"ok": False, "node": "n0", "reason": "aborted"})
-    (found,) = findings(evidence)
-    assert (found.id, found.hosts, found.cause) == ("launcher-failed", ("n1",), "n1: it ended")
+    (finding,) = diagnosed(evidence)
+    assert (finding.id, finding.hosts, finding.cause) == (
+        "launcher-failed",
+        ("n1",),
+        "n1: it ended",
+    )
 
 
 def test_last_line_of_a_long_log(tmp_path: Path) -> None:
     """However long the log is, and whether or not the line is terminated."""
     log = tmp_path / "x.log"
     log.write_text("noise\n" * 50_000 + "the cause\n\n  \n")
-    (found,) = find_last_line(log)
-    assert (found.line, found.text) == (50_001, "the cause")
+    (finding,) = find_last_line(log)
+    assert (finding.line, finding.text) == (50_001, "the cause")
 
 
 def test_known_cause_of_an_exception(tmp_path: Path) -> None:
@@ -202,11 +207,11 @@ def test_known_cause_of_an_exception(tmp_path: Path) -> None:
     evidence = Evidence(tmp_path, 1, 2).started()
     raised = "CUDA out of memory. Tried to allocate 2.26 GiB"
     evidence.rank(1, error(raised, type="OutOfMemoryError"))
-    (found,) = findings(evidence)
-    assert (found.id, found.ranks) == ("rank-error", (1,))
-    assert found.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; cause: the")
-    assert "smaller batch" in found.fix and found.detail["signature"] == "cuda_oom"
-    own, text = found.evidence
+    (finding,) = diagnosed(evidence)
+    assert (finding.id, finding.ranks) == ("rank-error", (1,))
+    assert finding.cause.startswith(f"rank 1 (n0) failed: OutOfMemoryError: {raised}; cause: the")
+    assert "smaller batch" in finding.fix and finding.detail["signature"] == "cuda_oom"
+    own, text = finding.evidence
     assert own.file == text.file and own.line == text.line and raised in text.text
 
 
@@ -225,9 +230,9 @@ def test_known_cause_in_a_ranks_stderr(tmp_path: Path) -> None:
     evidence.rank(1, error("NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21"))
     stderr(evidence, 1, "noise\nNCCL WARN Call to posix_fallocate failed : No space left\n")
     stderr(evidence, 0, "RuntimeError: No CUDA GPUs are available\n")
-    (found,) = findings(evidence)
-    assert found.detail["signature"] == "shm_no_space"
-    assert found.evidence[-1].line == 2 and "/1/stderr.log" in found.evidence[-1].file
+    (finding,) = diagnosed(evidence)
+    assert finding.detail["signature"] == "shm_no_space"
+    assert finding.evidence[-1].line == 2 and "/1/stderr.log" in finding.evidence[-1].file
 
 
 def test_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
@@ -236,25 +241,25 @@ def test_known_cause_in_a_nodes_logs(tmp_path: Path) -> None:
     log = evidence.dir.nccl_logs(0) / "h.7.log"
     log.parent.mkdir(parents=True)
     log.write_text("h:7:8 [0] ibvwrap.cc:1 NCCL WARN Call to ibv_modify_qp failed with error X\n")
-    found = findings(evidence)[0]
-    assert (found.id, found.detail["signature"]) == ("torchrun-failed", "ibv_modify_qp")
+    finding = diagnosed(evidence)[0]
+    assert (finding.id, finding.detail["signature"]) == ("torchrun-failed", "ibv_modify_qp")
 
 
 def test_cause_of_another_rank_explains_nothing(tmp_path: Path) -> None:
     """torchrun's report about rank 5 does not apply to rank 1."""
     evidence = Evidence(tmp_path, 1, 2).started().node(0).rank(1, error())
     evidence.dir.torchrun_log(0).write_text(KILLED)
-    assert "signature" not in findings(evidence)[0].detail
+    assert "signature" not in diagnosed(evidence)[0].detail
 
 
-def test_what_only_follows_explains_nothing(tmp_path: Path) -> None:
-    """A lost peer is no cause, and an unknown exception is not told twice."""
+def test_consequence_explains_nothing(tmp_path: Path) -> None:
+    """A lost peer is not a cause, and an unknown exception is not reported twice."""
     evidence = Evidence(tmp_path, 1, 1).started().rank(0, error())
     stderr(evidence, 0, "Connection closed by remote peer n1<7>\n" + TRACEBACK.format(""))
-    (found,) = findings(evidence)
+    (finding,) = diagnosed(evidence)
     assert (
-        "signature" not in found.detail
-        and found.cause == "rank 0 (n0) failed: ValueError: boom; unknown cause"
+        "signature" not in finding.detail
+        and finding.cause == "rank 0 (n0) failed: ValueError: boom; unknown cause"
     )
 
 
@@ -262,7 +267,7 @@ def test_what_only_follows_explains_nothing(tmp_path: Path) -> None:
 def test_logs_do_not_explain_a_job_ended_from_outside(tmp_path: Path, outcome: str) -> None:
     """What ranks log as they are ended is not why they were ended."""
     evidence = Evidence(tmp_path).started().rank(0, error("CUDA out of memory"))
-    assert "signature" not in findings(evidence, outcome)[0].detail
+    assert "signature" not in diagnosed(evidence, outcome)[0].detail
 
 
 def test_error_that_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
@@ -276,9 +281,9 @@ def test_error_that_a_rank_survived_explains_nothing(tmp_path: Path) -> None:
             evidence.rank(rank, ("start", start))
         evidence.rank(1, *([("done", {"seconds": 1.0})] if done else []))
         stderr(evidence, 1, retried)
-        found = findings(evidence)[0]
-        assert found.id == "torchrun-failed"
-        assert found.detail.get("signature") == (None if done else "cuda_oom")
+        finding = diagnosed(evidence)[0]
+        assert finding.id == "torchrun-failed"
+        assert finding.detail.get("signature") == (None if done else "cuda_oom")
 
 
 def test_rank_whose_process_failed_after_done_did_not_survive(tmp_path: Path) -> None:
@@ -303,15 +308,17 @@ def test_exception_before_a_known_cause_is_reported_with_it(tmp_path: Path, reco
     writer.write("ranks", states=[{"rank": 0, "alive": False}])
     writer.close()
     stderr(evidence, 0, TRACEBACK.format("") + "OSError: [Errno 28] No space left on device\n")
-    found = findings(evidence)[0]
-    assert found.id == ("rank-error" if recorded else "rank-died")
-    assert found.detail["signature"] == "disk_full"
-    told = "error that no signature knows: ValueError: labels are 7, 9 (/work/train.py:23, in main)"
-    assert (told in found.cause) is not recorded
+    finding = diagnosed(evidence)[0]
+    assert finding.id == ("rank-error" if recorded else "rank-died")
+    assert finding.detail["signature"] == "disk_full"
+    unknown = (
+        "error that no signature knows: ValueError: labels are 7, 9 (/work/train.py:23, in main)"
+    )
+    assert (unknown in finding.cause) is not recorded
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "told"),
+    ("code", "text", "last_line"),
     [
         (2, "train.py: error: unrecognized arguments: --sede", "first error: train.py: error: unr"),
         (1, "mylib.DecodeError: frame 7 is cut", "first error: mylib.DecodeError: frame 7 is cut"),
@@ -321,7 +328,7 @@ def test_exception_before_a_known_cause_is_reported_with_it(tmp_path: Path, reco
     ],
 )
 def test_rank_that_exited_with_a_status_has_a_last_line(
-    tmp_path: Path, code: int, text: str, told: str
+    tmp_path: Path, code: int, text: str, last_line: str
 ) -> None:
     """As argument parsers or SystemExit leave it; a killed rank left none."""
     evidence = Evidence(tmp_path, 1, 1)
@@ -331,11 +338,15 @@ def test_rank_that_exited_with_a_status_has_a_last_line(
     writer.write("ranks", states=[{"rank": 0, "alive": False, "exit_code": code}])
     writer.close()
     stderr(evidence, 0, f"step 1\n{text}\n")
-    found = findings(evidence)[0]
-    assert found.id == "rank-died"
-    assert (f"; unknown cause; {'the ' if told else ''}{told}" in found.cause) is bool(told)
-    assert ("unknown cause" in found.cause) is bool(told)
-    assert bool(told) is any(one.line == 2 and "stderr" in one.file for one in found.evidence)
+    finding = diagnosed(evidence)[0]
+    assert finding.id == "rank-died"
+    assert (f"; unknown cause; {'the ' if last_line else ''}{last_line}" in finding.cause) is bool(
+        last_line
+    )
+    assert ("unknown cause" in finding.cause) is bool(last_line)
+    assert bool(last_line) is any(
+        line.line == 2 and "stderr" in line.file for line in finding.evidence
+    )
 
 
 @pytest.mark.parametrize(

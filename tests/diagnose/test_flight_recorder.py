@@ -161,8 +161,8 @@ def test_receive_without_its_send(sent: int, absent: list[int], tmp_path: Path) 
     send = call(0, "send 0->1", is_p2p=True, ended=False)
     wait = call(0, "recv 1<-0", is_p2p=True, ended=False)
     for rank, entries in enumerate(([send] * sent, [wait])):
-        for one in entries:
-            one["record_id"] = 0
+        for entry in entries:
+            entry["record_id"] = 0
         write_json(directory.rank_flight_recorder(rank), {"entries": [*calls(2), *entries]})
-    found = find_absences(read_flight_records(directory, range(2)), 2)
-    assert [rank for one in found for rank in one.absent] == absent
+    absences = find_absences(read_flight_records(directory, range(2)), 2)
+    assert [rank for absence in absences for rank in absence.absent] == absent

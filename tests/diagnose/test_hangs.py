@@ -18,9 +18,9 @@ LOST = "[pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
 def only_hang(left: Left) -> Finding:
-    (found,) = find_hang(left.evidence())
-    assert found.id == "hang" and found.primary
-    return found
+    (finding,) = find_hang(left.evidence())
+    assert finding.id == "hang" and finding.primary
+    return finding
 
 
 def waiting(left: Left, ranks: tuple[int, ...], number: int, **more: Any) -> Left:
@@ -33,18 +33,18 @@ def test_missing_rank_is_named_with_its_line(tmp_path: Path) -> None:
     """Which collective, where the rank is, which ranks wait where; waiters are only in the
     detail."""
     left = waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 3), 23)
-    found = only_hang(left.record(2, calls(22)).stack(2, 41, "load"))
-    assert (found.ranks, found.hosts) == ((2,), ("n1",))
-    assert "rank 2 (n1) never reached all_reduce 23 of group 0 (default_pg)" in found.cause
-    assert "ranks 0-1, 3 wait (at /p/train.py:57 in step)" in found.cause
-    assert "stuck at /p/train.py:41 in load" in found.cause
-    assert "has made no progress" in found.cause
-    assert found.detail["waiters"] == [0, 1, 3]
-    assert found.detail["lines"] == {"2": "/p/train.py:41 in load"}
-    assert found.detail["positions"] == {"train": "0-3"}
-    files = [Path(one.file).name for one in found.evidence]
+    finding = only_hang(left.record(2, calls(22)).stack(2, 41, "load"))
+    assert (finding.ranks, finding.hosts) == ((2,), ("n1",))
+    assert "rank 2 (n1) never reached all_reduce 23 of group 0 (default_pg)" in finding.cause
+    assert "ranks 0-1, 3 wait (at /p/train.py:57 in step)" in finding.cause
+    assert "stuck at /p/train.py:41 in load" in finding.cause
+    assert "has made no progress" in finding.cause
+    assert finding.detail["waiters"] == [0, 1, 3]
+    assert finding.detail["lines"] == {"2": "/p/train.py:41 in load"}
+    assert finding.detail["positions"] == {"train": "0-3"}
+    files = [Path(line.file).name for line in finding.evidence]
     assert files[:2] == ["rank_00002.stack.txt", "rank_00002.flight_recorder.json"]
-    assert found.evidence[0].line == 3 and "line 41" in found.evidence[0].text
+    assert finding.evidence[0].line == 3 and "line 41" in finding.evidence[0].text
 
 
 def test_without_a_stall_there_is_no_hang(tmp_path: Path) -> None:
@@ -55,18 +55,20 @@ def test_without_a_stall_there_is_no_hang(tmp_path: Path) -> None:
 
 def test_if_all_ranks_arrived_none_fell_behind(tmp_path: Path) -> None:
     """All hosts are named, but no rank; the next step is the network."""
-    found = only_hang(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
-    assert found.ranks == () and found.hosts == ("n0", "n1")
-    assert "all 4 ranks reached all_reduce 9" in found.cause and "none fell behind" in found.cause
-    assert "network" in found.fix and "NCCL_IB_DISABLE" not in found.fix
+    finding = only_hang(waiting(Left(tmp_path, 4, nodes=2).stalled(), (0, 1, 2, 3), 9))
+    assert finding.ranks == () and finding.hosts == ("n0", "n1")
+    assert (
+        "all 4 ranks reached all_reduce 9" in finding.cause and "none fell behind" in finding.cause
+    )
+    assert "network" in finding.fix and "NCCL_IB_DISABLE" not in finding.fix
 
 
 def test_if_all_ranks_arrived_on_one_node_its_transport_is_suspected(tmp_path: Path) -> None:
     """No network is between them: InfiniBand off and P2P, as in the Gilbreth guide."""
-    found = only_hang(waiting(Left(tmp_path, 2).stalled(), (0, 1), 9))
-    assert "all 2 ranks reached all_reduce 9" in found.cause and len(found.hosts) == 1
-    assert "NCCL_IB_DISABLE=1" in found.fix and "NCCL_P2P_LEVEL=NVL" in found.fix
-    assert "network between these hosts" not in found.fix
+    finding = only_hang(waiting(Left(tmp_path, 2).stalled(), (0, 1), 9))
+    assert "all 2 ranks reached all_reduce 9" in finding.cause and len(finding.hosts) == 1
+    assert "NCCL_IB_DISABLE=1" in finding.fix and "NCCL_P2P_LEVEL=NVL" in finding.fix
+    assert "network between these hosts" not in finding.fix
 
 
 def test_idle_device_is_named(tmp_path: Path) -> None:
@@ -84,8 +86,8 @@ def test_rank_that_waits_in_another_group_is_a_victim(tmp_path: Path) -> None:
     left.record(0, [*calls(2), call(1, group="7", ended=False)], groups=groups)
     left.record(1, [*calls(2), call(1, group="8", ended=False)], groups=groups)
     left.record(2, calls(2), groups=groups).stack(2, 41, "load")
-    found = only_hang(left)
-    assert found.ranks == (2,) and found.detail["waiters"] == [1]
+    finding = only_hang(left)
+    assert finding.ranks == (2,) and finding.detail["waiters"] == [1]
 
 
 def test_group_that_hangs_in_the_network_names_no_rank(
@@ -97,21 +99,21 @@ def test_group_that_hangs_in_the_network_names_no_rank(
     for rank in (0, 1):
         left.record(rank, [*calls(2), call(1, group="7", ended=False)], groups=groups)
     left.record(2, calls(3, ended=False), groups=groups)
-    found = only_hang(left)
-    assert found.ranks == () and "group 7" in found.cause
+    finding = only_hang(left)
+    assert finding.ranks == () and "group 7" in finding.cause
 
 
 def test_rank_without_a_record_is_judged_by_its_stack(tmp_path: Path) -> None:
     """It holds the GIL, so its recorder could not be read; its stack could."""
     left = waiting(Left(tmp_path, 3).stalled(), (0, 1), 5).stack(2, 41, "load")
-    found = only_hang(left)
-    assert found.ranks == (2,) and "/p/train.py:41 in load" in found.cause
+    finding = only_hang(left)
+    assert finding.ranks == (2,) and "/p/train.py:41 in load" in finding.cause
 
 
 def test_rank_that_left_nothing_is_the_culprit(tmp_path: Path) -> None:
     """Neither record nor stack, while all others wait."""
-    found = only_hang(waiting(Left(tmp_path, 3).stalled(), (0, 1), 5))
-    assert found.ranks == (2,) and "left no stack" in found.cause
+    finding = only_hang(waiting(Left(tmp_path, 3).stalled(), (0, 1), 5))
+    assert finding.ranks == (2,) and "left no stack" in finding.cause
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -120,16 +122,16 @@ def test_stacks_alone_show_which_rank_is_outside_a_collective(ranks: int, tmp_pa
     left = Left(tmp_path, ranks).stalled()
     for rank in range(ranks):
         left.stack(rank, 41 if rank == 1 else 57, "load" if rank == 1 else "step", rank != 1)
-    found = only_hang(left)
-    assert found.ranks == (1,) and "/p/train.py:41 in load" in found.cause
-    assert found.detail["waiters"] == [rank for rank in range(ranks) if rank != 1]
+    finding = only_hang(left)
+    assert finding.ranks == (1,) and "/p/train.py:41 in load" in finding.cause
+    assert finding.detail["waiters"] == [rank for rank in range(ranks) if rank != 1]
 
 
 def test_stacks_all_in_a_collective_accuse_no_rank(tmp_path: Path) -> None:
     """Without records it is only known that all wait."""
     left = Left(tmp_path, 2).stalled()
-    found = only_hang(left.stack(0, 57, "step", True).stack(1, 57, "step", True))
-    assert found.ranks == () and "all 2 ranks wait in a collective" in found.cause
+    finding = only_hang(left.stack(0, 57, "step", True).stack(1, 57, "step", True))
+    assert finding.ranks == () and "all 2 ranks wait in a collective" in finding.cause
 
 
 def test_progress_shows_which_rank_is_behind_outside_collectives(tmp_path: Path) -> None:
@@ -138,15 +140,15 @@ def test_progress_shows_which_rank_is_behind_outside_collectives(tmp_path: Path)
     for rank in range(3):
         left.stack(rank, 60 + rank, "compute")
         if rank != 1:
-            left.say(rank, "stage", name="train", state="end")
-    found = only_hang(left)
-    assert found.ranks == (1,) and "fell behind the others: train" in found.cause
+            left.event(rank, "stage", name="train", state="end")
+    finding = only_hang(left)
+    assert finding.ranks == (1,) and "fell behind the others: train" in finding.cause
 
 
 def test_ranks_that_all_stall_outside_collectives_are_all_named(tmp_path: Path) -> None:
     """All equally far, none in a collective."""
-    found = only_hang(Left(tmp_path, 2).stalled().stack(0, 60, "read").stack(1, 60, "read"))
-    assert found.ranks == (0, 1) and "none in a collective" in found.cause
+    finding = only_hang(Left(tmp_path, 2).stalled().stack(0, 60, "read").stack(1, 60, "read"))
+    assert finding.ranks == (0, 1) and "none in a collective" in finding.cause
 
 
 def test_group_timeout_before_the_stage_limit_is_a_hang(tmp_path: Path) -> None:
@@ -155,10 +157,10 @@ def test_group_timeout_before_the_stage_limit_is_a_hang(tmp_path: Path) -> None:
     for rank in (0, 1):
         # gloo marks a call that timed out as retired.
         left.record(rank, calls(5, line=57))
-        left.say(rank, "error", type="RuntimeError", message=TIMED_OUT if rank else LOST)
+        left.event(rank, "error", type="RuntimeError", message=TIMED_OUT if rank else LOST)
     left.record(2, calls(4)).stack(2, 41, "load")
-    (found,) = find_library_timeout(left.evidence())
-    assert found.ranks == (2,) and found.detail["waiters"] == [0, 1]
+    (finding,) = find_library_timeout(left.evidence())
+    assert finding.ranks == (2,) and finding.detail["waiters"] == [0, 1]
     first = diagnose(left.result(), Judgement("failed", "x"))[0]
     assert (first.id, first.ranks) == ("hang", (2,))
 
@@ -171,19 +173,19 @@ def test_rank_that_raised_is_placed_where_it_raised(tmp_path: Path) -> None:
         '  File "/p/train.py", line 57, in step\n    all_reduce()\n'
         '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 3, in all_reduce\n'
     )
-    left.say(0, "error", type="RuntimeError", message=TIMED_OUT, traceback=traceback)
-    (found,) = find_library_timeout(left.record(1, calls(4)).stack(1, 41, "load").evidence())
+    left.event(0, "error", type="RuntimeError", message=TIMED_OUT, traceback=traceback)
+    (finding,) = find_library_timeout(left.record(1, calls(4)).stack(1, 41, "load").evidence())
     at = "/p/train.py:57 in step, called at /p/train.py:72 in main"
-    assert found.detail["waiters_at"] == at
+    assert finding.detail["waiters_at"] == at
 
 
 def test_group_timeout_without_records_is_judged_by_stacks(tmp_path: Path) -> None:
     """Only for a timeout: a broken connection may be another rank's death."""
-    left = Left(tmp_path, 2).say(0, "error", type="RuntimeError", message=TIMED_OUT)
+    left = Left(tmp_path, 2).event(0, "error", type="RuntimeError", message=TIMED_OUT)
     left.stack(1, 41, "load")
-    (found,) = find_library_timeout(left.evidence())
-    assert found.ranks == (1,)
-    left = Left(tmp_path / "b", 2).say(0, "error", type="RuntimeError", message=LOST)
+    (finding,) = find_library_timeout(left.evidence())
+    assert finding.ranks == (1,)
+    left = Left(tmp_path / "b", 2).event(0, "error", type="RuntimeError", message=LOST)
     assert find_library_timeout(left.stack(1, 41, "load").evidence()) == []
 
 
@@ -191,8 +193,8 @@ def test_group_timeout_without_records_is_judged_by_stacks(tmp_path: Path) -> No
 def test_rank_that_failed_for_its_own_reason_is_not_a_victim(message: str, tmp_path: Path) -> None:
     """Rank 1 raised something else: that is the cause, although rank 0 waited for it."""
     left = Left(tmp_path, 2).record(0, calls(5)).record(1, calls(4))
-    left.say(0, "error", type="RuntimeError", message=LOST, traceback="t")
-    left.say(1, "error", type="ValueError", message=message, traceback="t")
+    left.event(0, "error", type="RuntimeError", message=LOST, traceback="t")
+    left.event(1, "error", type="ValueError", message=message, traceback="t")
     assert find_library_timeout(left.evidence()) == []
     assert diagnose(left.result(), Judgement("failed", "x"))[0].ranks == (1,)
 
@@ -206,11 +208,11 @@ def test_ranks_that_wait_for_each_other_in_different_groups(
     left = waiting(left, tuple(range(world - 1)), 20)
     other = [call(number, group="1", ended=number < 8) for number in range(1, 9)]
     left.record(world - 1, [*calls(19), *other], groups={"1": list(range(world))})
-    found = only_hang(left)
-    assert found.ranks == culprits
-    assert "wait for each other" in found.cause and "all_reduce 20 of group 0" in found.cause
-    assert "all_reduce 8 of group 1" in found.cause
-    assert ("it is unknown which" in found.cause) == (world == 2)
+    finding = only_hang(left)
+    assert finding.ranks == culprits
+    assert "wait for each other" in finding.cause and "all_reduce 20 of group 0" in finding.cause
+    assert "all_reduce 8 of group 1" in finding.cause
+    assert ("it is unknown which" in finding.cause) == (world == 2)
 
 
 RESET = "[pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
@@ -231,9 +233,9 @@ def steps(*numbers: int, line: int = 57) -> list[dict[str, Any]]:
 
 
 def only_mismatch(left: Left) -> Finding:
-    (found,) = find_mismatch(left.evidence())
-    assert found.id == "collective-mismatch"
-    return found
+    (finding,) = find_mismatch(left.evidence())
+    assert finding.id == "collective-mismatch"
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -251,11 +253,11 @@ def test_odd_rank_of_three_is_named(odd: list[Any], how: str, tmp_path: Path) ->
     left = Left(tmp_path, 3)
     for rank in (0, 2):
         left.record(rank, steps(0, 1, 2, 0))
-    found = only_mismatch(left.record(1, odd).stack(1, 41, "helper", True))
-    assert (found.ranks, found.hosts, found.detail["how"]) == ((1,), ("n0",), how)
-    assert "is out of step in group 0 (default_pg): collective 4 is" in found.cause
-    assert "/p/train.py:57 in step on ranks 0, 2" in found.cause
-    assert set(found.detail["calls"]) == {"0, 2", "1"}
+    finding = only_mismatch(left.record(1, odd).stack(1, 41, "helper", True))
+    assert (finding.ranks, finding.hosts, finding.detail["how"]) == ((1,), ("n0",), how)
+    assert "is out of step in group 0 (default_pg): collective 4 is" in finding.cause
+    assert "/p/train.py:57 in step on ranks 0, 2" in finding.cause
+    assert set(finding.detail["calls"]) == {"0, 2", "1"}
 
 
 @pytest.mark.parametrize(
@@ -273,16 +275,16 @@ def test_later_calls_show_how_a_rank_departed(
     left = (
         Left(tmp_path, 3).record(0, steps(*usual)).record(1, steps(*odd)).record(2, steps(*usual))
     )
-    found = only_mismatch(left)
-    assert found.ranks == (1,) and found.detail["how"] == how
+    finding = only_mismatch(left)
+    assert finding.ranks == (1,) and finding.detail["how"] == how
 
 
 def test_two_ranks_that_differ_are_both_named(tmp_path: Path) -> None:
     """Both ranks, both lines, and that it is unknown which is wrong."""
     left = Left(tmp_path, 2).record(0, steps(0)).record(1, steps(1))
-    found = only_mismatch(left)
-    assert found.ranks == (0, 1) and "it is unknown which" in found.cause
-    assert "train.py:57" in found.cause and "train.py:58" in found.cause
+    finding = only_mismatch(left)
+    assert finding.ranks == (0, 1) and "it is unknown which" in finding.cause
+    assert "train.py:57" in finding.cause and "train.py:58" in finding.cause
 
 
 def test_rank_without_a_record_may_belong_to_either_side(tmp_path: Path) -> None:
@@ -295,9 +297,9 @@ def test_victims_of_a_mismatch_are_not_named(tmp_path: Path) -> None:
     """The rank that aborted and the one that lost it come after the one out of step."""
     left = Left(tmp_path, 3).record(0, steps(0)).record(2, steps(0))
     left.record(1, [call(1, sizes=[[800]], ended=False)])
-    left.say(2, "error", type="RuntimeError", message=RESET, traceback="t")
-    found = diagnose(left.result(), Judgement("failed", "x"))
-    assert [(one.id, one.ranks) for one in found] == [("collective-mismatch", (1,))]
+    left.event(2, "error", type="RuntimeError", message=RESET, traceback="t")
+    findings = diagnose(left.result(), Judgement("failed", "x"))
+    assert [(finding.id, finding.ranks) for finding in findings] == [("collective-mismatch", (1,))]
 
 
 def test_equal_calls_are_not_a_mismatch(tmp_path: Path) -> None:
@@ -333,14 +335,14 @@ def test_calls_of_different_groups_are_not_compared(tmp_path: Path) -> None:
     assert find_mismatch(left.record(1, [call(1, "broadcast", group="2")]).evidence()) == []
 
 
-@pytest.mark.parametrize(("error_at_s", "told"), [(1.0, False), (2e9, True)])
+@pytest.mark.parametrize(("error_at_s", "is_mismatch"), [(1.0, False), (2e9, True)])
 def test_rank_that_failed_before_the_mismatch_is_the_cause(
-    error_at_s: float, told: bool, tmp_path: Path
+    error_at_s: float, is_mismatch: bool, tmp_path: Path
 ) -> None:
     """What a rank calls while it cleans up after an exception is a consequence; an exception that
     garbled data raised is one of the mismatch."""
     left = Left(tmp_path, 3)
     for rank in range(3):
         left.record(rank, [call(1, "barrier" if rank == 1 else "all_reduce", ended=False)])
-    left.say(1, "error", type="UnpicklingError", message="data was truncated", time=error_at_s)
-    assert bool(find_mismatch(left.evidence())) is told
+    left.event(1, "error", type="UnpicklingError", message="data was truncated", time=error_at_s)
+    assert bool(find_mismatch(left.evidence())) is is_mismatch

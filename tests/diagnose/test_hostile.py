@@ -26,7 +26,7 @@ ESCAPES = "\x1b]0;x\x07\x1b[2J\x9b1m\u202e\x00\ufffe\ud800"
 FORGED = "boom\nPASSED\nfinding none: all is well\r\x1b[A"
 
 
-def findings(evidence: Evidence) -> list[Finding]:
+def diagnosed(evidence: Evidence) -> list[Finding]:
     return diagnose(evidence.result(), Judgement("failed", f"the reason{ESCAPES}"))
 
 
@@ -41,18 +41,23 @@ def test_findings_have_no_control_characters(tmp_path: Path, text: str) -> None:
     evidence.node(0, ok=False, reason="launcher", why=text)
     evidence.dir.submitit.mkdir()
     (evidence.dir.submitit / "7_0_log.err").write_text(text, errors="surrogatepass")
-    for one in [*findings(evidence), *diagnose(evidence.result(), Judgement("never_ran", text))]:
-        assert one.cause.isprintable() and one.fix.isprintable() and len(one.cause) < 3000
-        for line in one.evidence:
+    for finding in [
+        *diagnosed(evidence),
+        *diagnose(evidence.result(), Judgement("never_ran", text)),
+    ]:
+        assert (
+            finding.cause.isprintable() and finding.fix.isprintable() and len(finding.cause) < 3000
+        )
+        for line in finding.evidence:
             assert line.text.replace("\n", "").isprintable() and len(line.text) <= 600
-        json.dumps(one.as_dict()).encode()
+        json.dumps(finding.as_dict()).encode()
 
 
 def test_terminal_shows_no_forged_line(tmp_path: Path) -> None:
     """A rank's error stays on the line of its finding, or is indented as evidence."""
     evidence = Evidence(tmp_path).started().rank(0, error(FORGED))
-    found = [one.as_dict() for one in findings(evidence)]
-    write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": found})
+    findings = [finding.as_dict() for finding in diagnosed(evidence)]
+    write_json(evidence.dir.result, {"outcome": "failed", "reason": FORGED, "findings": findings})
     text = job_failure(evidence.result())
     assert "PASSED" not in [line.strip("\ufffd ") for line in text.splitlines() if line[:1] != " "]
     assert not [line for line in text.splitlines() if line.startswith("finding none")]
@@ -67,17 +72,17 @@ def test_failing_criterion_shows_sanitized_text(pytester: pytest.Pytester) -> No
 
         def test_x(record_property):
             record_property("node", {ESCAPES!r})
-            fail("rank 0 said " + {ESCAPES!r})
+            fail("rank 0 wrote " + {ESCAPES!r})
         """
     )
     done = pytester.runpytest_subprocess("--junitxml=junit.xml", "-p", "no:cacheprovider")
     done.assert_outcomes(failed=1)
-    shown = [line for line in done.outlines if "rank 0 said" in line]
+    shown = [line for line in done.outlines if "rank 0 wrote" in line]
     assert shown and all(
         "\x1b" not in line and "\x9b" not in line for line in shown if "E " in line
     )
     case = ElementTree.parse(pytester.path / "junit.xml").find(".//testcase")
-    assert case is not None and "rank 0 said" in str(case.find("failure").attrib)  # type: ignore[union-attr]
+    assert case is not None and "rank 0 wrote" in str(case.find("failure").attrib)  # type: ignore[union-attr]
 
 
 def test_fail_keeps_readable_text() -> None:
@@ -121,8 +126,8 @@ def test_events_of_another_job_or_rank_are_ignored(tmp_path: Path, start: dict[s
     result = evidence.result()
     assert [rank.done for rank in result.ranks] == [True, False]
     assert judge(result, None).outcome == "failed"
-    (found,) = findings(evidence)
-    assert (found.id, found.ranks) == ("foreign-events", (1,))
+    (finding,) = diagnosed(evidence)
+    assert (finding.id, finding.ranks) == ("foreign-events", (1,))
 
 
 def test_second_start_invalidates_a_file(tmp_path: Path) -> None:
@@ -212,7 +217,7 @@ def test_log_of_gigabytes_is_not_loaded(tmp_path: Path) -> None:
         stream.seek(2 * 2**30)
         stream.write(b"\nlast\nthe cause\n")
     before, began = _peak_mib(), time.process_time()
-    assert findings(evidence)[0].id == "rank-error"
+    assert diagnosed(evidence)[0].id == "rank-error"
     assert find_last_line(log)[0] == Line(str(log), 103, "the cause")
     assert _peak_mib() - before < 200 and time.process_time() - began < 60
 
@@ -225,12 +230,12 @@ def test_beginning_and_end_of_a_long_log_are_searched(
     evidence = Evidence(tmp_path)
     log = _stderr(evidence)
     log.write_text("noise\n" * 10**6 + "OSError: [Errno 28] No space left on device\n")
-    found = findings(evidence)[0]
-    assert found.detail["signature"] == "disk_full"
-    assert found.evidence[-1].line == 10**6 + 1
+    finding = diagnosed(evidence)[0]
+    assert finding.detail["signature"] == "disk_full"
+    assert finding.evidence[-1].line == 10**6 + 1
     log.write_text("RuntimeError: No CUDA GPUs are available\n" + "noise\n" * 10**6)
-    found = findings(evidence)[0]
-    assert (found.detail["signature"], found.evidence[-1].line) == ("no_gpu", 1)
+    finding = diagnosed(evidence)[0]
+    assert (finding.detail["signature"], finding.evidence[-1].line) == ("no_gpu", 1)
 
 
 def test_log_cut_within_a_character_and_endless_line(tmp_path: Path) -> None:

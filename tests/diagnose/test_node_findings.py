@@ -1,4 +1,5 @@
-"""Facts of nodes -> findings by host, with the line that shows it; unseen nodes and the reason."""
+"""Findings from the facts of nodes, by host and with the line that shows the problem; and nodes
+that others never saw, with the reason."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ LONG_AGO, ENDED = 1000.0, 1120.0
 
 
 def write(folder: Path, *facts: Any, **results: dict[str, Any]) -> PhaseResult:
-    """A phase whose nodes told these facts (None: nothing); `results`: `n1={...}`."""
+    """A phase whose nodes wrote these facts (None: no facts); `results`: `n1={...}`."""
     evidence = Evidence(folder, nodes=len(facts))
     spec = read_json(evidence.dir.spec) or {}
     write_json(evidence.dir.spec, {**spec, **CUDA, "nodes": len(facts)})
-    for rank, one in enumerate(facts):
-        if one is not None:
+    for rank, fields in enumerate(facts):
+        if fields is not None:
             evidence.dir.claim(rank).touch()
-            write_json(evidence.dir.node_facts(rank), {"time": LONG_AGO, **one})
-    for name, one in results.items():
+            write_json(evidence.dir.node_facts(rank), {"time": LONG_AGO, **fields})
+    for name, fields in results.items():
         rank = int(name[1:])
         evidence.dir.claim(rank).touch()
-        words = {"node": name, "ok": False, "ended": ENDED, **one}
+        words = {"node": name, "ok": False, "ended": ENDED, **fields}
         write_json(evidence.dir.node_result(rank), words)
     return evidence.result()
 
@@ -54,8 +55,8 @@ def test_all_hosts_are_reported_at_once(tmp_path: Path) -> None:
     down = [port(0), port(1, "1: DOWN")]
     sick = [node(0, **full), node(1, gpus=[]), node(2, **full), node(3, rdma_ports=down)]
     result = write(tmp_path, *sick, node(4, open_files_limit=9))
-    found = {one.id: one.hosts for one in find_failed_checks(FailureEvidence(result))}
-    assert found == {
+    hosts = {finding.id: finding.hosts for finding in find_failed_checks(FailureEvidence(result))}
+    assert hosts == {
         "gpus-missing": ("n1",),
         "shm-full": ("n0", "n2"),
         "rdma-port-down": ("n3",),
@@ -66,7 +67,7 @@ def test_all_hosts_are_reported_at_once(tmp_path: Path) -> None:
 
 
 def test_node_that_failed_its_checks_is_diagnosed_by_them(tmp_path: Path) -> None:
-    """What the launchers recorded is an echo of the same facts."""
+    """What the launchers recorded only repeats these facts."""
     words = {"reason": "preflight", "why": "has no GPU"}
     aborted = {"reason": "aborted", "why": "n1: has no GPU"}
     result = write(tmp_path, node(0), node(1, gpus=[]), n0=aborted, n1=words)

@@ -24,7 +24,7 @@ CLOSED = "W1121 20:20:27.6 2606 api.py:1028] Sending process {pid} closing signa
 
 def exit_codes(evidence: Evidence) -> dict[int, int]:
     exits = FailureEvidence(evidence.result()).exits.by_rank
-    return {rank: one.code for rank, one in exits.items()}
+    return {rank: end.code for rank, end in exits.items()}
 
 
 def died(tmp_path: Path, log: str, ranks: int = 1) -> list[Finding]:
@@ -57,24 +57,24 @@ def test_signal_or_status_is_reported_with_its_next_step(
     tmp_path: Path, text: str, code: int, cause: str, fix: str
 ) -> None:
     """From both places where torchrun writes it; the line is evidence."""
-    (found,) = died(tmp_path, "noise\n" + text.format(code=code, pid=1000))
-    assert found.id == "rank-died" and found.cause.endswith(cause) and fix in found.fix
-    assert found.detail["exitcode"] == code
-    assert (found.evidence[1].line, found.evidence[1].file[-12:]) == (2, "torchrun.log")
+    (finding,) = died(tmp_path, "noise\n" + text.format(code=code, pid=1000))
+    assert finding.id == "rank-died" and finding.cause.endswith(cause) and fix in finding.fix
+    assert finding.detail["exitcode"] == code
+    assert (finding.evidence[1].line, finding.evidence[1].file[-12:]) == (2, "torchrun.log")
 
 
 def test_unknown_end_is_reported_as_unknown(tmp_path: Path) -> None:
     """The end of another process is not the rank's."""
-    (found,) = died(tmp_path, FAILED.format(code=3, pid=77))
-    assert found.cause.endswith("killed by a signal, or it exited early; unknown cause")
+    (finding,) = died(tmp_path, FAILED.format(code=3, pid=77))
+    assert finding.cause.endswith("killed by a signal, or it exited early; unknown cause")
 
 
 def test_rank_that_torchrun_closed_is_not_the_cause(tmp_path: Path) -> None:
     """It was ended because another had died, although both were seen dead at once."""
     log = CLOSED.format(pid=1001) + FAILED.format(code=-9, pid=1000)
     log += SUMMARY.format(code=-15, pid=1001)
-    found = died(tmp_path, log, ranks=2)
-    assert found[0].ranks == (0,) and "SIGKILL" in found[0].cause
+    findings = died(tmp_path, log, ranks=2)
+    assert findings[0].ranks == (0,) and "SIGKILL" in findings[0].cause
 
 
 @pytest.mark.parametrize("dead", [0, 1])
@@ -120,8 +120,8 @@ def test_watch_of_the_node_needs_no_torchrun_log(tmp_path: Path) -> None:
     writer.write("ranks", states=[dead, closed, {"rank": [], "alive": False, "exit_code": "x"}])
     writer.close()
     assert exit_codes(evidence) == {0: -9}
-    (found,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
-    assert found.cause.endswith("killed by SIGKILL") and found.detail["exitcode"] == -9
+    (finding,) = diagnose(evidence.result(), Judgement("failed", "the reason"))
+    assert finding.cause.endswith("killed by SIGKILL") and finding.detail["exitcode"] == -9
 
 
 def test_ranks_of_a_successful_torchrun_exited_with_0(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def directory(folder: Path, *lines: str) -> PhaseDir:
 
 
 def stack(made: PhaseDir) -> Stack:
-    found = stack_of_rank(made, 0)
-    assert found is not None
-    return found
+    stack_ = stack_of_rank(made, 0)
+    assert stack_ is not None
+    return stack_
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,17 @@ def stack(made: PhaseDir) -> Stack:
 )
 def test_stack_of_the_hang_counts(lines: list[str], tmp_path: Path) -> None:
     """The main thread, which faulthandler lists last, of the first dump that was asked for."""
-    found = stack(directory(tmp_path, *lines))
-    assert str(found.program) == "/p/train.py:7 in main" and found.line == str(found.program)
+    stack_ = stack(directory(tmp_path, *lines))
+    assert str(stack_.program) == "/p/train.py:7 in main" and stack_.line == str(stack_.program)
     line = (tmp_path / "dumps/rank_00000.stack.txt").read_text().splitlines()
-    assert line[found.evidence().line - 1].strip() == found.evidence().text
-    assert found.waits_for_loader and not found.perhaps_in_collective
+    assert line[stack_.evidence().line - 1].strip() == stack_.evidence().text
+    assert stack_.waits_for_loader and not stack_.perhaps_in_collective
 
 
 def test_forked_processes_are_distinguished(tmp_path: Path) -> None:
     """A worker of its data loader wrote into the same file."""
-    (found,) = stacks_of_children(directory(tmp_path, ASKED, *HUNG, ASKED_CHILD, *CHILD), 0)
-    assert str(found.program) == "/p/data.py:4 in read"
+    (stack_,) = stacks_of_children(directory(tmp_path, ASKED, *HUNG, ASKED_CHILD, *CHILD), 0)
+    assert str(stack_.program) == "/p/data.py:4 in read"
 
 
 def test_stack_at_the_end_counts_if_none_was_asked_for(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_collective_is_recognised_by_its_file(
     """Backward, and waiting for a device, may hide one in native code."""
     head = "Current thread 0x1 (most recent call first):"
     lines = [head, f'  File "{SITE}/{file}", line 3 in f', '  File "/p/t.py", line 4 in step']
-    found = stack(directory(tmp_path, ASKED, *lines))
-    assert (found.in_collective, found.perhaps_in_collective) == (certain, perhaps)
+    stack_ = stack(directory(tmp_path, ASKED, *lines))
+    assert (stack_.in_collective, stack_.perhaps_in_collective) == (certain, perhaps)
 
 
 def test_py_spy_replaces_a_missing_faulthandler_dump(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_py_spy_replaces_a_missing_faulthandler_dump(tmp_path: Path) -> None:
         '    load (/p/train.py:41)\n    <module> (/p/train.py:50)\nThread 9 (idle): "x"\n'
         "    other (/p/other.py:1)\n"
     )
-    found = stack(made)
-    assert str(found.program) == "/p/train.py:41 in load" and found.evidence().line == 8
-    assert len(found.frames) == 5 and str(found.frames[0]) == "clock_nanosleep"
+    stack_ = stack(made)
+    assert str(stack_.program) == "/p/train.py:41 in load" and stack_.evidence().line == 8
+    assert len(stack_.frames) == 5 and str(stack_.frames[0]) == "clock_nanosleep"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_ranks_that_are_furthest_behind(steps: list[int], least: list[int], tmp_
     """By stages and steps; none if all are equally far."""
     left = Left(tmp_path, 3)
     for rank, step in enumerate(steps):
-        left.say(rank, "step", step=step, steps=9)
+        left.event(rank, "step", step=step, steps=9)
     assert ranks_behind(left.result(), range(3)) == least
 
 
@@ -200,6 +200,6 @@ def test_last_stage_and_step(
     """In readable form; a value of the wrong type counts as missing."""
     left = Left(tmp_path, 2)
     for name, fields in events:
-        left.say(1, name, **fields)
-    told = ranks_by_position(left.result())
-    assert told == ({"train": "0", where: "1"} if where != "train" else {"train": "0-1"})
+        left.event(1, name, **fields)
+    positions = ranks_by_position(left.result())
+    assert positions == ({"train": "0", where: "1"} if where != "train" else {"train": "0-1"})

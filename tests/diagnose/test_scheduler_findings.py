@@ -21,7 +21,7 @@ SHOWN = (
 
 
 def record(state: str, sinfo: str = "", squeue: str = "", sacct: str = "") -> SchedulerRecord:
-    """What Slurm's commands printed of the job."""
+    """What Slurm's commands printed about the job."""
     return SchedulerRecord(
         slurm_jobs.parse_scheduled_job(SHOWN.format(state)),
         slurm_jobs.parse_sinfo(sinfo),
@@ -30,19 +30,21 @@ def record(state: str, sinfo: str = "", squeue: str = "", sacct: str = "") -> Sc
     )
 
 
-class Case:
-    """Two nodes of a job that trained, and what the scheduler says of them."""
+class ScheduledJob:
+    """A training job on two nodes, and what the scheduler recorded about it."""
 
     def __init__(self, folder: Path) -> None:
         self.evidence = Evidence(folder, 2).started()
         for node in range(2):
             self.evidence.node(node, ok=False, reason="terminated", why="SIGTERM")
 
-    def told(self, state: str, sinfo: str = "", squeue: str = "", sacct: str = "") -> Case:
+    def recorded(
+        self, state: str, sinfo: str = "", squeue: str = "", sacct: str = ""
+    ) -> ScheduledJob:
         record(state, sinfo, squeue, sacct).write(self.evidence.dir.scheduler)
         return self
 
-    def log(self, text: str) -> Case:
+    def log(self, text: str) -> ScheduledJob:
         self.evidence.dir.submitit.mkdir(exist_ok=True)
         (self.evidence.dir.submitit / "7_log.err").write_text(text)
         return self
@@ -54,55 +56,55 @@ class Case:
 
 
 @pytest.fixture
-def case(tmp_path: Path) -> Case:
-    return Case(tmp_path)
+def job(tmp_path: Path) -> ScheduledJob:
+    return ScheduledJob(tmp_path)
 
 
-def test_node_that_is_down_is_named_with_slurms_reason(case: Case) -> None:
+def test_node_that_is_down_is_named_with_slurms_reason(job: ScheduledJob) -> None:
     """Which node, since when, why; its line is the evidence."""
     down = "n1|down*|2026-01-02T03:09:00|slurm|Not responding\n"
-    case.told("NODE_FAIL", f"n0|idle|Unknown|Unknown|none\n{down}")
-    outcome, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
-    assert (outcome, found.id, found.hosts) == ("cluster_failed", "node-down", ("n1",))
-    assert "n1 is down*: Not responding [slurm@2026-01-02T03:09:00]" in found.cause
-    assert found.evidence[0].text == down.strip()
-    lines = case.evidence.dir.scheduler.read_text().splitlines()
-    assert down.strip() in lines[found.evidence[0].line - 1]
+    job.recorded("NODE_FAIL", f"n0|idle|Unknown|Unknown|none\n{down}")
+    outcome, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (outcome, finding.id, finding.hosts) == ("cluster_failed", "node-down", ("n1",))
+    assert "n1 is down*: Not responding [slurm@2026-01-02T03:09:00]" in finding.cause
+    assert finding.evidence[0].text == down.strip()
+    lines = job.evidence.dir.scheduler.read_text().splitlines()
+    assert down.strip() in lines[finding.evidence[0].line - 1]
 
 
-def test_node_that_is_back_is_named_from_sruns_message(case: Case) -> None:
+def test_node_that_is_back_is_named_from_sruns_message(job: ScheduledJob) -> None:
     """It was down only briefly: sinfo no longer shows it."""
-    case.told("NODE_FAIL", "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
-    case.log("srun: error: Node failure on n1\nsrun: error: Node failure on elsewhere\n")
-    _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
-    assert (found.id, found.hosts) == ("node-down", ("n1",))
+    job.recorded("NODE_FAIL", "n0|idle|Unknown|Unknown|none\nn1|idle|Unknown|Unknown|none\n")
+    job.log("srun: error: Node failure on n1\nsrun: error: Node failure on elsewhere\n")
+    _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (finding.id, finding.hosts) == ("node-down", ("n1",))
 
 
-def test_node_failure_without_a_named_node(case: Case) -> None:
+def test_node_failure_without_a_named_node(job: ScheduledJob) -> None:
     """It is still a node failure, but no node is named."""
-    _, found = case.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
-    assert (found.id, found.hosts) == ("node-down", ())
-    assert "Slurm does not say which" in found.cause
+    _, finding = job.finding(JobState("ended", "NODE_FAIL", "NodeDown"))
+    assert (finding.id, finding.hosts) == ("node-down", ())
+    assert "Slurm does not say which" in finding.cause
 
 
-def test_preempting_job_is_named(case: Case) -> None:
+def test_preempting_job_is_named(job: ScheduledJob) -> None:
     """Of the jobs on its nodes, only the one that started after the preemption."""
     others = "5|bob|main|a|2026-01-02T01:00:00|n0\n"
-    case.told("PREEMPTED", squeue=others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
-    outcome, found = case.finding(JobState("ended", "PREEMPTED"))
-    assert (outcome, found.id) == ("preempted", "preempted")
-    assert "job 8 of ann (partition high, QOS gold)" in found.cause and "bob" not in found.cause
+    job.recorded("PREEMPTED", squeue=others + "8|ann|high|gold|2026-01-02T03:09:06|n0\n")
+    outcome, finding = job.finding(JobState("ended", "PREEMPTED"))
+    assert (outcome, finding.id) == ("preempted", "preempted")
+    assert "job 8 of ann (partition high, QOS gold)" in finding.cause and "bob" not in finding.cause
 
 
-def test_requeue_and_preemption_are_distinguished(case: Case) -> None:
+def test_requeue_and_preemption_are_distinguished(job: ScheduledJob) -> None:
     """Accounting or the job's log shows a preemption."""
     state = JobState("pending", "PENDING", "BeginTime")
-    outcome, found = case.finding(state)
-    assert (outcome, found.id) == ("preempted", "requeued")
-    case.log("slurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026 DUE TO PREEMPTION ***\n")
-    assert case.finding(state)[1].id == "preempted"
-    case.log("").told("PENDING", sacct="7|PREEMPTED|0:0|n0|2026-01-02T03:09:04\n")
-    assert case.finding(state)[1].id == "preempted"
+    outcome, finding = job.finding(state)
+    assert (outcome, finding.id) == ("preempted", "requeued")
+    job.log("slurmstepd: error: *** JOB 7 ON n0 CANCELLED AT 2026 DUE TO PREEMPTION ***\n")
+    assert job.finding(state)[1].id == "preempted"
+    job.log("").recorded("PENDING", sacct="7|PREEMPTED|0:0|n0|2026-01-02T03:09:04\n")
+    assert job.finding(state)[1].id == "preempted"
 
 
 @pytest.mark.parametrize(
@@ -112,38 +114,40 @@ def test_requeue_and_preemption_are_distinguished(case: Case) -> None:
         (str(os.getuid()), f"(uid {os.getuid()}, the user of this run)"),
     ],
 )
-def test_user_who_cancelled_is_named(uid: str, words: str, case: Case) -> None:
+def test_user_who_cancelled_is_named(uid: str, words: str, job: ScheduledJob) -> None:
     """By accounting's user id, and that it was not this run."""
-    case.told("CANCELLED", sacct=f"7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
-    outcome, found = case.finding(JobState("ended", "CANCELLED"))
-    assert (outcome, found.id) == ("cancelled", "cancelled-by-other")
-    assert words in found.cause and found.detail == {"uid": int(uid)}
+    job.recorded("CANCELLED", sacct=f"7|CANCELLED by {uid}|0:0|n0|2026-01-02T03:09:04\n")
+    outcome, finding = job.finding(JobState("ended", "CANCELLED"))
+    assert (outcome, finding.id) == ("cancelled", "cancelled-by-other")
+    assert words in finding.cause and finding.detail == {"uid": int(uid)}
 
 
-def test_job_cancelled_by_this_run_blames_no_other_user(case: Case) -> None:
+def test_job_cancelled_by_this_run_blames_no_other_user(job: ScheduledJob) -> None:
     """An interrupted run keeps the general finding."""
-    _, found = case.finding(JobState("ended", "CANCELLED"), "the run was interrupted")
-    assert found.id == "job-cancelled"
+    _, finding = job.finding(JobState("ended", "CANCELLED"), "the run was interrupted")
+    assert finding.id == "job-cancelled"
 
 
-def test_slurms_time_limit_is_reported_with_its_length(case: Case) -> None:
+def test_slurms_time_limit_is_reported_with_its_length(job: ScheduledJob) -> None:
     """No rank and no node is blamed for it."""
-    outcome, found = case.told("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
-    assert (outcome, found.id, found.hosts, found.ranks) == ("failed", "time-limit", (), ())
-    assert "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)" in found.cause
+    outcome, finding = job.recorded("TIMEOUT").finding(JobState("ended", "TIMEOUT", "TimeLimit"))
+    assert (outcome, finding.id, finding.hosts, finding.ranks) == ("failed", "time-limit", (), ())
+    assert "00:10:00 (from 2026-01-02T03:04:05 to 2026-01-02T03:09:05)" in finding.cause
 
 
 @pytest.mark.parametrize(
     ("since", "identity"),
     [("2026-01-02T03:04:05", "prolog-failed"), ("2026-01-01T00:00:00", "cancelled-by-other")],
 )
-def test_cancelled_job_whose_prolog_drained_a_node(since: str, identity: str, case: Case) -> None:
+def test_cancelled_job_whose_prolog_drained_a_node(
+    since: str, identity: str, job: ScheduledJob
+) -> None:
     """A job that may not be requeued is CANCELLED when its prolog fails; a node that had been
     drained for it before is no witness."""
-    case.told("CANCELLED", f"n1|drained|{since}|root|Prolog error\n")
-    _, found = case.finding(JobState("ended", "CANCELLED"))
-    assert found.id == identity
-    assert ("n1" in found.hosts) is (identity == "prolog-failed")
+    job.recorded("CANCELLED", f"n1|drained|{since}|root|Prolog error\n")
+    _, finding = job.finding(JobState("ended", "CANCELLED"))
+    assert finding.id == identity
+    assert ("n1" in finding.hosts) is (identity == "prolog-failed")
 
 
 @pytest.mark.parametrize(
@@ -154,27 +158,29 @@ def test_cancelled_job_whose_prolog_drained_a_node(since: str, identity: str, ca
         ("Error running slurm prolog: 1", ()),
     ],
 )
-def test_failed_prolog_in_slurms_messages(line: str, hosts: tuple[str, ...], case: Case) -> None:
+def test_failed_prolog_in_slurms_messages(
+    line: str, hosts: tuple[str, ...], job: ScheduledJob
+) -> None:
     """The node may be back in service; the job's own log still shows it."""
-    outcome, found = case.log(line + "\n").finding(JobState("ended", "CANCELLED"))
-    assert (outcome, found.id, found.hosts) == ("cluster_failed", "prolog-failed", hosts)
+    outcome, finding = job.log(line + "\n").finding(JobState("ended", "CANCELLED"))
+    assert (outcome, finding.id, finding.hosts) == ("cluster_failed", "prolog-failed", hosts)
 
 
-def test_job_held_after_its_launch_failed(case: Case) -> None:
+def test_job_held_after_its_launch_failed(job: ScheduledJob) -> None:
     """It will not start by itself; its prolog failed."""
     state = JobState("held", "PENDING", "launch failed requeued held")
-    outcome, found = case.finding(state)
-    assert (outcome, found.id) == ("cluster_failed", "prolog-failed")
+    outcome, finding = job.finding(state)
+    assert (outcome, finding.id) == ("cluster_failed", "prolog-failed")
 
 
-def test_job_that_waited_for_drained_nodes_names_them(case: Case) -> None:
+def test_job_that_waited_for_drained_nodes_names_them(job: ScheduledJob) -> None:
     """By whom and why, from sinfo; a healthy partition leaves the general finding."""
     ours = "queue: the job did not start within 25 s"
-    assert case.told("PENDING").finding(None, ours)[1].id == "job-never-ran"
-    case.told("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
-    outcome, found = case.finding(None, ours)
-    assert (outcome, found.id, found.hosts) == ("never_ran", "node-drained", ("n1",))
-    assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in found.cause
+    assert job.recorded("PENDING").finding(None, ours)[1].id == "job-never-ran"
+    job.recorded("PENDING", "n1|drained|2026-01-01T00:00:00|ann|bad dimm\n")
+    outcome, finding = job.finding(None, ours)
+    assert (outcome, finding.id, finding.hosts) == ("never_ran", "node-drained", ("n1",))
+    assert "n1 is drained: bad dimm [ann@2026-01-01T00:00:00]" in finding.cause
 
 
 def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
@@ -193,13 +199,13 @@ def test_rank_killed_for_memory_is_named(tmp_path: Path) -> None:
     words = "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your\n"
     (evidence.dir.submitit / "7_1_log.err").write_text(words)
     result = evidence.result()
-    found = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
-    assert (found.id, found.ranks, found.hosts) == ("out-of-memory", (1,), ("n1",))
-    assert "4G per node" in found.cause
-    assert found.evidence[0].text == words.strip()
+    finding = diagnose(result, judge(result, JobState("ended", "FAILED", "NonZeroExitCode")))[0]
+    assert (finding.id, finding.ranks, finding.hosts) == ("out-of-memory", (1,), ("n1",))
+    assert "4G per node" in finding.cause
+    assert finding.evidence[0].text == words.strip()
 
 
-def test_job_that_slurm_reports_out_of_memory(case: Case) -> None:
+def test_job_that_slurm_reports_out_of_memory(job: ScheduledJob) -> None:
     """Even without a message in its log or a dead rank."""
-    outcome, found = case.told("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))
-    assert (outcome, found.id, found.ranks) == ("failed", "out-of-memory", ())
+    outcome, finding = job.recorded("OUT_OF_MEMORY").finding(JobState("ended", "OUT_OF_MEMORY"))
+    assert (outcome, finding.id, finding.ranks) == ("failed", "out-of-memory", ())

@@ -31,21 +31,26 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     path.write_text(text)
     with pytest.raises(UsageProblems) as raised:
         load_signatures(path)
-    return [str(one).removeprefix(f"{tmp_path}/") for one in raised.value.problems]
+    return [str(problem).removeprefix(f"{tmp_path}/") for problem in raised.value.problems]
 
 
 def test_valid_file(tmp_path: Path) -> None:
     """Omitted keys have their defaults, and a pattern may be a plain text."""
     path = tmp_path / "signatures.yaml"
     path.write_text(GOOD)
-    (one,) = load_signatures(path)
-    assert (one.id, one.lines, one.follows, one.harmless) == ("one", 1, (), False)
-    assert [pattern.word for pattern in one.patterns] == ["some words", "other words"]
-    assert one.patterns[0].regex is None
+    (signature,) = load_signatures(path)
+    assert (signature.id, signature.lines, signature.follows, signature.harmless) == (
+        "one",
+        1,
+        (),
+        False,
+    )
+    assert [pattern.word for pattern in signature.patterns] == ["some words", "other words"]
+    assert signature.patterns[0].regex is None
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "words"),
     [
         ("  fix: mend it\n", "", "signatures.yaml:2: the signature has no `fix`; expected what to"),
         ("fix: mend it", "fixed: mend it", "unknown key `fixed`"),
@@ -67,10 +72,10 @@ def test_valid_file(tmp_path: Path) -> None:
         ("  patterns:\n  - some words\n", "  patterns:\n  - [x]\n", "a pattern has the wrong form"),
     ],
 )
-def test_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_mistake_is_reported_with_its_line(tmp_path: Path, old: str, new: str, words: str) -> None:
     """What, where, and what was expected."""
     assert old in GOOD
-    assert any(said in one for one in problems(tmp_path, GOOD.replace(old, new))), said
+    assert any(words in problem for problem in problems(tmp_path, GOOD.replace(old, new))), words
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:

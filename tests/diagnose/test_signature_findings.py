@@ -17,11 +17,15 @@ OOM = "[rank{0}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 
 
 def test_killed_rank_comes_before_ranks_that_lost_it() -> None:
     """Although they logged first: the kill is the cause, with its rank and host."""
-    found = diagnosed(a=REMOTE.format(1, "20") + REMOTE.format(3, "21"), b=KILLED)
-    assert primary(found) == ["rank_killed"] and found[0].id == "rank_killed"
-    assert found[0].ranks == (5,) and found[0].hosts == ("node2",)
-    assert set(ids(found)[1:]) == {"nccl_peer_closed", "nccl_remote_error", "torchrun_child_failed"}
-    lost = next(one for one in found if one.id == "nccl_peer_closed")
+    findings = diagnosed(a=REMOTE.format(1, "20") + REMOTE.format(3, "21"), b=KILLED)
+    assert primary(findings) == ["rank_killed"] and findings[0].id == "rank_killed"
+    assert findings[0].ranks == (5,) and findings[0].hosts == ("node2",)
+    assert set(ids(findings)[1:]) == {
+        "nccl_peer_closed",
+        "nccl_remote_error",
+        "torchrun_child_failed",
+    }
+    lost = next(finding for finding in findings if finding.id == "nccl_peer_closed")
     assert lost.hosts == ("node1", "node3") and lost.evidence[0].file == "a.log"
 
 
@@ -52,16 +56,19 @@ def test_without_times_files_and_lines_give_the_order() -> None:
 def test_general_cause_counts_if_nothing_is_more_exact() -> None:
     """A watchdog's timeout is a cause by itself, but not next to an exact one."""
     assert primary(diagnosed(WATCHDOG.format(1, "10"))) == ["torch_watchdog_timeout"]
-    found = diagnosed(WATCHDOG.format(1, "10") + OOM.format(2))
-    assert primary(found) == ["cuda_oom"] and ids(found) == ["cuda_oom", "torch_watchdog_timeout"]
+    findings = diagnosed(WATCHDOG.format(1, "10") + OOM.format(2))
+    assert primary(findings) == ["cuda_oom"] and ids(findings) == [
+        "cuda_oom",
+        "torch_watchdog_timeout",
+    ]
 
 
 def test_interleaved_ranks_are_distinguished() -> None:
     """One finding for all ranks with the same error, each named once."""
     lines = [OOM.format(rank) for rank in (3, 0, 3, 7)] + [WATCHDOG.format(1, "59")]
-    found = diagnosed("".join(lines))
-    assert [one.ranks for one in found] == [(0, 3, 7), (1,)]
-    assert found[0].detail["lines"] == 4 and len(found[0].evidence) == 4
+    findings = diagnosed("".join(lines))
+    assert [finding.ranks for finding in findings] == [(0, 3, 7), (1,)]
+    assert findings[0].detail["lines"] == 4 and len(findings[0].evidence) == 4
 
 
 def test_interleaved_tracebacks_are_separated_by_rank() -> None:
@@ -69,20 +76,22 @@ def test_interleaved_tracebacks_are_separated_by_rank() -> None:
     mine = TRACEBACK.format("[rank4]: ").splitlines(keepends=True)
     other = TRACEBACK.replace("labels", "other").format("[rank2]: ").splitlines(keepends=True)
     mixed = [line for pair in zip(mine, other, strict=True) for line in pair]
-    (found,) = diagnosed("".join(mixed))
-    assert found.id == "unknown" and found.ranks == (4,)
-    assert "ValueError: labels are 7, 9 (/work/train.py:23, in main)" in found.cause
-    assert found.evidence[0].line == len(mixed) - 1
+    (finding,) = diagnosed("".join(mixed))
+    assert finding.id == "unknown" and finding.ranks == (4,)
+    assert "ValueError: labels are 7, 9 (/work/train.py:23, in main)" in finding.cause
+    assert finding.evidence[0].line == len(mixed) - 1
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank3]: ", "5: ", "[default1]:[rank3]: "])
 def test_unknown_exception_is_quoted(prefix: str) -> None:
     """No guess: the first error, its place in the program and in the log."""
-    found = diagnosed("hello\n" + TRACEBACK.format(prefix))
-    assert ids(found) == ["unknown"] and found[0].primary
-    assert found[0].cause.startswith("unknown cause; the first error: ValueError: labels are 7, 9")
-    assert (found[0].evidence[0].line, found[0].evidence[0].file) == (7, "0.log")
-    assert found[0].ranks == ((3,) if "rank3" in prefix else ())
+    findings = diagnosed("hello\n" + TRACEBACK.format(prefix))
+    assert ids(findings) == ["unknown"] and findings[0].primary
+    assert findings[0].cause.startswith(
+        "unknown cause; the first error: ValueError: labels are 7, 9"
+    )
+    assert (findings[0].evidence[0].line, findings[0].evidence[0].file) == (7, "0.log")
+    assert findings[0].ranks == ((3,) if "rank3" in prefix else ())
 
 
 @pytest.mark.parametrize(
@@ -96,8 +105,8 @@ def test_unknown_exception_is_quoted(prefix: str) -> None:
 )
 def test_unknown_error_of_another_program(line: str) -> None:
     """A warning from NCCL or an error from Slurm is reported if nothing says more."""
-    (found,) = diagnosed(line + "\n")
-    assert found.id == "unknown" and line in found.cause
+    (finding,) = diagnosed(line + "\n")
+    assert finding.id == "unknown" and line in finding.cause
     both = diagnosed(line + "\n" + TRACEBACK.format(""))
     assert ids(both) == ["unknown"] and "ValueError" in both[0].cause
 
@@ -105,19 +114,19 @@ def test_unknown_error_of_another_program(line: str) -> None:
 def test_unknown_exception_comes_before_its_consequences() -> None:
     """The ranks that lost the one that raised are secondary, and so is a watchdog."""
     log = REMOTE.format(1, "20") + TRACEBACK.format("[rank4]: ") + WATCHDOG.format(1, "40")
-    found = diagnosed(log)
-    assert primary(found) == ["unknown"] and found[0].ranks == (4,)
-    assert "torch_watchdog_timeout" in ids(found)[1:]
+    findings = diagnosed(log)
+    assert primary(findings) == ["unknown"] and findings[0].ranks == (4,)
+    assert "torch_watchdog_timeout" in ids(findings)[1:]
 
 
 def test_first_unknown_error_is_from_the_first_rank_that_failed() -> None:
     """By time, across the logs of ranks."""
     stamp = "[2026-11-21 20:{0}:00] step 7\n"
-    found = diagnosed(
+    findings = diagnosed(
         a=stamp.format(30) + TRACEBACK.replace("labels", "late").format("[rank0]: "),
         b=stamp.format(10) + TRACEBACK.format("[rank1]: "),
     )
-    assert ids(found) == ["unknown"] and found[0].ranks == (1,)
+    assert ids(findings) == ["unknown"] and findings[0].ranks == (1,)
 
 
 def test_known_exception_is_not_unknown() -> None:
@@ -135,16 +144,16 @@ def test_known_exception_is_not_unknown() -> None:
 def test_next_line_does_not_make_an_exception_known() -> None:
     """torchrun's lines after a traceback do not make its exception a known one."""
     ended = "E1 torch/api.py:869] failed (exitcode: 1) local_rank: 5 (pid: 2) of binary: python\n"
-    found = diagnosed(TRACEBACK.format("") + ended)
-    assert ids(found) == ["unknown", "torchrun_child_failed"]
+    findings = diagnosed(TRACEBACK.format("") + ended)
+    assert ids(findings) == ["unknown", "torchrun_child_failed"]
 
 
 def test_many_lines_are_counted_up_to_a_bound() -> None:
     """A log that repeats a line a million times costs no memory, and the finding says so."""
-    (found,) = diagnosed(OOM.format(1) * 5000)
-    assert found.detail == {"lines": signature_search.MAX_COUNTED, "more": True}
-    assert len(found.evidence) == signature_search.MAX_KEPT
-    assert [one.line for one in found.evidence] == list(range(1, signature_search.MAX_KEPT + 1))
+    (finding,) = diagnosed(OOM.format(1) * 5000)
+    assert finding.detail == {"lines": signature_search.MAX_COUNTED, "more": True}
+    assert len(finding.evidence) == signature_search.MAX_KEPT
+    assert [line.line for line in finding.evidence] == list(range(1, signature_search.MAX_KEPT + 1))
 
 
 def test_exception_that_python_ignores_is_not_a_failure() -> None:
@@ -161,8 +170,10 @@ def test_traceback_after_time_stamps() -> None:
         f"2026-11-21T20:00:0{number}.123456789Z stderr F {line}\n"
         for number, line in enumerate(lines)
     )
-    (found,) = diagnosed(log)
-    assert found.ranks == (6,) and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
+    (finding,) = diagnosed(log)
+    assert (
+        finding.ranks == (6,) and "ValueError: labels are 7, 9 (/work/train.py:23" in finding.cause
+    )
 
 
 ENDED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T{0}:00{1} ***\n"
@@ -181,13 +192,13 @@ IB = (
 def test_late_signature_is_not_a_cause_next_to_a_rank_failure(late: str) -> None:
     """The other ranks wait until a time limit, whatever stamps the lines have."""
     for logs in (late, TRACEBACK.format("[rank3]: ")), (TRACEBACK.format(""), late):
-        found = diagnosed(*logs)
-        assert primary(found) == ["unknown"] and "ValueError: labels" in found[0].cause
-        assert len(found) == 2
+        findings = diagnosed(*logs)
+        assert primary(findings) == ["unknown"] and "ValueError: labels" in findings[0].cause
+        assert len(findings) == 2
     assert primary(diagnosed(late, OOM.format(3))) == ["cuda_oom"]
-    # What is raised behind it is of its making: a program says so as it is ended.
+    # An exception after it is its consequence: the program raises it while it is ended.
     assert primary(diagnosed(late + TRACEBACK.format(""))) == primary(diagnosed(late))
-    # By itself it is one, and it is more than a rough word.
+    # Alone it is a cause, and a more exact one than a general signature.
     assert len(primary(diagnosed(late))) == 1
     assert primary(diagnosed(late + WATCHDOG.format(1, "10"))) == primary(diagnosed(late))
     assert primary(diagnosed(late + "srun: error: something new\n")) == primary(diagnosed(late))
@@ -204,10 +215,13 @@ def test_end_of_a_job_explains_only_kills_at_that_time() -> None:
 def test_traceback_after_a_progress_bar() -> None:
     """The bar has no line end; the text before the traceback is not a label of its lines."""
     bar = "\r  0%|      | 0/9 [00:00<?, ?it/s]\r 33%|###   | 3/9 [00:01<00:02, 3.0it/s]"
-    (found,) = diagnosed(bar + TRACEBACK.format(""))
-    assert found.id == "unknown" and "ValueError: labels are 7, 9 (/work/train.py:23" in found.cause
-    (found,) = diagnosed("^C" + TRACEBACK.format(""))
-    assert found.id == "unknown"
+    (finding,) = diagnosed(bar + TRACEBACK.format(""))
+    assert (
+        finding.id == "unknown"
+        and "ValueError: labels are 7, 9 (/work/train.py:23" in finding.cause
+    )
+    (finding,) = diagnosed("^C" + TRACEBACK.format(""))
+    assert finding.id == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -233,15 +247,15 @@ def test_mentions_of_failures_are_not_failures(line: str) -> None:
 
 def test_name_missing_in_the_users_own_module_is_not_a_version_problem() -> None:
     """Only a module among the installed packages is."""
-    said = "ImportError: cannot import name 'build' from 'utils' ({0}/utils.py)\n"
+    message = "ImportError: cannot import name 'build' from 'utils' ({0}/utils.py)\n"
     head = 'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n'
-    assert ids(diagnosed(head + said.format("/home/u"))) == ["unknown"]
-    installed = said.format("/opt/lib/python3.11/site-packages")
+    assert ids(diagnosed(head + message.format("/home/u"))) == ["unknown"]
+    installed = message.format("/opt/lib/python3.11/site-packages")
     assert ids(diagnosed(head + installed)) == ["packages_do_not_fit"]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "KeyboardInterrupt",
         "BrokenPipeError: [Errno 32] Broken pipe",
@@ -249,12 +263,12 @@ def test_name_missing_in_the_users_own_module_is_not_a_version_problem() -> None
         "RuntimeError: Connection reset by peer",
     ],
 )
-def test_exceptions_of_victims_are_not_the_cause(said: str) -> None:
+def test_exceptions_of_victims_are_not_the_cause(message: str) -> None:
     """Although they were logged first: the exception of the rank that failed by itself counts."""
-    victim = TRACEBACK.format("[rank0]: ").rsplit("ValueError", 1)[0] + said + "\n"
-    found = diagnosed(victim, TRACEBACK.format("[rank3]: "))
-    assert primary(found) == ["unknown"] and found[0].ranks == (3,)
-    assert len(found) == 2
+    victim = TRACEBACK.format("[rank0]: ").rsplit("ValueError", 1)[0] + message + "\n"
+    findings = diagnosed(victim, TRACEBACK.format("[rank3]: "))
+    assert primary(findings) == ["unknown"] and findings[0].ranks == (3,)
+    assert len(findings) == 2
 
 
 FULL = "[rank{0}]: OSError: [Errno 28] No space left on device\n"
@@ -262,10 +276,10 @@ FULL = "[rank{0}]: OSError: [Errno 28] No space left on device\n"
 
 def test_unknown_exception_is_not_hidden_by_a_later_cause() -> None:
     """What the same rank logs later may be a consequence: both are reported, by time."""
-    found = diagnosed(TRACEBACK.format("[rank3]: ") + FULL.format(3))
-    assert primary(found) == ["unknown", "disk_full"]
-    assert found[0].ranks == (3,) and "ValueError: labels are 7, 9" in found[0].cause
-    # In a log of that rank alone, nothing needs to stand before its lines.
+    findings = diagnosed(TRACEBACK.format("[rank3]: ") + FULL.format(3))
+    assert primary(findings) == ["unknown", "disk_full"]
+    assert findings[0].ranks == (3,) and "ValueError: labels are 7, 9" in findings[0].cause
+    # In a log of that rank alone, its lines need no label.
     alone = SignatureSearch(shipped_signatures())
     text = TRACEBACK.format("") + FULL.format(3).removeprefix("[rank3]: ")
     alone.stream(io.BytesIO(text.encode()), "stderr.log", "n1", 3)
@@ -311,8 +325,8 @@ def test_exception_that_did_not_come_first_is_not_a_cause(log: str) -> None:
 )
 def test_error_without_a_traceback_is_reported(line: str, behind: str) -> None:
     """As the last line of a log, apart from lines about the end itself."""
-    found = diagnosed("step 1\nusage: train.py [-h]\n" + line + "\n" + behind)
-    (cause,) = [one for one in found if one.primary]
+    findings = diagnosed("step 1\nusage: train.py [-h]\n" + line + "\n" + behind)
+    (cause,) = [finding for finding in findings if finding.primary]
     assert cause.id == "unknown" and cause.cause.endswith(line.split(": ", 1)[-1])
     assert (cause.evidence[0].line, cause.ranks) == (3, (3,) if "rank3" in line else ())
 
@@ -338,18 +352,18 @@ def test_last_line_counts_only_if_nothing_else_is_a_cause() -> None:
     last = "mylib.DecodeError: frame 7 is cut short\n"
     assert primary(diagnosed(OOM.format(1), last)) == ["cuda_oom"]
     assert primary(diagnosed(WATCHDOG.format(1, "10"), last)) == ["torch_watchdog_timeout"]
-    (found, *_) = diagnosed(TRACEBACK.format(""), last)
-    assert "labels are 7" in found.cause
+    (finding, *_) = diagnosed(TRACEBACK.format(""), last)
+    assert "labels are 7" in finding.cause
     assert primary(diagnosed(REMOTE.format(1, "20"), last)) == ["unknown"]
 
 
 def test_last_line_of_a_large_log_has_its_number() -> None:
     """However much comes before it."""
-    (found,) = diagnosed("step\n" * 300_000 + "error: no more data\n")
-    assert found.evidence[0].line == 300_001
+    (finding,) = diagnosed("step\n" * 300_000 + "error: no more data\n")
+    assert finding.evidence[0].line == 300_001
 
 
-# Whose port was taken
+# The server whose port was taken
 
 FRAMES = (
     "Traceback (most recent call last):\n"
@@ -394,9 +408,9 @@ FRAMES = (
 )
 def test_port_in_use_names_what_tried_to_bind_it(log: str, name: str, words: str) -> None:
     """The rendezvous, another server, or unknown: only the first is the master port."""
-    (found,) = diagnosed("step 1\n" + log)
-    assert (found.id, found.primary) == (name, True) and words in found.cause
-    assert ("master port" in found.cause) is (name == "addr_in_use")
+    (finding,) = diagnosed("step 1\n" + log)
+    assert (finding.id, finding.primary) == (name, True) and words in finding.cause
+    assert ("master port" in finding.cause) is (name == "addr_in_use")
 
 
 def test_port_of_another_server_is_not_a_cause_next_to_an_exact_one() -> None:

@@ -1,4 +1,4 @@
-"""Every signature finds its samples, and no other's as a cause."""
+"""Every signature matches its own samples, and is not a cause in any other signature's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.diagnose.alternatives import narrowed
 from tests.diagnose.logs import diagnosed
 
 EACH = [
-    pytest.param(one, sample, id=f"{one.id}-{index}")
-    for one in shipped_signatures()
-    for index, sample in enumerate(one.samples)
+    pytest.param(signature, sample, id=f"{signature.id}-{index}")
+    for signature in shipped_signatures()
+    for index, sample in enumerate(signature.samples)
 ]
 
 
@@ -28,21 +28,23 @@ EACH = [
 def test_sample_is_found_only_by_its_own_signature(
     signature: Signature, sample: Sample, around: str
 ) -> None:
-    """Bare, between other lines, and after a label, in colour, with Windows line ends."""
-    found = diagnosed(around.format(sample.text))
+    """Alone, between other lines, and with a label, colour codes and Windows line ends."""
+    findings = diagnosed(around.format(sample.text))
     if signature.harmless:
-        assert not found
+        assert not findings
         return
-    assert signature.id in [one.id for one in found]
-    assert found[0].id == signature.id and found[0].primary == signature.primary
-    assert [one.id for one in found if one.primary and one.id != signature.id] == []
+    assert signature.id in [finding.id for finding in findings]
+    assert findings[0].id == signature.id and findings[0].primary == signature.primary
+    assert [
+        finding.id for finding in findings if finding.primary and finding.id != signature.id
+    ] == []
     lines = [line.strip() for line in sample.text.splitlines() if line.strip()]
-    evidence = next(one for one in found if one.id == signature.id).evidence[0]
+    evidence = next(finding for finding in findings if finding.id == signature.id).evidence[0]
     assert any(evidence.text[:100] in line or line[:100] in evidence.text for line in lines)
 
 
 def shows(signature: Signature, pattern: Pattern, sample: Sample, regex: str | None) -> bool:
-    """Whether a sample holds a pattern, whose regex is narrowed to this one."""
+    """Whether a sample contains the pattern, with `regex` as its regex."""
     texts = [sample.text] if signature.lines > 1 else sample.text.splitlines()
     texts = [text for text in texts if pattern.word in text]
     if regex is None:
@@ -50,7 +52,7 @@ def shows(signature: Signature, pattern: Pattern, sample: Sample, regex: str | N
     return any(re.search(regex, text, re.MULTILINE) for text in texts)
 
 
-@pytest.mark.parametrize("signature", shipped_signatures(), ids=lambda one: one.id)
+@pytest.mark.parametrize("signature", shipped_signatures(), ids=lambda signature: signature.id)
 def test_every_wording_has_a_sample(signature: Signature) -> None:
     """Each pattern, and each wording that its regex allows, has a real source."""
     wordings = [
@@ -83,7 +85,9 @@ def test_regex_is_narrowed_to_each_of_its_wordings(regex: str, each: list[str]) 
 
 
 @pytest.mark.parametrize(
-    "signature", [one for one in shipped_signatures() if not one.harmless], ids=lambda s: s.id
+    "signature",
+    [signature for signature in shipped_signatures() if not signature.harmless],
+    ids=lambda s: s.id,
 )
 def test_signature_has_cause_and_next_step(signature: Signature) -> None:
     """One line each, without a full stop, and a source for every text."""
@@ -105,7 +109,7 @@ def test_harmless_line_is_not_a_finding(line: str) -> None:
 
 
 def test_all_harmless_lines_together_are_not_a_finding() -> None:
-    """Whatever other lines they stand next to."""
+    """Their order and their neighbours do not matter."""
     assert diagnosed("\n".join(HARMLESS)) == []
 
 

@@ -30,7 +30,7 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-SAMPLES = [sample.text for one in shipped_signatures() for sample in one.samples]
+SAMPLES = [sample.text for signature in shipped_signatures() for sample in signature.samples]
 
 
 @pytest.mark.parametrize("text", [OOM, KILLED, TRACEBACK.format("[rank3]: ")])
@@ -45,26 +45,28 @@ def test_nothing_is_lost_at_chunk_borders(text: str, back: int) -> None:
         lines = "x" * 98 + "\n"
         before = lines * ((border - back) // len(lines))
         before += "y" * (border - back - len(before) - 1) + "\n"
-        (found, *_) = diagnosed(before + text + lines * 2000)
-        assert (found.id, found.ranks, found.hosts) == (
+        (finding, *_) = diagnosed(before + text + lines * 2000)
+        assert (finding.id, finding.ranks, finding.hosts) == (
             expected.id,
             expected.ranks,
             expected.hosts,
         )
         shift = before.count("\n")
-        assert [one.line - shift for one in found.evidence] == [
-            one.line for one in expected.evidence
+        assert [line.line - shift for line in finding.evidence] == [
+            line.line for line in expected.evidence
         ]
-        assert [one.text for one in found.evidence] == [one.text for one in expected.evidence]
+        assert [line.text for line in finding.evidence] == [
+            finding.text for finding in expected.evidence
+        ]
 
 
 def test_endless_line() -> None:
     """It is examined in pieces; a word in it is found once, with its surroundings."""
     filler = b"a" * 3 * signature_search.CHUNK_BYTES
-    (found,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
-    assert found.id == "cuda_oom" and found.detail["lines"] == 1
-    assert "CUDA out of memory" in found.evidence[0].text
-    assert len(found.evidence[0].text) <= log_lines.MAX_TEXT
+    (finding,) = diagnosed(filler + b" RuntimeError: CUDA out of memory " + filler)
+    assert finding.id == "cuda_oom" and finding.detail["lines"] == 1
+    assert "CUDA out of memory" in finding.evidence[0].text
+    assert len(finding.evidence[0].text) <= log_lines.MAX_TEXT
 
 
 def test_memory_does_not_grow_with_the_log() -> None:
@@ -77,22 +79,22 @@ def test_memory_does_not_grow_with_the_log() -> None:
             self.left -= 1
             return (OOM + KILLED + TRACEBACK.format("")).encode() * 400 if self.left else b""
 
-    found = SignatureSearch(shipped_signatures())
+    search = SignatureSearch(shipped_signatures())
     tracemalloc.start()
     try:
-        found.stream(cast(BinaryIO, Endless()), "0.log")
+        search.stream(cast(BinaryIO, Endless()), "0.log")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert ids(order_findings(found))[0] == "rank_killed"
+    assert ids(order_findings(search))[0] == "rank_killed"
     assert peak < 16 * 2**20
 
 
 def test_progress_bar_is_not_evidence() -> None:
     """Carriage returns end its lines; only the error after it is reported."""
     bar = "".join(f"Epoch 0: {n}%\r" for n in range(500))
-    (found,) = diagnosed(bar + OOM)
-    assert found.evidence[0].text == OOM.strip() and found.evidence[0].line == 1
+    (finding,) = diagnosed(bar + OOM)
+    assert finding.evidence[0].text == OOM.strip() and finding.evidence[0].line == 1
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_garbage_is_judged_for_each_log() -> None:
 
 
 def test_unfinished_tracebacks_are_skipped() -> None:
-    """After enough tries they cost no more than being found; what follows is not lost."""
+    """After enough attempts only the word is still found, and what follows is not lost."""
 
     class Counted(SignatureSearch):
         looked = 0
@@ -132,11 +134,11 @@ def test_unfinished_tracebacks_are_skipped() -> None:
             self.looked += 1
             super()._examine_line(*args)
 
-    found = Counted(shipped_signatures())
+    search = Counted(shipped_signatures())
     torn = "Traceback (most recent call last):\n" * 50_000
-    found.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
-    assert ids(order_findings(found)) == ["cuda_oom"]
-    assert found.looked < first_error.MAX_LOOKS + 9
+    search.stream(io.BytesIO((torn + OOM + torn).encode()), "0.log")
+    assert ids(order_findings(search)) == ["cuda_oom"]
+    assert search.looked < first_error.MAX_LOOKS + 9
 
 
 @pytest.mark.parametrize(
@@ -178,11 +180,13 @@ def test_rank_and_host_of_a_line(line: str, rank: int | None, host: str | None) 
     assert (rank_of_line(line), host_of_line(line)) == (rank, host)
 
 
-def check(found: list[Finding]) -> None:
-    for one in found:
-        assert one.cause and one.fix and one.evidence
-        assert all(len(line.text) <= log_lines.MAX_TEXT and line.line > 0 for line in one.evidence)
-    primary = [one.primary for one in found]
+def check(findings: list[Finding]) -> None:
+    for finding in findings:
+        assert finding.cause and finding.fix and finding.evidence
+        assert all(
+            len(line.text) <= log_lines.MAX_TEXT and line.line > 0 for line in finding.evidence
+        )
+    primary = [finding.primary for finding in findings]
     assert primary == sorted(primary, reverse=True)
 
 
@@ -227,16 +231,16 @@ def test_stream_with_short_reads() -> None:
             return super().read(min(size or 1, 100))
 
     text = "x\n" * 50_000 + OOM + WATCHDOG.format(1, "10")
-    found = SignatureSearch(shipped_signatures())
-    found.stream(Slow(text.encode()), "0.log")
-    assert ids(order_findings(found)) == ids(diagnosed(text))
-    assert order_findings(found)[0].evidence == diagnosed(text)[0].evidence
+    search = SignatureSearch(shipped_signatures())
+    search.stream(Slow(text.encode()), "0.log")
+    assert ids(order_findings(search)) == ids(diagnosed(text))
+    assert order_findings(search)[0].evidence == diagnosed(text)[0].evidence
 
 
 def test_general_cause_over_several_lines_is_tried_a_bounded_number_of_times() -> None:
-    """A log with it on every line costs no more than one that does not end."""
+    """So a log that repeats it on every line takes a bounded time."""
     line = "OSError: [Errno 98] Address already in use\n"
-    found = SignatureSearch(shipped_signatures())
-    found.stream(io.BytesIO((line * 20_000).encode()), "0.log")
-    assert max(found._tried.values()) < signature_search.MAX_COUNTED + 9
-    assert ids(order_findings(found)) == ["port_in_use"]
+    search = SignatureSearch(shipped_signatures())
+    search.stream(io.BytesIO((line * 20_000).encode()), "0.log")
+    assert max(search._tried.values()) < signature_search.MAX_COUNTED + 9
+    assert ids(order_findings(search)) == ["port_in_use"]

@@ -30,14 +30,14 @@ class Job(Evidence):
         with path.open("a") as stream:
             stream.write(json.dumps(record) + "\n")
 
-    def said(self, rank: int, time: float, event: str, /, **fields: Any) -> None:
+    def event(self, rank: int, time: float, event: str, /, **fields: Any) -> None:
         self.written(self.dir.rank_events(rank), time, event, **fields)
 
     def saw(self, node: int, time: float, event: str, /, **fields: Any) -> None:
         self.written(self.dir.node_events(node), time, event, **fields)
 
     def run(self, clocks: Mapping[int, float]) -> Job:
-        """All ranks train; `clocks` are what is added to each node's own."""
+        """All ranks train; `clocks`: node -> seconds that its clock is ahead."""
         for node, ahead in clocks.items():
             write_json(self.dir.node_facts(node), {"node": f"n{node}", "time": 1000.0 + ahead})
             self.dir.claim(node).touch()
@@ -46,17 +46,17 @@ class Job(Evidence):
             node = rank // self.per_node
             ahead = clocks[node]
             start = {"rank": rank, "node_rank": node, "node": f"n{node}", "pid": 100 + rank}
-            self.said(rank, 2.0 + ahead, "start", **start)
-            self.said(rank, 3.0 + ahead, "stage", name="train", state="begin")
+            self.event(rank, 2.0 + ahead, "start", **start)
+            self.event(rank, 3.0 + ahead, "stage", name="train", state="begin")
         return self
 
     def fails(
         self, rank: int, time: float, message: str = "boom", kind: str = "ValueError"
     ) -> None:
-        self.said(rank, time, "error", type=kind, message=message, traceback="tb")
+        self.event(rank, time, "error", type=kind, message=message, traceback="tb")
 
     def dies(self, rank: int, time: float, reason: str = "rank_died") -> None:
-        """Its node sees it within half a second."""
+        """The rank dies; its node sees it within half a second."""
         node = rank // self.per_node
         self.saw(node, time + 0.4, "trouble", reason=reason, why=f"rank {rank} ended")
         self.saw(node, time + 0.5, "ranks", states=[{"rank": rank, "alive": False}])
@@ -66,29 +66,29 @@ class Job(Evidence):
         write_json(self.dir.abort, flag)
 
 
-def findings(job: Evidence) -> list[Finding]:
+def diagnosed(job: Evidence) -> list[Finding]:
     return diagnose(job.result(), Judgement("failed", "the reason"))
 
 
-def ranks(found: list[Finding], primary: bool) -> list[int]:
-    return [rank for one in found if one.primary is primary for rank in one.ranks]
+def ranks(findings: list[Finding], primary: bool) -> list[int]:
+    return [rank for finding in findings if finding.primary is primary for rank in finding.ranks]
 
 
 @pytest.mark.parametrize("ahead", [-90.0, 0.0, 90.0])
 def test_first_cause_is_first_despite_wrong_clocks(tmp_path: Path, ahead: float) -> None:
-    """Node 1's clock is wrong by a minute and a half; its rank failed a second later, after it had
-    been told that the phase ends."""
+    """Node 1's clock is wrong by 90 s; its rank failed a second later, when the node already knew
+    that the phase was ending."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: ahead})
     job.fails(0, 10.0, "labels are 7")
     job.saw(0, 10.1, "trouble", reason="rank_error", why="rank 0: labels are 7")
     job.ends(0, 10.1)
     job.saw(1, 10.6 + ahead, "trouble", reason="aborted", why="n0: labels are 7")
     job.fails(1, 11.0 + ahead, "another thing", "KeyError")
-    found = findings(job)
-    assert (ranks(found, True), ranks(found, False)) == ([0], [1])
-    after = found[1].detail["after_s"]
+    findings = diagnosed(job)
+    assert (ranks(findings, True), ranks(findings, False)) == ([0], [1])
+    after = findings[1].detail["after_s"]
     assert after == pytest.approx(1.0, abs=0.6)
-    assert f", {after:.1f} s after rank 0 (n0)" in found[1].cause
+    assert f", {after:.1f} s after rank 0 (n0)" in findings[1].cause
 
 
 def test_plausible_clocks_are_left_alone(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_two_ranks_that_die_independently_are_both_reported(tmp_path: Path) -> N
     job.dies(2, 10.1)
     job.ends(0, 10.4)
     job.fails(0, 10.2, ECHO)
-    found = findings(job)
-    assert (ranks(found, True), ranks(found, False)) == ([1, 2], [0])
-    assert [one.id for one in found] == ["rank-died", "rank-died", "rank-error"]
+    findings = diagnosed(job)
+    assert (ranks(findings, True), ranks(findings, False)) == ([1, 2], [0])
+    assert [finding.id for finding in findings] == ["rank-died", "rank-died", "rank-error"]
 
 
 def test_exception_after_another_ranks_death_is_reported_too(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_exception_after_another_ranks_death_is_reported_too(tmp_path: Path) -> 
     job.dies(0, 10.0)
     job.fails(1, 10.1, "No space left on device", "OSError")
     job.saw(1, 10.2, "trouble", reason="rank_error", why="rank 1: OSError")
-    found = findings(job)
-    assert ranks(found, True) == [0, 1] and found[1].detail["signature"] == "disk_full"
+    findings = diagnosed(job)
+    assert ranks(findings, True) == [0, 1] and findings[1].detail["signature"] == "disk_full"
 
 
 def test_ranks_that_fail_with_the_same_message_are_one_cause(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_ranks_that_fail_with_the_same_message_are_one_cause(tmp_path: Path) -> 
     job = Job(tmp_path, 1, 3).run({0: 0.0})
     for rank in (2, 0, 1):
         job.fails(rank, 10.0 + 0.1 * (3 - rank), f"rank {rank} has no labels")
-    found = findings(job)
-    assert (ranks(found, True), ranks(found, False)) == ([2], [1, 0])
+    findings = diagnosed(job)
+    assert (ranks(findings, True), ranks(findings, False)) == ([2], [1, 0])
 
 
 def test_victims_alone_are_in_order_of_time(tmp_path: Path) -> None:
@@ -162,27 +162,27 @@ def test_victims_alone_are_in_order_of_time(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, 3).run({0: 0.0})
     for rank, at in ((0, 12.0), (1, 11.0), (2, 13.0)):
         job.fails(rank, at, ECHO)
-    found = findings(job)
-    assert (ranks(found, True), ranks(found, False)) == ([1], [0, 2])
+    findings = diagnosed(job)
+    assert (ranks(findings, True), ranks(findings, False)) == ([1], [0, 2])
 
 
 def test_finding_has_a_timeline(tmp_path: Path) -> None:
     """A few moments on all nodes and ranks, with the seconds from the cause."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
-    job.said(0, 9.0, "step", step=4, steps=9)
+    job.event(0, 9.0, "step", step=4, steps=9)
     job.fails(0, 10.0)
     job.fails(1, 10.5, ECHO)
     job.saw(1, 10.7, "trouble", reason="rank_error", why="rank 1")
-    told = findings(job)[0].detail["timeline"]
-    assert [line.split("s  ")[0].strip() for line in told] == [
+    lines = diagnosed(job)[0].detail["timeline"]
+    assert [line.split("s  ")[0].strip() for line in lines] == [
         "-7.000",
         "-1.000",
         "+0.000",
         "+0.500",
         "+0.700",
     ]
-    assert "rank 0 (n0) completes step 4, its last" in told[1] and "boom" in told[2]
-    assert told[4].endswith("n1: sees: rank 1")
+    assert "rank 0 (n0) completes step 4, its last" in lines[1] and "boom" in lines[2]
+    assert lines[4].endswith("n1: sees: rank 1")
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_finding_has_a_timeline(tmp_path: Path) -> None:
 def test_hostile_times_are_ignored(tmp_path: Path, value: object) -> None:
     """A value that is not a time counts as missing; nothing raises."""
     job = Job(tmp_path, 2, 1).run({0: 0.0, 1: 0.0})
-    said = json.dumps(value)
-    job.dir.node_facts(1).write_text(f'{{"node": "n1", "time": {said}}}')
-    job.dir.abort.write_text(f'{{"reason": "x", "node_rank": {said}, "time": 1}}')
-    job.said(0, 10.0, "step", step=None if value != value else value)
+    text = json.dumps(value)
+    job.dir.node_facts(1).write_text(f'{{"node": "n1", "time": {text}}}')
+    job.dir.abort.write_text(f'{{"reason": "x", "node_rank": {text}, "time": 1}}')
+    job.event(0, 10.0, "step", step=None if value != value else value)
     with job.dir.rank_events(1).open("a") as stream:
-        stream.write(f'{{"event": "error", "time": {said}, "mono": 1}}\n')
-    assert findings(job)
+        stream.write(f'{{"event": "error", "time": {text}, "mono": 1}}\n')
+    assert diagnosed(job)
 
 
 # The job begins 1000 s after the epoch, so rank 0 fails at 00:16:50 UTC and its log ends with it.
@@ -220,7 +220,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def failing_job(folder: Path, ahead: float = 0.0) -> Job:
     made = Job(folder, 2, 1).run({0: 0.0, 1: ahead})
     for rank, node in ((0, 0), (1, 1)):
-        made.said(rank, 9.0, "step", step=4, steps=9, local_rank=0, node_rank=node)
+        made.event(rank, 9.0, "step", step=4, steps=9, local_rank=0, node_rank=node)
     made.fails(0, FAILED)
     return made
 
@@ -233,8 +233,8 @@ def write_stderr(made: Job, text: str, written: float = WRITTEN) -> None:
 
 
 def timeline_of(made: Job) -> list[str]:
-    told: list[str] = findings(made)[0].detail["timeline"]
-    return told
+    lines: list[str] = diagnosed(made)[0].detail["timeline"]
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_stamped_line_is_placed_by_its_time(tmp_path: Path, zone: str, stamp: st
     """Between the events, in order of time, whatever zone this machine is in."""
     made = failing_job(tmp_path)
     write_stderr(made, f"no stamp\n{stamp}the disk is slow\n1970-01-01 00:16:50.1 the end\n")
-    told = [line for line in timeline_of(made) if "slow" in line]
-    assert len(told) == 1 and told[0].startswith("  -1.500 s  rank 0 (n0) logs: "), timeline_of(
+    lines = [line for line in timeline_of(made) if "slow" in line]
+    assert len(lines) == 1 and lines[0].startswith("  -1.500 s  rank 0 (n0) logs: "), timeline_of(
         made
     )
     order = [float(line.split(" s ")[0]) for line in timeline_of(made)]
@@ -275,9 +275,9 @@ def test_severe_lines_are_preferred_and_few(tmp_path: Path) -> None:
     steps = [f"1970-01-01 00:16:{second:02} INFO step {second}\n" for second in range(1, 50)]
     steps[7] = "1970-01-01 00:16:08 ERROR the disk is slow\n"
     write_stderr(made, "".join(steps))
-    told = [line for line in timeline_of(made) if " logs: " in line]
-    assert len(told) == 4 and "the disk is slow" in told[0]
-    assert [line.split()[-1] for line in told[1:]] == ["47", "48", "49"]
+    lines = [line for line in timeline_of(made) if " logs: " in line]
+    assert len(lines) == 4 and "the disk is slow" in lines[0]
+    assert [line.split()[-1] for line in lines[1:]] == ["47", "48", "49"]
     assert any("completes step 4, its last" in line for line in timeline_of(made))
     assert any("raises ValueError: boom" in line for line in timeline_of(made))
 
@@ -318,8 +318,8 @@ def test_log_stamps_do_not_order_causes(tmp_path: Path, stamp: str) -> None:
     log = made.dir.rank_logs(1) / "x" / "attempt_0" / "None" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(f"{stamp} CRITICAL I was first\n" * 50)
-    found = findings(made)
-    assert ranks(found, True) == [0, 1] and "boom" in found[0].cause
+    findings = diagnosed(made)
+    assert ranks(findings, True) == [0, 1] and "boom" in findings[0].cause
 
 
 def test_log_of_a_node_with_a_wrong_clock(tmp_path: Path) -> None:
@@ -330,13 +330,13 @@ def test_log_of_a_node_with_a_wrong_clock(tmp_path: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("E0101 00:17:19.000000 7 api.py:869] failed (exitcode: 1)\n")
     os.utime(log, (WRITTEN + 30, WRITTEN + 30))
-    (told,) = [line for line in timeline_of(made) if "torchrun logs" in line]
-    assert float(told.split(" s ")[0]) == pytest.approx(-1.0, abs=0.01)
+    (lines,) = [line for line in timeline_of(made) if "torchrun logs" in line]
+    assert float(lines.split(" s ")[0]) == pytest.approx(-1.0, abs=0.01)
 
 
 def test_hostile_text_is_sanitized(tmp_path: Path) -> None:
     """One line each, without control characters, short enough to show."""
     made = failing_job(tmp_path)
     write_stderr(made, "1970-01-01 00:16:49 ERROR \x1b[31m\x07" + "x" * 5000 + "\n")
-    (told,) = [line for line in timeline_of(made) if " logs: " in line]
-    assert told.isprintable() and len(told) < 200
+    (lines,) = [line for line in timeline_of(made) if " logs: " in line]
+    assert lines.isprintable() and len(lines) < 200

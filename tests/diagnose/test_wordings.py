@@ -28,8 +28,8 @@ from tests.diagnose.logs import diagnosed, ids, primary
 )
 def test_both_precisions_are_named(text: str, cause: str) -> None:
     """The cause names both, whatever the operation calls them."""
-    (found,) = diagnosed(f"RuntimeError: {text}\n")
-    assert found.id == "dtype_mismatch_matmul" and cause in found.cause
+    (finding,) = diagnosed(f"RuntimeError: {text}\n")
+    assert finding.id == "dtype_mismatch_matmul" and cause in finding.cause
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_missing_segment_is_not_a_full_dev_shm() -> None:
 def test_missing_program_is_named(program: str) -> None:
     """In bash's message, with or without the script's line, and in other shells'."""
     for text in ("bash: {}: command not found", "job.sh: line 9: {}: command not found"):
-        (found,) = diagnosed(text.format(program) + "\n")
-        assert found.id == "program_missing" and f"program {program}" in found.cause
+        (finding,) = diagnosed(text.format(program) + "\n")
+        assert finding.id == "program_missing" and f"program {program}" in finding.cause
     assert primary(diagnosed(f"sh: 1: /opt/env/bin/{program}: not found\n")) == ["program_missing"]
 
 
@@ -71,20 +71,22 @@ def test_unresolved_name_is_not_a_cause_next_to_a_known_one() -> None:
     name = "socket.gaierror: [Errno -3] Temporary failure in name resolution\n"
     hub = "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and x.\n"
     assert primary(diagnosed(name + hub)) == ["hub_unreachable"]
-    (found,) = diagnosed(name)
-    assert found.id == "host_unknown" and "Temporary failure in name resolution" in found.cause
+    (finding,) = diagnosed(name)
+    assert finding.id == "host_unknown" and "Temporary failure in name resolution" in finding.cause
 
 
 def test_rank_that_reached_a_barrier_is_not_the_culprit() -> None:
     """Rank 0 names the one that did not; the others only refer to rank 0."""
-    came = (
+    reached = (
         "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors "
         "while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.\n"
     )
-    told = "[rank0]: RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms\n"
-    found = diagnosed(came, told)
-    assert primary(found) == ["monitored_barrier"] and found[0].ranks == (2,)
-    assert [one.id for one in found if not one.primary] == ["monitored_barrier_given_up"]
+    failed = "[rank0]: RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 4000 ms\n"
+    findings = diagnosed(reached, failed)
+    assert primary(findings) == ["monitored_barrier"] and findings[0].ranks == (2,)
+    assert [finding.id for finding in findings if not finding.primary] == [
+        "monitored_barrier_given_up"
+    ]
 
 
 def test_limit_that_slurm_names_is_reported() -> None:
@@ -93,5 +95,5 @@ def test_limit_that_slurm_names_is_reported() -> None:
         "sbatch: error: QOSMaxSubmitJobPerUserLimit\n"
         "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy\n"
     )
-    (found,) = diagnosed(text)
-    assert found.id == "slurm_policy" and "limit QOSMaxSubmitJobPerUserLimit" in found.cause
+    (finding,) = diagnosed(text)
+    assert finding.id == "slurm_policy" and "limit QOSMaxSubmitJobPerUserLimit" in finding.cause

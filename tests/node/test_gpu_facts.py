@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pytest_clustersmoke.node import gpu_facts
-from pytest_clustersmoke.node import node_facts as facts
+from pytest_clustersmoke.node import gpu_facts, node_facts
 from tests.fakes import nvidia_smi
 from tests.fakes.nvidia_smi import gpu
 
@@ -41,33 +40,33 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ask(folder: Path, listed: Any, **said: Any) -> dict[str, Any]:
-    nvidia_smi.write(folder, sys.executable, listed, **said)
+def ask(folder: Path, listed: Any, **answers: Any) -> dict[str, Any]:
+    nvidia_smi.write(folder, sys.executable, listed, **answers)
     return gpu_facts.query_gpus(health=True)
 
 
 def test_each_gpu_has_the_fields_of_all_queries(tool: Path) -> None:
     """The facts are JSON."""
-    found = ask(tool, [gpu(0), gpu(1, **{"remapped_rows.pending": "Yes"})])
-    assert [row["uuid"] for row in found["gpus"]] == ["GPU-0000", "GPU-0001"]
-    assert [row["remapped_rows.pending"] for row in found["gpus"]] == ["No", "Yes"]
-    assert found["gpus"][0]["ecc.errors.uncorrected.volatile.total"] == "0"
-    assert found["gpu_tool_failed"] is None and json.dumps(found)
+    facts = ask(tool, [gpu(0), gpu(1, **{"remapped_rows.pending": "Yes"})])
+    assert [row["uuid"] for row in facts["gpus"]] == ["GPU-0000", "GPU-0001"]
+    assert [row["remapped_rows.pending"] for row in facts["gpus"]] == ["No", "Yes"]
+    assert facts["gpus"][0]["ecc.errors.uncorrected.volatile.total"] == "0"
+    assert facts["gpu_tool_failed"] is None and json.dumps(facts)
 
 
 def test_field_unknown_to_an_old_driver_affects_only_its_group(tool: Path) -> None:
     """The other groups are answered, and the missing fields are unknown."""
-    found = ask(tool, [gpu(0)], unknown=["remapped_rows.pending", "mig.mode.current"])
-    (row,) = found["gpus"]
+    facts = ask(tool, [gpu(0)], unknown=["remapped_rows.pending", "mig.mode.current"])
+    (row,) = facts["gpus"]
     assert row["retired_pages.pending"] == "No" and row["persistence_mode"] == "Enabled"
     assert "remapped_rows.failure" not in row and "mig.mode.current" not in row
-    assert found["gpu_tool_failed"] is None
+    assert facts["gpu_tool_failed"] is None
 
 
 def test_gpu_health_is_not_queried_for_cpu_ranks(tool: Path) -> None:
     """Only the list of GPUs is queried."""
     log = nvidia_smi.write(tool, sys.executable, [gpu(0)])
-    assert len(facts.gather_node_facts(0, "n0", "cpu")["gpus"]) == 1
+    assert len(node_facts.gather_node_facts(0, "n0", "cpu")["gpus"]) == 1
     assert len(log.read_text().splitlines()) == 1
 
 
@@ -77,9 +76,9 @@ def test_gpu_health_is_not_queried_for_cpu_ranks(tool: Path) -> None:
 def test_error_of_nvidia_smi_is_recorded(tool: Path, words: str, status: int) -> None:
     """It describes the state of the driver; the other facts are recorded as usual."""
     nvidia_smi.write(tool, sys.executable, words=words, status=status)
-    found = facts.gather_node_facts(0, "n0")
-    assert found["gpus"] is None and found["packages"]["submitit"]
-    assert found["gpu_tool_failed"] == f"exit status {status}: {words}"
+    facts = node_facts.gather_node_facts(0, "n0")
+    assert facts["gpus"] is None and facts["packages"]["submitit"]
+    assert facts["gpu_tool_failed"] == f"exit status {status}: {words}"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +108,8 @@ def test_gpus_on_the_bus(
 
 def test_long_error_is_cut(tool: Path) -> None:
     """Pages of output become one line."""
-    found = ask(tool, [], words="x" * 100_000, status=1)
-    assert len(found["gpu_tool_failed"]) < 500
+    facts = ask(tool, [], words="x" * 100_000, status=1)
+    assert len(facts["gpu_tool_failed"]) < 500
 
 
 @pytest.mark.parametrize(
@@ -122,22 +121,22 @@ def test_long_error_is_cut(tool: Path) -> None:
 )
 def test_error_of_the_tool_alone_leaves_gpus_unknown(tool: Path, words: str) -> None:
     """It is not a fault of the driver: torch may still see the GPUs."""
-    found = ask(tool, [], words=words, status=4)
-    assert found["gpus"] is None and found["gpu_tool_failed"] is None
+    facts = ask(tool, [], words=words, status=4)
+    assert facts["gpus"] is None and facts["gpu_tool_failed"] is None
 
 
 def test_driver_without_devices_has_no_gpus(tool: Path) -> None:
     """`No devices were found` is an answer, not an error."""
-    found = ask(tool, [], words="No devices were found", status=6)
-    assert found["gpus"] == [] and found["gpu_tool_failed"] is None
+    facts = ask(tool, [], words="No devices were found", status=6)
+    assert facts["gpus"] == [] and facts["gpu_tool_failed"] is None
 
 
 def test_tool_that_cannot_be_run_is_recorded(tool: Path) -> None:
     """The fact has the system's error."""
     (tool / "nvidia-smi").write_text("#!/no/such/shell\n")
     (tool / "nvidia-smi").chmod(0o755)
-    found = gpu_facts.query_gpus(health=True)
-    assert found["gpu_tool_failed"] == "cannot run it: No such file or directory"
+    facts = gpu_facts.query_gpus(health=True)
+    assert facts["gpu_tool_failed"] == "cannot run it: No such file or directory"
 
 
 def test_hanging_tool_is_not_waited_for(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +148,11 @@ def test_hanging_tool_is_not_waited_for(tool: Path, monkeypatch: pytest.MonkeyPa
         f"#!/bin/sh\nsleep 600 &\necho $! > {noted}.new; mv {noted}.new {noted}; wait\n"
     )
     path.chmod(0o755)
-    found = gpu_facts.query_gpus(health=True)
+    facts = gpu_facts.query_gpus(health=True)
     sleeper = psutil.Process(int(noted.read_text()))
     assert sleeper.is_running()
     sleeper.kill()
-    assert found["gpus"] is None and found["gpu_tool_failed"] == "no answer within 0.5 s"
+    assert facts["gpus"] is None and facts["gpu_tool_failed"] == "no answer within 0.5 s"
 
 
 def test_processes_on_the_jobs_gpus_are_recorded(tool: Path) -> None:
@@ -161,11 +160,11 @@ def test_processes_on_the_jobs_gpus_are_recorded(tool: Path) -> None:
     not count."""
     service = {**OTHER, "pid": 12, "process_name": "/usr/bin/nvidia-cuda-mps-server"}
     elsewhere = {**OTHER, "pid": 13, "gpu_uuid": "GPU-9999"}
-    found = ask(tool, [gpu(0), gpu(1)], processes=[OTHER, service, elsewhere])
-    assert found["gpu_processes"] == [
+    facts = ask(tool, [gpu(0), gpu(1)], processes=[OTHER, service, elsewhere])
+    assert facts["gpu_processes"] == [
         {"gpu": "GPU-0001", "pid": "4711", "name": "/usr/bin/python, -u", "memory": "1 MiB"}
     ]
-    assert gpu_facts.busy_processes(found) == found["gpu_processes"]
+    assert gpu_facts.busy_processes(facts) == facts["gpu_processes"]
 
 
 def test_process_that_has_just_ended_does_not_count(

@@ -20,8 +20,8 @@ def test_node_without_nvidia_smi_starts_no_process(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(subprocess, "Popen", started)
-    found = node_facts.gather_node_facts(0, "n0")
-    assert found["gpus"] is None and json.dumps(found)
+    facts = node_facts.gather_node_facts(0, "n0")
+    assert facts["gpus"] is None and json.dumps(facts)
 
 
 def test_variables_of_the_ranks_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,24 +79,24 @@ def test_interfaces_have_their_addresses() -> None:
 
 def test_limits_and_shared_memory_are_recorded() -> None:
     """Sizes are in bytes, in total and free; null means no limit."""
-    found = node_facts.gather_node_facts(0, "n0")
-    assert 0 <= found["dev_shm_free_bytes"] <= found["dev_shm_bytes"]
-    assert found["may_lock_memory"] in (True, False)
-    assert found["open_files_limit"] is None or found["open_files_limit"] > 0
+    facts = node_facts.gather_node_facts(0, "n0")
+    assert 0 <= facts["dev_shm_free_bytes"] <= facts["dev_shm_bytes"]
+    assert facts["may_lock_memory"] in (True, False)
+    assert facts["open_files_limit"] is None or facts["open_files_limit"] > 0
 
 
 def test_temporary_directory_is_probed_with_a_file(tmp_path: Path) -> None:
     """A writable directory has no error, and no file is left in it."""
-    found = node_facts.scratch_directories({"TMPDIR": str(tmp_path)})
-    assert found["tmp"]["error"] is None and found["tmp"]["free_bytes"] > 0
-    assert found["build_directory"] is None and list(tmp_path.iterdir()) == []
+    directories = node_facts.scratch_directories({"TMPDIR": str(tmp_path)})
+    assert directories["tmp"]["error"] is None and directories["tmp"]["free_bytes"] > 0
+    assert directories["build_directory"] is None and list(tmp_path.iterdir()) == []
 
 
 def test_missing_temporary_directory_is_recorded(tmp_path: Path) -> None:
     """The fact has the system's error, and the directory that is used instead."""
-    found = node_facts.scratch_directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
-    assert found["error"] == "No such file or directory"
-    assert found["instead"] in node_facts.FALLBACKS
+    tmp = node_facts.scratch_directories({"TMPDIR": str(tmp_path / "job.7")})["tmp"]
+    assert tmp["error"] == "No such file or directory"
+    assert tmp["instead"] in node_facts.FALLBACKS
 
 
 def test_build_directory_is_checked_and_not_created(tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def test_nodes_wait_for_the_signal_to_go_on(
         assert abs(node.offset_s) <= node.error_s + 0.001 and 0 < node.error_s < 10
     looked = threading.Event()
     waits = [pool.submit(node.wait, soon(), looked.set) for node in nodes]
-    assert looked.wait(30) and not any(one.done() for one in waits)
+    assert looked.wait(30) and not any(wait.done() for wait in waits)
     listener.close(go=True)
-    assert [one.result(30) for one in waits] == [True] * 3
+    assert [wait.result(30) for wait in waits] == [True] * 3
 
 
 def test_nodes_without_the_signal_do_not_go_on(
     pool: ThreadPoolExecutor, listener: NodeListener
 ) -> None:
-    """Node 0 hangs up without it if another node could not connect, or if node 0 fails."""
+    """Node 0 closes the connection without it if another node cannot connect or node 0 fails."""
     node = connect(pool, listener)
     waiting = pool.submit(node.wait, soon(), nothing)
     listener.close(go=False)
@@ -108,7 +108,7 @@ def test_torchrun_can_bind_the_port_afterwards(
 
 
 def test_other_clients_do_not_block_nodes(pool: ThreadPoolExecutor, listener: NodeListener) -> None:
-    """One sends something else, one sends nothing, and one has hung up already."""
+    """One sends something else, one sends nothing, and one has already disconnected."""
     with (
         socket.create_connection((HOST, listener.port), timeout=30) as browser,
         socket.create_connection((HOST, listener.port), timeout=30),
@@ -123,10 +123,10 @@ def test_other_clients_do_not_block_nodes(pool: ThreadPoolExecutor, listener: No
 def test_simultaneous_listeners_have_different_ports(pool: ThreadPoolExecutor) -> None:
     """Several phases may run on one machine."""
     listeners = list(pool.map(lambda _: NodeListener(HOST, backlog=1), range(200)))
-    assert len({one.port for one in listeners}) == 200
-    for one in listeners:
-        one.close(go=False)
-        one.hold.close()
+    assert len({listener.port for listener in listeners}) == 200
+    for listener in listeners:
+        listener.close(go=False)
+        listener.hold.close()
 
 
 def test_refused_connection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,18 +147,18 @@ def test_port_that_never_answers_is_reported(monkeypatch: pytest.MonkeyPatch) ->
         full.listen(0)
         waiting = []
         for _ in range(4):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
-            waiting.append(one)
+            client = socket.socket()
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+            waiting.append(client)
         with pytest.raises(Unreachable, match=r"no answer .* within 0\.5 s"):
             NodeConnection(HOST, full.getsockname()[1], "t")
-        for one in waiting:
-            one.close()
+        for client in waiting:
+            client.close()
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "words"),
     [
         (errno.ECONNREFUSED, "connection refused"),
         (errno.EHOSTUNREACH, "no route to host"),
@@ -167,9 +167,9 @@ def test_port_that_never_answers_is_reported(monkeypatch: pytest.MonkeyPatch) ->
         (errno.EACCES, "Permission denied"),
     ],
 )
-def test_error_number_is_described(number: int, said: str) -> None:
+def test_error_number_is_described(number: int, words: str) -> None:
     """The description is readable, and never just the number."""
-    assert reachability.describe_error(OSError(number, "x")).startswith(said)
+    assert reachability.describe_error(OSError(number, "x")).startswith(words)
 
 
 @pytest.mark.parametrize(

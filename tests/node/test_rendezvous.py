@@ -79,14 +79,19 @@ def test_nodes_record_their_clock_offsets(tmp_path: Path) -> None:
     endpoints = meet_all(node_zero(tmp_path, {**HERE, "boot_id": "other"}))
     endpoints[0].hold.close()
     assert endpoints[1].one_host is False
-    zero, one = (read_json(tmp_path / f"nodes/000{node}/meeting.json") or {} for node in range(2))
-    assert abs(one["clock"]["offset_s"]) <= one["clock"]["error_s"] + 0.01 and "clock" not in zero
+    node_0, node_1 = (
+        read_json(tmp_path / f"nodes/000{node}/meeting.json") or {} for node in range(2)
+    )
+    assert (
+        abs(node_1["clock"]["offset_s"]) <= node_1["clock"]["error_s"] + 0.01
+        and "clock" not in node_0
+    )
 
 
 def test_node_that_cannot_reach_node_0_ends_all_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reports the address and the error, node 0 reports it, too, and no node hangs."""
+    """It reports the address and the error, node 0 also reports it, and no node hangs."""
     real = socket.create_connection
 
     def connect(*args: Any, **options: Any) -> Any:
@@ -96,10 +101,10 @@ def test_node_that_cannot_reach_node_0_ends_all_nodes(
 
     monkeypatch.setattr(socket, "create_connection", connect)
     monkeypatch.setattr(reachability, "RETRY_S", 0.05)
-    zero, one, two = meet_all(node_zero(tmp_path, HERE, HERE))
-    assert isinstance(zero, PreflightFailed | Aborted) and isinstance(one, Aborted)
-    assert isinstance(two, PreflightFailed)
-    (check,) = two.checks
+    node_0, node_1, node_2 = meet_all(node_zero(tmp_path, HERE, HERE))
+    assert isinstance(node_0, PreflightFailed | Aborted) and isinstance(node_1, Aborted)
+    assert isinstance(node_2, PreflightFailed)
+    (check,) = node_2.checks
     assert (check.id, check.nodes) == ("master-unreachable", (2,))
     assert "127.0.0.1:" in check.what and check.what.endswith("no route to host")
 
@@ -107,7 +112,7 @@ def test_node_that_cannot_reach_node_0_ends_all_nodes(
 def test_files_that_cannot_be_read_yet_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stale handle or a partial file is only a matter of time."""
+    """A stale handle or a partial file is readable a moment later."""
     tried: set[Path] = set()
 
     def read_late(path: Path) -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ def test_rank_does_not_start_when_spec_and_launcher_disagree(
 def test_program_run_by_hand_stages_no_fault(
     phase: PhaseDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no phase, so the variable in its shell counts for nothing."""
+    """It has no phase, so the variable in its shell is ignored."""
     monkeypatch.delenv("CLUSTERSMOKE_PHASE_DIR")
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "rank-killed")
     assert read_rank_environment().fault is None
@@ -70,7 +70,7 @@ def test_program_run_by_hand_stages_no_fault(
 def test_launcher_sets_the_fault_that_the_spec_names(
     phase: PhaseDir, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any], variable: str | None
 ) -> None:
-    """The variable in its own environment counts for nothing."""
+    """The variable in its own environment is ignored."""
     monkeypatch.setenv("CLUSTERSMOKE_FAULT", "inherited")
     spec = {"phase_dir": str(phase.root), "device": "cpu", "env_set": {}, **fault}
     env = torchrun.rank_environment(NodeJob(spec, 0, "n0"), Endpoint("127.0.0.1", 1, True))

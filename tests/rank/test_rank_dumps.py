@@ -26,7 +26,7 @@ from tests.rank.conftest import (
 
 
 def records_gloo() -> bool:
-    """Whether this torch's flight recorder records gloo's collectives, too."""
+    """Whether this torch's flight recorder also records gloo's collectives."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) >= (2, 6)
 
@@ -38,10 +38,10 @@ def recorded(phase: PhaseDir, rank: int) -> dict[str, Any]:
     return record
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], label: str) -> None:
     deadline = time.monotonic() + RUN_WITHIN_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not there after {RUN_WITHIN_S} s"
+        assert time.monotonic() < deadline, f"{label}: did not appear within {RUN_WITHIN_S} s"
         time.sleep(0.05)
 
 

@@ -131,7 +131,7 @@ def test_wrong_result_is_recorded_and_named(corrupt: Outcome) -> None:
 
 
 def test_wrong_bytes_from_a_peer_are_recorded(corrupt: Outcome) -> None:
-    """Data that a rank receives from another node are checked, too."""
+    """Data that a rank receives from another node are checked as well."""
     with pytest.raises(AssertionError, match=r"exchange of rank 1 \(n1\) with rank 0: 1 of"):
         node_pairs.check_all_measured(corrupt.phase)
 

@@ -19,8 +19,10 @@ def markers() -> Iterator[pytest.Mark]:
     """The phase markers of the shipped suite."""
     for name in SUITES:
         module = importlib.import_module(f"smoke_tests.test_{name}")
-        for _, found in inspect.getmembers(module, inspect.isclass):
-            yield from (mark for mark in getattr(found, "pytestmark", ()) if mark.name == "phase")
+        for _, criteria in inspect.getmembers(module, inspect.isclass):
+            yield from (
+                mark for mark in getattr(criteria, "pytestmark", ()) if mark.name == "phase"
+            )
 
 
 def parse(marker: pytest.Mark, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -87,9 +87,9 @@ def judge(job: NodeJob, facts: Sequence[Mapping[str, Any]]) -> None:
     refuse(failed(facts, job.spec), facts)
 
 
-def refuse(found: Iterable[Check], facts: Sequence[Mapping[str, Any]]) -> None:
+def refuse(checks: Iterable[Check], facts: Sequence[Mapping[str, Any]]) -> None:
     """Raise PreflightFailed for the failures among these checks; warnings do not end the job."""
-    failures = [check for check in found if check.severity == FAILURE]
+    failures = [check for check in checks if check.severity == FAILURE]
     if failures:
         names = {node.rank: node.name for node in nodes_of(facts)}
         raise PreflightFailed(failures, names)

@@ -41,8 +41,8 @@ def versions(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
             if value != common:
                 odd[rank].append(f"{name} {value} (the other nodes: {common})")
     for rank, words in odd.items():
-        what = f"versions differ from the other nodes': {listed(words)}"
-        yield Check("versions-differ", (rank,), what, SAME_ENVIRONMENT, FAILURE, "packages")
+        problem = f"versions differ from the other nodes': {listed(words)}"
+        yield Check("versions-differ", (rank,), problem, SAME_ENVIRONMENT, FAILURE, "packages")
 
 
 def _installed(node: Node) -> dict[str, str]:
@@ -79,23 +79,23 @@ def models(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _differing(
-    identity: str, what: str, known: Mapping[int, str], nodes: Sequence[Node], fix: str
+    identity: str, subject: str, known: Mapping[int, str], nodes: Sequence[Node], fix: str
 ) -> Iterator[Check]:
     if len(set(known.values())) < 2:
         return
     common = most_common(known.values())
     if common is None:
-        yield _undecided(identity, what, known, nodes, fix, WARNING, "gpus")
+        yield _undecided(identity, subject, known, nodes, fix, WARNING, "gpus")
         return
     for rank, value in known.items():
         if value != common:
-            words = f"{what} is {value}; most nodes of the job have {common}"
+            words = f"{subject} is {value}; most nodes of the job have {common}"
             yield Check(identity, (rank,), words, fix, WARNING, "gpus")
 
 
 def _undecided(
     identity: str,
-    what: str,
+    subject: str,
     known: Mapping[int, str],
     nodes: Sequence[Node],
     fix: str = SAME_ENVIRONMENT,
@@ -108,4 +108,4 @@ def _undecided(
     for rank, value in known.items():
         by_value[value].append(names[rank])
     values = "; ".join(f"{value} on {listed(on)}" for value, on in sorted(by_value.items()))
-    return Check(identity, tuple(known), f"{what} differs: {values}", fix, severity, fact)
+    return Check(identity, tuple(known), f"{subject} differs: {values}", fix, severity, fact)

@@ -79,25 +79,25 @@ def _missing(node: Node, spec: Mapping[str, Any]) -> Iterator[Check]:
     ours, visible = share(node.facts), node.facts.get("cuda_visible_devices")
     if ours is None:
         if node.facts.get("gpus") is None and node.facts.get("gpu_driver") is False:
-            what = "has no GPU: no nvidia-smi, no GPU driver and no GPU device was found"
-            yield _too_few(node, spec, 0, what)
+            problem = "has no GPU: no nvidia-smi, no GPU driver and no GPU device was found"
+            yield _too_few(node, spec, 0, problem)
         return
     if len(ours.gpus) >= asked(spec):
         return
     there = len(node.rows("gpus") or ())
-    what = f"nvidia-smi lists {plural(there, 'GPU')}"
+    problem = f"nvidia-smi lists {plural(there, 'GPU')}"
     if isinstance(visible, str):
-        what += (
+        problem += (
             f", and CUDA_VISIBLE_DEVICES={show_value(visible)!r} selects {len(ours.gpus)} of them"
         )
-    yield _too_few(node, spec, len(ours.gpus), what)
+    yield _too_few(node, spec, len(ours.gpus), problem)
 
 
-def _too_few(node: Node, spec: Mapping[str, Any], seen: int, what: str) -> Check:
+def _too_few(node: Node, spec: Mapping[str, Any], seen: int, problem: str) -> Check:
     return Check(
         "gpus-missing",
         (node.rank,),
-        f"{what}; the phase needs {asked(spec)}",
+        f"{problem}; the phase needs {asked(spec)}",
         'check whether a GPU is lost (nvidia-smi -L; "fallen off the bus" in the kernel log), '
         "whether the job asked the scheduler for that many, and whether a setup line or the "
         "profile's `env` sets CUDA_VISIBLE_DEVICES",
@@ -143,8 +143,8 @@ def _errors(node: Node) -> Iterator[Check]:
             )
         for identity, field, words, fix in FLAGS:
             if gpu.get(field) in YES:
-                what = f"{_label(gpu)}: {words} ({field})"
-                yield Check(identity, (node.rank,), what, fix, fact="gpus")
+                problem = f"{_label(gpu)}: {words} ({field})"
+                yield Check(identity, (node.rank,), problem, fix, fact="gpus")
 
 
 def _label(gpu: Mapping[str, str]) -> str:

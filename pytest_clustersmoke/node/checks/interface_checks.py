@@ -113,10 +113,10 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
     pinned = _pinned_down(node, spec, own, others)
     if pinned:
         name, value, chosen = pinned
-        what = (
+        problem = (
             f"{name}={show_value(value)} selects {listed(map(show_value, chosen))}, which is down; "
         )
-        yield _is_down_here(node, chosen, what, others, FAILURE)
+        yield _is_down_here(node, chosen, problem, others, FAILURE)
         return
     if _carriers(own) >= min(map(_carriers, others)):
         return  # built or cabled differently, with as many links
@@ -127,13 +127,19 @@ def _down(node: Node, spec: Mapping[str, Any], tables: Mapping[int, Table]) -> I
 
 
 def _is_down_here(
-    node: Node, names: Sequence[str], what: str, others: Sequence[Table], severity: str
+    node: Node, names: Sequence[str], problem: str, others: Sequence[Table], severity: str
 ) -> Check:
     count = len(others)
     up = f"it is up on {'the other node' if count == 1 else f'each of the {count} other nodes'}"
     detail = {"interfaces": [show_value(name) for name in names[:8]]}
     return Check(
-        "interface-down", (node.rank,), what + up, FIX_DOWN, severity, "interfaces", detail=detail
+        "interface-down",
+        (node.rank,),
+        problem + up,
+        FIX_DOWN,
+        severity,
+        "interfaces",
+        detail=detail,
     )
 
 

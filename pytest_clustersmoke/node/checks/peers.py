@@ -55,8 +55,8 @@ def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
     if len(offsets) == 2:  # either may be the wrong one
         ((rank, (offset, error)),) = (pair for pair in offsets.items() if pair[0] != 0)
         if abs(offset) - error > CLOCK_S:
-            what = f"their clocks differ by {abs(offset):.2f} s"
-            yield _clock((0, rank), abs(offset), error, what)
+            problem = f"their clocks differ by {abs(offset):.2f} s"
+            yield _clock((0, rank), abs(offset), error, problem)
         return
     typical = median(offset for offset, _ in offsets.values())
     typical_error = median(error for _, error in offsets.values())
@@ -64,15 +64,15 @@ def _clocks(nodes: Sequence[Node]) -> Iterator[Check]:
         difference, bound = abs(offset - typical), error + typical_error
         if difference - bound > CLOCK_S:
             which = "ahead of" if offset > typical else "behind"
-            what = f"its clock is {difference:.2f} s {which} those of most other nodes"
-            yield _clock((rank,), difference, bound, what)
+            problem = f"its clock is {difference:.2f} s {which} those of most other nodes"
+            yield _clock((rank,), difference, bound, problem)
 
 
-def _clock(nodes: tuple[int, ...], seconds: float, bound: float, what: str) -> Check:
+def _clock(nodes: tuple[int, ...], seconds: float, bound: float, problem: str) -> Check:
     return Check(
         "clock-differs",
         nodes,
-        f"{what}, measured to within {bound:.3f} s",
+        f"{problem}, measured to within {bound:.3f} s",
         "check that the time service runs on each of the nodes (chronyc tracking, timedatectl)",
         WARNING,
         "clock",

@@ -43,7 +43,7 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
     if len(ports) < 2:
         return
     for rank, own in ports.items():
-        others = [found for other, found in ports.items() if other != rank]
+        others = [table for other, table in ports.items() if other != rank]
         yield from _down(rank, own, others)
         yield from _slow(rank, own, others)
         if not own and all(others):
@@ -51,9 +51,9 @@ def checks(nodes: Sequence[Node], spec: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _without(rank: int, ports: Mapping[int, Mapping[Key, Any]]) -> Check:
-    names = sorted({hca for found in ports.values() for hca, _ in found})
-    what = f"has no RDMA port; every other node of the job has one ({', '.join(names)})"
-    return Check("rdma-port-down", (rank,), what, FIX, fact="rdma_ports")
+    names = sorted({hca for keys in ports.values() for hca, _ in keys})
+    problem = f"has no RDMA port; every other node of the job has one ({', '.join(names)})"
+    return Check("rdma-port-down", (rank,), problem, FIX, fact="rdma_ports")
 
 
 def _down(
@@ -134,8 +134,8 @@ def _ports(node: Node, spec: Mapping[str, Any]) -> dict[Key, dict[str, str]] | N
 
 def _rate(port: Mapping[str, str]) -> float | None:
     """The Gbit/s in the kernel's `200 Gb/sec (4X HDR)`."""
-    found = RATE.match(str(port.get("rate")))
-    return float(found.group(1)) if found else None
+    match = RATE.match(str(port.get("rate")))
+    return float(match.group(1)) if match else None
 
 
 def _label(key: Key) -> str:

@@ -86,11 +86,11 @@ def _tmp(node: Node) -> Iterator[Check]:
     path, error, instead = tmp.text("path"), tmp.text("error"), tmp.text("instead")
     free = tmp.number("free_bytes")
     if error:
-        what = f"cannot create files in {path}, the directory for temporary files: {error}"
+        problem = f"cannot create files in {path}, the directory for temporary files: {error}"
         yield Check(
             "tmp-not-writable",
             (node.rank,),
-            what + (f"; {instead} is used instead" if instead else ""),
+            problem + (f"; {instead} is used instead" if instead else ""),
             "free or repair that file system on the node, or set TMPDIR to a directory that exists "
             "on every node of the job",
             WARNING if instead else FAILURE,

@@ -35,8 +35,8 @@ def test_this_machine_fails_nothing(device: str) -> None:
     """The real facts of the machine that runs the tests, limits of a container included."""
     here = json.loads(json.dumps(node_facts.gather_node_facts(0, "n0", device)))
     spec = {**CPU, "backend": "local", "device": device, "nodes": 2}
-    found = checks.failed([here, {**here, "node": "n1"}], spec)
-    assert [check for check in found if check.id not in ("tmp-full", "open-files-limit")] == []
+    problems = checks.failed([here, {**here, "node": "n1"}], spec)
+    assert [check for check in problems if check.id not in ("tmp-full", "open-files-limit")] == []
 
 
 UNKNOWN: list[Any] = [
@@ -109,7 +109,7 @@ def test_fewer_gpus_than_needed_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "ids"),
+    ("facts", "ids"),
     [
         ({"gpus": [gpu(0)], "cuda_visible_devices": None}, ["gpus-missing"]),
         ({"gpus": [], "cuda_visible_devices": None}, ["gpus-missing"]),
@@ -119,9 +119,9 @@ def test_fewer_gpus_than_needed_fail() -> None:
         ({"cuda_visible_devices": "MIG-7,MIG-8"}, []),
     ],
 )
-def test_only_the_jobs_gpus_count(found: dict[str, Any], ids: list[str]) -> None:
+def test_only_the_jobs_gpus_count(facts: dict[str, Any], ids: list[str]) -> None:
     """The node may have more GPUs than it gave to the job."""
-    assert [check.id for check in failed(node(**found))] == ids
+    assert [check.id for check in failed(node(**facts))] == ids
 
 
 def test_node_without_gpu_driver_and_device_fails() -> None:
@@ -134,7 +134,8 @@ def test_node_without_gpu_driver_and_device_fails() -> None:
 
 
 def test_failed_driver_is_reported_with_its_error() -> None:
-    """A failure if GPUs are needed, a warning if a CPU will do; nothing is guessed about GPUs."""
+    """A failure if GPUs are needed, a warning if the ranks can use CPUs; no other check of GPUs
+    fails."""
     words = "exit status 9: NVIDIA-SMI has failed"
     sick = {**node(), "gpus": None, "gpu_tool_failed": words}
     check = only(sick)
@@ -215,9 +216,9 @@ def test_full_shared_memory_fails_and_small_warns() -> None:
 def test_low_limit_on_locked_memory_warns() -> None:
     """Only if InfiniBand is expected and the process may not exceed the limit."""
     low = [node(rank, memlock_limit_bytes=65536) for rank in range(2)]
-    found = failed(*low)
-    assert [(check.id, check.severity) for check in found] == [("memlock-limit", WARNING)] * 2
-    assert "64 KiB" in found[0].what
+    warnings = failed(*low)
+    assert [(check.id, check.severity) for check in warnings] == [("memlock-limit", WARNING)] * 2
+    assert "64 KiB" in warnings[0].what
     assert failed(*low, interconnect="TCP over eth0") == []
     assert failed(low[0]) == []
     assert failed(*({**facts, "may_lock_memory": True} for facts in low)) == []
@@ -315,7 +316,7 @@ def test_slow_rdma_port_warns() -> None:
 
 
 def test_node_with_other_versions_fails() -> None:
-    """All its differences are named; a missing package is one, too."""
+    """All its differences are named; a missing package counts as one."""
     odd = node(1, packages={"torch": "2.4.0"}, python="3.10.1")
     check = only(node(0), odd, node(2))
     assert (check.id, check.nodes, check.severity) == ("versions-differ", (1,), FAILURE)
@@ -347,8 +348,8 @@ def test_different_drivers_warn() -> None:
 
 def test_equal_problems_of_several_nodes_are_merged() -> None:
     """Checks with the same text become one, failures first."""
-    found = checks.merged(failed(*(node(r, gpus=[], open_files_limit=9) for r in range(3))))
-    assert [(check.id, check.nodes) for check in found] == [
+    merged = checks.merged(failed(*(node(r, gpus=[], open_files_limit=9) for r in range(3))))
+    assert [(check.id, check.nodes) for check in merged] == [
         ("gpus-missing", (0, 1, 2)),
         ("open-files-limit", (0, 1, 2)),
     ]

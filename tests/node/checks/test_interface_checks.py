@@ -215,8 +215,8 @@ def test_selected_interface_that_is_down(
     assert found(*down, device=device) == found(down[0], device=device) == []
     if severity == FAILURE:
         ((name, value),) = variables.items()
-        what = f"{name}={value} selects ens1, which is down; it is up on the other node"
-        assert raw(nodes[0], nodes[1], device=device)[0].what == what
+        problem = f"{name}={value} selects ens1, which is down; it is up on the other node"
+        assert raw(nodes[0], nodes[1], device=device)[0].what == problem
 
 
 def test_state_of_loopback_does_not_matter() -> None:

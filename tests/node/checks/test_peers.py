@@ -42,9 +42,9 @@ def test_node_that_cannot_reach_node_0_fails() -> None:
 )
 def test_different_clocks_warn(offsets: list[float], nodes: list[tuple[int, ...]]) -> None:
     """Beyond a second, clocks that differ from most are named; of two clocks, both."""
-    found = failed(NODE_ZERO, *(clock(offset) for offset in offsets))
-    assert [check.nodes for check in found] == nodes
-    assert all((check.id, check.severity) == ("clock-differs", WARNING) for check in found)
+    problems = failed(NODE_ZERO, *(clock(offset) for offset in offsets))
+    assert [check.nodes for check in problems] == nodes
+    assert all((check.id, check.severity) == ("clock-differs", WARNING) for check in problems)
 
 
 def test_measurement_error_of_a_clock_is_subtracted() -> None:
