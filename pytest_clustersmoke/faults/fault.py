@@ -27,7 +27,7 @@ class Fault:
     """
 
     name: str
-    what: str
+    description: str
     by: str
     red: frozenset[str]
     follows: frozenset[str] = frozenset()

@@ -21,18 +21,18 @@ SAME_WEIGHTS = "test_ranks_end_with_the_same_weights"
 NO_PROGRESS_S = 10.0
 
 
-def _rank_death(name: str, what: str, finding: str = "rank-died", **more: Any) -> Fault:
+def _rank_death(name: str, description: str, finding: str = "rank-died", **more: Any) -> Fault:
     """A fault in which one of several ranks ends during training and the others wait for it."""
     fields: dict[str, Any] = {"ranks": 2, "trains": True, **more}
     job = frozenset({JOB})
-    return Fault(name, what, "rank", job, findings=(finding,), blames=ALONE, **fields)
+    return Fault(name, description, "rank", job, findings=(finding,), blames=ALONE, **fields)
 
 
-def _hang(name: str, what: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
+def _hang(name: str, description: str, findings: tuple[str, ...], stage: str, **more: Any) -> Fault:
     """A fault in which one of several ranks keeps the others waiting forever."""
     fields: dict[str, Any] = {"ranks": 2, "trains": True, "blames": ALONE, **more}
     fields["stage_limits_s"] = {stage: NO_PROGRESS_S}
-    return Fault(name, what, "rank", frozenset({JOB}), findings=findings, **fields)
+    return Fault(name, description, "rank", frozenset({JOB}), findings=findings, **fields)
 
 
 RANKS = (

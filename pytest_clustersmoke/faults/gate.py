@@ -79,7 +79,7 @@ def judge(
         record["words"] = "\n".join(criteria[name].message for name in red if name in fault.red)
     status, reasons = _status(fault, result, criteria, baseline, red)
     expected = sorted(fault.red)
-    return Gate(fault.name, fault.what, base, status, reasons, expected, **record)
+    return Gate(fault.name, fault.description, base, status, reasons, expected, **record)
 
 
 def _status(
@@ -118,8 +118,8 @@ def _check_staging(fault: Fault, result: PhaseResult) -> list[str]:
     chosen = _chosen(result)
     if ranks == [chosen]:
         return []
-    found = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
-    return [f"the fault was staged on {found}, expected only rank {chosen}"]
+    staged_on = f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+    return [f"the fault was staged on {staged_on}, expected only rank {chosen}"]
 
 
 def _check_job(fault: Fault, result: PhaseResult) -> list[str]:
@@ -129,21 +129,21 @@ def _check_job(fault: Fault, result: PhaseResult) -> list[str]:
     reasons = []
     if result.outcome != fault.outcome:
         reasons.append(f"the job's outcome is {result.outcome}, expected {fault.outcome}")
-    found = _finding(result)
-    if found["finding"] not in fault.findings:
+    finding = _finding(result)
+    if finding["finding"] not in fault.findings:
         expected = " or ".join(fault.findings)
-        reasons.append(f"the finding is {found['finding'] or 'none'}, expected {expected}")
+        reasons.append(f"the finding is {finding['finding'] or 'none'}, expected {expected}")
     signature = _primary(result).get("detail", {}).get("signature")
     if fault.signatures and signature not in fault.signatures:
         expected = " or ".join(fault.signatures)
         reasons.append(f"the finding's cause is {signature or 'unknown'}, expected {expected}")
     if fault.blames:
         chosen = result.ranks[_chosen(result)]
-        is_alone = (found["ranks"], found["hosts"]) == ([chosen.rank], [chosen.node])
-        is_among = chosen.rank in found["ranks"] and chosen.node in found["hosts"]
+        is_alone = (finding["ranks"], finding["hosts"]) == ([chosen.rank], [chosen.node])
+        is_among = chosen.rank in finding["ranks"] and chosen.node in finding["hosts"]
         if not (is_among if fault.blames == AMONG else is_alone):
             reasons.append(
-                f"the finding names ranks {found['ranks']} and hosts {found['hosts']}, "
+                f"the finding names ranks {finding['ranks']} and hosts {finding['hosts']}, "
                 f"expected {chosen}"
             )
     return reasons
@@ -196,12 +196,12 @@ def _primary(result: PhaseResult) -> Mapping[str, Any]:
 def _finding(result: PhaseResult) -> dict[str, Any]:
     if result.outcome == "passed":
         return {}
-    found = _primary(result)
+    finding = _primary(result)
     return {
-        "finding": str(found.get("id", "")),
-        "words": str(found.get("cause", "")),
-        "ranks": list(found.get("ranks", ())),
-        "hosts": list(found.get("hosts", ())),
+        "finding": str(finding.get("id", "")),
+        "words": str(finding.get("cause", "")),
+        "ranks": list(finding.get("ranks", ())),
+        "hosts": list(finding.get("hosts", ())),
     }
 
 

@@ -23,12 +23,12 @@ from .verdict import JOB, KnownFailure, RunTally
 
 # We cancelled the job ourselves: that is not a failure.
 NO_FAILURE = {"passed", "cancelled"}
-# The host of a finding that could not determine one.
+# What a finding lists as its host if the host could not be determined.
 NO_HOST = {"unknown", ""}
 
 
 class Acknowledgements:
-    """The entries of one profile, as valid on the day on which the run started."""
+    """The entries of one profile that are valid on the day the run started."""
 
     def __init__(self, profile: Profile, run_id: str) -> None:
         # The day in the run's name, so that all processes agree.
@@ -49,8 +49,8 @@ class Acknowledgements:
         return self._of_criterion(result.name, JOB) or self._of_nodes(result)
 
     def _of_criterion(self, phase: str, criterion: str) -> KnownFailure | None:
-        found = (pair for pair in self._held if _names(pair[0], phase, criterion))
-        return next((_failure(f"{phase}: {criterion}", [pair]) for pair in found), None)
+        covering = (pair for pair in self._held if _names(pair[0], phase, criterion))
+        return next((_failure(f"{phase}: {criterion}", [pair]) for pair in covering), None)
 
     def _of_nodes(self, result: PhaseResult) -> KnownFailure | None:
         """The entries that together cover every host that failed by itself; None if a finding has
@@ -59,8 +59,8 @@ class Acknowledgements:
         entries = [entry for entry in by_host.values() if entry is not None]
         if not by_host or len(entries) < len(by_host):
             return None
-        found = [pair for index, pair in enumerate(entries) if pair not in entries[:index]]
-        return _failure(f"{result.name}: {JOB}", found)
+        distinct = [pair for index, pair in enumerate(entries) if pair not in entries[:index]]
+        return _failure(f"{result.name}: {JOB}", distinct)
 
     def uncovered_hosts(self, result: PhaseResult) -> list[str]:
         """The hosts that no entry covers, if an entry covers other hosts of the same job."""
@@ -73,9 +73,9 @@ class Acknowledgements:
         return [f"`known` covers {', '.join(known)}, but not {names}"]
 
     def _by_host(self, result: PhaseResult) -> dict[str, tuple[Known, str] | None]:
-        """Each host that failed by itself, with the entry that covers it. A host that fails in the
-        same way as another is neither a primary cause nor a victim. "" is a finding without a host.
-        """
+        """Each host that failed by itself, with the entry that covers it; "" stands for findings
+        without a host. A finding that is neither primary nor a victim's counts too: another host
+        failed in the same way."""
         own = [finding for finding in _findings(result.job) if _is_own(finding)]
         if not any(finding.get("primary") for finding in own):
             return {}
@@ -90,7 +90,7 @@ class Acknowledgements:
     def misnamed_entries(self, criteria: Mapping[str, Collection[str] | None]) -> list[Problem]:
         """Entries that match no criterion of their phases. `criteria` has all criteria of each
         collected phase; entries for other phases cannot be checked."""
-        found = []
+        problems = []
         for entry, where in self._held:
             phases = _phases(entry, self._phases)
             collected = [criteria.get(phase) for phase in phases]
@@ -100,7 +100,7 @@ class Acknowledgements:
                 dict.fromkeys([JOB, *(name for group in collected for name in group or ())])
             )
             if not any(_is_criterion(entry, name) for name in names):
-                found.append(
+                problems.append(
                     Problem(
                         f"`{entry.criterion}` matches no criterion of {', '.join(phases)}",
                         where,
@@ -108,10 +108,10 @@ class Acknowledgements:
                         near(str(entry.criterion), names),
                     )
                 )
-        return found
+        return problems
 
     def remarks(self, tally: RunTally, run: RunDir) -> list[str]:
-        """Entries that have expired; after a full run also those that no failure needed."""
+        """Expired entries; after a full run, also entries that covered no failure."""
         expired = [
             f"the entry of `known` at {where} expired on {entry.until}: renew or remove it"
             for entry, where in self._expired
@@ -162,10 +162,10 @@ def _names_of(node: str) -> tuple[str, ...]:
     return tuple(expand_hostlist(node))
 
 
-def _failure(what: str, entries: list[tuple[Known, str]]) -> KnownFailure:
+def _failure(name: str, entries: list[tuple[Known, str]]) -> KnownFailure:
     """The entries that cover one failure, joined; valid as long as all of them are."""
     return KnownFailure(
-        what,
+        name,
         "; ".join(dict.fromkeys(entry.reason for entry, _ in entries)),
         min(entry.until for entry, _ in entries).isoformat(),
         ", ".join(dict.fromkeys(where for _, where in entries)),
@@ -174,8 +174,8 @@ def _failure(what: str, entries: list[tuple[Known, str]]) -> KnownFailure:
 
 def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The findings that a job failed for; warnings decide nothing."""
-    found = job.get("findings")
-    listed = found if isinstance(found, list) else []
+    findings = job.get("findings")
+    listed = findings if isinstance(findings, list) else []
     return [
         finding
         for finding in listed
@@ -184,7 +184,7 @@ def _findings(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_own(finding: Mapping[str, Any]) -> bool:
-    """Whether this failed by itself, as far as the evidence shows."""
+    """Whether the finding is a failure in its own right, not known to follow from another."""
     detail = finding.get("detail")
     is_victim = isinstance(detail, dict) and detail.get("victim") is True
     return bool(finding.get("primary")) or not is_victim

@@ -1,7 +1,7 @@
 """What stands out in a run and should be read first, each with a link to where the page shows it.
 
 Failed jobs and criteria, slow ranks, unexpected links, metrics off their reference or their past
-runs, nodes that differ, gates that are not proven.
+runs, nodes that differ, gates that were not proven.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..config.metrics import show
+from ..text import shorten
 from .run_record import MetricRecord, PhaseRecord, ProofRecord, RankRecord, RunRecord
 
 MAX_EACH = 3  # of each kind on the first screen; the rest is counted
@@ -25,7 +26,7 @@ LAST_GOOD = " (last good run "
 class Highlight:
     """One thing that stands out: its title, a sentence with figures, and its place on the page."""
 
-    what: str
+    title: str
     text: str
     where: str  # the name of the phase, or of the part of the page
     anchor: str
@@ -62,10 +63,10 @@ def find_highlights(record: RunRecord, anchors: dict[str, str]) -> list[Highligh
 def _group(
     name: str, title: str, tone: Literal["bad", "warn"], items: Iterable[Highlight]
 ) -> Iterator[HighlightGroup]:
-    found = list(items)
-    if found:
-        worst = "warn" if all(item.known for item in found) else tone
-        yield HighlightGroup(name, title, worst, found[:MAX_EACH], len(found) - MAX_EACH)
+    listed = list(items)
+    if listed:
+        worst = "warn" if all(item.known for item in listed) else tone
+        yield HighlightGroup(name, title, worst, listed[:MAX_EACH], len(listed) - MAX_EACH)
 
 
 def _each(
@@ -79,12 +80,12 @@ def _jobs(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     if phase.outcome == "passed":
         return
     first = next((finding for finding in phase.findings if finding.primary), None)
-    what = first.cause if first else phase.reason or "no reason was recorded"
+    title = first.cause if first else phase.reason or "no reason was recorded"
     hosts = f" on {name_list(first.hosts)}" if first and first.hosts else ""
     target = f"{anchor}-findings" if phase.findings else anchor
     known = f", known until {phase.known.until}" if phase.known else ""
     text = f"{outcome_words(phase.outcome)}{hosts}{known}"
-    yield Highlight(what, text, phase.phase, target, bool(known))
+    yield Highlight(title, text, phase.phase, target, bool(known))
 
 
 def _known(phase: PhaseRecord, judges: Callable[[str, str], object]) -> str:
@@ -116,7 +117,7 @@ def _stragglers(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
 
 
 def _lateness(rank: RankRecord, ranks: list[RankRecord]) -> str:
-    """How its own part of a step compares with that of the others, by medians."""
+    """How the rank's own part of a step compares with that of the others, by medians."""
     others = [other.own_s.p50 for other in ranks if other.own_s and other is not rank]
     if not rank.own_s or not others:
         return "it is slower than the others"
@@ -153,34 +154,36 @@ def _links(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
 
 def _metrics(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     """One highlight per phase: the metric that is furthest off, and the names of the others."""
-    found = [(name, *off) for name, metric in phase.metrics.items() if (off := _off(name, metric))]
-    if not found:
+    deviations = [
+        (name, *off) for name, metric in phase.metrics.items() if (off := _off(name, metric))
+    ]
+    if not deviations:
         return
-    found.sort(key=lambda entry: -entry[1])
-    name, share, against = found[0]
+    deviations.sort(key=lambda entry: -entry[1])
+    name, share, against = deviations[0]
     metric = phase.metrics[name]
     value = f"{name} is {show_number(metric.value)} {unit_words(metric.unit)}".rstrip()
-    also = f"; also {name_list([entry[0] for entry in found[1:]])}" if found[1:] else ""
+    also = f"; also {name_list([entry[0] for entry in deviations[1:]])}" if deviations[1:] else ""
     changes, _ = split_changes(phase.changed)
     since = f". Since the last good run: {name_list(changes)}" if changes else ""
-    what = against if math.isinf(share) else f"{name} {against}"
-    names = re.compile(rf"\b({'|'.join(re.escape(entry[0]) for entry in found)})\b")
+    title = against if math.isinf(share) else f"{name} {against}"
+    names = re.compile(rf"\b({'|'.join(re.escape(entry[0]) for entry in deviations)})\b")
     known = _known(phase, lambda name, text: names.search(text))
     text = f"{value}{also}{known}{since}"
-    yield Highlight(what, text, phase.phase, f"{anchor}-metrics", bool(known))
+    yield Highlight(title, text, phase.phase, f"{anchor}-metrics", bool(known))
 
 
 def split_changes(changed: Iterable[str]) -> tuple[list[str], str]:
-    """What changed since the last good run, and the name of that run, taken out of each entry."""
+    """What changed since the last good run, and that run's name, removed from each entry."""
     parts = [part.rpartition(LAST_GOOD) for part in changed]
-    runs = {tail.removesuffix(")") for _, found, tail in parts if found}
+    runs = {tail.removesuffix(")") for _, mark, tail in parts if mark}
     if len(runs) > 1:
         return ["".join(part) for part in parts], ""
-    return [head if found else tail for head, found, tail in parts], "".join(runs)
+    return [head if mark else tail for head, mark, tail in parts], "".join(runs)
 
 
 def _off(name: str, metric: MetricRecord) -> tuple[float, str] | None:
-    """By how much a metric is off, and the words for it; None if it is not off."""
+    """How far a metric is off, as a figure and in words; None if it is not off."""
     reference, past, value = metric.reference, metric.past, metric.value
     if isinstance(value, str):
         return math.inf, f"{value}, which is not a finite number"
@@ -217,9 +220,9 @@ def _criteria(phase: PhaseRecord, anchor: str) -> Iterator[Highlight]:
     if phase.outcome != "passed" or not red:
         return
     lines = phase.criteria[red[0]].text.strip().splitlines()
-    what = f"{len(red)} of {len(phase.criteria)} criteria" if red[1:] else red[0]
+    title = f"{len(red)} of {len(phase.criteria)} criteria" if red[1:] else red[0]
     text = name_list(red) if red[1:] else lines[0] if lines else ""
-    yield Highlight(what, text, phase.phase, f"{anchor}-criteria")
+    yield Highlight(title, text, phase.phase, f"{anchor}-criteria")
 
 
 def _differences(record: RunRecord) -> Iterator[Highlight]:
@@ -238,10 +241,8 @@ def _gates(proof: ProofRecord) -> Iterator[Highlight]:
 
 
 def name_list(names: Iterable[str]) -> str:
-    """Names on one line; of many, the first and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - MAX_NAMES} more" if len(every) > MAX_NAMES else ""
-    return ", ".join(every[:MAX_NAMES]) + more
+    """Names on one line; of many, the first ones and how many more there are."""
+    return shorten(list(names), MAX_NAMES)
 
 
 def outcome_words(outcome: str) -> str:

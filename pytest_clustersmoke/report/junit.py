@@ -1,10 +1,11 @@
-"""junit.xml: completes what pytest's writer holds, before it writes the file.
+"""junit.xml: completes the data of pytest's writer before it writes the file.
 
 Properties of a case travel as pytest's `user_properties`; a metric's name ends in its unit
 (`steps_per_s`, `peak_memory_gib`; `final_loss` has none), and its value is that of report.json, to
-the last digit. The suite gets the properties of the run. The text of a case is cut, with the path
-of the full evidence. A case that the end of the run cut off gets its name and an error, since
-pytest writes neither. All this changes pytest's data, not the file, which may even be a pipe.
+the last digit. The suite gets the properties of the run. Long texts of a case are cut; the
+path of the full evidence follows them. A case that was still running when the run ended gets its
+name and an error, because pytest writes neither. Only pytest's data is changed, never the file,
+which may even be a pipe.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def phase_properties(result: PhaseResult) -> list[Property]:
 
 def complete_junit(xml: Any, run: FinishedRun) -> None:
     """Complete what pytest's writer is about to write, now that the verdict is known."""
-    versions: dict[str, dict[str, None]] = {}  # in order, each once
+    versions: dict[str, dict[str, None]] = {}  # an ordered set for each name
     for case in _cases(xml):
         properties = {
             element.attrib["name"]: element.attrib["value"] for element in case.iter("property")
@@ -86,7 +87,7 @@ def _run_properties(run: FinishedRun) -> list[Property]:
 
 
 def _cases(xml: Any) -> Iterator[Element]:
-    """Each case as an XML element, which can be changed: pytest will write exactly that."""
+    """Each case as an XML element; pytest writes the element with any change made to it."""
     for reporter in xml.node_reporters_ordered:
         if "attrs" in vars(reporter):  # pytest has received no report of its end
             if "name" not in reporter.attrs:

@@ -1,6 +1,6 @@
-"""The facts that nodes reported, for the record: once per node; and where nodes differ.
+"""The facts that nodes reported, once per node, and where nodes differ.
 
-Jobs write the facts: a file may be huge, or nested arbitrarily deep.
+A job can write the files of facts: they may be huge, or nested arbitrarily deep.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .run_record import DifferenceRecord, FactsRecord
 # A node with eight GPUs and ten network cards writes some 10,000 characters, nested four deep.
 MAX_CHARACTERS, MAX_FACT, MAX_DEPTH = 2**18, 2**16, 6
 CUT = "…"  # starts every text that replaces something left out
-# NodeRecord and FactsRecord have these.
-SAID = {"node_rank", "node", "host"}
+# Facts that NodeRecord and FactsRecord hold in fields of their own.
+OWN_FIELDS = {"node_rank", "node", "host"}
 # Facts of launch.facts that nodes of one kind should have in common.
 COMMON = (
     "kernel",
@@ -58,9 +58,9 @@ class FactsCollector:
             if reported.facts or not node.host:
                 node.host = reported.host
             if reported.facts:
-                node.by_phase[result.name] = bound_facts(
-                    {name: value for name, value in reported.facts.items() if name not in SAID}
-                )
+                facts = reported.facts.items()
+                kept = {name: value for name, value in facts if name not in OWN_FIELDS}
+                node.by_phase[result.name] = bound_facts(kept)
 
     def records(self) -> list[FactsRecord]:
         """Each node once, in the order of the phases."""
@@ -113,15 +113,15 @@ def find_differences(nodes: Iterable[FactsRecord]) -> list[DifferenceRecord]:
     first. A node without facts differs in nothing."""
     by_node = {node.node: dict(common_facts(node.facts)) for node in nodes if node.facts}
     names = sorted({name for facts in by_node.values() for name in facts})
-    found: list[DifferenceRecord] = []
+    differences: list[DifferenceRecord] = []
     for name in names:
         by_value: dict[str, list[str]] = defaultdict(list)
         for node, facts in sorted(by_node.items()):
             by_value[facts.get(name, UNKNOWN)].append(node)
         if len(by_value) > 1:
             ordered = sorted(by_value.items(), key=lambda pair: (-len(pair[1]), pair[0]))
-            found.append(DifferenceRecord(fact=name, values=dict(ordered)))
-    return found[:MAX_DIFFERENCES]
+            differences.append(DifferenceRecord(fact=name, values=dict(ordered)))
+    return differences[:MAX_DIFFERENCES]
 
 
 def common_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,8 @@ from .run_record import Outcome, PhaseRecord, Result, RunRecord
 from .verdict import FIT, INCONCLUSIVE, NOT_PROVEN, PROVEN, UNFIT
 
 PREFIX = "clustersmoke_"
-# The end of a name in METRICS, its form in OpenMetrics, and the factor between the units. The first
-# match counts.
+# The end of a name in METRICS, the OpenMetrics unit, and the factor between them. The first match
+# counts.
 UNITS: tuple[tuple[str, str, float], ...] = (
     ("_gb_per_s", "bytes_per_second", 1e9),
     ("tokens_per_s_per_rank", "tokens_per_second_per_rank", 1),

@@ -1,8 +1,8 @@
 """index.html: the whole report of a run in one file, which needs no network.
 
-Every figure is in a table that works without scripts; charts.js and topology.js draw from those
-tables. So the page has each number once, as text and exactly in `data-value`. For a phase with many
-ranks it has rounded ranges, and says so (page_ranks.py).
+Every figure is in a table that works without scripts; charts.js and topology.js read those tables.
+So the page holds each number once: rounded as text, exact in `data-value`. For a phase with many
+ranks it holds rounded ranges and says so (page_ranks.py).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from .run_record import RunRecord
 
 HERE = Path(__file__).parent / "html"
 SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "topology.js", "page.js")
-# As much as a person reads of one text; the evidence has the rest.
+# Nobody reads more of one text; the evidence has the rest.
 MAX_TEXT = 8000
 MAX_DIFFERENCES = 200
 
 
 def page(record: RunRecord, exists: Callable[[str], bool] = lambda name: True) -> str:
-    """The page of a record, all of which is treated as hostile text.
+    """The page of a record; every text in the record is treated as hostile.
 
-    `exists` says whether a file of this name is beside the page, or will be: other files are named
+    `exists` says whether a file of this name is, or will be, beside the page; other files are named
     without a link.
     """
     sanitized = RunRecord.model_validate(_sanitize(record.as_json()))

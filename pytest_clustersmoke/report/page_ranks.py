@@ -45,7 +45,7 @@ class RanksView:
     nodes: list[NodeRanks]  # empty if all ranks are listed
     undone: str
     behind: str
-    standing: int  # how many stand out
+    outliers: int  # how many ranks stand out
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def ranks_view(record: PhaseRecord) -> RanksView:
     behind = ranges(rank.rank for rank in ranks if rank.behind)
     if len(ranks) <= MANY_RANKS:
         return RanksView(ranks, [], undone, behind, 0)
-    standing = _standing(ranks)
-    rows = sorted(standing[:MAX_ROWS], key=lambda rank: rank.rank)
-    return RanksView(rows, _by_node(ranks), undone, behind, len(standing))
+    outliers = _outliers(ranks)
+    rows = sorted(outliers[:MAX_ROWS], key=lambda rank: rank.rank)
+    return RanksView(rows, _by_node(ranks), undone, behind, len(outliers))
 
 
 def links_view(record: PhaseRecord) -> LinksView:
@@ -143,16 +143,16 @@ def _worst_first(group: GroupRecord) -> tuple[bool, float]:
     return not group.unexpected, math.inf if speed is None else speed
 
 
-def _standing(ranks: list[RankRecord]) -> list[RankRecord]:
+def _outliers(ranks: list[RankRecord]) -> list[RankRecord]:
     """Ranks to look at, the worst first: behind, not done, on an unknown node, with a figure that
     is not a number; then those with the longest own part, the longest step and the most memory."""
-    found = [rank for rank in ranks if rank.behind]
-    found += [rank for rank in ranks if not rank.done]
-    found += [rank for rank in ranks if rank.node_rank is None]
-    found += [rank for rank in ranks if isinstance(rank.peak_memory_gib, str)]
+    chosen = [rank for rank in ranks if rank.behind]
+    chosen += [rank for rank in ranks if not rank.done]
+    chosen += [rank for rank in ranks if rank.node_rank is None]
+    chosen += [rank for rank in ranks if isinstance(rank.peak_memory_gib, str)]
     for figure in (_own, _step, _memory):
-        found.append(max(ranks, key=figure))
-    return list({rank.rank: rank for rank in found}.values())
+        chosen.append(max(ranks, key=figure))
+    return list({rank.rank: rank for rank in chosen}.values())
 
 
 def _own(rank: RankRecord) -> float:
@@ -169,11 +169,12 @@ def _memory(rank: RankRecord) -> float:
 
 
 def _by_node(ranks: list[RankRecord]) -> list[NodeRanks]:
-    found: dict[int | None, list[RankRecord]] = {}
+    by_node: dict[int | None, list[RankRecord]] = {}
     for rank in ranks:
-        found.setdefault(rank.node_rank, []).append(rank)
+        by_node.setdefault(rank.node_rank, []).append(rank)
     return [
-        _node(place, found[place]) for place in sorted(found, key=lambda at: (at is None, at or 0))
+        _node(place, by_node[place])
+        for place in sorted(by_node, key=lambda at: (at is None, at or 0))
     ]
 
 

@@ -58,7 +58,7 @@ class PhaseSection:
 
 @dataclass(frozen=True)
 class FactCell:
-    """A fact of a node; `differs`: most nodes have another value, but should have the same."""
+    """A fact of a node; `differs`: most nodes have another value, although all should be equal."""
 
     text: str
     differs: bool
@@ -73,20 +73,20 @@ class PageContent:
     versions: list[tuple[str, list[tuple[str, list[str]]]]]  # name -> value -> phases
     node_columns: list[str]
     node_rows: list[tuple[FactsRecord, list[FactCell]]]
-    scope: str  # what was selected, unless the sentence says it
-    optional: list[str]  # kinds that are not required and were not measured
+    scope: str  # what was selected, unless the sentence says so
+    optional: list[str]  # kinds that were neither required nor measured
     had_past: bool  # there are earlier runs of these phases
 
 
 def build_view(record: RunRecord) -> PageContent:
     """The view of a record whose texts are sanitized."""
     anchors = _anchors([phase.phase for phase in record.phases])
-    standing = find_highlights(record, anchors)
-    places = {item.where for group in standing for item in group.items}
+    highlights = find_highlights(record, anchors)
+    places = {item.where for group in highlights for item in group.items}
     phases = [_phase(phase, anchors, places) for phase in record.phases]
     columns, rows = _node_table(record)
     return PageContent(
-        stands_out=standing,
+        stands_out=highlights,
         phases=phases,
         versions=_versions(record.phases),
         node_columns=columns,
@@ -121,14 +121,14 @@ def fact_words(value: str, fact: str) -> str:
 
 
 def _scope(record: RunRecord) -> str:
-    """How many phases were selected and by what, unless the sentence says it."""
+    """How many phases were selected and by what, unless the sentence says so."""
     count = f"{len(record.phases_chosen)} of {len(record.phases_of_cluster)} phases"
     parts = [part for part in (count, record.selection) if part and part not in record.sentence]
     return ": ".join(parts)
 
 
 def _optional(record: RunRecord) -> list[str]:
-    """Kinds that are not required and were not measured, with how many phases lack each."""
+    """Kinds that were neither required nor measured, with the number of phases that lack each."""
     if record.proof is not None:
         return []
     phases, required = record.phases, set(record.not_measured)
@@ -187,16 +187,16 @@ def _state(record: PhaseRecord, counted: Counter[Result]) -> tuple[str, str]:
 
 def _versions(phases: Iterable[PhaseRecord]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Each version with the phases that ran on it."""
-    found: dict[str, dict[str, list[str]]] = {}
+    versions: dict[str, dict[str, list[str]]] = {}
     for phase in phases:
         for name, value in phase.versions.items():
-            found.setdefault(name, {}).setdefault(value, []).append(phase.phase)
-    return [(name, list(values.items())) for name, values in found.items()]
+            versions.setdefault(name, {}).setdefault(value, []).append(phase.phase)
+    return [(name, list(values.items())) for name, values in versions.items()]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """node2 before node10."""
-    parts = re.split(r"(\d{1,18})", name)  # Python reads no number of thousands of digits
+    parts = re.split(r"(\d{1,18})", name)  # int() refuses thousands of digits
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 

@@ -1,12 +1,12 @@
-"""The end of a run: writes its record and views to reports/<run_id>/, and the last lines.
+"""Publishes a finished run: its record and views in reports/<run_id>/, and the last lines.
 
-report.json     the record, without which there is no report
-metrics.prom    the same figures for Prometheus; those of a whole run are also written beside the
-                runs, as metrics-<cluster>.prom, for a node exporter's textfile collector
+report.json     the record; without it there is no report
+metrics.prom    its figures for Prometheus; those of a complete run are also written to
+                reports/metrics-<cluster>.prom, for a node exporter's textfile collector
 index.html      the page for people
-GITHUB_STEP_SUMMARY, if GitHub Actions names one: the summary is appended to it
+GITHUB_STEP_SUMMARY, if GitHub Actions sets it: the summary is appended to that file
 
-Each file is written whole or not at all. No error here may cost a run its verdict.
+Each file is written whole or not at all. Whatever fails here, the run keeps its verdict.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def finish(
 ) -> bool:
     """Report a run whose jobs have ended; False if the report could not be written.
 
-    `latest` is the link to point to it. `reporter` is pytest's terminal reporter, if any.
+    `latest` is the name of the link that will point to the report. `reporter` is pytest's terminal
+    reporter, if any.
     """
     try:
         record = make_record(run)

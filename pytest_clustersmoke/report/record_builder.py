@@ -160,12 +160,12 @@ def _marks(result: PhaseResult) -> list[str]:
 
 
 def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
-    found: dict[str, MetricRecord] = {}
+    metrics: dict[str, MetricRecord] = {}
     past = read_judgement(result.directory)
     for name, value in result.metrics().items():
         reference = result.references.get(name)
         comparison = compare(name, value, reference)
-        found[name] = MetricRecord(
+        metrics[name] = MetricRecord(
             value=value,
             unit=METRICS[name].unit,
             higher_is_better=METRICS[name].higher_is_better,
@@ -174,7 +174,7 @@ def _metrics(result: PhaseResult) -> dict[str, MetricRecord]:
             text=comparison.text,
             past=past.get(name),
         )
-    return found
+    return metrics
 
 
 def _reference(reference: Reference | None) -> ReferenceRecord | None:
@@ -188,5 +188,5 @@ def _reference(reference: Reference | None) -> ReferenceRecord | None:
 def _remarks(result: PhaseResult, run: FinishedRun) -> list[dict[str, Any]]:
     """Remarks about environment variables, from what the nodes saw."""
     phase = run.phases.get(result.name)
-    found = remark_on_job(result, phase, run.profile, os.environ) if phase and run.profile else []
-    return [asdict(remark) for remark in found]
+    remarks = remark_on_job(result, phase, run.profile, os.environ) if phase and run.profile else []
+    return [asdict(remark) for remark in remarks]

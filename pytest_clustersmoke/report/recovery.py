@@ -1,7 +1,7 @@
 """Runs whose controller was killed: the next command that finds one writes its report.
 
-The journal has what was judged before; the run directory has what the jobs left. The jobs may still
-be running: they were never cancelled.
+The journal has the results so far; the run directory has the evidence of the jobs. The jobs may
+still be running: nothing cancelled them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _report(
     profile = _profile(about, environ)
     record = make_record(FinishedRun(run, target, about, tally, verdict, profile))
     _close(run)
-    # Without the environment: today's CI step is not a step of that run.
+    # No environment: the summary of the current CI step must not get this run.
     _, remarks = publish(record, run, target.parent, {})
     return [f"run {target.name}: {partial}; its report is written now: {target}", *remarks]
 
@@ -103,7 +103,7 @@ def _unreported(report_dir: Path) -> Iterator[tuple[Path, RunDir, dict[str, Any]
 
 
 def _tally(run: RunDir, about: Mapping[str, Any]) -> tuple[RunTally, str]:
-    """The tally by the journal, and how the run ended, in words."""
+    """The tally from the journal, and how the run ended, in words."""
     tally = RunTally(frozenset(about.get("require", ())), interrupted=True)
     tally.phases_of_cluster = [str(name) for name in about.get("phases_of_cluster", ())]
     tally.selection = str(about.get("selection", ""))

@@ -63,7 +63,7 @@ class EvidenceCopier:
                 self._error = self._error or f": {error}"
 
     def _has_room(self, source: Path) -> bool:
-        """Whether it is a file that still fits; if so, it is counted. Raises OSError."""
+        """Whether this is a regular file that still fits the limits; if so, count it."""
         info = source.lstat()
         if not stat.S_ISREG(info.st_mode):
             return False
@@ -104,8 +104,8 @@ def prune_runs(directory: Path, keep: int) -> None:
 
 
 def _began(run: Path) -> float | None:
-    """When a finished run of ours started: by its journal, or by its directory if it was killed
-    before it wrote one. None for anything else."""
+    """When a run of ours that is over started: from its journal or, if it was killed before it
+    wrote one, from its directory. None for anything else."""
     try:
         if run.is_symlink() or run.lstat().st_uid != os.getuid():
             return None

@@ -1,8 +1,8 @@
 """The record of a run, which is report.json: every view is rendered from it, and none judges.
 
 Times are Unix seconds, durations are seconds; other units are in the field's name. A number that is
-not finite is written as its name. `python -m pytest_clustersmoke.report.run_record` writes
-report.schema.json, the JSON Schema of these models.
+not finite is written as text: nan, inf or -inf. report.schema.json is the JSON Schema of these
+models; `python -m pytest_clustersmoke.report.run_record` writes it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Result = Literal["passed", "failed", "skipped", "known"]
 
 
 class _Model(BaseModel):
-    # A report has no other fields than these. A field with a default is left out of report.json
-    # unless it is set.
+    # A report has no other fields. A field with a default is left out of report.json unless it
+    # is set.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), defer_build=True)
 
 
@@ -86,7 +86,7 @@ class MetricRecord(_Model):
 
 
 class NodeRecord(_Model):
-    """One node of a phase; its facts stand in the run's `nodes`."""
+    """One node of a phase; its facts are in the run's `nodes`."""
 
     node_rank: int
     node: str
@@ -99,7 +99,7 @@ class FactsRecord(_Model):
     node: str
     host: str
     phases: list[str] = Field(description="in which it wrote facts; empty if it never did")
-    facts: dict[str, Any] = Field(description="as the last of these phases found them")
+    facts: dict[str, Any] = Field(description="from the last of these phases")
     earlier: dict[str, dict[str, Any]] = Field(description="phase -> facts that differed there")
 
 
@@ -224,7 +224,7 @@ class PhaseRecord(_Model):
     topology: TopologyRecord | None
     metrics: dict[str, MetricRecord]
     loss: list[tuple[int, Number]] = Field(
-        description="step, mean over all ranks; thinned where there are many"
+        description="step, mean over all ranks; thinned if there are many"
     )
     trend: TrendRecord | None
     changed: list[str] = Field(description="versions that changed since the last good run")
@@ -262,7 +262,7 @@ class GateRecord(_Model):
 
 
 class ProofRecord(_Model):
-    """What --cluster-prove found of the gates."""
+    """The result of --cluster-prove."""
 
     cluster: str
     date: str
@@ -275,7 +275,7 @@ class ProofRecord(_Model):
 
 class RunRecord(_Model):
     """A run. Times are Unix seconds, durations are seconds; other units are in the key or beside
-    the number. A number that is not finite is written as its name."""
+    the number. A number that is not finite is written as text: nan, inf or -inf."""
 
     schema_version: Literal[1] = Field(alias="schema", json_schema_extra={"type": "integer"})
     run_id: str

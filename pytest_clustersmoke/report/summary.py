@@ -1,6 +1,7 @@
 """The step summary of GitHub Actions: the record of a run as Markdown, on the page of the job.
 
-GITHUB_STEP_SUMMARY names a Markdown file; each step has its own, to which all its commands append.
+GITHUB_STEP_SUMMARY names a Markdown file. Each step has its own; every command of the step appends
+to it.
 Cluster names, findings and log lines may hold anything and are shown literally: they never become
 markup, HTML, a link, a mention, a reference to an issue, an emoji or a formula.
 """
@@ -14,7 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..text import plural, sanitize_line, sanitize_lines
+from ..text import plural, sanitize_line, sanitize_lines, shorten
 from .run_record import FindingRecord, PhaseRecord, RunRecord
 from .terminal import COLUMNS, NUMBERS, gate_lines, known_words, phase_row
 
@@ -145,7 +146,7 @@ def _problems(phase: PhaseRecord) -> Iterator[str]:
 
 def _finding(finding: FindingRecord) -> Iterator[str]:
     names = [*finding.hosts, *(f"rank {rank}" for rank in finding.ranks)]
-    where = f" ({inline(_name_list(names))})" if names else ""
+    where = f" ({inline(shorten(names, MAX_NAMES))})" if names else ""
     kind = "Finding" if finding.severity == "failure" else "Warning"
     yield f"{kind} {code(finding.id)}: **{inline(finding.cause)}**{where}"
     yield f"Next: {inline(finding.fix)}"
@@ -168,13 +169,10 @@ def _changes(record: RunRecord) -> Iterator[str]:
 
 def _differences(record: RunRecord) -> Iterator[str]:
     for difference in record.differences:
-        values = [f"{value} on {_name_list(nodes)}" for value, nodes in difference.values.items()]
+        values = [
+            f"{value} on {shorten(nodes, MAX_NAMES)}" for value, nodes in difference.values.items()
+        ]
         yield f"{difference.fact}: {'; '.join(values)}"
-
-
-def _name_list(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:

@@ -141,10 +141,10 @@ def _warnings(phases: Iterable[PhaseRecord]) -> list[str]:
         ]
         for phase in phases
     }
-    found = format_remarks(group_remarks(by_phase))
-    left = len(found) - MAX_WARNINGS
+    lines = format_remarks(group_remarks(by_phase))
+    left = len(lines) - MAX_WARNINGS
     more = [f"... and {left} more in report.json"] if left > 0 else []
-    return found[:MAX_WARNINGS] + more
+    return lines[:MAX_WARNINGS] + more
 
 
 def phase_row(phase: PhaseRecord) -> list[str]:

@@ -148,9 +148,8 @@ class ProofTally:
     planned: list[str] = field(default_factory=list)
     proven: list[str] = field(default_factory=list)
     stayed_green: list[str] = field(default_factory=list)
-    wrong: list[str] = field(
-        default_factory=list
-    )  # red, but in the wrong place or for another reason
+    # Red, but in the wrong place or for another reason.
+    wrong: list[str] = field(default_factory=list)
     not_staged: list[str] = field(default_factory=list)
 
     def unjudged(self) -> list[str]:
@@ -229,7 +228,7 @@ def _verdict(
 
 
 def _count(run: RunTally, verdict: str) -> str:
-    """How many of the cluster's phases the verdict is about, and what became of those."""
+    """How many of the cluster's phases failed, passed or finished, in words."""
     phases = run.phases.values()
     if verdict == UNFIT:
         number, state = sum(bool(phase.failure_words()) for phase in phases), "failed"
@@ -316,7 +315,7 @@ def _unreported(phase: PhaseTally, run: RunTally) -> Iterable[str]:
 
 def _unjudged_kinds(phase: PhaseTally, run: RunTally) -> Iterable[str]:
     """Required kinds that no criterion judged; for transports, each side where ranks communicate.
-    A phase of which only some criteria were selected lacks nothing."""
+    A phase with only some of its criteria selected is not checked."""
     if phase.is_cut or phase.failed_criteria:
         return
     for kind in sorted(run.require - phase.unmeasured):

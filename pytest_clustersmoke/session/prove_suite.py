@@ -140,7 +140,7 @@ class ProveSuite(Suite):
             fault, phase = candidate.item.fault, candidate.phase
             size = f"{phase.nodes.value} x {phase.gpus_per_node.value}"
             red = ", ".join([*sorted(fault.red), *fault.findings])
-            out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.what} -> {red}\n")
+            out.write(f"{fault.name}: {phase.name}, {size} ranks: {fault.description} -> {red}\n")
         for name, why in self._not_applicable.items():
             out.write(f"{name} is not staged: {why}\n")
         out.flush()

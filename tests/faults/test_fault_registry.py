@@ -39,13 +39,13 @@ def test_rank_can_stage_every_fault() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_says_what_must_fail(name: str) -> None:
-    """It fails either the job, with a finding, or criteria that the suite has; never both."""
+    """It must fail either the job, with a finding, or criteria of the suite, never both."""
     fault = FAULTS[name]
-    assert fault.name == name and fault.what and fault.red
+    assert fault.name == name and fault.description and fault.red
     assert fault.by in ("rank", "ranks", "job")
     if JOB in fault.red:
         assert fault.red == {JOB} and fault.findings
-        # Only an exception of the program itself has no known cause.
+        # Only an exception that the rank program itself raises has no signature.
         assert fault.signatures or fault.by == "rank" or "rank-error" not in fault.findings
     else:
         assert (fault.red | fault.follows) <= criteria() and not fault.findings

@@ -1,4 +1,4 @@
-"""When a gate is proven, and which differences are reported where it is not."""
+"""When a gate is proven, and which differences are reported if it is not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RED = {
     GRADIENTS: Observed("failed", "gradients are not in sync on rank 1 (n0)"),
     RELOAD: Observed("passed"),
 }
-FOUND = {"id": "rank-died", "primary": True, "cause": "it died", "ranks": [1], "hosts": ["n0"]}
+FINDING = {"id": "rank-died", "primary": True, "cause": "it died", "ranks": [1], "hosts": ["n0"]}
 
 
 def staged_in(folder: Path, fault: str, ranks: tuple[int, ...] = (1,), **job: Any) -> PhaseResult:
@@ -57,14 +57,14 @@ def judge_criteria(
     return judge(FLIPPED, "small", result, criteria, baseline, RunDir(folder))
 
 
-def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **found: Any) -> Gate:
-    findings = [{**FOUND, **found}]
+def judge_job(folder: Path, staged_on: tuple[int, ...] = (1,), **changes: Any) -> Gate:
+    findings = [{**FINDING, **changes}]
     result = staged_in(folder, "rank-killed", staged_on, outcome="failed", findings=findings)
     return judge(KILLED, "small", result, {}, None, RunDir(folder))
 
 
 def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:
-    """A gate is proven where only its criterion fails and names the rank."""
+    """A gate is proven if only its criterion fails and names the rank."""
     gate = judge_criteria(tmp_path)
     assert (gate.status, gate.reasons, gate.red) == (PROVEN, [], [GRADIENTS])
 
@@ -88,7 +88,7 @@ def test_gate_is_proven_by_the_failing_criterion(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_other_failures_are_no_proof(
+def test_other_failures_prove_nothing(
     tmp_path: Path, changed: dict[str, Observed], reason: str
 ) -> None:
     """Another criterion's result changed, or the message names another rank."""
@@ -97,12 +97,12 @@ def test_other_failures_are_no_proof(
 
 
 def test_passing_criterion_is_reported(tmp_path: Path) -> None:
-    """A criterion that still passes is reported: the gate missed the fault."""
+    """A criterion that still passes is reported: it missed the fault."""
     gate = judge_criteria(tmp_path, {GRADIENTS: Observed("passed"), RELOAD: Observed("passed")})
     assert gate.status == GREEN and gate.reasons[0] == f"{GRADIENTS} stayed green"
 
 
-def test_failure_without_the_fault_is_no_proof(tmp_path: Path) -> None:
+def test_failure_without_the_fault_proves_nothing(tmp_path: Path) -> None:
     """A criterion that already failed without the fault proves nothing."""
     before = {**HEALTHY.criteria, GRADIENTS: Observed("failed", "worn")}
     gate = judge_criteria(tmp_path, baseline=replace(HEALTHY, criteria=before))
@@ -111,7 +111,7 @@ def test_failure_without_the_fault_is_no_proof(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("outcome", "status"), [("failed", OTHER), ("never_ran", NOT_STAGED)])
 def test_unhealthy_phase_proves_nothing(tmp_path: Path, outcome: str, status: str) -> None:
-    """Where the phase fails or never ran without the fault, its criteria prove nothing."""
+    """If the phase without the fault failed or never ran, its criteria prove nothing."""
     gate = judge_criteria(tmp_path, baseline=Baseline(outcome, "why", {}))
     assert gate.status == status
     assert gate.reasons == [f"without the fault the phase is {outcome}: why"]
@@ -136,7 +136,7 @@ def test_failed_job_is_not_a_failed_criterion(tmp_path: Path) -> None:
 
 
 def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
-    """The finding has the fault's id, rank and host, and the seconds to it are recorded."""
+    """The finding has the expected id, rank and host; the time to detection is recorded."""
     journal = EventWriter(tmp_path / "journal.jsonl")
     journal.write("ended", phase="small")
     gate = judge_job(tmp_path)
@@ -145,7 +145,7 @@ def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("changes", "reason"),
     [
         ({"id": "hang"}, "the finding is hang, expected rank-died"),
         ({"primary": False}, "the finding is none, expected rank-died"),
@@ -154,25 +154,25 @@ def test_gate_is_proven_by_the_right_finding(tmp_path: Path) -> None:
         ({"hosts": ["n1"]}, "hosts ['n1'], expected rank 1 (n0)"),
     ],
 )
-def test_other_finding_is_no_proof(tmp_path: Path, found: dict[str, Any], reason: str) -> None:
+def test_other_finding_proves_nothing(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     """A job that failed with another finding, or one that names another rank, proves nothing."""
-    gate = judge_job(tmp_path, **found)
+    gate = judge_job(tmp_path, **changes)
     assert gate.status == OTHER and reason in gate.reasons[0]
 
 
-def test_cause_of_a_finding_counts(tmp_path: Path) -> None:
-    """Where a fault has a known cause, the finding must name it."""
+def test_finding_must_have_the_signature_of_the_fault(tmp_path: Path) -> None:
+    """If a fault has a known signature, the finding must have it."""
     fault = FAULTS["checkpoint-truncated"]
     for signature, status in (("checkpoint_damaged", PROVEN), ("disk_full", OTHER), (None, OTHER)):
-        found = {**FOUND, "id": "rank-error", "detail": {"signature": signature}}
+        finding = {**FINDING, "id": "rank-error", "detail": {"signature": signature}}
         folder = tmp_path / str(signature)
-        result = staged_in(folder, fault.name, (0,), outcome="failed", findings=[found])
+        result = staged_in(folder, fault.name, (0,), outcome="failed", findings=[finding])
         assert judge(fault, "small", result, {}, None, RunDir(folder)).status == status
 
 
 @pytest.mark.parametrize("outcome", ["never_ran", "lost", "preempted", "cluster_failed"])
 def test_scheduler_outcomes_prove_nothing(tmp_path: Path, outcome: str) -> None:
-    """Where the scheduler ended the job the fault was not staged: neither proven nor green."""
+    """If the scheduler ended the job, the fault was not staged: neither proven nor green."""
     result = staged_in(tmp_path, "rank-killed", (), outcome=outcome, reason="why")
     gate = judge(KILLED, "small", result, {}, None, RunDir(tmp_path))
     assert (gate.status, gate.reasons) == (NOT_STAGED, [f"{outcome}: why"])
@@ -180,8 +180,8 @@ def test_scheduler_outcomes_prove_nothing(tmp_path: Path, outcome: str) -> None:
 
 def test_refused_submission_proves_its_gate(tmp_path: Path) -> None:
     """The fault of a refused submission is proven by the refusal."""
-    found = [{**FOUND, "id": "submission-refused", "ranks": [], "hosts": []}]
-    result = staged_in(tmp_path, "submission-refused", (), outcome="never_ran", findings=found)
+    findings = [{**FINDING, "id": "submission-refused", "ranks": [], "hosts": []}]
+    result = staged_in(tmp_path, "submission-refused", (), outcome="never_ran", findings=findings)
     gate = judge(FAULTS["submission-refused"], "small", result, {}, None, RunDir(tmp_path))
     assert gate.status == PROVEN
 
@@ -198,11 +198,11 @@ def test_refused_submission_proves_its_gate(tmp_path: Path) -> None:
     ],
 )
 def test_verdict_over_all_gates(statuses: list[str | None], verdict: str, status: int) -> None:
-    """0 if all are proven, 1 if one is not, otherwise 6 if one was not staged or judged."""
+    """0 if all are proven, 1 if one failed, otherwise 6 if one was not staged or not judged."""
     names = ["fault-0", "fault-1"]
     by_status = {
-        status: [name for name, one in zip(names, statuses, strict=True) if one == status]
-        for status in (PROVEN, GREEN, OTHER, NOT_STAGED)
+        wanted: [name for name, status in zip(names, statuses, strict=True) if status == wanted]
+        for wanted in (PROVEN, GREEN, OTHER, NOT_STAGED)
     }
     proof = ProofTally(
         "here",

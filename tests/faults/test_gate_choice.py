@@ -1,4 +1,4 @@
-"""Which phase a fault is staged in, why none fits, and the small phase made from it."""
+"""Which phase a fault is staged in, why none fits, and the small phase made from the choice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chosen(fault: str, profile: Profile, *candidates: Candidate) -> Candidate | 
 
 
 def test_smallest_fitting_phase_is_chosen(tmp_path: Path) -> None:
-    """Fewest nodes, then fewest ranks, then the first; one rank cannot keep others waiting."""
+    """Fewest nodes, then fewest ranks, then the first; `rank-killed` needs two ranks."""
     profile = make_profile(tmp_path)
     sizes = [(2, 2), (1, 8), (1, 2), (1, 2), (1, 1)]
     candidates = [candidate(profile, nodes=n, gpus_per_node=g) for n, g in sizes]
@@ -95,25 +95,25 @@ EXPECTED = {"intra_node": ["P2P/*", "SHM*"], "inter_node": ["NET/IB*"], "forbid"
         ),
     ],
 )
-def test_transport_is_disabled_where_that_would_show(
+def test_transport_is_disabled_only_if_criteria_can_see_it(
     tmp_path: Path, fault: str, expect: dict[str, Any], reason: str
 ) -> None:
-    """Only where the transport that remains is not an expected one."""
+    """They can if the transport that remains is not an expected one."""
     profile = make_profile(tmp_path, hardware=CUDA, expect={"small": expect})
-    found = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
-    assert reason in found if isinstance(found, str) else not reason
+    choice = chosen(fault, profile, candidate(profile, nodes=2, gpus_per_node=2))
+    assert reason in choice if isinstance(choice, str) else not reason
 
 
 def test_nccl_transports_are_not_staged_under_gloo(tmp_path: Path) -> None:
     """On CPU the faults of NCCL's transports are not staged, with the reason."""
     profile = make_profile(tmp_path, expect={"small": {"intra_node": ["P2P/*"]}})
-    found = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
-    assert found == "the ranks of one communicate over gloo, which has no NCCL transports"
+    choice = chosen("p2p-off", profile, candidate(profile, gpus_per_node=2))
+    assert choice == "the ranks of one communicate over gloo, which has no NCCL transports"
 
 
 def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
-    """It has the marker's small sizes, except what the command line sets; limits only shrink; it
-    has the fault's settings; the spec names fault, phase and last rank."""
+    """It has the marker's small sizes, unless the command line sets one, and the fault's settings;
+    limits only shrink; the spec names the fault, the phase and the last rank."""
     profile = make_profile(tmp_path, setup=["true"], stage_limits_s={"train_step": 5, "init": 90})
     fault = Fault(
         "rank-hung",
@@ -145,7 +145,7 @@ def test_staged_phase_is_small_and_has_the_fault(tmp_path: Path) -> None:
 
 
 def test_class_may_set_sizes_for_proofs(tmp_path: Path) -> None:
-    """They override the marker's small sizes, also where the profile runs those."""
+    """They override the marker's small sizes, even if the profile runs those."""
     profile = make_profile(tmp_path, sizes="small")
     args, small = {"steps": 100, "layers": 8}, {"steps": 30, "layers": 4}
     base = candidate(profile, args=args, small=small, proof_args={"layers": 2})
@@ -157,7 +157,7 @@ def test_class_may_set_sizes_for_proofs(tmp_path: Path) -> None:
 
 
 def test_baseline_phase_has_the_same_size_and_no_fault(tmp_path: Path) -> None:
-    """Its spec is marked, so that nobody takes it for a result of the cluster."""
+    """Its spec names the fault `nothing`, so that it never counts as a result of the cluster."""
     profile = make_profile(tmp_path)
     base = candidate(profile, small={"steps": 30}, args={"steps": 100})
     phase = without_fault(base)

@@ -1,4 +1,4 @@
-"""A page of a record, opened in real headless Chromium, and what a test reads of it."""
+"""Opens the page of a record in headless Chromium, and reads it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 DRAWN = "html[data-charts=drawn]"
-# Ends when the page has heard of each part that opened: from then on it draws.
-OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(one =>
-  new Promise(heard => { one.addEventListener("toggle", heard, { once: true }); one.open = true })
+# Resolves once every part has fired `toggle`: only then does the page draw its charts.
+OPEN = """Promise.all([...document.querySelectorAll("details:not([open])")].map(part =>
+  new Promise(done => { part.addEventListener("toggle", done, { once: true }); part.open = true })
 )).then(all => all.length)"""
 LAPTOP, PHONE = (1280, 800), (390, 844)
-# Under the load of other tests a page takes its time; how fast it is has a test of its own.
+# Pages are slow while other tests run; a test of its own measures their speed.
 PATIENCE_MS = 60_000
 
 
 @dataclass
 class Opened:
-    """An open page, and what it told and asked while it opened."""
+    """An open page, with its console messages and its requests."""
 
     page: Page
     file: Path
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def open(self) -> None:
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.said.append(f"dialog {dialog.message}"))
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.messages.append(f"dialog {dialog.message}"))
+        self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(self.file.as_uri(), timeout=PATIENCE_MS)
         self.settle()
 
@@ -47,21 +47,21 @@ class Opened:
         self.page.wait_for_selector(DRAWN, state="attached", timeout=PATIENCE_MS)
 
     def check_quiet(self) -> None:
-        """Nothing was said on the console, and nothing was asked for but the page itself."""
-        assert self.said == []
-        assert set(self.asked) - {"data:,"} == {self.file.as_uri()}
+        """Fail if the console has a message, or if anything but the page itself was requested."""
+        assert self.messages == []
+        assert set(self.requests) - {"data:,"} == {self.file.as_uri()}
 
     def figures(self, selector: str) -> list[tuple[str, str | None]]:
         """Text and exact value of each element."""
         script = "all => all.map(e => [e.innerText.trim(), e.dataset.value ?? null])"
-        told: list[tuple[str, str | None]] = self.page.locator(selector).evaluate_all(script)
-        return [(text, value) for text, value in told]
+        cells: list[tuple[str, str | None]] = self.page.locator(selector).evaluate_all(script)
+        return [(text, value) for text, value in cells]
 
     def ask(self, script: str) -> Any:
         return self.page.evaluate(script)
 
     def open_all(self) -> None:
-        """Open every part that can be opened, and draw what is in it."""
+        """Open every part that can be opened, and wait until its charts are drawn."""
         self.ask(OPEN)
         self.settle()
 
@@ -71,7 +71,7 @@ Browse = Callable[..., Opened]
 
 @contextmanager
 def started() -> Iterator[Browser]:
-    """The system's Chromium, without a window."""
+    """The system's Chromium, headless."""
     path = need_browser()
     from playwright.sync_api import sync_playwright
 
@@ -83,12 +83,12 @@ def started() -> Iterator[Browser]:
 
 @contextmanager
 def first_screen(chromium: Browser, file: Path) -> Iterator[Opened]:
-    """A page that a run wrote, on a laptop's screen."""
-    made = chromium.new_page(viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
-    one = Opened(made, file.resolve())
-    one.open()
-    yield one
-    made.close()
+    """A page that a run wrote, at the size of a laptop's screen."""
+    tab = chromium.new_page(viewport={"width": LAPTOP[0], "height": LAPTOP[1]})
+    opened = Opened(tab, file.resolve())
+    opened.open()
+    yield opened
+    tab.close()
 
 
 def written(record: records.Record, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""One Chromium for the tests of a worker, and a page of its own for each record."""
+"""One Chromium for each module of tests, and a page for each record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def browse(chromium: Browser, tmp_path: Path) -> Iterator[Browse]:
-    """A function that opens the page of a record; `scripts=False` opens it without any."""
+    """A function that opens the page of a record; `scripts=False` turns scripts off."""
     opened: list[Opened] = []
 
     def open_page(
@@ -46,5 +46,5 @@ def browse(chromium: Browser, tmp_path: Path) -> Iterator[Browse]:
         return opened[-1]
 
     yield open_page
-    for one in opened:
-        one.page.close()
+    for tab in opened:
+        tab.page.close()

@@ -1,4 +1,4 @@
-"""Pictures of a report's page, for the documents: `python -m tests.report.shoot PAGE FOLDER`.
+"""Screenshots of a report's page for the documents: `python -m tests.report.shoot PAGE FOLDER`.
 
 Writes the first screen to FOLDER/report.png, report-dark.png and report-phone.png.
 """
@@ -22,8 +22,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("folder", type=Path)
-    words = parser.parse_args()
-    words.folder.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -33,9 +33,9 @@ def main() -> None:
                 viewport={"width": width, "height": height},
                 color_scheme="dark" if scheme == "dark" else "light",
             )
-            page.goto(words.page.resolve().as_uri())
+            page.goto(arguments.page.resolve().as_uri())
             page.wait_for_selector(DRAWN, state="attached")
-            page.screenshot(path=words.folder / f"{name}.png")
+            page.screenshot(path=arguments.folder / f"{name}.png")
             page.close()
         browser.close()
 

@@ -1,4 +1,4 @@
-"""Records of runs in which something stands out, made from tests/support/records.py."""
+"""Records of runs in which something is wrong, made from tests/support/records.py."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def spread(median: float, share: float = 0.04) -> records.Record:
 
 
 def with_own_times(phase: records.Record, slow: int | None = None) -> records.Record:
-    """Each rank with its own part of a step; the rank `slow` keeps all others waiting."""
-    for one in phase["ranks"]:
-        wobble = 1 + 0.02 * math.sin(one["rank"] * 1.7)
-        one["own_s"] = spread(0.041 * wobble)
-        one["step_s"] = spread(0.1 if slow is None else 0.142)
-        if one["rank"] == slow:
-            one["own_s"], one["behind"] = spread(0.131), True
+    """Give each rank an own part of a step; the rank `slow` keeps the others waiting."""
+    for rank in phase["ranks"]:
+        wobble = 1 + 0.02 * math.sin(rank["rank"] * 1.7)
+        rank["own_s"] = spread(0.041 * wobble)
+        rank["step_s"] = spread(0.1 if slow is None else 0.142)
+        if rank["rank"] == slow:
+            rank["own_s"], rank["behind"] = spread(0.131), True
     return phase
 
 
 def with_wrong_link(phase: records.Record, source: int) -> records.Record:
-    """The link from this rank to the next goes over sockets."""
+    """Make the link from this rank to the next use sockets."""
     topology = phase["topology"]
     assert topology is not None
-    (link,) = [one for one in topology["links"] if one["source"] == source]
+    (link,) = [link for link in topology["links"] if link["source"] == source]
     link |= {"transport": "NET/Socket/0", "kind": "NET/Socket", "nics": ["eth0"]}
     link["unexpected"] = "expected NET/IB*"
-    topology["links"].sort(key=lambda one: not one["unexpected"])
-    place = {one["rank"]: one["node_rank"] or 0 for one in phase["ranks"]}
+    topology["links"].sort(key=lambda link: not link["unexpected"])
+    place = {rank["rank"]: rank["node_rank"] or 0 for rank in phase["ranks"]}
     ends = sorted((place[source], place[link["destination"]]))
-    topology["groups"] = [one for one in topology["groups"] if list(one["nodes"]) != ends]
+    topology["groups"] = [group for group in topology["groups"] if list(group["nodes"]) != ends]
     made: records.Record = {
         "nodes": (ends[0], ends[1]),
         "kind": "NET/Socket",
@@ -58,7 +58,7 @@ def with_wrong_link(phase: records.Record, source: int) -> records.Record:
 
 
 def against(value: float, reference: float, unit: str = "samples/s") -> records.Record:
-    """A metric beside its reference, 10 % below which is allowed, and its past."""
+    """A metric with a past and with a reference that allows 10 % less."""
     made = records.metric(value, unit)
     low = reference * 0.9
     made["reference"] = {"value": reference, "low": low, "high": None, "source": "acceptance"}
@@ -79,10 +79,10 @@ def against(value: float, reference: float, unit: str = "samples/s") -> records.
 
 
 def trend(phase: records.Record, runs: int = 30) -> records.Record:
-    """So many past nights; the first six on another driver, one of them not good."""
+    """Past nightly runs; the first six had another driver, and night 17 was not good."""
     bases = {
-        name: one["reference"]["value"] if one["reference"] else one["value"]
-        for name, one in phase["metrics"].items()
+        name: metric["reference"]["value"] if metric["reference"] else metric["value"]
+        for name, metric in phase["metrics"].items()
     }
     nights = range(runs)
     return {
@@ -129,7 +129,7 @@ def slow_phase() -> records.Record:
 def later(
     phase: records.Record, after_s: float, run_s: float, queue_s: float = 4.0
 ) -> records.Record:
-    """The phase, submitted with the others and run so much later."""
+    """The phase, submitted `after_s` after the start of the run, with these times."""
     begun = records.BEGUN + after_s
     phase |= {"submitted": begun, "started": begun + queue_s, "ended": begun + queue_s + run_s}
     phase |= {"queue_s": queue_s, "run_s": run_s}
@@ -138,7 +138,7 @@ def later(
 
 def gloo_phase(nodes: int = 4) -> records.Record:
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=1)
-    pairs = [(one, other) for one in range(nodes) for other in range(one + 1, nodes)]
+    pairs = [(first, second) for first in range(nodes) for second in range(first + 1, nodes)]
     phase["topology"] = {
         "backend": "gloo",
         "note": "the ranks used gloo, which does not log its connections",
@@ -160,7 +160,7 @@ def gloo_phase(nodes: int = 4) -> records.Record:
 
 
 def failed_phase() -> records.Record:
-    """A rank was killed: a finding, no metrics, a loss that ended in NaN."""
+    """A phase with a killed rank: a finding, no metrics, a loss that ends in NaN."""
     phase = records.phase(
         "zero1_2gpu",
         nodes=1,
@@ -180,7 +180,7 @@ def failed_phase() -> records.Record:
 
 
 def run(**changes: Any) -> records.Record:
-    """A morning on which three things went wrong in one phase, and a rank died in another."""
+    """A run in which one phase has three faults and a rank of another was killed."""
     one_gpu = records.phase("mlp_1gpu", nodes=1, ranks_per_node=1)
     one_gpu["metrics"]["steps_per_s"] = against(307.7, 305.0, "steps/s")
     one_gpu["trend"] = trend(one_gpu)
@@ -232,7 +232,7 @@ def run(**changes: Any) -> records.Record:
 
 
 def large(nodes: int = 64, ranks_per_node: int = 8) -> records.Record:
-    """Every rank in a ring, every pair of nodes measured: 64 and 2,016 groups of links."""
+    """All ranks in a ring, every pair of nodes measured: 64 and 2,016 groups of links."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     slow = nodes * ranks_per_node * 2 // 3
     with_wrong_link(with_own_times(phase, slow=slow), nodes * 41 // 64 * ranks_per_node - 1)
@@ -244,26 +244,26 @@ def large(nodes: int = 64, ranks_per_node: int = 8) -> records.Record:
     return records.run(phase, verdict="UNFIT", sentence="UNFIT: 1 of 1 phases failed", failed=["x"])
 
 
-def measured_pairs(held: list[records.Record], nodes: int) -> list[records.Record]:
-    """What was measured between all other nodes."""
-    known = {tuple(one["nodes"]) for one in held}
+def measured_pairs(groups: list[records.Record], nodes: int) -> list[records.Record]:
+    """Groups with a measured bandwidth, for all pairs of nodes that have no group yet."""
+    known = {tuple(group["nodes"]) for group in groups}
     return [
         {
-            "nodes": (one, other),
+            "nodes": (first, second),
             "kind": "NET/IB",
             "links": 8,
             "unexpected": 0,
-            "bandwidth_gb_per_s": 44 + ((one * 7 + other * 13) % 40) / 10,
+            "bandwidth_gb_per_s": 44 + ((first * 7 + second * 13) % 40) / 10,
         }
-        for one, other in itertools.combinations(range(nodes), 2)
-        if (one, other) not in known
+        for first, second in itertools.combinations(range(nodes), 2)
+        if (first, second) not in known
     ]
 
 
 def ladder(phases: int = 8, all_wrong: bool = False) -> records.Record:
-    """Phases of 512 ranks in which something stands out, and nodes with all their facts.
+    """Phases of 512 ranks in which something is wrong, and nodes with all their facts.
 
-    `all_wrong`: every link that a record holds is unexpected, and no rank is done.
+    `all_wrong`: every listed link is unexpected, and no rank is done.
     """
     first = large()["phases"][0]
     made = []
@@ -293,7 +293,7 @@ def _spoil(phase: records.Record) -> None:
 
 
 def _facts(node: str) -> dict[str, Any]:
-    """Some 10,000 characters, as a node with eight GPUs tells them."""
+    """About 10,000 characters, like the facts of a node with eight GPUs."""
     gpu = {
         "name": "NVIDIA H100 80GB HBM3",
         "driver_version": "550.54.15",

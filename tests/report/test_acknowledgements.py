@@ -38,7 +38,7 @@ SLOW = {"phase": "small", "criterion": "test_rate", "reason": "the switch", "unt
 
 @pytest.fixture
 def held(tmp_path: Path) -> Callable[..., Acknowledgements]:
-    """The entries of a profile with the phases small and wide, as they hold today."""
+    """A function that makes a profile's entries; the profile has the phases `small` and `wide`."""
 
     def make(*entries: dict[str, str]) -> Acknowledgements:
         phases = {"small": None, "wide": None}
@@ -48,17 +48,17 @@ def held(tmp_path: Path) -> Callable[..., Acknowledgements]:
 
 
 def ended(folder: Path, outcome: str, *hosts: tuple[str, ...] | None) -> PhaseResult:
-    """The phase `small`, whose job ended so; its findings name these hosts. None is a warning."""
+    """The phase `small` after its job, with a failure for each tuple of hosts; None: a warning."""
     findings = [
-        {"id": "f", "primary": True, "hosts": list(one or ("n9",)), "severity": severity}
-        for one in hosts
-        for severity in ["warning" if one is None else "failure"]
+        {"id": "f", "primary": True, "hosts": list(names or ("n9",)), "severity": severity}
+        for names in hosts
+        for severity in ["warning" if names is None else "failure"]
     ]
     result = Evidence(folder).result()
     return replace(result, job={"outcome": outcome, "findings": findings})
 
 
-# Which entry answers
+# Which entry covers a failure
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_entry_covers_criterion_by_name(
     name: str,
     known: bool,
 ) -> None:
-    """Of the phases that the entry names, and of no other."""
+    """Only in the phases that the entry names."""
     entries = held({**SLOW, "phase": phase, "criterion": criterion})
     answer = entries.answer(ended(tmp_path, "passed"), name)
     assert (answer is not None) is known
@@ -118,10 +118,10 @@ def test_entries_must_cover_the_hosts_of_all_causes(
     outcome: str,
 ) -> None:
     """A cause without a host, or on a host that no entry covers, is a new failure."""
-    named = [() if one == () else one for one in hosts]
-    result = ended(tmp_path, outcome, *named)
-    for finding, one in zip(result.job["findings"], named, strict=True):
-        finding["hosts"] = list(one) if one is not None else finding["hosts"]
+    host_lists = [() if names == () else names for names in hosts]
+    result = ended(tmp_path, outcome, *host_lists)
+    for finding, names in zip(result.job["findings"], host_lists, strict=True):
+        finding["hosts"] = list(names) if names is not None else finding["hosts"]
     entries = held(BAD_NODE, {**BAD_NODE, "node": "unknow"})
     assert (entries.answer(result, "job") is not None) is known
     assert (entries.answer(result, "test_rate") is not None) is known
@@ -130,10 +130,10 @@ def test_entries_must_cover_the_hosts_of_all_causes(
 @pytest.mark.parametrize(
     ("primary", "detail", "known"),
     [
-        (False, {}, False),  # the same as the first, on another host
+        (False, {}, False),  # the same failure on another host
         (False, {"victim": False, "after_s": 1.0}, False),
         (False, {"victim": True, "after_s": 1.0}, True),
-        (True, {"victim": True}, False),  # nothing else is a cause
+        (True, {"victim": True}, False),  # the only cause
         (False, None, False),
     ],
 )
@@ -144,7 +144,7 @@ def test_second_failing_node_is_not_covered(
     detail: object,
     known: bool,
 ) -> None:
-    """Only a node that merely lost a peer needs no entry."""
+    """Every failing node needs an entry, except one that only lost a peer."""
     result = ended(tmp_path, "failed", ("n3",), ("n4",))
     result.job["findings"][1].update(primary=primary, detail=detail)
     entries = held(BAD_NODE)
@@ -157,19 +157,19 @@ def test_second_failing_node_is_not_covered(
 def test_second_failing_node_is_never_hidden(
     held: Callable[..., Acknowledgements], tmp_path: Path, way: str
 ) -> None:
-    """Two nodes of one job fail alike: both must be acknowledged."""
+    """Two nodes of a job fail in the same way: both need an entry."""
     job = Evidence(tmp_path / "job", nodes=2, ranks_per_node=1).started()
-    said = {"reason": "torchrun", "why": "torchrun ended with 1"}
+    end = {"reason": "torchrun", "why": "torchrun ended with 1"}
     if way == "ranks":
         error = {"type": "RuntimeError", "message": "uncorrectable ECC error", "traceback": "x"}
         for rank in (0, 1):
             job.rank(rank, ("error", {**error, "stage": "train"}))
     if way == "node":
-        said = {"reason": "node", "why": "no such device: /dev/infiniband"}
+        end = {"reason": "node", "why": "no such device: /dev/infiniband"}
     if way == "hang":
-        said = {"reason": "stalled", "why": "no rank moved for 60 s"}
+        end = {"reason": "stalled", "why": "no rank moved for 60 s"}
     for node in (0, 1):
-        job.node(node, ok=False, started=100.0, ended=110.0, **said)
+        job.node(node, ok=False, started=100.0, ended=110.0, **end)
     if way == "memory":
         job.dir.submitit.mkdir(parents=True, exist_ok=True)
         lines = "".join(f"srun: error: n{n}: task {n}: Out Of Memory\n" for n in (0, 1))
@@ -179,11 +179,11 @@ def test_second_failing_node_is_never_hidden(
             writer.write("ranks", states=[{"rank": node, "alive": False}])
             writer.close()
     result = job.result()
-    found = [one.as_dict() for one in diagnose(result, Judgement("failed", "x"))]
-    assert [one["hosts"] for one in found] == [("n0",), ("n1",)]
-    result = replace(result, job={"outcome": "failed", "findings": found})
+    findings = [finding.as_dict() for finding in diagnose(result, Judgement("failed", "x"))]
+    assert [finding["hosts"] for finding in findings] == [("n0",), ("n1",)]
+    result = replace(result, job={"outcome": "failed", "findings": findings})
     alone = [{**BAD_NODE, "node": name} for name in ("n0", "n1")]
-    assert [held(one).answer(result, "job") for one in alone] == [None, None]
+    assert [held(entry).answer(result, "job") for entry in alone] == [None, None]
     assert held(*alone).answer(result, "job") is not None
 
 
@@ -200,7 +200,7 @@ def test_second_failing_node_is_never_hidden(
 def test_node_entry_may_be_a_slurm_host_list(
     held: Callable[..., Acknowledgements], tmp_path: Path, node: str, matched: list[str]
 ) -> None:
-    """Brackets are ranges of numbers, never classes of characters."""
+    """Brackets are ranges of numbers, not character classes as in a glob."""
     entries = held({**BAD_NODE, "node": node})
     names = [f"gpu{n}" for n in (0, 1, 2, 10, 11, 12)]
     for end in ("", ".cluster.local"):
@@ -208,10 +208,10 @@ def test_node_entry_may_be_a_slurm_host_list(
         assert [name for name in names if entries.answer(of[name], "job")] == matched
 
 
-def test_findings_that_are_no_cause_decide_nothing(
+def test_job_without_a_primary_finding_is_not_known(
     held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
-    """Where no cause is left that names a host, the job is not known."""
+    """Only a primary finding can be covered by the entry of its host."""
     result = ended(tmp_path, "failed", ("n3",))
     result.job["findings"][0]["primary"] = False
     assert held(BAD_NODE).answer(result, "job") is None
@@ -221,7 +221,7 @@ def test_findings_that_are_no_cause_decide_nothing(
 def test_malformed_findings_are_not_known(
     held: Callable[..., Acknowledgements], tmp_path: Path, findings: object
 ) -> None:
-    """Whatever stands in the job's result, nothing raises and nothing is taken for known."""
+    """Malformed findings in the job's result raise no error and count as unknown."""
     result = replace(ended(tmp_path, "failed"), job={"outcome": "failed", "findings": findings})
     assert held(BAD_NODE).answer(result, "job") is None
 
@@ -229,7 +229,7 @@ def test_malformed_findings_are_not_known(
 def test_each_failing_node_needs_an_entry(
     held: Callable[..., Acknowledgements], tmp_path: Path
 ) -> None:
-    """All entries are named; the earliest day counts."""
+    """The answer names all entries; its day is the earliest of theirs."""
     later = (TODAY + timedelta(days=20)).isoformat()
     other = {"node": "n4", "reason": "fan", "until": later}
     answer = held(BAD_NODE, other).answer(ended(tmp_path, "failed", ("n3", "n4")), "job")
@@ -242,7 +242,7 @@ def test_each_failing_node_needs_an_entry(
 def test_entry_for_job_covers_phase(
     held: Callable[..., Acknowledgements], tmp_path: Path, outcome: str
 ) -> None:
-    """`job` covers every outcome, and so the criteria of the job."""
+    """An entry for `job` covers every outcome of the job, and all criteria."""
     entries = held({**SLOW, "criterion": "job"})
     result = ended(tmp_path, outcome)
     assert entries.answer(result, "job") and entries.answer(result, "test_other")
@@ -263,7 +263,7 @@ def test_entry_for_criterion_does_not_cover_job(
 
 
 def test_entry_is_valid_through_its_last_day(tmp_path: Path) -> None:
-    """By the day in the run's name, so that a run across midnight has one answer."""
+    """The day in the run's name counts, so that midnight changes nothing during a run."""
     profile = make_profile(tmp_path, known=[{**SLOW, "until": "2026-01-31"}])
     passed = ended(tmp_path, "passed")
     for run_id, known in (("20260131-235959-abcdef", True), ("20260201-000000-abcdef", False)):
@@ -281,7 +281,7 @@ def tally(**outcomes: str) -> RunTally:
 
 
 def test_expired_entry_is_reported(held: Callable[..., Acknowledgements], tmp_path: Path) -> None:
-    """With its line, whatever ran; it covers nothing."""
+    """Even a partial run reports it, with its line; it covers nothing."""
     entries = held({**SLOW, "until": PAST})
     part = tally(small="passed")
     part.selection = "small"
@@ -309,12 +309,12 @@ def test_unneeded_entry_is_reported(
     reported: bool,
 ) -> None:
     """Only if its criterion was judged and did not fail."""
-    made = tally(**outcomes)
-    made.phase("small").criteria["test_rate"] = CriterionResult(result)
-    found = held(SLOW).remarks(made, RunDir(tmp_path))
-    assert bool(found) is reported
+    counted = tally(**outcomes)
+    counted.phase("small").criteria["test_rate"] = CriterionResult(result)
+    remarks = held(SLOW).remarks(counted, RunDir(tmp_path))
+    assert bool(remarks) is reported
     if reported:
-        assert found[0].startswith("nothing failed that ") and found[0].endswith("remove it?")
+        assert remarks[0].startswith("nothing failed that ") and remarks[0].endswith("remove it?")
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_unneeded_entry_is_reported(
 def test_partial_run_reports_no_unneeded_entries(
     held: Callable[..., Acknowledgements], tmp_path: Path, part: dict[str, Any]
 ) -> None:
-    """What was not selected may still fail."""
+    """A criterion that did not run may still fail."""
     made = tally(small="passed", **({"wide": ""} if "wide" in part else {}))
     made = made if "wide" in part else replace(made, **part)
     assert held(SLOW).remarks(made, RunDir(tmp_path)) == []
@@ -358,15 +358,15 @@ def test_unneeded_node_entry_is_reported(
     finding = {"primary": True, "severity": "failure", "hosts": hosts}
     write_json(phase.result, {"outcome": "failed", "findings": [finding] if hosts else []})
     entries = held({**BAD_NODE, "node": node})
-    found = entries.remarks(tally(small="failed"), run)
-    where = found[0].split(" at ")[1].split(" covers")[0] if found else ""
-    assert found == [line.format(where) for line in remarks]
+    reported = entries.remarks(tally(small="failed"), run)
+    where = reported[0].split(" at ")[1].split(" covers")[0] if reported else ""
+    assert reported == [line.format(where) for line in remarks]
 
 
 def test_entry_for_unknown_criterion_is_misnamed(
     held: Callable[..., Acknowledgements],
 ) -> None:
-    """With the nearest name; nothing is reported for phases that were not fully collected."""
+    """The message suggests the nearest name; phases not fully collected are not checked."""
     entries = held(SLOW, {**SLOW, "phase": "*", "criterion": "test_loss"})
     (problem, _) = entries.misnamed_entries({"small": ["test_rates"], "wide": ["test_b"]})
     assert "`test_rate` matches no criterion of small" in str(problem)
@@ -413,8 +413,8 @@ def test_known_failure_is_never_a_pass(
 ) -> None:
     """Alone it makes the run INCONCLUSIVE; whatever else fails makes it UNFIT."""
     made = tally(small=outcome)
-    for one in [report_of(name, "skipped", **KNOWN), *others]:
-        count_report(made, one)
+    for report in [report_of(name, "skipped", **KNOWN), *others]:
+        count_report(made, report)
     assert judge(made).name == verdict
     if verdict == INCONCLUSIVE:
         ended = f"{int(outcome != 'never_ran')} of 1 phases finished"
@@ -425,7 +425,7 @@ def test_known_failure_is_never_a_pass(
 
 
 def test_without_known_failures_the_run_is_fit() -> None:
-    """What is acknowledged and passed is passed."""
+    """A criterion that passes counts as passed, whatever entries exist."""
     made = tally(small="passed")
     count_report(made, report_of("test_rate", "passed"))
     assert judge(made).name == FIT and judge(made).known == []
@@ -447,18 +447,18 @@ def run_known(suite: Suite, *words: str, apart: bool = False) -> Outcome:
 
 
 def skipped(path: Path) -> dict[str, str]:
-    """JUnit case -> type and message of what made it skipped."""
+    """JUnit case -> type and message of its skip."""
     cases = ElementTree.parse(path).getroot().iter("testcase")
     return {
-        case.attrib["name"]: f"{one.attrib['type']}: {one.attrib['message']}"
+        case.attrib["name"]: f"{skip.attrib['type']}: {skip.attrib['message']}"
         for case in cases
-        for one in case.iter("skipped")
+        for skip in case.iter("skipped")
     }
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_a_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> None:
-    """Neither green nor red for pytest, JUnit, the record and the verdict, under xdist as well."""
+def test_known_criterion_end_to_end(suite: Suite, words: tuple[str, ...]) -> None:
+    """pytest, JUnit, record and verdict show it as neither green nor red, also with xdist."""
     suite.cluster(known=[SLOW])
     result = run_known(suite, "-rx", *words, apart=bool(words))
     result.assert_outcomes(passed=2, xfailed=1)
@@ -502,24 +502,24 @@ def test_done(self, tidy, phase):
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_fixtures_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...]) -> None:
-    """A job that did not pass leaves them nothing to work on, whatever they raise."""
+def test_fixture_errors_of_a_known_job_are_known(suite: Suite, words: tuple[str, ...]) -> None:
+    """Fixtures may raise anything after a failed job: they have no results to work on."""
     suite.cluster(known=[{**SLOW, "criterion": "job"}])
     suite.phase(args={"fail": True}, body=FIXTURES)
     result = suite.run_apart(*words) if words else suite.run()
-    result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown apart
+    result.assert_outcomes(xfailed=4)  # pytest counts a call and its teardown separately
     assert result.ret == 6
     sentence = f"INCONCLUSIVE: 1 of 1 phases finished (small: job is known until {SOON})"
     assert result.outlines[-1] == sentence
     (phase,) = suite.record()["phases"]
-    assert [one["result"] for one in phase["criteria"].values()] == ["known"] * 3
+    assert [criterion["result"] for criterion in phase["criteria"].values()] == ["known"] * 3
     assert phase["all_criteria"]
     case = properties(suite.report / "junit.xml")["test_small.TestSmall::test_rate"]
     assert case["known"] == "the switch" and case["result"] == "skipped"
 
 
-def test_fixtures_of_a_job_that_passed_are_not_known(suite: Suite) -> None:
-    """No entry covers a bug in the suite; the criterion fails."""
+def test_fixture_errors_of_a_passed_job_are_not_known(suite: Suite) -> None:
+    """No entry covers a bug in the suite: the criterion fails."""
     suite.cluster(known=[{**SLOW, "criterion": "test_*"}])
     suite.phase(body=FIXTURES)
     result = suite.run()
@@ -556,8 +556,8 @@ def test_xfail_without_entry_is_inconclusive(suite: Suite, words: tuple[str, ...
     assert "known" not in phase["criteria"]["test_word"]
 
 
-def test_a_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
-    """As pytest reports it; one that is not strict has passed."""
+def test_strict_xfail_that_passes_is_a_failure(suite: Suite) -> None:
+    """As in pytest itself; an xfail that is not strict passes."""
     mark = "@pytest.mark.xfail(strict={})\ndef test_{}(self, phase):\n    pass\n"
     suite.phase(body=mark.format(True, "a") + mark.format(False, "b"))
     result = suite.run()
@@ -578,7 +578,7 @@ def test_new_failure_beside_known_one_is_unfit(suite: Suite) -> None:
 
 
 def test_error_in_criterion_is_not_known(suite: Suite) -> None:
-    """Another exception than a failed assertion is a mistake in its code."""
+    """An exception that is not a failed assertion is a bug in the criterion."""
     suite.cluster(known=[SLOW])
     suite.phase(body="def test_rate(self, phase):\n    phase.no_such_thing()\n")
     result = suite.run()
@@ -593,8 +593,8 @@ def test_error_in_criterion_is_not_known(suite: Suite) -> None:
         {"phase": "small", "criterion": "job", "reason": "RMA 4711", "until": SOON},
     ],
 )
-def test_a_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
-    """By its node or by its phase; its criteria are known with it."""
+def test_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
+    """An entry for its node or for its phase covers the job and its criteria."""
     suite.cluster(known=[entry])
     suite.phase(args={"fail": True}, body=TWO)
     result = suite.run()
@@ -603,8 +603,8 @@ def test_a_known_job_end_to_end(suite: Suite, entry: dict[str, str]) -> None:
     assert result.outlines[-1].endswith(f"(small: job is known until {SOON})")
     (phase,) = suite.record()["phases"]
     assert phase["outcome"] == "failed" and phase["known"]["reason"] == "RMA 4711"
-    assert {one["result"] for one in phase["criteria"].values()} == {"known"}
-    assert [one["what"] for one in suite.record()["known"]] == ["small: job"]
+    assert {criterion["result"] for criterion in phase["criteria"].values()} == {"known"}
+    assert [known["what"] for known in suite.record()["known"]] == ["small: job"]
     result.stdout.fnmatch_lines(["small *failed, known *"])
     assert ": phase small: failed: " in skipped(suite.report / "junit.xml")["job"]
 
@@ -631,7 +631,7 @@ def test_unneeded_entry_end_to_end(suite: Suite) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_entry_for_unknown_criterion_is_refused(suite: Suite, words: tuple[str, ...]) -> None:
-    """Before anything is submitted, at its line."""
+    """The message names the entry's line, and nothing is submitted."""
     suite.cluster(known=[{**SLOW, "criterion": "test_rat"}])
     suite.phase(body=TWO)
     result = suite.run_apart(*words) if words else suite.run()

@@ -1,7 +1,7 @@
-"""A run with a slow rank, a wrong transport and a third less throughput, from its jobs to what
-people look at: each is on the first screen, and a figure is the same everywhere.
+"""A run with a slow rank, a wrong transport and 30 % less throughput: the first screen of the page
+shows each fault, and all reports have the same figures.
 
-The rank program and NCCL's logs are fakes; all that reads and reports them is real.
+The rank program and NCCL's logs are fakes; everything that reads and reports them is real.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST = {
 
 @pytest.fixture
 def ran(suite: Suite) -> tuple[Suite, Outcome]:
-    """Two nodes of two ranks, once healthy and once not."""
+    """Two runs on two nodes with two ranks each: one healthy, one with the three faults."""
     suite.cluster(
         expect={"small": {"intra_node": ["P2P/*"], "inter_node": ["NET/IB*"]}},
         references={"small": {"steps_per_s": REFERENCE}},
@@ -54,22 +54,22 @@ def ran(suite: Suite) -> tuple[Suite, Outcome]:
 
 @pytest.fixture
 def opened(ran: tuple[Suite, Outcome], chromium: Browser) -> Iterator[Opened]:
-    with first_screen(chromium, ran[0].report / "index.html") as one:
-        yield one
+    with first_screen(chromium, ran[0].report / "index.html") as page:
+        yield page
 
 
 def lateness(phase: dict[str, Any], slow: int) -> str:
-    """What the slow rank's card must say, by the medians that the record has."""
-    own = [one["own_s"]["p50"] * 1e3 for one in phase["ranks"]]
-    usual = statistics.median(one for rank, one in enumerate(own) if rank != slow)
+    """What the slow rank's card must say, from the medians in the record."""
+    own = [rank["own_s"]["p50"] * 1e3 for rank in phase["ranks"]]
+    usual = statistics.median(seconds for rank, seconds in enumerate(own) if rank != slow)
     step = phase["ranks"][slow]["step_s"]["p50"] * 1e3
     times = f"takes {show(own[slow])} ms, that of the others {show(usual)} ms"
     return f"{times}; a whole step takes {show(step)} ms"
 
 
 def test_each_fault_is_on_the_first_screen(ran: tuple[Suite, Outcome], opened: Opened) -> None:
-    """Without scrolling, with its figures: the verdict, the slow rank, the wrong link, the lost
-    throughput."""
+    """Verdict, slow rank, wrong link and lost throughput are shown with their figures, without
+    scrolling."""
     opened.check_quiet()
     assert opened.page.locator("h1").inner_text().startswith("UNFIT")
     (phase,) = ran[0].record()["phases"]
@@ -77,7 +77,7 @@ def test_each_fault_is_on_the_first_screen(ran: tuple[Suite, Outcome], opened: O
     for kind, words in wanted.items():
         card = opened.page.locator(f'.card[data-kind="{kind}"]')
         text = card.inner_text()
-        assert [one for one in words if one not in text] == [], text
+        assert [line for line in words if line not in text] == [], text
         box = card.bounding_box()
         assert box and box["y"] >= 0 and box["y"] + box["height"] <= LAPTOP[1]
 
@@ -87,8 +87,8 @@ def test_figures_agree_to_the_digit(ran: tuple[Suite, Outcome], opened: Opened) 
     suite, result = ran
     (phase,) = suite.record()["phases"]
     (case,) = {
-        tuple(sorted(told.items()))
-        for name, told in properties(suite.report / "junit.xml").items()
+        tuple(sorted(values.items()))
+        for name, values in properties(suite.report / "junit.xml").items()
         if name.endswith("::job")
     }
     junit, kept = dict(case), history(suite)
@@ -108,7 +108,7 @@ def test_figures_agree_to_the_digit(ran: tuple[Suite, Outcome], opened: Opened) 
 
 
 def exposition(path: Path) -> set[float]:
-    """The values of all gauges; bytes where the record has GiB."""
+    """The values of all gauges in metrics.prom."""
     lines = path.read_text().splitlines()
     return {float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 

@@ -1,4 +1,4 @@
-"""What stands out: each kind, its words with their figures, and where it leads."""
+"""Highlights: each kind, its text with its figures, and the place that it links to."""
 
 from __future__ import annotations
 
@@ -13,66 +13,66 @@ from tests.support import records
 CHANGED = ". Since the last good run: driver 550.54.15 to 550.90.07"
 
 
-def found(*phases: records.Record, **changes: Any) -> dict[str, HighlightGroup]:
+def highlights_of(*phases: records.Record, **changes: Any) -> dict[str, HighlightGroup]:
     run = records.run(*phases, **changes)
-    anchors = {one["phase"]: f"phase-{one['phase']}" for one in run["phases"]}
+    anchors = {phase["phase"]: f"phase-{phase['phase']}" for phase in run["phases"]}
     return {group.id: group for group in find_highlights(records.parsed(run), anchors)}
 
 
 def test_healthy_run_has_no_highlights() -> None:
-    """A run in which all is well has no such list."""
-    assert found(records.phase()) == {}
+    """A run without problems has an empty list."""
+    assert highlights_of(records.phase()) == {}
 
 
 def test_slow_rank_is_named_with_node_and_times() -> None:
-    """Its own part of a step beside the median of the others', and the whole step."""
+    """The text has the rank's own part of a step, the median of the others', and the whole step."""
     phase = staged.with_own_times(records.phase(), slow=5)
-    (item,) = found(phase)["stragglers"].items
-    assert item.what == "rank 5 on node2" and item.anchor == "phase-zero1_4node-ranks"
+    (item,) = highlights_of(phase)["stragglers"].items
+    assert item.title == "rank 5 on node2" and item.anchor == "phase-zero1_4node-ranks"
     assert item.text.startswith("its own part of a step takes 131.0 ms, that of the others 40.")
     assert item.text.endswith("ms; a whole step takes 142.0 ms")
 
 
 def test_unexpected_link_is_named_by_its_ends() -> None:
-    """Transport, both nodes, both ranks, and what was expected."""
-    (item,) = found(staged.with_wrong_link(records.phase(), 3))["links"].items
-    assert item.what == "NET/Socket/0 from node1 to node2"
+    """The text has the transport, both nodes, both ranks, and the expected transport."""
+    (item,) = highlights_of(staged.with_wrong_link(records.phase(), 3))["links"].items
+    assert item.title == "NET/Socket/0 from node1 to node2"
     assert item.text == "rank 3 to rank 4: expected NET/IB*"
 
 
 def test_lost_throughput_is_given_in_percent() -> None:
-    """The metric furthest off, its value, the others' names, and what changed since."""
-    (item,) = found(staged.slow_phase())["metrics"].items
-    assert item.what == "steps_per_s -30.0 % against the reference 9.500"
+    """The text has the metric furthest off, the names of the others, and what changed."""
+    (item,) = highlights_of(staged.slow_phase())["metrics"].items
+    assert item.title == "steps_per_s -30.0 % against the reference 9.500"
     assert item.text == ("steps_per_s is 6.650 steps/s; also samples_per_s" + CHANGED)
 
 
 @pytest.mark.parametrize(("status", "count"), [("ok", 0), ("warn", 1), ("fail", 1)])
 def test_metric_off_past_runs_is_highlighted(status: Any, count: int) -> None:
-    """Without a reference, warnings and failures of the check against history stand out."""
+    """Without a reference, warnings and failures from the history are highlighted."""
     phase = records.phase()
     metric = staged.against(9.0, 9.5, "steps/s")
     assert metric["past"]
     metric["reference"], metric["met"], metric["past"]["status"] = None, None, status
     phase["metrics"]["steps_per_s"] = metric
-    group = found(phase).get("metrics")
+    group = highlights_of(phase).get("metrics")
     assert len(group.items if group else []) == count
     if group:
-        assert "against the median of 24 runs 9.595" in group.items[0].what
+        assert "against the median of 24 runs 9.595" in group.items[0].title
 
 
 def test_warning_from_past_runs_is_a_warning() -> None:
-    """A card of warnings is no failure's; runs on other versions are named as such."""
+    """A group of warnings has the tone `warn`; the text says if past runs had other versions."""
     phase = records.phase()
     metric = staged.against(6.0, 9.5, "steps/s")
     assert metric["past"]
     metric["reference"], metric["met"] = None, None
     metric["past"] |= {"status": "warn", "other_versions": True, "fail": None}
     phase["metrics"]["steps_per_s"] = metric
-    group = found(phase)["metrics"]
+    group = highlights_of(phase)["metrics"]
     assert group.tone == "warn"
-    assert group.items[0].what.endswith("against the median of 24 runs on other versions 9.595")
-    assert found(phase, staged.slow_phase())["metrics"].tone == "bad"
+    assert group.items[0].title.endswith("against the median of 24 runs on other versions 9.595")
+    assert highlights_of(phase, staged.slow_phase())["metrics"].tone == "bad"
 
 
 def test_metric_with_past_median_zero_is_highlighted() -> None:
@@ -83,53 +83,55 @@ def test_metric_with_past_median_zero_is_highlighted() -> None:
     metric["reference"], metric["met"] = None, None
     metric["past"] |= {"status": "warn", "median": 0.0}
     phase["metrics"]["final_loss"] = metric
-    (item,) = found(phase)["metrics"].items
-    assert item.what == "final_loss is off its past runs"
+    (item,) = highlights_of(phase)["metrics"].items
+    assert item.title == "final_loss is off its past runs"
 
 
 def test_nan_metric_is_highlighted() -> None:
-    """NaN is worse than any loss."""
+    """NaN comes before any deviation in percent."""
     phase = staged.slow_phase()
     phase["metrics"]["final_loss"] = {**records.metric(1.0, "1"), "value": "nan"}
-    (item,) = found(phase)["metrics"].items
-    assert item.what == "nan, which is not a finite number"
+    (item,) = highlights_of(phase)["metrics"].items
+    assert item.title == "nan, which is not a finite number"
     assert item.text == f"final_loss is nan; also steps_per_s, samples_per_s{CHANGED}"
 
 
 def test_failed_job_comes_first_with_its_cause() -> None:
     """The primary finding's cause and host; without a finding, the reason."""
-    groups = found(staged.failed_phase(), records.phase("b", outcome="lost", reason="vanished"))
+    groups = highlights_of(
+        staged.failed_phase(), records.phase("b", outcome="lost", reason="vanished")
+    )
     assert next(iter(groups)) == "jobs"
-    one, other = groups["jobs"].items
-    assert (one.what, one.text) == ("rank 1 was killed by signal 9", "failed on node0")
-    assert (other.what, other.anchor) == ("vanished", "phase-b")
+    first, second = groups["jobs"].items
+    assert (first.title, first.text) == ("rank 1 was killed by signal 9", "failed on node0")
+    assert (second.title, second.anchor) == ("vanished", "phase-b")
 
 
 def test_known_failed_job_is_marked() -> None:
-    """It says until when; the card is a warning only where every failed job is known."""
+    """The text has the last day; the tone is `warn` only if every failed job is known."""
     known = {"what": "b", "reason": "switch 4", "until": "2026-12-01", "where": "cluster.yaml:7"}
-    one = records.phase("b", outcome="lost", reason="vanished", known=known)
-    group = found(one)["jobs"]
+    lost = records.phase("b", outcome="lost", reason="vanished", known=known)
+    group = highlights_of(lost)["jobs"]
     assert group.items[0].text == "lost, known until 2026-12-01" and group.tone == "warn"
-    assert found(one, staged.failed_phase())["jobs"].tone == "bad"
+    assert highlights_of(lost, staged.failed_phase())["jobs"].tone == "bad"
 
 
 def test_failed_criteria_are_highlighted() -> None:
-    """One by its name and words, several by their number and names."""
+    """One criterion is shown with its message, several with their number and names."""
     phase = records.phase()
     phase["criteria"]["test_sync"] = {"result": "failed", "text": "rank 2 differs\nmore"}
-    (item,) = found(phase)["criteria"].items
-    assert (item.what, item.text) == ("test_sync", "rank 2 differs")
+    (item,) = highlights_of(phase)["criteria"].items
+    assert (item.title, item.text) == ("test_sync", "rank 2 differs")
     phase["criteria"]["test_loss"] = {"result": "failed", "text": "it rose"}
-    (item,) = found(phase)["criteria"].items
-    assert (item.what, item.text) == ("2 of 5 criteria", "test_sync, test_loss")
+    (item,) = highlights_of(phase)["criteria"].items
+    assert (item.title, item.text) == ("2 of 5 criteria", "test_sync, test_loss")
 
 
 def test_known_failures_are_not_highlighted() -> None:
-    """The page shows them in a section of their own."""
+    """The page has a section of its own for them."""
     phase = records.phase()
     phase["criteria"]["test_sync"] = {"result": "known", "text": "acknowledged"}
-    assert found(phase) == {}
+    assert highlights_of(phase) == {}
 
 
 KNOWN: Any = {"what": "w", "reason": "switch 4", "until": "2026-12-01", "where": "c.yaml:7"}
@@ -142,13 +144,13 @@ RED = {
 
 @pytest.mark.parametrize(("kind", "criterion"), RED.items())
 def test_highlight_of_known_criterion_is_known(kind: str, criterion: str) -> None:
-    """Its card is a warning that says until when; no other's is."""
+    """Only its own group has the tone `warn`; the text has the last day."""
     phase = staged.slow_phase()
     for name in ("steps_per_s", "samples_per_s"):
         phase["criteria"][RED["metrics"]]["text"] += f" {name}"
-    assert all(group.tone == "bad" for group in found(phase).values())
+    assert all(group.tone == "bad" for group in highlights_of(phase).values())
     phase["criteria"][criterion] |= {"result": "known", "known": KNOWN}
-    groups = found(phase)
+    groups = highlights_of(phase)
     assert {name for name in RED if groups[name].tone == "warn"} == {kind}
     assert "; known until 2026-12-01" in groups[kind].items[0].text
 
@@ -159,11 +161,11 @@ def test_highlight_with_uncovered_criterion_is_not_known() -> None:
     phase["criteria"][RED["metrics"]] |= {"result": "known", "known": KNOWN}
     past: Any = {"result": "failed", "text": "samples_per_s is off its past"}
     phase["criteria"]["test_metrics_are_as_in_the_past"] = past
-    assert found(phase)["metrics"].tone == "bad"
+    assert highlights_of(phase)["metrics"].tone == "bad"
 
 
-def test_the_last_good_run_is_named_once() -> None:
-    """Each entry of a record names it; where they name several, all stay as they are."""
+def test_last_good_run_is_named_once() -> None:
+    """It is removed from each entry; if the entries name different runs, they stay unchanged."""
     good = " (last good run 20261122-034602-3ae2ef)"
     parts = split_changes([f"torch 2.5 -> 2.6{good}", f"args.rate 10 -> 7{good}"])
     assert parts == (["torch 2.5 -> 2.6", "args.rate 10 -> 7"], "20261122-034602-3ae2ef")
@@ -173,17 +175,19 @@ def test_the_last_good_run_is_named_once() -> None:
 
 
 def test_highlights_beyond_three_are_counted() -> None:
-    """The first screen has room for all kinds."""
+    """Three of each kind are listed, so that all kinds fit on the first screen."""
     phases = [records.phase(f"p{n}", outcome="failed", reason=f"r{n}") for n in range(9)]
-    group = found(*phases)["jobs"]
+    group = highlights_of(*phases)["jobs"]
     assert len(group.items) == 3 and group.more == 6
 
 
 def test_unproven_gates_are_highlighted() -> None:
-    """The phases of a proof fail on purpose; its gates are what counts."""
+    """The phases of a proof fail on purpose: only its gates are highlighted."""
     reasons = ["no criterion turned red"]
     green = records.gate("slow", status="stayed green", reasons=reasons)
-    groups = found(staged.failed_phase(), proof=records.proof(records.gate("killed"), green))
+    groups = highlights_of(
+        staged.failed_phase(), proof=records.proof(records.gate("killed"), green)
+    )
     assert list(groups) == ["gates"]
     (item,) = groups["gates"].items
-    assert (item.what, item.text) == ("slow: stayed green", "no criterion turned red")
+    assert (item.title, item.text) == ("slow: stayed green", "no criterion turned red")

@@ -1,4 +1,4 @@
-"""junit.xml: read back by a dashboard's reader, valid for Jenkins, and no larger than needed."""
+"""junit.xml: readable by junitparser, valid by Jenkins' XSD, complete, and bounded in size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ XSD = Path(__file__).parent / "data" / "junit-10.xsd"
 OF_RECORD = ["cluster", "backend", "run_id", "verdict", "sentence", "selection"]
 SUITE_PROPERTIES = [*OF_RECORD, "interrupted", "report", "package_version"]
 REFERENCE = {"value": 100, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
-# How a metric's name says its unit.
+# How the name of a metric in a unit ends.
 ENDS = {
     "steps/s": "steps_per_s",
     "samples/s": "samples_per_s",
@@ -35,23 +35,23 @@ ENDS = {
     "us": "_us",
     "1": "_loss",
 }
-# Not in XML 1.0, however it is escaped.
+# Characters that XML 1.0 cannot hold, even escaped.
 NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Read:
-    """A junit.xml as junitparser reads it, once it is known to be by the XSD."""
+    """A junit.xml that is valid by the XSD, as junitparser reads it."""
 
     def __init__(self, path: Path) -> None:
         assert not NO_XML.search(path.read_text(encoding="utf-8"))
         tree = ElementTree.parse(path)
-        for case in tree.iter("testcase"):  # the XSD knows properties of the suite alone
+        for case in tree.iter("testcase"):  # the XSD allows properties only of the suite
             for properties in case.findall("properties"):
                 case.remove(properties)
         xmlschema.XMLSchema(str(XSD)).validate(tree)
         (self.suite,) = xunit2.JUnitXml.fromfile(str(path))
         self.of_suite = self._named(self.suite)
-        self.cases = {f"{one.classname}::{one.name}": one for one in self.suite}
+        self.cases = {f"{case.classname}::{case.name}": case for case in self.suite}
         assert len(self.cases) == self.suite.tests
 
     def properties(self, case: str) -> dict[str, str]:
@@ -59,30 +59,32 @@ class Read:
 
     @staticmethod
     def _named(element: Any) -> dict[str, str]:
-        return {one.name: one.value for one in element.properties()}
+        return {item.name: item.value for item in element.properties()}
 
     def result(self, case: str) -> Any:
-        """What stands in a case that did not pass."""
-        (one,) = self.cases[case].result
-        return one
+        """The failure, error or skip of a case that did not pass."""
+        (element,) = self.cases[case].result
+        return element
 
 
 def same(record: Mapping[str, Any], read: Read) -> None:
-    """What the suite's properties say is what report.json says."""
+    """Check that the properties of the suite agree with report.json."""
     assert [read.of_suite[name] for name in OF_RECORD] == [record[name] for name in OF_RECORD]
     assert read.of_suite["interrupted"] == str(record["interrupted"]).lower()
     assert read.of_suite["package_version"] == record["package_version"] == __version__
     for name in VERSIONS:
-        recorded = {one["versions"][name] for one in record["phases"] if name in one["versions"]}
+        recorded = {
+            phase["versions"][name] for phase in record["phases"] if name in phase["versions"]
+        }
         listed = set(filter(None, read.of_suite.get(name, "").split(", ")))
-        # They are those of the cases, and a run that was cut off may have none.
+        # They come from the cases, and an interrupted run may have no case with them.
         assert listed <= recorded if record["interrupted"] else listed == recorded
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
-    """Passed, failed with its finding, failed criterion, expected failure, skipped; with workers
-    the same."""
+    """A passed job, a failed job with its finding, a failed criterion, expected failures and a
+    skip; with xdist too."""
     suite.cluster(
         phases=dict.fromkeys(["good", "bad"]),
         references={"good": {"steps_per_s": REFERENCE}},
@@ -115,16 +117,16 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
         suite.report.resolve()
     )
     assert list(read.of_suite)[: len(SUITE_PROPERTIES)] == SUITE_PROPERTIES
-    (read_phase,) = (one for one in record["phases"] if one["phase"] == "good")
+    (good_phase,) = (phase for phase in record["phases"] if phase["phase"] == "good")
     for case in ("job", "test_rate", "test_unknown", "test_known", "test_expected"):
         of_case = read.properties(f"test_good.TestGood::{case}")
         assert of_case["phase"] == "good" and of_case["outcome"] == "passed"
         assert (
-            of_case["nodes"] == "local0,local1" and of_case["transport"] == read_phase["transport"]
+            of_case["nodes"] == "local0,local1" and of_case["transport"] == good_phase["transport"]
         )
-        figures = {name: one["value"] for name, one in read_phase["metrics"].items()}
-        figures |= {name: read_phase[name] for name in ("queue_s", "run_s", "job_id")}
-        figures |= read_phase["versions"]
+        figures = {name: metric["value"] for name, metric in good_phase["metrics"].items()}
+        figures |= {name: good_phase[name] for name in ("queue_s", "run_s", "job_id")}
+        figures |= good_phase["versions"]
         assert {name: of_case[name] for name in figures} == {k: str(v) for k, v in figures.items()}
     published = suite.report.resolve() / "phases"
     job = read.result("test_bad.TestBad::job")
@@ -146,8 +148,8 @@ def test_every_kind_of_case(suite: Suite, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...]) -> None:
-    """Its own: the same kind again where several cases judged it, met or missed, and none of what
-    other cases or fixtures of theirs judged."""
+    """A case lists the kinds that it or the set-up of its fixtures judged, even if another case
+    judged them too, and none that only other cases judged."""
     suite.cluster(references={"small": {"steps_per_s": REFERENCE}})
     suite.phase(
         body="""\
@@ -172,8 +174,8 @@ def test_each_case_lists_the_kinds_it_judged(suite: Suite, words: tuple[str, ...
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
-def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
-    """What was under way has its name and an error, and the suite says that it was interrupted."""
+def test_interrupted_run_names_the_unfinished_case(suite: Suite, words: tuple[str, ...]) -> None:
+    """The unfinished case has its name and an error; the suite has `interrupted`."""
     suite.phase(args={"wait_for": str(suite.path / "never")})
     with suite.started(*words) as running:
         running.wait_for_ranks()
@@ -190,8 +192,7 @@ def test_an_interrupted_run(suite: Suite, words: tuple[str, ...]) -> None:
 
 
 def test_criterion_that_ends_the_session_is_an_error(suite: Suite) -> None:
-    """pytest.exit within a criterion leaves what was judged before, and the criterion as an
-    error."""
+    """After pytest.exit in a criterion, earlier results stay, and the criterion is an error."""
     suite.phase(body="def test_a(self, phase): pytest.exit('enough')")
     suite.run()
     read = Read(suite.report / "junit.xml")
@@ -202,7 +203,7 @@ def test_criterion_that_ends_the_session_is_an_error(suite: Suite) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])
 def test_junitxml_option_moves_the_file(suite: Suite, words: tuple[str, ...]) -> None:
-    """--junitxml takes all of it elsewhere; what the file says is the same."""
+    """--junitxml writes the same file to another path."""
     suite.phase()
     suite.run_apart("--junitxml", "mine/own.xml", "-k", "small", *words)
     assert not (suite.report / "junit.xml").exists()
@@ -212,20 +213,20 @@ def test_junitxml_option_moves_the_file(suite: Suite, words: tuple[str, ...]) ->
 
 
 def test_file_without_a_run_is_left_alone(suite: Suite) -> None:
-    """Where nothing was submitted there is no verdict to tell."""
+    """If nothing was submitted, the suite gets no properties: there is no verdict."""
     suite.path.joinpath("test_other.py").write_text("def test_other(): pass\n")
     suite.run("--junitxml", "own.xml")
     assert Read(suite.path / "own.xml").of_suite == {}
 
 
 def test_long_texts_are_cut_and_not_repeated(suite: Suite) -> None:
-    """A case holds 16 KiB at the most, its first and last words, the place of the rest, and no
-    output twice."""
+    """A case has at most 16 KiB: the head and tail of its text, the path of the evidence, and each
+    output once."""
     suite.phase(
         body="""\
         def test_long(self, phase): pytest.fail('first ' + 'ü' * 2**20 + ' last')
-        def test_said(self, phase):
-            print('said ' + 'x' * 2**20 + ' end')
+        def test_printed(self, phase):
+            print('out ' + 'x' * 2**20 + ' end')
             pytest.skip('no')
         """
     )
@@ -239,39 +240,39 @@ def test_long_texts_are_cut_and_not_repeated(suite: Suite) -> None:
     assert MAX_TEXT_BYTES - 8 <= size <= MAX_TEXT_BYTES
     assert "first ü" in long.text and "ü last" in long.text and "is omitted ...]" in long.text
     assert long.text.endswith(f"report: {suite.report.resolve() / 'phases' / 'small'}")
-    case = read.cases["test_small.TestSmall::test_said"]
-    assert len(case.result) == 1 and case.system_out.count("said x") == 1
-    outputs = [one for one in case._elem if one.tag == "system-out"]
+    case = read.cases["test_small.TestSmall::test_printed"]
+    assert len(case.result) == 1 and case.system_out.count("out x") == 1
+    outputs = [element for element in case._elem if element.tag == "system-out"]
     assert len(outputs) == 1 and len(case.system_out) <= MAX_TEXT_BYTES
 
 
 def test_hostile_text_is_valid_xml(suite: Suite) -> None:
-    """Control characters, halves of pairs and what XML knows no name for, in words and in names."""
+    """Control characters, lone surrogates and characters that XML forbids are escaped."""
     bad = r"\x00\x1b[31m\ud800\ufffe\uffff]]>&<"
     suite.phase(
         body=f"""\
         def test_a(self, phase, record_property):
-            record_property('said', {bad!r}.encode().decode('unicode_escape'))
+            record_property('hostile', {bad!r}.encode().decode('unicode_escape'))
             pytest.fail({bad!r}.encode().decode('unicode_escape'))
         """,
     )
     suite.run()
     read = Read(suite.report / "junit.xml")
-    found = read.result("test_small.TestSmall::test_a")
-    assert "#x00#x1B[31m#xD800#xFFFE#xFFFF]]>&<" in found.text
-    assert read.properties("test_small.TestSmall::test_a")["said"].startswith("#x00#x1B")
+    result = read.result("test_small.TestSmall::test_a")
+    assert "#x00#x1B[31m#xD800#xFFFE#xFFFF]]>&<" in result.text
+    assert read.properties("test_small.TestSmall::test_a")["hostile"].startswith("#x00#x1B")
 
 
 @pytest.mark.parametrize("name", sorted(METRICS))
 def test_metric_name_ends_in_its_unit(name: str) -> None:
-    """A property has a name and a value: the unit is in the name."""
+    """A JUnit property has no unit, so the name has it."""
     assert name.endswith(ENDS[METRICS[name].unit])
 
 
 @pytest.mark.parametrize("size", [0, 10, 63, 64, 65, 100, 1000])
 @pytest.mark.parametrize("text", ["", "a" * 63, "ü" * 40, "ü€𝄞" * 100])
-def test_cut(text: str, size: int) -> None:
-    """Short texts stay as they are; of others as much is kept as there is room for."""
+def test_cut_keeps_head_and_tail(text: str, size: int) -> None:
+    """Short texts stay as they are; longer ones are cut to the size, with a note."""
     raw = len(text.encode())
     made = cut(text, size)
     if raw <= size:
@@ -283,7 +284,7 @@ def test_cut(text: str, size: int) -> None:
 
 
 def test_every_property_is_documented() -> None:
-    """Of the suite and of cases; metrics and versions by their rule."""
+    """reports.md names each property of the suite and of cases, except metrics and versions."""
     document = (Path(__file__).parents[2] / "docs" / "reference" / "reports.md").read_text()
     of_cases = ["phase", "job_id", "nodes", "outcome", "queue_s", "run_s", "transport", "judged"]
     of_cases += ["unmeasured", "known", "known_until", "known_where"]

@@ -1,4 +1,4 @@
-"""Facts of nodes in the record: once for each node, bounded; and where nodes differ."""
+"""Facts of nodes in the record: each node once, bounded in size; and where nodes differ."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def staged_phase(root: Path, phase: str, *facts: dict[str, Any]) -> PhaseResult:
     directory = RunDir(root).phase(phase)
     directory.root.mkdir(parents=True)
     write_json(directory.spec, {"phase": phase, "nodes": len(facts), "ranks_per_node": 0})
-    for number, one in enumerate(facts):
+    for number, reported in enumerate(facts):
         directory.node(number).mkdir(parents=True)
-        if one:
-            write_json(directory.node_facts(number), {"node_rank": number, **one})
+        if reported:
+            write_json(directory.node_facts(number), {"node_rank": number, **reported})
     return collect_phase(directory)
 
 
 def gathered(*results: PhaseResult) -> list[FactsRecord]:
-    found = FactsCollector()
-    for one in results:
-        found.add(one)
-    return found.records()
+    collector = FactsCollector()
+    for result in results:
+        collector.add(result)
+    return collector.records()
 
 
 def test_node_has_its_facts_once(tmp_path: Path) -> None:
-    """As the last phase found it; what an earlier phase found otherwise stands by its name."""
+    """The facts are those of the last phase; facts that differed earlier are listed by phase."""
     packages = {"torch": "2.5.1"}
     first = {"node": "a", "host": "h", "time": 1.0, "packages": packages, "swap": 1}
-    (one,) = gathered(
+    (record,) = gathered(
         staged_phase(tmp_path, "p", first),
         staged_phase(tmp_path, "q", {**first, "time": 2.0}),
         staged_phase(tmp_path, "r", {"node": "a", "host": "h", "time": 2.0, "packages": packages}),
     )
-    assert one.model_dump() == {
+    assert record.model_dump() == {
         "node": "a",
         "host": "h",
         "phases": ["p", "q", "r"],
@@ -61,18 +61,18 @@ def test_node_has_its_facts_once(tmp_path: Path) -> None:
 def test_silent_node_keeps_earlier_facts(tmp_path: Path) -> None:
     """A phase without facts changes nothing; a node that never reported any has none."""
     here = {"node": "node 0", "host": "h", "kernel": "6"}
-    one, other = gathered(
+    first, second = gathered(
         staged_phase(tmp_path, "p", here, {}), staged_phase(tmp_path, "q", {}, {})
     )
-    assert (one.phases, one.host, one.facts) == (["p"], "h", {"kernel": "6"})
-    assert (other.node, other.phases, other.facts) == ("node 1", [], {})
+    assert (first.phases, first.host, first.facts) == (["p"], "h", {"kernel": "6"})
+    assert (second.node, second.phases, second.facts) == ("node 1", [], {})
 
 
 def test_nodes_of_equal_name_stay_separate(tmp_path: Path) -> None:
-    """Their facts are not mixed up."""
+    """Two nodes of one name in a phase have a record each."""
     twins = [{"node": "a", "kernel": "5"}, {"node": "a", "kernel": "6"}]
     result = staged_phase(tmp_path, "p", *twins)
-    assert [one.facts for one in gathered(result)] == [{"kernel": "5"}, {"kernel": "6"}]
+    assert [record.facts for record in gathered(result)] == [{"kernel": "5"}, {"kernel": "6"}]
 
 
 def nested(depth: int) -> Any:
@@ -95,14 +95,14 @@ def nested(depth: int) -> Any:
     ],
 )
 def test_huge_facts_are_cut_with_a_note(facts: dict[str, Any]) -> None:
-    """Each fact, its depth, and all together have a bound."""
+    """The size and depth of each fact and the size of all facts are bounded."""
     kept = json.dumps(bound_facts(facts), ensure_ascii=False)
     assert len(kept) < 500_000
     assert "…" in kept
 
 
 def test_cut_fact_shows_its_size() -> None:
-    """A reader sees how much is not there; other facts stay."""
+    """The note says how much was left out; other facts stay."""
     kept = bound_facts({"t": "x" * MAX_FACT, "d": nested(9), "kernel": "6"})
     cut = f"\u2026 {MAX_FACT + 3} characters"
     assert kept == {"t": cut, "d": "\u2026 nested deeper than 6", "kernel": "6"}
@@ -111,15 +111,15 @@ def test_cut_fact_shows_its_size() -> None:
 
 
 def test_usual_facts_are_not_cut() -> None:
-    """The facts of a node with eight GPUs are left alone."""
+    """The facts of a node with eight GPUs stay unchanged."""
     gpus = [{"name": "H100", "uuid": f"GPU-{n}", "remapped": {"pending": 0}} for n in range(8)]
     facts = {"gpus": gpus, "interfaces": {"ib0": {"ipv4": ["10.0.0.1"]}}, "x": None, "y": 1.5}
     assert bound_facts(facts) == facts
 
 
 def differences(*nodes: records.Record) -> dict[str, dict[str, list[str]]]:
-    found = find_differences(FactsRecord.model_validate(node) for node in nodes)
-    return {one.fact: one.values for one in found}
+    listed = find_differences(FactsRecord.model_validate(node) for node in nodes)
+    return {difference.fact: difference.values for difference in listed}
 
 
 def test_equal_nodes_have_no_differences() -> None:
@@ -131,27 +131,27 @@ def test_equal_nodes_have_no_differences() -> None:
 def test_odd_node_is_named_last() -> None:
     """The value that most nodes have comes first, with its nodes."""
     odd = records.facts(2, kernel="5.10.0")
-    found = differences(records.facts(0), records.facts(1), odd)
-    assert found == {"kernel": {"6.1.0": ["node0", "node1"], "5.10.0": ["node2"]}}
-    assert list(found["kernel"]) == ["6.1.0", "5.10.0"]
+    by_fact = differences(records.facts(0), records.facts(1), odd)
+    assert by_fact == {"kernel": {"6.1.0": ["node0", "node1"], "5.10.0": ["node2"]}}
+    assert list(by_fact["kernel"]) == ["6.1.0", "5.10.0"]
 
 
 def test_packages_gpus_and_ports_are_compared() -> None:
-    """A package that is missing, another driver, a port at half its rate."""
+    """A missing package, another driver, and a port at half its rate are differences."""
     ports = [{"hca": "mlx5_0", "rate": "400 Gb/sec"}]
     slow = [{"hca": "mlx5_0", "rate": "200 Gb/sec"}]
     gpus = [{"name": "NVIDIA H100", "driver_version": "535.1"}]
-    one = records.facts(0, rdma_ports=ports)
-    other = records.facts(1, rdma_ports=slow, gpus=gpus, packages={})
-    found = differences(one, other)
-    assert found["RDMA ports"] == {"mlx5_0 200 Gb/sec": ["node1"], "mlx5_0 400 Gb/sec": ["node0"]}
-    assert found["driver"] == {"535.1": ["node1"], "550.54.15": ["node0"]}
-    assert found["package torch"] == {"2.5.1": ["node0"], UNKNOWN: ["node1"]}
+    first = records.facts(0, rdma_ports=ports)
+    second = records.facts(1, rdma_ports=slow, gpus=gpus, packages={})
+    by_fact = differences(first, second)
+    assert by_fact["RDMA ports"] == {"mlx5_0 200 Gb/sec": ["node1"], "mlx5_0 400 Gb/sec": ["node0"]}
+    assert by_fact["driver"] == {"535.1": ["node1"], "550.54.15": ["node0"]}
+    assert by_fact["package torch"] == {"2.5.1": ["node0"], UNKNOWN: ["node1"]}
 
 
 def test_hostile_facts_are_sanitized() -> None:
-    """Facts of the wrong kind are no crash, and escapes in them are none in the record."""
+    """Facts of a wrong type raise no error, and the record has no escape sequences."""
     odd = records.facts(1, kernel="\x1b[2J", packages=["x"], gpus="many", rdma_ports=[1])
-    found = differences(records.facts(0), odd)
-    assert all("\x1b" not in value for values in found.values() for value in values)
-    assert "kernel" in found
+    by_fact = differences(records.facts(0), odd)
+    assert all("\x1b" not in value for values in by_fact.values() for value in values)
+    assert "kernel" in by_fact

@@ -1,4 +1,4 @@
-"""index.html as text: complete, escaped, closed to the network, small; its own libraries known."""
+"""index.html as text: complete, escaped, without requests, small; its libraries are documented."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self._inside = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.tags.append((tag, dict(attrs)))
         self._inside = tag == "script"
         if self._inside:
             self.scripts.append("")
@@ -52,27 +52,27 @@ class Elements(HTMLParser):
             self.scripts[-1] += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
+        return [attributes for name, attributes in self.tags if name == tag]
 
 
 def hostile(value: Any, keep: frozenset[str] = frozenset()) -> Any:
-    """The same record with hostile text in every text but those that code takes apart."""
+    """A copy with hostile text added to every text, except values that code compares or parses."""
     if isinstance(value, str):
         return value + HOSTILE
     if isinstance(value, dict):
-        return {key: one if key in keep else hostile(one, keep) for key, one in value.items()}
+        return {key: inner if key in keep else hostile(inner, keep) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [hostile(one, keep) for one in value]
+        return [hostile(inner, keep) for inner in value]
     return value
 
 
 def hostile_run() -> records.Record:
     fixed = frozenset({"verdict", "outcome", "result", "status", "severity", "loss"})
     record: records.Record = hostile(staged.run(), fixed)
-    for one in record["phases"]:
-        one["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)
-        one["args"][HOSTILE] = HOSTILE
-        one["criteria"][HOSTILE] = {"result": "failed", "text": HOSTILE}
+    for phase in record["phases"]:
+        phase["metrics"][f"metric{HOSTILE}"] = records.metric(1.0)
+        phase["args"][HOSTILE] = HOSTILE
+        phase["criteria"][HOSTILE] = {"result": "failed", "text": HOSTILE}
     for node in record["nodes"]:
         node["facts"][HOSTILE] = {HOSTILE: [HOSTILE]}
         node["earlier"][HOSTILE] = {HOSTILE: HOSTILE}
@@ -130,44 +130,44 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_any_record_renders_without_network(name: str) -> None:
-    """The page names no other place: only fragments, and relative links into the report."""
+    """All links are fragments or relative paths into the report."""
     elements = Elements(page(RUNS[name]()))
     assert elements.all("h1") and elements.all("main")
-    for tag, attributes in elements.found:
+    for tag, attributes in elements.tags:
         assert not {"src", "srcset", "action", "poster", "background"} & set(attributes), tag
         assert not [key for key in attributes if key.startswith("on")], attributes
-    links = {str(one["href"]) for one in elements.all("a")}
+    links = {str(link["href"]) for link in elements.all("a")}
     files = {link for link in links if not link.startswith("#")}
     own = {"report.json", "junit.xml", "metrics.prom", "run.json", "journal.jsonl"}
     assert own <= files
     for link in files - own:
         assert re.fullmatch(r"phases/[A-Za-z0-9_.~%/-]+", link) and ".." not in link, link
-    assert [one["href"] for one in elements.all("link")] == ["data:,"]
-    ids = [one["id"] for _, one in elements.found if "id" in one]
+    assert [link["href"] for link in elements.all("link")] == ["data:,"]
+    ids = [attributes["id"] for _, attributes in elements.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
 
 
 def test_policy_allows_only_own_scripts() -> None:
-    """The policy forbids everything but these scripts, by their hashes."""
+    """The policy allows only the page's own scripts, by their hashes."""
     elements = Elements(page(staged.run()))
     (policy,) = [
-        str(one["content"])
-        for one in elements.all("meta")
-        if one.get("http-equiv") == "Content-Security-Policy"
+        str(element["content"])
+        for element in elements.all("meta")
+        if element.get("http-equiv") == "Content-Security-Policy"
     ]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'" and rules["img-src"] == "data:"
     hashes = {
-        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
-        for one in elements.scripts
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in elements.scripts
     }
     assert set(rules["script-src"].split()) == hashes and len(hashes) == 5
 
 
 def test_hostile_text_stays_text() -> None:
-    """No text of a record opens an element or leaves an attribute, and no control character of
-    it appears."""
+    """No text of a record opens an element or leaves an attribute, and its control characters are
+    replaced."""
     html = page(hostile_run())
     sound = Elements(page(staged.run()))
     elements = Elements(html)
@@ -178,11 +178,12 @@ def test_hostile_text_stays_text() -> None:
     assert [char for char in own if not char.isprintable() and char != "\n"] == []
 
 
-def test_every_metric_is_there_to_the_last_digit() -> None:
-    """Each metric's row holds the value, the reference and its bounds exactly as recorded."""
+def test_metrics_are_exact_to_the_last_digit() -> None:
+    """The page holds each value and reference, with its bound, exactly as recorded."""
     record = staged.run()
     html = page(record)
-    values = {one["data-value"] for _, one in Elements(html).found if one.get("data-value")}
+    tags = [attributes for _, attributes in Elements(html).tags]
+    values = {tag["data-value"] for tag in tags if tag.get("data-value")}
     for phase in record["phases"]:
         for metric in phase["metrics"].values():
             assert json.dumps(metric["value"]) in values
@@ -191,23 +192,24 @@ def test_every_metric_is_there_to_the_last_digit() -> None:
 
 
 def test_huge_text_is_cut() -> None:
-    """Of one text a page shows so much as a person reads."""
+    """The page shows at most MAX_TEXT characters of a text."""
     phase = records.phase(reason="x" * 10**6, outcome="failed")
     assert len(page(records.run(phase))) < len(page(records.run())) + 10**5
 
 
 @pytest.mark.parametrize("file", ["/etc/passwd", "../../other", "a/../../b", ""])
 def test_evidence_outside_the_report_is_not_linked(file: str) -> None:
-    """A path that is absolute or leads out of the phase's folder is shown, and not linked."""
+    """A path that is absolute or leaves the phase's folder is shown without a link."""
     line = {"file": file, "line": 3, "text": "words"}
     phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
     html = page(records.run(phase))
     assert f"<code>{file}:3</code>" in html
-    assert not [one for one in Elements(html).all("a") if "passwd" in str(one) or ".." in str(one)]
+    links = [str(link) for link in Elements(html).all("a")]
+    assert not [link for link in links if "passwd" in link or ".." in link]
 
 
 def test_evidence_is_linked_with_its_line() -> None:
-    """A finding's evidence links to the file below phases/, whatever characters its name has."""
+    """Evidence links to its file below phases/; special characters are percent-encoded."""
     line = {"file": "nodes/0001/a b?#.log", "line": 12, "text": "exitcode: -9"}
     phase = records.phase(outcome="failed", findings=[records.finding(evidence=[line])])
     html = page(records.run(phase))
@@ -216,13 +218,13 @@ def test_evidence_is_linked_with_its_line() -> None:
 
 
 def test_similar_phase_names_have_different_anchors() -> None:
-    """Names that differ only in what an id cannot hold lead to different places."""
+    """Names that differ only in characters that an id cannot hold get different anchors."""
     html = page(records.run(records.phase("a b"), records.phase("a-b")))
     assert 'href="#phase-a-b"' in html and 'href="#phase-a-b-2"' in html
 
 
 def test_first_part_has_changes_known_and_unmeasured() -> None:
-    """Changes, what is known with its day, what was not measured, and that a report is partial."""
+    """Changes, known failures with their last day, missing measurements, `Partial report`."""
     html = page(staged.run(partial="the controller was killed"))
     for words in (
         "driver on node2: 550.54.15 to 550.90.07",
@@ -237,7 +239,7 @@ def test_first_part_has_changes_known_and_unmeasured() -> None:
 
 
 def test_nodes_that_differ_are_marked() -> None:
-    """The cell of the node that is unlike most is marked, and no other."""
+    """Only the cell of the node that differs from most is marked."""
     html = page(staged.run())
     table = html[html.index('data-table="nodes"') :]
     table = table[: table.index("</table>")]
@@ -246,7 +248,7 @@ def test_nodes_that_differ_are_marked() -> None:
 
 
 def test_facts_of_wrong_type_do_not_break_the_page() -> None:
-    """A node whose `gpus` is no list, and one named by thousands of digits, have their rows."""
+    """A node whose `gpus` is not a list, and one whose name has 5,000 digits, have a row."""
     nodes = records.facts_of([records.phase()])
     nodes[1]["facts"]["gpus"] = 7
     nodes[2]["node"] = "9" * 5000
@@ -256,7 +258,7 @@ def test_facts_of_wrong_type_do_not_break_the_page() -> None:
 
 
 def test_remarks_on_known_entries_are_shown() -> None:
-    """Whoever must renew one reads it beside what is known, also where nothing else is."""
+    """Remarks are in the section of known failures, even if nothing is known."""
     remark = "known: zero1_4node::job has expired on 2026-11-01: cluster.yaml:71"
     html = page(records.run(known_remarks=[remark]))
     part = html[html.index('id="known"') :]
@@ -264,15 +266,15 @@ def test_remarks_on_known_entries_are_shown() -> None:
     assert f"<li>{remark}</li>" in part and "No failure is acknowledged" not in part
 
 
-def test_a_proof_shows_its_gates() -> None:
-    """Each gate with its status; what is not staged here, and why."""
+def test_proof_shows_its_gates() -> None:
+    """It has each gate with its status, and each fault that is not staged here with the reason."""
     html = page(proof())
     assert "NOT PROVEN" in html and "stayed green" in html and "one GPU a node" in html
     assert 'data-value="12.25">12.2<' in html
 
 
 def test_512_ranks_stay_small() -> None:
-    """64 nodes of 8 ranks, every pair of nodes measured: well below 5 MB."""
+    """64 nodes of 8 ranks, every pair of nodes measured: less than 2.5 MB."""
     record = staged.large()
     topology = record["phases"][0]["topology"]
     assert topology is not None and len(topology["groups"]) == 64 + math.comb(64, 2)
@@ -280,13 +282,13 @@ def test_512_ranks_stay_small() -> None:
 
 
 def listed(html: str, table: str, row: str) -> int:
-    """How many rows that look so the tables of this name have."""
+    """How often the tables of this name match the pattern `row`."""
     parts = html[html.index("<body>") : html.index("<script>")].split(f'data-table="{table}"')[1:]
     return sum(len(re.findall(row, part[: part.index("</table>")])) for part in parts)
 
 
 def test_a_whole_ladder_of_512_ranks_stays_below_5_mb() -> None:
-    """64 nodes, eight phases of 512 ranks, every node with all its facts; and made in seconds."""
+    """64 nodes with all facts, eight phases of 512 ranks: rendered within 10 s of CPU time."""
     record = staged.ladder()
     begun = time.process_time()
     html = page(record)
@@ -300,7 +302,7 @@ def test_a_whole_ladder_of_512_ranks_stays_below_5_mb() -> None:
 
 
 def test_nothing_wrong_is_left_out() -> None:
-    """No rank done and every link unexpected, eight times: all are named, and it stays small."""
+    """Eight phases, no rank done, every link unexpected: all are named, in less than 5 MB."""
     record = staged.ladder(all_wrong=True)
     html = page(record)
     assert len(html.encode()) < 5e6
@@ -314,7 +316,7 @@ def test_nothing_wrong_is_left_out() -> None:
 
 
 def test_up_to_128_ranks_all_are_listed() -> None:
-    """Ranks and links of 16 nodes are all there, to the digit, and nothing says otherwise."""
+    """The page lists all ranks and links of 16 nodes, and refers to no further ones."""
     html = page(staged.large(nodes=16))
     assert listed(html, "ranks", "<tr data-rank=") == listed(html, "links", "<tr ") == 128
     assert listed(html, "groups", "<tr ") == 136 and listed(html, "nodes-ranks", "<tr ") == 0
@@ -322,18 +324,18 @@ def test_up_to_128_ranks_all_are_listed() -> None:
 
 
 def test_many_differing_packages_are_counted() -> None:
-    """2,000 odd packages on one node: the table of differences says how many more there are."""
+    """With 2,000 odd packages on one node, the table of differences says how many are left out."""
     record = staged.ladder(1)
     record["nodes"][5]["facts"]["packages"] = {f"odd{number}": "1" for number in range(2000)}
     parsed = find_differences(records.parsed(record).nodes)
-    record["differences"] = [one.model_dump() for one in parsed]
+    record["differences"] = [difference.model_dump() for difference in parsed]
     html = page(record)
     assert len(html.encode()) < 2e6
     assert f"and {len(record['differences']) - 200} more facts that differ between nodes" in html
 
 
 def test_vendored_libraries_match_the_readme() -> None:
-    """Each vendored file begins with the version that the table says, and has its licence."""
+    """Each vendored file starts with the version in the table, and has its licence."""
     folder = Path(page_module.__file__).parent / "html" / "vendor"
     rows = re.findall(
         r"^\| `(\S+)` \| \[.*?\] ?\(?.*?\| (\S+) \| ISC, `(\S+)` \|$",

@@ -1,4 +1,4 @@
-"""index.html in real Chromium: quiet, exact, accessible, harmless, quick, on any screen."""
+"""index.html in real Chromium: no messages, exact figures, accessible, safe, fast, any screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.report.browsing import LAPTOP, PATIENCE_MS, PHONE, Browse, Opened
 from tests.report.test_page import RUNS, hostile_run
 from tests.support import records
 
-# What the staged morning must show before anybody scrolls.
+# What the page of `staged.run` must show without scrolling.
 FIRST = {
     "stragglers": "rank 5 on node2",
     "links": "NET/Socket/0 from node1 to node2",
@@ -22,41 +22,41 @@ FIRST = {
 }
 
 
-# Stops of one row of cards lie at unlike heights, by less than a card has.
+# Focus stops in one row of cards differ in height by less than the height of a card.
 CARD_PX = 150
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_page_opens_without_messages_or_requests(browse: Browse, name: str) -> None:
-    """No message on the console, no error, no request beyond the file, all parts opened."""
+    """With all parts open there is no console message, no error, and no request except the file."""
     opened = browse(RUNS[name]())
     opened.open_all()
     opened.check_quiet()
 
 
 def test_figures_match_the_record(browse: Browse) -> None:
-    """Metrics, times and spreads stand on the page as the record has them, to the digit."""
+    """Metrics, times and spreads on the page equal those of the record, to the last digit."""
     record = staged.run()
     opened = browse(record)
     opened.open_all()
-    for one in record["phases"]:
-        part = f'section[data-phase="{one["phase"]}"]'
-        for name, metric in one["metrics"].items():
+    for phase in record["phases"]:
+        part = f'section[data-phase="{phase["phase"]}"]'
+        for name, metric in phase["metrics"].items():
             value = metric["value"]
             assert isinstance(value, float)
             row = f'{part} table[data-table="metrics"] tr[data-metric="{name}"] td:nth-child(2)'
             assert opened.figures(row) == [(show(value), json.dumps(value))]
-        row = f'table[data-table="phases"] tr[data-phase="{one["phase"]}"]'
+        row = f'table[data-table="phases"] tr[data-phase="{phase["phase"]}"]'
         for field in ("queue_s", "run_s"):
-            seconds = one[field]
+            seconds = phase[field]
             wanted = [(f"{seconds:.1f}", json.dumps(seconds))]
             assert opened.figures(f'{row} td[data-field="{field}"]') == wanted
         counts = dict(opened.figures(f'{row} td[data-field="criteria"] span[data-result]'))
-        results = [criterion["result"] for criterion in one["criteria"].values()]
+        results = [criterion["result"] for criterion in phase["criteria"].values()]
         assert {int(text) for text in counts} == {results.count(r) for r in set(results)}
-        for rank in one["ranks"]:
-            spreads = [one for one in (rank["step_s"], rank["own_s"]) if one]
-            values = [json.dumps(value) for one in spreads for value in one.values()]
+        for rank in phase["ranks"]:
+            spreads = [spread for spread in (rank["step_s"], rank["own_s"]) if spread]
+            values = [json.dumps(value) for spread in spreads for value in spread.values()]
             exact = [json.dumps(rank["steps"]), json.dumps(rank["peak_memory_gib"]), *values]
             cells = f'{part} table[data-table="ranks"] tr[data-rank="{rank["rank"]}"] td.n'
             assert [value for _, value in opened.figures(cells)] == exact
@@ -66,7 +66,7 @@ Cells = list[tuple[str, str | None]]
 
 
 def cell_of(value: float | str | None) -> tuple[str, str | None]:
-    """A number of the record as its cell has it: for people, and to the last digit."""
+    """The cell of a number in the record: its text, rounded, and its exact value."""
     if value is None:
         return "-", None
     if isinstance(value, int):  # a count
@@ -79,54 +79,54 @@ def moment(seconds: float) -> str:
 
 
 def times(phase: records.Record) -> Cells:
-    """The phase's row of the time line."""
+    """The cells of the phase's row in the table of the timeline."""
     moments = [phase["submitted"], phase["started"], phase["ended"]]
     seconds = [phase["queue_s"], phase["run_s"], phase["torchrun_s"], phase["overhead_s"]]
     return [
-        *((moment(one), json.dumps(one)) for one in moments if one is not None),
-        *((f"{one:.1f}", json.dumps(one)) for one in seconds if one is not None),
+        *((moment(value), json.dumps(value)) for value in moments if value is not None),
+        *((f"{value:.1f}", json.dumps(value)) for value in seconds if value is not None),
     ]
 
 
 def past(record: records.Record, phase: records.Record) -> Cells:
-    """The rows of the phase's past runs, and that of this one below them."""
+    """The cells of the phase's past runs, then those of this run."""
     trend, metrics = phase["trend"], phase["metrics"]
     if trend is None:
         return []
-    found: Cells = []
+    cells: Cells = []
     for at, begun in enumerate(trend["begun"]):
         flags = [trend["good"][at], trend["same"][at]]
-        found.append((moment(begun), None))
-        found += [("yes" if flag else "no", None) for flag in flags]
-        found += [cell_of(trend["metrics"][name][at]) for name in metrics]
-    found += [(moment(record["begun"]), None), ("", None), ("", None)]
-    return found + [cell_of(one["value"]) for one in metrics.values()]
+        cells.append((moment(begun), None))
+        cells += [("yes" if flag else "no", None) for flag in flags]
+        cells += [cell_of(trend["metrics"][name][at]) for name in metrics]
+    cells += [(moment(record["begun"]), None), ("", None), ("", None)]
+    return cells + [cell_of(metric["value"]) for metric in metrics.values()]
 
 
 def test_tables_behind_charts_match_the_record(browse: Browse) -> None:
-    """Time line, loss, links of pairs of nodes and past runs: every cell, to the digit."""
+    """Timeline, loss, links of pairs of nodes and past runs: every cell, to the last digit."""
     record = staged.run()
     opened = browse(record)
     opened.open_all()
-    wanted = [cell for one in record["phases"] for cell in times(one)]
+    wanted = [cell for phase in record["phases"] for cell in times(phase)]
     assert len(wanted) == 7 * len(record["phases"])
     assert opened.figures('table[data-table="timeline"] td') == wanted
-    for one in record["phases"]:
-        part = f'section[data-phase="{one["phase"]}"]'
-        losses = [cell_of(value) for row in one["loss"] for value in row]
+    for phase in record["phases"]:
+        part = f'section[data-phase="{phase["phase"]}"]'
+        losses = [cell_of(value) for row in phase["loss"] for value in row]
         assert opened.figures(f'{part} table[data-table="loss"] td') == losses
-        groups = one["topology"]["groups"] if one["topology"] else []
+        groups = phase["topology"]["groups"] if phase["topology"] else []
         pairs = [
             cell_of(value)
             for group in groups
             for value in (group["links"], group["unexpected"], group["bandwidth_gb_per_s"])
         ]
         assert opened.figures(f'{part} table[data-table="groups"] td.n') == pairs
-        assert opened.figures(f'{part} table[data-table="trend"] td') == past(record, one)
+        assert opened.figures(f'{part} table[data-table="trend"] td') == past(record, phase)
 
 
 def test_verdict_and_sentence_are_complete(browse: Browse) -> None:
-    """The sentence is the record's, word for word, also where the eye is spared a repetition."""
+    """The sentence is that of the record, including the part that is only for screen readers."""
     record = staged.run()
     opened = browse(record)
     sentence = opened.page.locator('[data-field="sentence"]').text_content()
@@ -136,9 +136,9 @@ def test_verdict_and_sentence_are_complete(browse: Browse) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> None:
-    """Slow rank, wrong transport and lost throughput lie inside the first 1280 x 800, each with a
-    link that leads to the place that shows it."""
+def test_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> None:
+    """Slow rank, wrong transport and lost throughput are inside the first 1280 x 800 pixels, each
+    with a link to its place on the page."""
     opened = browse(staged.run(), scheme=scheme)
     for kind, words in FIRST.items():
         card = opened.page.locator(f'.card[data-kind="{kind}"]')
@@ -156,7 +156,7 @@ def test_the_first_screen_shows_what_is_wrong(browse: Browse, scheme: Any) -> No
 
 
 def test_link_opens_closed_section(browse: Browse) -> None:
-    """A phase that is folded away opens where a link leads to it, and its charts are drawn."""
+    """A link to a closed phase opens it and draws its charts."""
     opened = browse(staged.run())
     part = opened.page.locator('section[data-phase="mlp_1gpu"]')
     assert part.locator(":scope > details").get_attribute("open") is None
@@ -168,34 +168,34 @@ def test_link_opens_closed_section(browse: Browse) -> None:
 def axe_violations(opened: Opened) -> list[str]:
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(opened.page).response
-    assert len(found["passes"]) > 15  # it looked at something
+    answer = Axe().run(opened.page).response
+    assert len(answer["passes"]) > 15  # axe did run its checks
     return [
-        f"{one['id']}: {one['help']}: {node['html'][:200]}"
-        for one in found["violations"]
-        for node in one["nodes"]
+        f"{violation['id']}: {violation['help']}: {node['html'][:200]}"
+        for violation in answer["violations"]
+        for node in violation["nodes"]
     ]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["sound", "staged", "without phases", "proof"])
 def test_axe_finds_nothing(browse: Browse, name: str, scheme: Any) -> None:
-    """axe-core finds no violation, with all parts opened, in either scheme."""
+    """axe-core finds no violation with all parts open, in light and in dark colours."""
     opened = browse(RUNS[name](), scheme=scheme)
     opened.open_all()
     assert axe_violations(opened) == []
 
 
 def test_axe_finds_nothing_on_a_phone(browse: Browse) -> None:
-    """Also where tables scroll in their boxes."""
+    """axe-core finds no violation where tables scroll in their boxes."""
     opened = browse(staged.run(), size=PHONE)
     opened.open_all()
     assert axe_violations(opened) == []
 
 
 def test_focus_follows_reading_order(browse: Browse) -> None:
-    """The first stop skips to the report; then each stop lies below or right of the one before, and
-    shows that it has the focus."""
+    """The first stop is the skip link; each later stop is below or to the right of the previous
+    one, and has a visible focus."""
     opened = browse(staged.run())
     opened.page.keyboard.press("Tab")
     assert opened.ask("document.activeElement.className") == "skip"
@@ -214,7 +214,7 @@ def test_focus_follows_reading_order(browse: Browse) -> None:
 
 @pytest.mark.parametrize("name", ["staged", "hostile", "proof"])
 def test_phone_does_not_scroll_sideways(browse: Browse, name: str) -> None:
-    """At 390 pixels nothing makes the page wider than the screen, whatever is opened."""
+    """At 390 pixels nothing is wider than the screen, with all parts open."""
     opened = browse(RUNS[name](), size=PHONE)
     opened.open_all()
     assert opened.ask("document.documentElement.scrollWidth") == PHONE[0]
@@ -222,7 +222,8 @@ def test_phone_does_not_scroll_sideways(browse: Browse, name: str) -> None:
 
 
 def test_hostile_text_does_nothing(browse: Browse) -> None:
-    """Script tags, event handlers and what turns writing around are shown, and nothing runs."""
+    """Script tags and event handlers are shown as text and never run; bidi and control characters
+    are replaced."""
     opened = browse(hostile_run())
     opened.open_all()
     opened.check_quiet()
@@ -232,14 +233,14 @@ def test_hostile_text_does_nothing(browse: Browse) -> None:
     text = opened.page.locator("main").text_content() or ""
     assert "<script>alert(1)</script>" in text and "\u202e" not in text and "\x1b" not in text
     assert opened.ask(
-        "[...document.querySelectorAll('svg')].every(one => !one.innerHTML.includes('<img'))"
+        "[...document.querySelectorAll('svg')].every(svg => !svg.innerHTML.includes('<img'))"
     )
 
 
 @pytest.mark.parametrize("phases", [1, 8])
 def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> None:
-    """64 nodes, 512 ranks, 2,080 groups of links, also eight times over: read, laid out and drawn
-    in under two seconds of the page's own time, whatever else the machine does meanwhile."""
+    """One phase or eight, each with 64 nodes, 512 ranks and 2,080 groups of links: parsed, laid out
+    and drawn in under two seconds of the page's CPU time, which other load does not affect."""
     opened = browse(staged.ladder(phases) if phases > 1 else staged.large())
     opened.check_quiet()
     session = opened.page.context.new_cdp_session(opened.page)
@@ -247,7 +248,7 @@ def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> Non
     opened.page.reload()
     opened.settle()
     metrics = session.send("Performance.getMetrics")["metrics"]
-    spent = {one["name"]: one["value"] for one in metrics}
+    spent = {metric["name"]: metric["value"] for metric in metrics}
     assert 0.05 < spent["TaskDuration"] < 2
     assert opened.page.locator('section.phase figure[data-chart="steps"] svg').count() == 1
     card = opened.page.locator('.card[data-kind="stragglers"]')
@@ -255,7 +256,7 @@ def test_512_ranks_open_in_under_two_seconds(browse: Browse, phases: int) -> Non
 
 
 def test_distant_charts_are_drawn_later(browse: Browse) -> None:
-    """They are drawn when the screen comes near them, and all of them for the printer."""
+    """A chart is drawn when the user scrolls near it; for printing, all are drawn."""
     opened = browse(staged.ladder())
     last = opened.page.locator('section[data-phase="phase_7"] figure[data-chart="steps"]')
     assert last.locator("svg").count() == 0
@@ -268,7 +269,7 @@ def test_distant_charts_are_drawn_later(browse: Browse) -> None:
 
 
 def test_print_shows_everything_in_light_colours(browse: Browse) -> None:
-    """Printed, every phase is open and drawn, on white, and nothing asks to be clicked."""
+    """In print, every phase is open and drawn, on white, without navigation."""
     opened = browse(staged.run(), scheme="dark")
     assert opened.page.pdf(format="A4")[:5] == b"%PDF-"
     opened.page.emulate_media(media="print", color_scheme="dark")
@@ -282,7 +283,7 @@ def test_print_shows_everything_in_light_colours(browse: Browse) -> None:
 
 
 def test_without_scripts_the_figures_are_there(browse: Browse) -> None:
-    """Tables are part of the page; where nothing draws, no empty box stands for a chart."""
+    """The tables do not need scripts; without them, the empty boxes of charts are hidden."""
     record = staged.run()
     opened = browse(record, scripts=False)
     assert opened.page.locator("svg").count() == 0
@@ -293,7 +294,7 @@ def test_without_scripts_the_figures_are_there(browse: Browse) -> None:
 
 
 def test_partial_reports_say_so(browse: Browse) -> None:
-    """A report of a run that was killed is marked where it is read first."""
+    """The report of a killed run says so on the first screen."""
     record = records.run(partial="the controller was killed", verdict="INCONCLUSIVE")
     box = browse(record).page.locator(".verdict .partial")
     assert "the controller was killed" in box.inner_text()

@@ -1,4 +1,4 @@
-"""The charts of index.html: everything in the record has a mark, not only a colour."""
+"""The charts of index.html: they show everything in the record, and never by colour alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def chart(opened: Opened, kind: str, phase: str = SLOW) -> str:
 
 @pytest.mark.parametrize("size", [(1280, 800), PHONE])
 def test_topology_draws_every_rank_and_link(browse: Browse, size: tuple[int, int]) -> None:
-    """A box for each node, a square for each rank, a line for each link; the unexpected one is
-    dashed, red and named, and the slow rank carries a mark."""
+    """A box for each node, a square for each rank, a line for each link; the unexpected link is
+    dashed and labelled, and the slow rank has a mark."""
     opened = browse(staged.run(), size=size)
     part = opened.page.locator(chart(opened, "topology"))
     assert part.locator("rect.box").count() == 4
@@ -43,7 +43,7 @@ def test_topology_draws_every_rank_and_link(browse: Browse, size: tuple[int, int
 
 
 def test_labels_of_links_do_not_overlap(browse: Browse) -> None:
-    """No label of a link lies on another, nor on a node's box."""
+    """No label of a link covers another label or a node's box."""
     opened = browse(staged.run())
     script = (
         "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.y, b.right, b.bottom])"
@@ -52,17 +52,17 @@ def test_labels_of_links_do_not_overlap(browse: Browse) -> None:
     labels = part.locator("g.label rect").evaluate_all(script)
     boxes = part.locator("rect.box").evaluate_all(script)
     assert len(labels) == 4
-    for number, one in enumerate(labels):
+    for number, label in enumerate(labels):
         for other in labels[number + 1 :] + boxes:
             apart = (
-                one[2] <= other[0] + 1 or other[2] <= one[0] + 1,
-                one[3] <= other[1] + 1 or other[3] <= one[1] + 1,
+                label[2] <= other[0] + 1 or other[2] <= label[0] + 1,
+                label[3] <= other[1] + 1 or other[3] <= label[1] + 1,
             )
-            assert any(apart), (one, other)
+            assert any(apart), (label, other)
 
 
 def test_gloo_topology_explains_missing_links(browse: Browse) -> None:
-    """Without links the note says why; nodes and what was measured between them are drawn."""
+    """The note says why there are no links; nodes and measured bandwidths are drawn."""
     opened = browse(staged.run())
     opened.open_all()
     part = opened.page.locator('section[data-phase="allreduce_multinode"]')
@@ -74,7 +74,8 @@ def test_gloo_topology_explains_missing_links(browse: Browse) -> None:
 
 
 def test_many_nodes_become_a_grid_and_a_matrix(browse: Browse) -> None:
-    """64 nodes: a box and its 8 ranks each, a square for each pair, the unexpected pair crossed."""
+    """64 nodes: a box with 8 ranks for each node, a square for each pair, a cross on the unexpected
+    pair."""
     opened = browse(staged.large())
     part = opened.page.locator(chart(opened, "topology", ".phase"))
     assert part.locator("rect.box").count() == 64 and part.locator("rect.gpu").count() == 512
@@ -85,7 +86,7 @@ def test_many_nodes_become_a_grid_and_a_matrix(browse: Browse) -> None:
 
 
 def test_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
-    """The step times say which rank is behind, inside the picture also at its edge."""
+    """The chart of step times names the rank that is behind; even at the edge the label fits."""
     run = records.run(staged.with_own_times(records.phase(), slow=7), verdict="UNFIT")
     opened = browse(run)
     svg = opened.page.locator(f"{chart(opened, 'steps')} svg")
@@ -97,7 +98,7 @@ def test_slow_rank_is_named_in_its_chart(browse: Browse) -> None:
 
 
 def test_nan_loss_is_marked(browse: Browse) -> None:
-    """Where the loss ends in NaN, the chart says from which step on."""
+    """If the loss ends in NaN, the chart says from which step on."""
     opened = browse(staged.run())
     svg = opened.page.locator(f"{chart(opened, 'loss', '#phase-zero1_2gpu')} svg")
     assert "Not a number from step 21 on." in str(svg.get_attribute("aria-label"))
@@ -105,12 +106,12 @@ def test_nan_loss_is_marked(browse: Browse) -> None:
 
 
 def test_trends_show_each_metric_over_its_past(browse: Browse) -> None:
-    """A chart for each metric with a past; those off their bounds say so in words and form."""
+    """Each metric has a chart; one outside its bounds says so in its label, and is marked."""
     run = staged.run()
     opened = browse(run)
     part = opened.page.locator(chart(opened, "trends"))
     names = part.locator(".small").evaluate_all("all => all.map(e => e.dataset.metric)")
-    slow = next(one for one in run["phases"] if one["phase"] == "zero1_4node")
+    slow = next(phase for phase in run["phases"] if phase["phase"] == "zero1_4node")
     assert names == list(slow["metrics"])
     off = part.locator(".small.off").evaluate_all("all => all.map(e => e.dataset.metric)")
     assert set(off) == {"steps_per_s", "samples_per_s"}
@@ -123,15 +124,15 @@ def test_timeline_has_every_phase(browse: Browse) -> None:
     run = staged.run()
     svg = browse(run).page.locator("#timeline svg")
     text = svg.locator("text").all_text_contents()
-    for one in run["phases"]:
-        assert one["phase"] in text
-        assert f"queue {one['queue_s']:.1f} s, run {one['run_s']:.1f} s" in text
+    for phase in run["phases"]:
+        assert phase["phase"] in text
+        assert f"queue {phase['queue_s']:.1f} s, run {phase['run_s']:.1f} s" in text
     assert svg.locator('g[data-mark="bar"] rect').count() == 2 * len(run["phases"])
 
 
 def test_queue_bar_is_as_long_as_the_queue_time(browse: Browse) -> None:
-    """Slurm tells whole seconds: beside "queue 11.0 s" stands a bar of 11 s, not of the 12 between
-    our clock and its start."""
+    """Slurm reports whole seconds: the bar of "queue 11.0 s" is 11 s long, not the 12 s between our
+    time of submission and Slurm's start time."""
     phase = staged.later(records.phase("slow"), 0, 24.0, 12.0)
     phase["queue_s"] = 11.0
     other = staged.later(records.phase("early"), 0, 24.0, 12.0)
@@ -159,7 +160,7 @@ def test_queue_bar_is_as_long_as_the_queue_time(browse: Browse) -> None:
 def test_trend_ticks_are_24_hour_utc_times(
     browse: Browse, apart_s: float, words: str, size: tuple[int, int]
 ) -> None:
-    """Whatever lies between the runs: times of UTC that do not overlap, and none twice."""
+    """For any interval between runs, the labels are UTC times that do not overlap or repeat."""
     phase = records.phase()
     phase["trend"] = made = staged.trend(phase, 20)
     made["begun"] = [records.BEGUN - (20 - n) * apart_s for n in range(20)]
@@ -174,11 +175,11 @@ def test_trend_ticks_are_24_hour_utc_times(
     boxes = ticks.evaluate_all(
         "all => all.map(e => e.getBoundingClientRect()).map(b => [b.x, b.right])"
     )
-    assert all(one[1] + 2 < other[0] for one, other in itertools.pairwise(boxes)), boxes
+    assert all(left[1] + 2 < right[0] for left, right in itertools.pairwise(boxes)), boxes
 
 
 def test_charts_are_redrawn_when_the_width_changes(browse: Browse) -> None:
-    """A turned phone gets charts of its new width."""
+    """After a phone is turned, its charts have the new width."""
     opened = browse(staged.run())
     before = opened.page.locator("#timeline svg").bounding_box()
     opened.ask("document.querySelector('#timeline svg').dataset.old = 'yes'")
@@ -191,7 +192,7 @@ def test_charts_are_redrawn_when_the_width_changes(browse: Browse) -> None:
 
 
 def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> records.Record:
-    """Every pair of nodes measured; with `wrong`, one link over sockets."""
+    """A run in which every pair of nodes was measured; `wrong`: one link uses sockets."""
     phase = records.phase("allreduce_multinode", nodes=nodes, ranks_per_node=ranks_per_node)
     if wrong:
         staged.with_wrong_link(phase, ranks_per_node - 1)
@@ -206,8 +207,8 @@ def paired(nodes: int, ranks_per_node: int, wrong: bool = True) -> records.Recor
 def test_every_link_has_its_label_or_is_counted(
     browse: Browse, size: tuple[int, int], nodes: int, ranks: int
 ) -> None:
-    """The unexpected link is always labelled inside the picture; links that have no label are
-    counted below it, and the figures hold transport and bandwidth of each."""
+    """The unexpected link always has a label inside the picture; links without a label are counted
+    below it, and the table has the transport and bandwidth of each pair."""
     opened = browse(paired(nodes, ranks), size=size)
     part = opened.page.locator(chart(opened, "topology", ".phase"))
     (wrong,) = part.locator("g.label.wrong").all_text_contents()
@@ -221,9 +222,9 @@ def test_every_link_has_its_label_or_is_counted(
     opened.open_all()
     rows = part.locator('table[data-table="groups"] tbody tr:not([data-one="0"][data-other="0"])')
     cells = [row.split("\t") for row in rows.all_inner_texts()]
-    between = [one for one in cells if one[0].count("node") == 2]
+    between = [row for row in cells if row[0].count("node") == 2]
     assert len(between) == pairs
-    assert all(one[1].startswith("NET/") and float(one[4]) > 0 for one in between)
+    assert all(row[1].startswith("NET/") and float(row[4]) > 0 for row in between)
     script = "all => all.map(e => e.getBBox()).map(b => [b.x, b.y, b.x + b.width, b.y + b.height])"
     view = part.locator("svg").first.evaluate(
         "e => [e.viewBox.baseVal.width, e.viewBox.baseVal.height]"
@@ -234,8 +235,8 @@ def test_every_link_has_its_label_or_is_counted(
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(5, 2), (12, 8)])
 def test_unlabelled_unexpected_links_are_counted(browse: Browse, nodes: int, ranks: int) -> None:
-    """Where every pair is wrong, a small picture has all its labels, and a large one as many as
-    there is room for beyond the first; the others are counted."""
+    """If every pair is unexpected, a small picture labels all of them; a large one labels at least
+    ten and counts the others."""
     run = paired(nodes, ranks)
     topology = run["phases"][0]["topology"]
     assert topology is not None
@@ -250,7 +251,7 @@ def test_unlabelled_unexpected_links_are_counted(browse: Browse, nodes: int, ran
 
 
 def test_label_covers_no_other_line(browse: Browse) -> None:
-    """So that nobody reads a link's bandwidth off another: four nodes, each joined to each."""
+    """With four nodes, all connected, a label covers only the line of its own link."""
     part = browse(paired(4, 2)).page.locator('.phase figure[data-chart="topology"]')
     lines = part.locator("path.link").evaluate_all(
         "all => all.map(e => e.getAttribute('d').match(/[-\\d.]+/g).map(Number))"
@@ -261,16 +262,16 @@ def test_label_covers_no_other_line(browse: Browse) -> None:
     assert len(frames) == 6 and len(lines) == 6 + 4
     for left, top, right, bottom in frames:
         through = [
-            one
-            for one in lines
-            if any(left < x < right and top < y < bottom for x, y in along(*one))
+            line
+            for line in lines
+            if any(left < x < right and top < y < bottom for x, y in along(*line))
         ]
         assert len(through) == 1
 
 
 @pytest.mark.parametrize("nodes", [4, 5])
 def test_slowest_pair_is_labelled_on_its_own_line(browse: Browse, nodes: int) -> None:
-    """Also of the pair whose line crosses others, wherever the slowest one lies."""
+    """For every pair as the slowest one, even if its line crosses others."""
     for slowest in range(nodes * (nodes - 1) // 2):
         run = records.run(staged.gloo_phase(nodes), verdict="FIT")
         topology = run["phases"][0]["topology"]
@@ -288,26 +289,26 @@ def test_slowest_pair_is_labelled_on_its_own_line(browse: Browse, nodes: int) ->
         )
         through = [
             number
-            for number, one in enumerate(lines)
-            if any(left < x < right and top < y < bottom for x, y in along(*one))
+            for number, line in enumerate(lines)
+            if any(left < x < right and top < y < bottom for x, y in along(*line))
         ]
         assert through == [slowest]
 
 
-def test_six_nodes_also_get_a_matrix(browse: Browse) -> None:
-    """Fifteen lines have no room for their labels; a square each they have."""
+def test_six_nodes_also_have_a_matrix(browse: Browse) -> None:
+    """Fifteen lines leave no room for labels; a matrix has a square for each pair."""
     part = browse(paired(6, 1, wrong=False)).page.locator('figure[data-chart="topology"]')
     assert part.locator("rect.cell").count() == 15
 
 
 def along(x: float, y: float, to_x: float, to_y: float) -> Iterator[tuple[float, float]]:
-    """Points of a line, closer together than any label is high."""
+    """Points of a line, closer together than the height of a label."""
     for step in range(501):
         yield x + (to_x - x) * step / 500, y + (to_y - y) * step / 500
 
 
 def test_wide_picture_scrolls_to_the_unexpected_link(browse: Browse) -> None:
-    """On a phone the unexpected link is in view at once, and what stands below it stays there."""
+    """On a phone the label of the unexpected link is in view, and so are notes and text below."""
     opened = browse(paired(12, 8), size=PHONE)
     part = opened.page.locator('.phase figure[data-chart="topology"]')
     for words in (

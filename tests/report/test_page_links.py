@@ -1,4 +1,4 @@
-"""Links of index.html to the evidence beside it: none that leads nowhere."""
+"""Links of index.html to the evidence beside it: none is dead."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ WRITTEN = {"report.json", "metrics.prom"}  # with every page
 
 
 def links(report: Path) -> set[str]:
-    """Where the page of this report leads, below it."""
-    found = Elements((report / "index.html").read_text(encoding="utf-8")).all("a")
-    return {unquote(str(one["href"])) for one in found if not str(one["href"]).startswith("#")}
+    """The files and folders of the report to which its page links."""
+    elements = Elements((report / "index.html").read_text(encoding="utf-8")).all("a")
+    targets = [str(element["href"]) for element in elements]
+    return {unquote(target) for target in targets if not target.startswith("#")}
 
 
 def dead(report: Path) -> list[str]:
-    return sorted(one for one in links(report) if not (report / one).exists())
+    return sorted(link for link in links(report) if not (report / link).exists())
 
 
 def published(tmp_path: Path, *names: str) -> Path:
-    """The report of a run of one phase of two nodes, which left these files."""
+    """The report of a run with one phase on two nodes, which left these files."""
     record = records.parsed(records.run(records.phase("wide", nodes=2)))
     run = RunDir(tmp_path / "runs" / record.run_id)
     for name in names:
@@ -41,8 +42,8 @@ def published(tmp_path: Path, *names: str) -> Path:
 
 
 def test_only_existing_files_are_linked(tmp_path: Path) -> None:
-    """Of two nodes one wrote its log, of four ranks one its events; the others' names stand there
-    without a link."""
+    """One of two nodes wrote its log, one of four ranks its events; other files are named without
+    a link."""
     kept = {
         "journal.jsonl",
         "phases/wide/result.json",
@@ -57,7 +58,7 @@ def test_only_existing_files_are_linked(tmp_path: Path) -> None:
 
 
 def test_phase_without_files_has_no_link(tmp_path: Path) -> None:
-    """Not to its folder either, which nobody makes."""
+    """Its folder is not linked either: it does not exist."""
     assert links(published(tmp_path)) == WRITTEN
 
 
@@ -65,18 +66,18 @@ def test_phase_without_files_has_no_link(tmp_path: Path) -> None:
 def test_file_too_large_to_copy_is_not_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    """Of one file, or of all."""
+    """Neither a file over its limit, nor one over the limit of all files together."""
     monkeypatch.setattr(run_archive, "MAX_FILE_BYTES", 2 if limit == "MAX_FILE_BYTES" else 4)
     monkeypatch.setattr(run_archive, "MAX_BYTES", 4)
     names = [f"phases/wide/ranks/0000{rank}.jsonl" for rank in range(4)]
     report = published(tmp_path, "journal.jsonl", *names)
-    copied = {str(one.relative_to(report)) for one in report.rglob("*.jsonl")}
-    assert dead(report) == [] and {one for one in links(report) if "jsonl" in one} == copied
+    copied = {str(path.relative_to(report)) for path in report.rglob("*.jsonl")}
+    assert dead(report) == [] and {link for link in links(report) if "jsonl" in link} == copied
     assert len(copied) == (0 if limit == "MAX_FILE_BYTES" else 2)
 
 
 def test_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
-    """A run that writes junit.xml elsewhere, one phase of which never ran."""
+    """junit.xml is written elsewhere, and one phase never ran."""
     suite.cluster(phases={"small": None, "held": None}, setup=["false"])
     suite.phase()
     suite.phase("held")
@@ -88,7 +89,7 @@ def test_run_without_junit_xml_has_no_dead_link(suite: Suite) -> None:
 
 
 def test_killed_run_has_no_dead_link(suite: Suite) -> None:
-    """Nobody wrote its junit.xml, nor the result of the phase that still ran."""
+    """It has neither junit.xml nor a result of the phase that was still running."""
     run = killed(suite)
     (suite.path / "go").touch()
     suite.run_apart("-k", "first")

@@ -1,4 +1,4 @@
-"""What index.html says in words: no more than was measured, once, and as people say it."""
+"""The sentences of index.html: they claim only what was measured, once, in plain words."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def red(result: Any, **changes: Any) -> records.Record:
     return phase
 
 
-def test_a_fit_page_claims_no_more_than_was_measured() -> None:
-    """It names the kinds that nothing judged, with how many phases lack each."""
+def test_fit_page_claims_no_more_than_was_measured() -> None:
+    """It names the kinds that were not measured, with the number of phases that lack each."""
     first = records.phase("one", not_measured=["history", "references"])
     other = records.phase("two", not_measured=["references", "transports"])
     html = page(records.run(first, other, not_measured=["two: transports not measured"]))
@@ -42,7 +42,7 @@ def test_a_fit_page_claims_no_more_than_was_measured() -> None:
     ("selection", "words"), [("", "requires was"), ("mlp", "requires of the selection was")]
 )
 def test_partial_selection_claims_only_the_selection(selection: str, words: str) -> None:
-    """Of a part of the phases the page says so."""
+    """With a selection, the sentence is about the selection."""
     part = section(page(records.run(not_measured=[], selection=selection)), "unmeasured")
     assert f"Everything this cluster {words} measured." in part
 
@@ -57,8 +57,8 @@ def test_partial_selection_claims_only_the_selection(selection: str, words: str)
         (records.phase(outcome="never_ran"), "never ran", "warn"),
     ],
 )
-def test_a_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, tone: str) -> None:
-    """Both pills and the bar of the time line show the worst of the job and what was judged."""
+def test_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, tone: str) -> None:
+    """Both badges and the bar of the timeline show the worst of the job and its criteria."""
     html = page(records.run(phase))
     pill = re.escape(f'<span class="badge {tone}">{words}</span>')
     assert re.search(f'<td data-field="outcome">{pill}', html)
@@ -68,12 +68,12 @@ def test_a_phase_is_as_green_as_its_criteria(phase: records.Record, words: str, 
 
 
 def test_reason_is_attributed_to_the_job() -> None:
-    """A phase with a red criterion has not passed."""
+    """The job passed, but the phase has a red criterion: the reason is that of the job."""
     assert "<strong>Job passed:</strong> every node ended well" in page(records.run(red("failed")))
 
 
 def test_first_run_says_there_is_no_earlier_run() -> None:
-    """Where there is one, and nothing changed, the page says that."""
+    """If there are earlier runs and nothing changed, the page says that instead."""
     assert "There is no earlier run of these phases." in page(records.run())
     phase = records.phase()
     phase["trend"] = staged.trend(phase)
@@ -81,7 +81,7 @@ def test_first_run_says_there_is_no_earlier_run() -> None:
 
 
 def test_scope_is_not_repeated_below_the_sentence() -> None:
-    """How many phases, and what was selected; of a sentence without them they stand below it."""
+    """The number of phases and the selection are shown below the sentence only if it lacks them."""
     chosen: dict[str, Any] = {"phases_chosen": ["a"], "phases_of_cluster": ["a", "b"]}
     chosen["selection"] = "mlp"
     html = page(records.run(sentence="FIT for mlp: 1 of 2 phases passed", **chosen))
@@ -90,7 +90,7 @@ def test_scope_is_not_repeated_below_the_sentence() -> None:
 
 
 def test_last_good_run_is_shown_once() -> None:
-    """On the card it would push the changes out."""
+    """The run's name is shown once for all changes, and not in the highlight."""
     good = " (last good run 20261122-034602-3ae2ef)"
     phase = staged.slow_phase()
     phase["changed"] = [f"args.nccl none -> socket{good}", f"args.rate 10.0 -> 7.0{good}"]
@@ -102,7 +102,7 @@ def test_last_good_run_is_shown_once() -> None:
 
 
 def test_long_names_break_after_an_underscore() -> None:
-    """Also in the lists of changes, known failures and missing measurements."""
+    """In the lists of changes, known failures and missing measurements too."""
     name = "test_transports_between_nodes_are_those_expected"
     known = {"what": f"a: {name}", "reason": "r", "until": "2026-12-01", "where": "c.yaml:7"}
     lists: Any = {"changes": [f"{name} failed"], "known": [known], "not_measured": [f"a: {name}"]}
@@ -135,29 +135,29 @@ def test_bounds_in_words(low: Any, high: Any, words: str) -> None:
     ],
 )
 def test_hardware_without_a_model_is_called_devices(gpu: str, words: str) -> None:
-    """No GPU is called "any"."""
+    """`gpu: any` is not the name of a model."""
     held = HardwareRecord(gpu=gpu, device="auto", gpus_per_node=2, interconnect="")
     assert hardware_words(held) == words
     joined = held.model_copy(update={"interconnect": "InfiniBand"})
     assert hardware_words(joined) == f"{words}, InfiniBand"
 
 
-def test_a_plain_number_has_no_unit() -> None:
-    """A loss of 0.25 is not 0.25 1."""
+def test_plain_number_has_no_unit() -> None:
+    """The unit `1` is not shown: a loss is 0.25, not "0.25 1"."""
     html = page(records.run())
     row = html[html.index('<tr data-metric="final_loss"') :]
     assert "<td></td>" in row[: row.index("</tr>")]
 
 
 def test_metrics_prom_and_run_json_are_linked() -> None:
-    """Files of the report that a reader looks for."""
+    """The page links these files of the report too."""
     html = page(records.run())
     assert 'href="metrics.prom"' in html and 'href="run.json"' in html
 
 
 @pytest.mark.parametrize("table", ["metrics", "criteria"])
 def test_phone_tables_need_no_sideways_scrolling(browse: Browse, table: str) -> None:
-    """Each row is as high as what it says, and all of it is in view."""
+    """Tables fit the width, and rows with short text are low."""
     opened = browse(staged.run(), size=PHONE)
     opened.open_all()
     part = opened.page.locator(f'section[data-phase="zero1_4node"] table[data-table="{table}"]')

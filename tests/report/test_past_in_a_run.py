@@ -1,4 +1,4 @@
-"""Runs of a suite beside stored ones: what becomes a past, and that all who tell of it agree.
+"""Runs compared with stored runs: which runs count as past, and that all views agree on it.
 
 The rank program is a fake; the runs, their jobs and reports are real.
 """
@@ -36,7 +36,7 @@ PAST = {
     "text": "",
 }
 LONG = "\x1b[2J" + "x" * 100_000
-# Judged after the criterion on the past: meanwhile others end who began before.
+# Runs after the criterion on the past: other runs, which began earlier or later, end meanwhile.
 MEANWHILE = """
 def test_zz_others_end_meanwhile(self, phase):
     import json
@@ -48,7 +48,7 @@ def test_zz_others_end_meanwhile(self, phase):
 
 
 def stored(suite: Suite) -> list[tuple[int, str]]:
-    """Of each phase run whether it is good, and its shape; the oldest first."""
+    """For each stored phase, whether it is good, and its shape; the oldest first."""
     with closing(sqlite3.connect(suite.reports / "history.db")) as connection:
         return connection.execute(
             "SELECT good, shape FROM phases JOIN setups ON setups.id = setup ORDER BY begun"
@@ -56,7 +56,7 @@ def stored(suite: Suite) -> list[tuple[int, str]]:
 
 
 def like(record: Any, number: int, steps_per_s: float, **versions: str) -> Any:
-    """The record as of an earlier night, with another throughput."""
+    """A copy of the record from an earlier night, with another throughput."""
     made = copy.deepcopy(record)
     made["run_id"] = f"20200101-000000-{number:06x}"
     made["begun"] -= number * DAY_S
@@ -69,7 +69,7 @@ def like(record: Any, number: int, steps_per_s: float, **versions: str) -> Any:
 
 
 def test_only_complete_runs_in_the_same_environment_count_as_past(suite: Suite) -> None:
-    """A run of a part of the criteria is not good; one with another variable is of another
+    """A run of some criteria is not good; a run with another environment variable has another
     shape."""
     suite.cluster()
     suite.phase(body="def test_one(self, phase): pass\ndef test_two(self, phase): pass")
@@ -77,10 +77,10 @@ def test_only_complete_runs_in_the_same_environment_count_as_past(suite: Suite) 
     suite.run("-k", "test_one")
     suite.run("--deselect", "test_small.py::TestSmall::test_two")
     suite.run("--cluster-set", "small.env.NCCL_IB_DISABLE=1")
-    found = stored(suite)
-    assert [good for good, _ in found] == [1, 0, 0, 1]
-    assert len({shape for _, shape in found[:3]}) == 1
-    assert found[3][1] != found[0][1]
+    phases = stored(suite)
+    assert [good for good, _ in phases] == [1, 0, 0, 1]
+    assert len({shape for _, shape in phases[:3]}) == 1
+    assert phases[3][1] != phases[0][1]
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_only_complete_runs_in_the_same_environment_count_as_past(suite: Suite) 
         ("references", "def test_one(self, phase): pass", 1),
     ],
 )
-def test_run_lacking_a_required_measurement_is_no_past(
+def test_run_without_a_required_measurement_is_not_good(
     suite: Suite, require: str, body: str, good: int
 ) -> None:
-    """A run that lacks a required measurement is not good, but for those that good runs make."""
+    """References and history do not count: without good runs nobody could have them."""
     suite.cluster(require=[require])
     also = "\ndef test_two(self, phase): pass" if "check" in body else ""
     suite.phase(body=body + also, gpus_per_node=2, args=ARGS)
     suite.run()
     assert suite.record()["verdict"] == "INCONCLUSIVE"
-    assert [one for one, _ in stored(suite)] == [good]
+    assert [flag for flag, _ in stored(suite)] == [good]
 
 
 def test_run_with_unreadable_past_is_not_good(
     suite: Suite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run beside a database that somebody holds until the report is written is stored, with a
-    line on what was not judged, and not measured against later."""
+    """If the database is locked until the report is written, the run is stored as not good, and a
+    line says that the history could not be read."""
     monkeypatch.setattr(database, "READ_PATIENCE_S", 0.05)
     suite.cluster()
     suite.phase(base="Trained", body="pass", args=ARGS)
@@ -131,15 +131,15 @@ def test_run_with_unreadable_past_is_not_good(
         result = suite.run()
     (phase,) = suite.record()["phases"]
     assert phase["metrics"]["steps_per_s"]["past"] is None
-    assert sum("history.db cannot be read (database is locked)" in one for one in result.outlines)
+    assert sum("history.db cannot be read (database is locked)" in line for line in result.outlines)
     goods = [good for good, _ in stored(suite)]
     assert (len(goods), goods[-1], sum(goods)) == (14, 0, 13)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n1",)])
 def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> None:
-    """Runs that end between the criterion and the report, or began later, change nothing of what
-    terminal, JUnit, page and report.json tell."""
+    """Terminal, JUnit, page and report.json agree, even if other runs end between the criterion and
+    the report, or began later."""
     suite.cluster()
     suite.phase(base="Trained", body=MEANWHILE, args=ARGS)
     others = suite.path / "others.jsonl"
@@ -149,7 +149,7 @@ def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> 
     for number in range(1, 13):
         store_run(like(record, number, 14.0), suite.reports)
     meanwhile = [like(record, number, 10.0) for number in [*range(20, 80), *range(-20, 0)]]
-    others.write_text("".join(f"{json.dumps(one)}\n" for one in meanwhile))
+    others.write_text("".join(f"{json.dumps(other)}\n" for other in meanwhile))
     result = suite.run_apart(*workers)
     assert len(stored(suite)) == 2 + 12 + 80
     (phase,) = suite.record()["phases"]
@@ -166,11 +166,11 @@ def test_all_views_agree_on_the_past(suite: Suite, workers: tuple[str, ...]) -> 
 
 
 def failure(path: Path, criterion: str) -> str:
-    """What JUnit says of a criterion that failed."""
+    """Message and text of a failed criterion in JUnit."""
     cases = ElementTree.parse(path).getroot().iter("testcase")
-    (found,) = (one.find("failure") for one in cases if one.attrib["name"] == criterion)
-    assert found is not None
-    return f"{found.attrib['message']} {found.text}"
+    (element,) = (case.find("failure") for case in cases if case.attrib["name"] == criterion)
+    assert element is not None
+    return f"{element.attrib['message']} {element.text}"
 
 
 @pytest.mark.parametrize(
@@ -186,15 +186,15 @@ def failure(path: Path, criterion: str) -> str:
     ],
 )
 def test_malformed_judgement_is_ignored(tmp_path: Path, text: str) -> None:
-    """A job can write into the directory, too: what is not as it should be counts for nothing."""
+    """A job can write to this directory too: malformed content is ignored."""
     directory = PhaseDir(tmp_path)
     directory.past.write_text(text.replace("%s", json.dumps(PAST)))
     assert read_judgement(directory) == {}
 
 
 def test_judgement_text_is_sanitized(tmp_path: Path) -> None:
-    """Words from the directory are bounded, and hold no escape."""
+    """Its text is bounded and has no escape sequences."""
     write_json(PhaseDir(tmp_path).past, {"past": {"steps_per_s": {**PAST, "text": LONG}}})
-    (one,) = read_judgement(PhaseDir(tmp_path)).values()
-    assert one["text"].isprintable() and len(one["text"]) <= 8000
-    assert {**one, "text": ""} == {**PAST, "text": ""}
+    (judgement,) = read_judgement(PhaseDir(tmp_path)).values()
+    assert judgement["text"].isprintable() and len(judgement["text"]) <= 8000
+    assert {**judgement, "text": ""} == {**PAST, "text": ""}

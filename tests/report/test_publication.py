@@ -1,5 +1,5 @@
-"""The rendered files of a report: whole or not at all, for others to read, and never the end of
-a run."""
+"""The rendered files of a report: written whole or not at all, readable by others; a file that
+cannot be written fails no run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def write(tmp_path: Path, record: records.Record, **environ: str) -> list[str]:
 
 
 def published(tmp_path: Path, record: RunRecord, **environ: str) -> list[str]:
-    """Publish a run that left nothing behind; what could not be written."""
+    """Publish a run without evidence; return the remarks on what could not be written."""
     run = RunDir(tmp_path / "runs" / record.run_id)
     _, remarks = publish(record, run, tmp_path, environ)
     return remarks
 
 
 def test_every_file_is_written_and_readable(tmp_path: Path) -> None:
-    """Others read them whatever the umask; no draft is left beside them."""
+    """Others can read them whatever the umask is, and no temporary file is left."""
     record = records.run()
     old = os.umask(0o077)
     try:
@@ -50,7 +50,7 @@ def test_every_file_is_written_and_readable(tmp_path: Path) -> None:
 
 
 def test_each_cluster_has_its_own_metrics(tmp_path: Path) -> None:
-    """A collector of one directory sees the newest whole run of every cluster."""
+    """The report directory has the metrics of the newest complete run of each cluster."""
     for cluster, verdict in (("one", "FIT"), ("two", "FIT"), ("one", "UNFIT")):
         assert write(tmp_path, records.run(cluster=cluster, verdict=verdict)) == []
     assert {path.name for path in tmp_path.glob("*.prom")} == {
@@ -73,7 +73,7 @@ def test_each_cluster_has_its_own_metrics(tmp_path: Path) -> None:
 def test_partial_run_does_not_replace_cluster_metrics(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Its own directory has its metrics; the collector's file stays that of the last whole run."""
+    """Only its own directory gets its metrics; the collector's file keeps the last complete run."""
     whole, part = records.run(), records.run(**changes)
     assert write(tmp_path, whole) == write(tmp_path, part) == []
     assert whole["run_id"] in (tmp_path / "metrics-gilbreth.prom").read_text()
@@ -87,7 +87,7 @@ def test_cluster_name_cannot_leave_the_directory(tmp_path: Path) -> None:
 
 
 def test_unwritable_report_raises(tmp_path: Path) -> None:
-    """Without report.json there is no report: its error goes to the caller."""
+    """Without report.json there is no report: the error reaches the caller."""
     record = records.run()
     (tmp_path / record["run_id"]).write_text("a file")
     with pytest.raises(OSError, match=record["run_id"]):
@@ -100,7 +100,7 @@ def test_unwritable_view_is_a_remark(tmp_path: Path) -> None:
     record = records.run()
     (tmp_path / "metrics-gilbreth.prom" / "in_the_way").mkdir(parents=True)
     remarks = write(tmp_path, record, GITHUB_STEP_SUMMARY=str(tmp_path))
-    assert len(remarks) == 2 and all("\n" not in one for one in remarks)
+    assert len(remarks) == 2 and all("\n" not in remark for remark in remarks)
     assert remarks[0].startswith("metrics-gilbreth.prom was not written: IsADirectoryError: ")
     assert remarks[1].startswith("GitHub's step summary was not written: IsADirectoryError: ")
     assert {path.name for path in (tmp_path / record["run_id"]).iterdir()} == RENDERED
@@ -109,7 +109,7 @@ def test_unwritable_view_is_a_remark(tmp_path: Path) -> None:
 def test_view_that_fails_to_render_is_a_remark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mistake in a page costs no run its report."""
+    """A bug in a view leaves report.json intact."""
     record = records.parsed(records.run())
 
     def broken(*_: object) -> str:
@@ -118,7 +118,7 @@ def test_view_that_fails_to_render_is_a_remark(
     for view in ("render_metrics", "page"):
         monkeypatch.setattr(publication, view, broken)
     remarks = published(tmp_path, record)
-    assert [one.split(" was not written: ")[0] for one in remarks] == [
+    assert [remark.split(" was not written: ")[0] for remark in remarks] == [
         "metrics.prom",
         "metrics-gilbreth.prom",
         "index.html",
@@ -127,7 +127,7 @@ def test_view_that_fails_to_render_is_a_remark(
 
 
 def test_real_run_writes_every_file(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run publishes every file, adds its summary to GitHub's step, and says the same in all."""
+    """A run publishes every file and appends its summary to that of GitHub's step."""
     step = suite.path / "step.md"
     step.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(step))

@@ -1,4 +1,4 @@
-"""Runs whose controller was killed: the next command that meets one reports what is known."""
+"""Runs whose controller was killed: the next command that finds one reports what is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.harness import Suite
 
 
 def killed(suite: Suite) -> str:
-    """A run of two phases: the first is judged, the second still runs when pytest is killed."""
+    """The name of a run of two phases: pytest was killed after the first, during the second."""
     suite.cluster(phases={"first": None, "second": None}, limits={"poll_s": 0.2, "max_jobs": 2})
     suite.phase("first")
     suite.phase("second", args={"wait_for": str(suite.path / "go")})
@@ -32,12 +32,12 @@ def killed(suite: Suite) -> str:
 
 
 def report(suite: Suite, run: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((suite.reports / run / "report.json").read_text())
-    return found
+    record: dict[str, Any] = json.loads((suite.reports / run / "report.json").read_text())
+    return record
 
 
 def test_next_run_reports_a_killed_run(suite: Suite) -> None:
-    """What was judged is there, the rest is lost; it is partial, never FIT, and reported once."""
+    """Judged phases have results, the others are lost; the run is partial, and reported once."""
     run = killed(suite)
     assert not (suite.reports / run / "report.json").exists()
     (suite.path / "go").touch()
@@ -72,7 +72,7 @@ def history(suite: Suite) -> subprocess.CompletedProcess[str]:
 
 
 def test_history_command_reports_a_killed_run(suite: Suite) -> None:
-    """`clustersmoke history` is such a command too: it says so beside its table."""
+    """`clustersmoke history` reports it on standard error, beside its table."""
     run = killed(suite)
     (suite.path / "go").touch()
     done = history(suite)
@@ -84,16 +84,16 @@ DIES = """\
 import os
 import signal
 import pytest_clustersmoke.report.publication as publication
-def die(*given):
+def die(*arguments):
     if not os.path.exists("survive"):
         os.kill(os.getpid(), signal.SIGKILL)
-    return page(*given)
+    return page(*arguments)
 page, publication.page = publication.page, die
 """
 
 
 def test_run_killed_after_its_record_is_completed(suite: Suite) -> None:
-    """Its verdict stays; the page, the evidence and the history get it, once."""
+    """The verdict stays; page, evidence and history are completed once."""
     suite.path.joinpath("conftest.py").write_text(DIES)
     suite.phase()
     suite.run_apart()
@@ -110,7 +110,7 @@ def test_run_killed_after_its_record_is_completed(suite: Suite) -> None:
 
 
 def test_running_run_is_left_alone(suite: Suite) -> None:
-    """A second run beside the first writes no report of it."""
+    """A second run does not report a run that is still running."""
     suite.phase(args={"wait_for": str(suite.path / "go")})
     with suite.started() as running:
         running.wait_for_ranks()
@@ -124,7 +124,7 @@ def test_running_run_is_left_alone(suite: Suite) -> None:
 
 
 def test_unreportable_run_is_tried_once(suite: Suite) -> None:
-    """Its files break every reader: it is reported once, marked, and no later run is affected."""
+    """A run with unusable files is reported once and marked, and affects no later run."""
     run = killed(suite)
     path = suite.shared / run / "run.json"
     about = json.loads(path.read_text())
@@ -137,8 +137,8 @@ def test_unreportable_run_is_tried_once(suite: Suite) -> None:
     assert "TypeError" in (suite.reports / run / "report_failed.txt").read_text()
 
 
-def test_failure_outside_the_phases_is_remembered(suite: Suite) -> None:
-    """A killed run in which another test failed is UNFIT, as it would have been."""
+def test_killed_run_with_a_failure_outside_the_phases_is_unfit(suite: Suite) -> None:
+    """The journal also has failures of tests outside the phases."""
     suite.path.joinpath("test_a.py").write_text("def test_other():\n    assert 0\n")
     run = killed(suite)
     (suite.path / "go").touch()
@@ -147,7 +147,7 @@ def test_failure_outside_the_phases_is_remembered(suite: Suite) -> None:
 
 
 def test_recovered_report_uses_the_cluster_references(suite: Suite) -> None:
-    """Whichever command reports it: the profile is read where the run had it from."""
+    """Any command that reports it reads the profile from the run's own cluster.yaml."""
     run = killed(suite)
     text = (suite.path / "cluster.yaml").read_text()
     reference = {"value": 20.0, "lower": "-10 %", "unit": "steps/s", "source": "a document"}
@@ -161,7 +161,7 @@ def test_recovered_report_uses_the_cluster_references(suite: Suite) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"evidence": "/etc"}', "{", "\x00"])
 def test_foreign_directory_is_left_alone(suite: Suite, text: str) -> None:
-    """A directory of a run's name with anything else in it is neither reported nor changed."""
+    """A directory with the name of a run but foreign content is neither reported nor changed."""
     suite.phase()
     odd = suite.reports / "20261101-020000-abcdef"
     odd.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_foreign_directory_is_left_alone(suite: Suite, text: str) -> None:
 
 
 def test_run_cut_short_is_marked_as_partial(suite: Suite) -> None:
-    """After -x the phases that nobody judged are named."""
+    """After -x, the phases without a result are named."""
     suite.cluster(phases={"first": None, "second": None})
     suite.phase("first", "def test_bad(self, phase):\n    assert 0")
     suite.phase("second")

@@ -1,4 +1,4 @@
-"""reports/<run_id>/: what is kept, for whom, and how long; hostile text in the terminal."""
+"""reports/<run_id>/: its files, permissions and pruning; hostile text in the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.harness import Suite, properties
 
 
 def test_report_is_complete(suite: Suite) -> None:
-    """Record, JUnit, journal, batch script and evidence lie in reports/<run_id>/."""
+    """Record, JUnit, journal, batch script and evidence are in reports/<run_id>/."""
     suite.phase(args={"steps": 3})
     suite.run()
     record = suite.record()
@@ -43,7 +43,7 @@ def test_report_is_complete(suite: Suite) -> None:
 
 
 def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
-    """A passed phase's output is deleted, a failed one's is kept for who looks into it."""
+    """The output of a passed phase is deleted; that of a failed phase is kept for inspection."""
     suite.cluster(phases=dict.fromkeys(["good", "bad"]))
     suite.phase("good")
     suite.phase("bad", args={"leave": True})
@@ -62,7 +62,7 @@ def test_checkpoints_of_passed_phases_are_deleted(suite: Suite) -> None:
     ],
 )
 def test_table_shows_the_rate_of_the_phase(metric: str, shown: str) -> None:
-    """Samples, tokens or bus bandwidth, each with its unit."""
+    """The rate is in samples, tokens or bus bandwidth, with its unit."""
     lines: list[str] = []
 
     class Reporter:
@@ -77,7 +77,7 @@ def test_table_shows_the_rate_of_the_phase(metric: str, shown: str) -> None:
 
 
 def test_verdict_is_printed_without_a_report(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake of ours costs the report, which is an internal error, and not the verdict."""
+    """A bug of ours that prevents the report is an internal error; the verdict is still printed."""
 
     def broken(run: object) -> None:
         raise ZeroDivisionError
@@ -90,8 +90,8 @@ def test_verdict_is_printed_without_a_report(suite: Suite, monkeypatch: pytest.M
     assert "ZeroDivisionError" in result.stderr.str() and not suite.report.exists()
 
 
-def test_failing_plugin_costs_no_report(suite: Suite) -> None:
-    """A junit.xml that cannot be written is an internal error; verdict and report are there."""
+def test_report_is_written_if_another_plugin_fails(suite: Suite) -> None:
+    """If junit.xml cannot be written, that is an internal error, with verdict and report."""
     suite.phase()
     (suite.path / "afile").touch()
     result = suite.run(f"--junitxml={suite.path}/afile/x.xml")
@@ -110,7 +110,7 @@ def test_phases_run_despite_a_collection_error(suite: Suite) -> None:
 
 
 def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
-    """Below reports/ everything is readable by others; the run's directory is 0700."""
+    """Others can read everything below reports/; the run's directory is 0700."""
     old = os.umask(0o022)
     try:
         suite.phase()
@@ -125,7 +125,7 @@ def test_others_may_read_the_report_but_not_the_run(suite: Suite) -> None:
 
 
 def test_latest_is_updated_and_old_runs_are_pruned(suite: Suite) -> None:
-    """The newest limits.keep_runs runs are kept; what is not ours in the directory stays."""
+    """The newest `limits.keep_runs` runs are kept; foreign files in the directory stay."""
     suite.cluster(limits={"poll_s": 0.2, "keep_runs": 2})
     suite.phase()
     suite.reports.mkdir()
@@ -142,7 +142,7 @@ def test_latest_is_updated_and_old_runs_are_pruned(suite: Suite) -> None:
 
 
 def test_report_dir_option_moves_the_report(suite: Suite) -> None:
-    """--cluster-report-dir takes the whole report, JUnit included."""
+    """--cluster-report-dir is the directory of the whole report, with junit.xml."""
     suite.phase()
     suite.run("--cluster-report-dir", "elsewhere")
     assert (suite.path / "elsewhere" / "latest" / "junit.xml").is_file()
@@ -151,7 +151,7 @@ def test_report_dir_option_moves_the_report(suite: Suite) -> None:
 
 @pytest.mark.parametrize("rate", ["inf", "nan"])
 def test_rate_that_is_not_finite_is_reported(suite: Suite, rate: str) -> None:
-    """A metric that is infinite or NaN breaks no report, and meets no reference."""
+    """An infinite or NaN metric breaks no report and fails its criterion."""
     suite.phase(
         args={"rate": rate},
         body=("def test_rate(self, phase): phase.metric('steps_per_s').check()"),
@@ -166,7 +166,7 @@ def test_rate_that_is_not_finite_is_reported(suite: Suite, rate: str) -> None:
 
 
 def test_hostile_text_does_not_reach_the_terminal(suite: Suite) -> None:
-    """Control characters of a rank's words are shown as what they are not."""
+    """Control characters in a rank's messages are replaced."""
     program = suite.path / "train_hostile.py"
     program.write_text(HOSTILE)
     suite.phase(script="train_hostile.py")
@@ -211,7 +211,7 @@ def test_control_characters_are_replaced(text: str, shown: str) -> None:
 
 
 def test_unwritable_report_directory_is_a_usage_error(suite: Suite) -> None:
-    """A report directory below a file is a usage error before anything is submitted."""
+    """It is found before anything is submitted."""
     suite.path.joinpath("file").write_text("")
     suite.phase()
     assert suite.refused("--cluster-report-dir", "file/reports") == [
@@ -230,7 +230,7 @@ def test_text_of_a_job_in_junit_is_valid_xml(suite: Suite) -> None:
 
 
 def test_pruning_leaves_foreign_and_open_runs(suite: Suite) -> None:
-    """A directory with another name, or a run that is not over, stays, however old it is."""
+    """Directories with other names, and runs that are not over, stay, however old they are."""
     suite.cluster(limits={"poll_s": 0.2, "keep_runs": 1})
     reports = suite.report.parent
     foreign, open_run = reports / "mine", reports / "20200101-000000-abcdef"
@@ -242,11 +242,11 @@ def test_pruning_leaves_foreign_and_open_runs(suite: Suite) -> None:
     suite.run()
     suite.run()
     assert foreign.exists() and open_run.exists()
-    assert len([path for path in reports.iterdir() if path.is_dir()]) == 4  # and latest
+    assert len([path for path in reports.iterdir() if path.is_dir()]) == 4  # with `latest`
 
 
 def test_unwritable_report_is_not_fit(suite: Suite) -> None:
-    """The verdict is still printed, in one line, and the exit status is not that of FIT."""
+    """The verdict is still printed, but the exit status is not that of FIT."""
     suite.path.joinpath("conftest.py").write_text(
         "import pathlib\ndef pytest_runtest_logfinish():\n"
         "    (run,) = pathlib.Path('reports').glob('2*')\n"
@@ -260,7 +260,7 @@ def test_unwritable_report_is_not_fit(suite: Suite) -> None:
 
 
 def test_selection_is_named_in_the_verdict(suite: Suite) -> None:
-    """A path or a node id narrows the verdict to what it names."""
+    """The verdict of a run with a path names the selected phase."""
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     suite.phase("one_b")
@@ -268,8 +268,8 @@ def test_selection_is_named_in_the_verdict(suite: Suite) -> None:
 
 
 def test_undefined_phase_is_not_fit(suite: Suite) -> None:
-    """Nobody chose to leave it out: a misspelt name, or a file that pytest does not collect. Where
-    somebody did, the verdict names its scope."""
+    """A phase without a test may be a misspelt name or a file that pytest does not collect: the run
+    is not FIT, unless the user selected a part of the suite."""
     suite.cluster(phases=dict.fromkeys(["one_a", "one_b"]))
     path = suite.phase("one_a")
     result = suite.run()

@@ -1,4 +1,4 @@
-"""report.schema.json: what ships is what is made from the models, and every report is by it."""
+"""report.schema.json: it is up to date with the models, and every report conforms to it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def shipped() -> dict[str, Any]:
 
 
 def wrong(record: Any, schema: dict[str, Any]) -> list[str]:
-    """Where a record, once it is JSON, is not by the schema, as paths."""
-    found = jsonschema.Draft202012Validator(schema).iter_errors(json.loads(json.dumps(record)))
-    return [f"{one.json_path}: {one.message}"[:300] for one in found]
+    """The errors of a record, as JSON, against the schema, each with its path."""
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(json.loads(json.dumps(record)))
+    return [f"{error.json_path}: {error.message}"[:300] for error in errors]
 
 
 def test_schema_file_is_up_to_date() -> None:
-    """Whoever reads a report by the schema reads what the package writes."""
+    """The file in the package is the schema of its models."""
     assert json.loads(SCHEMA_PATH.read_text()) == json_schema(), (
         "run python -m pytest_clustersmoke.report.run_record"
     )
 
 
-def test_it_is_a_schema_with_a_name_and_a_version(shipped: dict[str, Any]) -> None:
-    """The version of the record stands in the schema's name, and in what it accepts."""
+def test_schema_has_a_name_and_a_version(shipped: dict[str, Any]) -> None:
+    """The version of the record is in the schema's name, and no other version is valid."""
     jsonschema.Draft202012Validator.check_schema(shipped)
     assert shipped["$id"] == f"urn:pytest-clustersmoke:report:{SCHEMA}"
     assert wrong(records.run(), shipped) == []
@@ -46,7 +46,7 @@ def test_it_is_a_schema_with_a_name_and_a_version(shipped: dict[str, Any]) -> No
 
 
 def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
-    """A key that nobody wrote down is no part of a report."""
+    """Unknown keys are invalid, and every object has a description."""
     assert shipped["additionalProperties"] is False
     for name, record in shipped["$defs"].items():
         assert record["additionalProperties"] is False and record["title"] == name
@@ -54,14 +54,14 @@ def test_every_object_is_closed_and_described(shipped: dict[str, Any]) -> None:
     properties = shipped["$defs"]["PhaseRecord"]["properties"]
     assert properties["queue_s"]["description"] == "from submission to start"
     assert shipped["$defs"]["FactsRecord"]["properties"]["facts"] == {
-        "description": "as the last of these phases found them",
+        "description": "from the last of these phases",
         "type": "object",
     }
 
 
 def test_unset_fields_are_left_out() -> None:
-    """A record is written as it was read: with `fault`, `proof` and the like only where they are
-    set, and with null where it is."""
+    """A record is written as it was read: optional fields such as `fault` and `proof` only if they
+    were set, and null where it was null."""
     plain = records.run(records.phase(trend=None))
     assert json.loads(json.dumps(records.parsed(plain).as_json())) == json.loads(json.dumps(plain))
     staged = records.run(records.phase(fault="kill"), proof=records.proof(records.gate()))
@@ -72,7 +72,7 @@ def test_unset_fields_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("value", "written"), [(math.nan, "nan"), (-math.inf, "-inf"), ("inf", "inf"), (1.5, 1.5)]
 )
-def test_a_number_that_is_not_finite_is_its_name(value: Any, written: Any) -> None:
+def test_number_that_is_not_finite_is_written_as_text(value: Any, written: Any) -> None:
     """JSON has no NaN."""
     record = records.run(records.phase(metrics={"final_loss": records.metric(value)}))
     phase = records.parsed(record).as_json()["phases"][0]
@@ -93,7 +93,7 @@ def test_a_number_that_is_not_finite_is_its_name(value: Any, written: Any) -> No
     ],
 )
 def test_sample_records_match_the_schema(record: Any, shipped: dict[str, Any]) -> None:
-    """Small and large runs, and those of which little is known."""
+    """Small and large runs, and a run with few known figures."""
     assert wrong(record, shipped) == []
 
 
@@ -112,34 +112,33 @@ def test_sample_records_match_the_schema(record: Any, shipped: dict[str, Any]) -
 def test_malformed_report_is_refused(
     path: tuple[Any, ...], value: Any, shipped: dict[str, Any]
 ) -> None:
-    """A key too many, a word that does not exist, a value of another kind."""
+    """An unknown key, an unknown value of an enumeration, and values of a wrong type are errors."""
     record: Any = copy.deepcopy(records.run())
     *parents, last = path
     place = record
     for step in parents:
         place = place[step]
     place[last] = value
-    found = wrong(record, shipped)
-    assert found and all(parents == [] or ".phases[0]" in one for one in found)
+    errors = wrong(record, shipped)
+    assert errors and all(parents == [] or ".phases[0]" in error for error in errors)
 
 
 def test_real_reports_match_the_schema(suite: Suite, shipped: dict[str, Any]) -> None:
-    """Jobs that passed, failed, and talked over NCCL; criteria that failed and could not be judged;
-    a rate that is not a finite number."""
+    """Passed and failed jobs, one with NCCL links; a failed criterion; an infinite rate."""
     suite.cluster(
-        phases=dict.fromkeys(["good", "bad", "edges", "endless"]),
+        phases=dict.fromkeys(["good", "bad", "edges", "infinite"]),
         references={"good": {"steps_per_s": REFERENCE}},
     )
     suite.phase("good", body="def test_rate(self, phase): phase.metric('steps_per_s').check()")
     suite.phase("bad", args={"fail": True})
     suite.phase("edges", args={"nccl": "none"}, gpus_per_node=2)
-    suite.phase("endless", args={"rate": "inf"})
+    suite.phase("infinite", args={"rate": "inf"})
     suite.run()
     record = suite.record()
     assert wrong(record, shipped) == []
-    outcomes = {one["phase"]: one["outcome"] for one in record["phases"]}
-    assert outcomes == {"good": "passed", "bad": "failed", "edges": "passed", "endless": "passed"}
-    by_name = {one["phase"]: one for one in record["phases"]}
+    outcomes = {phase["phase"]: phase["outcome"] for phase in record["phases"]}
+    assert outcomes == {"good": "passed", "bad": "failed", "edges": "passed", "infinite": "passed"}
+    by_name = {phase["phase"]: phase for phase in record["phases"]}
     assert by_name["good"]["criteria"]["test_rate"]["result"] == "failed"
     assert by_name["bad"]["findings"] and by_name["edges"]["topology"]["links"]
-    assert by_name["endless"]["metrics"]["steps_per_s"]["value"] == "inf"
+    assert by_name["infinite"]["metrics"]["steps_per_s"]["value"] == "inf"

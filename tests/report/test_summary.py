@@ -1,4 +1,4 @@
-"""The step summary: what it says, and that GitHub's Markdown shows all words letter by letter."""
+"""The step summary: its content, and that GitHub's Markdown shows every text literally."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ HOSTILE = (
 
 
 def rendered(text: str) -> str:
-    """The HTML that GitHub makes of Markdown, before it adds mentions and the like."""
+    """The HTML that GitHub renders from Markdown, before it adds mentions and links."""
     made: str = cmarkgfm.github_flavored_markdown_to_html(text, Options.CMARK_OPT_UNSAFE)
     return made
 
 
 def letters(markup: str) -> str:
-    """What a reader sees of HTML that holds no markup but ours."""
+    """The text that a reader sees of HTML that has no markup but ours."""
     plain = html.unescape(re.sub(r"<[^>]*>", "", markup))
     return plain.replace(APART, "").strip()
 
@@ -64,7 +64,7 @@ def test_table_text_is_shown_literally(words: str) -> None:
     """No text opens a cell, a row, markup or HTML."""
     shown = rendered(table(["one", "two"], [[words, "end"]]))
     (head, row) = cells(shown)
-    # HTML counts several spaces as one, and so may a reader.
+    # HTML collapses spaces.
     assert head == ["one", "two"] and row[1] == "end"
     assert row[0].split() == seen(words).split()
     assert set(re.findall(r"<(\w+)", shown)) <= {
@@ -80,31 +80,31 @@ def test_table_text_is_shown_literally(words: str) -> None:
 
 @given(st.text() | st.text(alphabet="`| \n<a"))
 def test_code_is_shown_literally(words: str) -> None:
-    """Backticks in it do not end it, in a line and in a block."""
+    """Backticks end neither code in a line nor a block of code."""
     line = rendered(code(words))
     assert line.count("<code>") == 1
     assert letters(line).split() == seen(words).split()
     shown = rendered(f"before\n\n{block(words)}\n\nafter")
-    found = re.fullmatch(
+    match = re.fullmatch(
         r'<p>before</p>\n<pre lang="text"><code>(.*)\n</code></pre>\n<p>after</p>\n',
         shown,
         re.DOTALL,
     )
-    assert found is not None and html.unescape(found[1]) == sanitize_lines(words)
+    assert match is not None and html.unescape(match[1]) == sanitize_lines(words)
 
 
-def test_nobody_is_mentioned_and_nothing_linked() -> None:
-    """What GitHub makes links, emoji or formulas of, once the Markdown is read, is taken apart."""
+def test_text_becomes_no_mention_or_link() -> None:
+    """Text that GitHub would turn into links, mentions, emoji or formulas is shown literally."""
     shown = rendered(inline(HOSTILE))
     assert letters(shown) == HOSTILE
     assert "<a" not in shown and "<img" not in shown and "<del" not in shown
     text = re.sub(r"<[^>]*>", "|", html.unescape(shown))
-    found = re.findall(r"@\w|#\d|GH-\d|://|www\.|:\w+:|\$\w", text, re.IGNORECASE)
-    assert found == []
+    left = re.findall(r"@\w|#\d|GH-\d|://|www\.|:\w+:|\$\w", text, re.IGNORECASE)
+    assert left == []
 
 
 def test_summary_has_everything_important() -> None:
-    """Verdict, sentence, phases, findings with their next step, failed criteria, what changed."""
+    """Verdict, sentence, phases, findings with their next steps, failed criteria, changes."""
     bad = records.phase(outcome="failed", reason="exit 1", findings=[records.finding()])
     slow = records.phase("ddp_2gpu", 1, changed=["driver 550 -> 560"])
     slow["criteria"]["test_rate"] = {"result": "failed", "text": "9.5 is below 10\nby far"}
@@ -154,28 +154,28 @@ def test_summary_has_everything_important() -> None:
 
 
 def test_summary_of_healthy_run_is_short() -> None:
-    """Where nothing is wrong, the table is all there is."""
+    """Below the verdict there is only the table."""
     shown = rendered(summary(records.parsed(records.run())))
     assert "<h3>" not in shown and letters(shown).count("FIT") == 2
 
 
 def test_criteria_of_a_failed_job_are_left_out() -> None:
-    """Each would say no more than that the job failed."""
+    """They would only repeat that the job failed."""
     bad = records.phase(outcome="failed", findings=[records.finding()])
     bad["criteria"]["test_rate"] = {"result": "failed", "text": "see ::job"}
     assert "test_rate" not in summary(records.parsed(records.run(bad)))
 
 
 def test_known_failures_are_named() -> None:
-    """With reason, last day and entry."""
+    """Each has its reason, its last day and its entry."""
     known = {"what": "a: job", "reason": "bad cable", "until": "2026-12-01", "where": "c.yaml:9"}
     record = records.parsed(records.run(known=[known], known_remarks=["one is over"]))
     text = letters(rendered(summary(record)))
     assert "a: job: bad cable (known until 2026-12-01, c.yaml:9)" in text and "one is over" in text
 
 
-def test_a_proof_shows_its_gates() -> None:
-    """One line a gate, as the terminal has it."""
+def test_proof_shows_its_gates() -> None:
+    """One line for each gate, as in the terminal."""
     proof = records.proof(records.gate(), ib="no InfiniBand")
     record = records.parsed(records.run(verdict="PROVEN", proof=proof))
     text = letters(rendered(summary(record)))
@@ -183,7 +183,7 @@ def test_a_proof_shows_its_gates() -> None:
 
 
 def test_summary_is_bounded() -> None:
-    """However much went wrong, GitHub shows it, and it says that there is more."""
+    """It never exceeds MAX_BYTES, and says that report.json has the rest."""
     findings = [records.finding(cause=HOSTILE * 40, fix=HOSTILE * 40) for _ in range(20)]
     phases = [records.phase(f"phase_{n}", outcome="failed", findings=findings) for n in range(40)]
     text = summary(records.parsed(records.run(*phases)))
@@ -192,19 +192,19 @@ def test_summary_is_bounded() -> None:
 
 
 def test_summary_is_appended_to_the_step(tmp_path: Path) -> None:
-    """After the earlier output of the step; outside GitHub nothing is written."""
+    """It follows the earlier output of the step; outside GitHub nothing is written."""
     path, record = tmp_path / "step.md", records.parsed(records.run())
     add_step_summary(record, {})
     add_step_summary(record, {"GITHUB_STEP_SUMMARY": ""})
     assert not list(tmp_path.iterdir())
-    path.write_text("said before")
+    path.write_text("earlier output")
     add_step_summary(record, {"GITHUB_STEP_SUMMARY": str(path)})
-    assert path.read_text() == f"said before\n{summary(record)}"
+    assert path.read_text() == f"earlier output\n{summary(record)}"
 
 
 @pytest.mark.parametrize("room", [10_000, 300, 5])
 def test_nearly_full_step_gets_the_verdict_only(tmp_path: Path, room: int) -> None:
-    """Beyond 1 MiB GitHub drops everything: only the verdict is written, or nothing."""
+    """Over 1 MiB GitHub drops the whole summary: only the verdict is written, or nothing."""
     path, record = tmp_path / "step.md", records.parsed(records.run())
     path.write_text("x" * (MAX_STEP_BYTES - room))
     before = path.stat().st_size
@@ -224,7 +224,7 @@ def test_nearly_full_step_gets_the_verdict_only(tmp_path: Path, room: int) -> No
 def test_full_disk_leaves_the_step_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half a table would swallow what the step says next."""
+    """A partial summary is removed: half a table would absorb the next output of the step."""
     path = tmp_path / "step.md"
     path.write_text("before")
     write = os.write
@@ -235,7 +235,7 @@ def test_full_disk_leaves_the_step_unchanged(
 
 
 def test_special_file_is_refused(tmp_path: Path) -> None:
-    """A device is not written to, and a pipe that nobody reads does not hold up the run."""
+    """A device is refused, and a pipe without a reader does not block the run."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError):

@@ -42,8 +42,8 @@ def tally(*reports: pytest.TestReport, require: Any = (), **outcomes: str) -> Ru
     made = RunTally(frozenset(require), phases_of_cluster=list(outcomes) or ["a"])
     for name, outcome in outcomes.items():
         made.phase(name).outcome = outcome
-    for one in reports:
-        count_report(made, one)
+    for test_report in reports:
+        count_report(made, test_report)
     return made
 
 
@@ -63,36 +63,36 @@ def verdict_of(*reports: pytest.TestReport, require: Any = (), **outcomes: str) 
         ("lost", INCONCLUSIVE),
     ],
 )
-def test_the_verdict_of_each_outcome(outcome: str, verdict: str) -> None:
+def test_verdict_of_each_outcome(outcome: str, verdict: str) -> None:
     """A job that failed is UNFIT; one that was not measured is INCONCLUSIVE, never FIT."""
     assert verdict_of(a=outcome).name == verdict
 
 
 def test_every_outcome_has_a_verdict() -> None:
-    """No outcome but `passed` alone can be FIT."""
-    assert [one for one in OUTCOMES if verdict_of(a=one).name == FIT] == ["passed"]
+    """Only `passed` can be FIT."""
+    assert [outcome for outcome in OUTCOMES if verdict_of(a=outcome).name == FIT] == ["passed"]
 
 
-def test_a_failed_criterion_is_unfit() -> None:
-    """One criterion that failed beside a job that passed is named."""
+def test_failed_criterion_is_unfit() -> None:
+    """A failed criterion of a passed job is named."""
     made = verdict_of(report("test_b", "failed", phase="a"), a="passed")
     assert made.name == UNFIT and made.failed == ["a: test_b"]
 
 
 def test_criteria_of_a_failed_job_are_left_out() -> None:
-    """Where the job failed, the job is the reason, and its criteria add nothing."""
+    """If the job failed, only the job is named as the reason."""
     made = verdict_of(report("test_b", "failed", phase="a"), a="failed")
     assert made.failed == ["a: failed"]
 
 
-def test_an_error_in_teardown_is_a_failure() -> None:
-    """A criterion that passed in its call and failed in teardown has failed."""
+def test_error_in_teardown_is_a_failure() -> None:
+    """A criterion that passes in its call but fails in teardown has failed."""
     torn = report(outcome="failed", when="teardown", phase="a")
     assert verdict_of(report(phase="a"), torn, a="passed").name == UNFIT
 
 
 def test_required_and_unmeasured_is_inconclusive() -> None:
-    """A skipped criterion of a required kind makes FIT impossible; of another kind it may."""
+    """A skipped criterion prevents FIT only if its kind is required."""
     skipped = report(outcome="skipped", phase="a", unmeasured="transports")
     other = report("test_b", phase="a")
     assert verdict_of(skipped, other, a="passed").name == FIT
@@ -106,8 +106,8 @@ def test_unfit_beats_inconclusive() -> None:
     assert verdict_of(a="failed", b="lost").name == UNFIT
 
 
-def test_the_sentence_counts_what_became_of_the_phases() -> None:
-    """Of the cluster's phases: those that failed, that passed, or that ended with a result."""
+def test_sentence_counts_the_phases() -> None:
+    """UNFIT counts failed phases, FIT passed ones, INCONCLUSIVE those that ended with a result."""
     made = tally(report("test_b", "failed", phase="c"), a="failed", b="passed", c="passed")
     made.phases_of_cluster = list("abcdefgh")
     assert judge(made).sentence == "UNFIT: 2 of 8 phases failed (a: failed; c: test_b)"
@@ -117,14 +117,14 @@ def test_the_sentence_counts_what_became_of_the_phases() -> None:
 
 
 def test_no_result_is_inconclusive() -> None:
-    """A chosen phase without any outcome, and a run without phases, are never FIT."""
+    """A selected phase without an outcome, and a run without phases, are never FIT."""
     made = verdict_of(a="passed", b="")
     assert made.name == INCONCLUSIVE and "b: no result" in made.sentence
     assert judge(RunTally()).name == INCONCLUSIVE
 
 
-def test_an_interrupted_run_is_inconclusive() -> None:
-    """Ctrl-C: never FIT, and pytest's own status stays."""
+def test_interrupted_run_is_inconclusive() -> None:
+    """After Ctrl-C the run is never FIT, and pytest's own exit status stays."""
     made = tally(a="passed")
     made.interrupted, made.exitstatus = True, 2
     verdict = judge(made)
@@ -144,7 +144,7 @@ def test_an_interrupted_run_is_inconclusive() -> None:
     ],
 )
 def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
-    """0 FIT, 1 UNFIT, 6 INCONCLUSIVE, whether pytest had failures or none."""
+    """FIT is 0, UNFIT 1, INCONCLUSIVE 6, whether or not pytest saw failures."""
     made = tally(a=outcome)
     made.exitstatus = pytests
     assert judge(made).exit_status == code
@@ -152,14 +152,14 @@ def test_exit_statuses(outcome: str, pytests: int, code: int) -> None:
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5])
 def test_early_exit_status_of_pytest_is_kept(status: int) -> None:
-    """Interrupted, internal error, usage, nothing collected: pytest's own status."""
+    """Interrupted, internal error, usage error, nothing collected."""
     made = tally(a="passed")
     made.exitstatus = status
     assert judge(made).exit_status == status and judge(made).name != FIT
 
 
-def test_other_tests_count() -> None:
-    """A failing test that is no phase's makes the run UNFIT."""
+def test_failure_outside_the_phases_is_unfit() -> None:
+    """A failing test that belongs to no phase makes the run UNFIT."""
     assert verdict_of(report(outcome="failed"), a="passed").name == UNFIT
 
 
@@ -170,17 +170,17 @@ def test_other_tests_count() -> None:
 def test_fit_requires_that_everything_passed(outcomes: dict[str, str], criteria: list[str]) -> None:
     """FIT means: at least one phase, all passed, no criterion failed."""
     reports = [
-        report(f"test_{i}", one, phase=phase)
+        report(f"test_{i}", result, phase=phase)
         for phase in outcomes
-        for i, one in enumerate(criteria)
+        for i, result in enumerate(criteria)
     ]
     if verdict_of(*reports, **outcomes).name == FIT:
         assert outcomes and set(outcomes.values()) == {"passed"} and "failed" not in criteria
 
 
 def test_required_kind_must_be_judged() -> None:
-    """What is required and was judged by nobody is missing, unless criteria were chosen singly, or
-    the phase has one rank and so no transports; of transports each side where there are ranks."""
+    """A required kind that no criterion judged is missing, unless only some criteria were selected.
+    Transports are required on each side where ranks communicate: one rank has none."""
     made = tally(report(phase="a"), require=["transports"], a="passed")
     assert judge(made).name == FIT  # one rank
     phase = made.phase("a")
@@ -193,7 +193,9 @@ def test_required_kind_must_be_judged() -> None:
     assert judge(made).name == INCONCLUSIVE
     count_report(made, report("test_b", phase="a", judged=INSIDE))
     assert judge(made).name == FIT
-    phase.sides = frozenset({INSIDE, BETWEEN})  # right inside nodes says nothing of the network
+    phase.sides = frozenset(
+        {INSIDE, BETWEEN}
+    )  # transports inside nodes say nothing about the network
     assert judge(made).not_measured == ["a: no criterion judged transports between nodes"]
     count_report(made, report("test_c", phase="a", judged=f"references,{BETWEEN}"))
     assert judge(made).name == FIT
@@ -206,7 +208,7 @@ def expected_to_fail(name: str, **changes: str) -> pytest.TestReport:
 
 
 def test_xfail_without_entry_is_never_fit() -> None:
-    """It is named, and counts as known in the record; an entry of `known` covers it."""
+    """It is named, and is `known` in the record; an entry of `known` covers it."""
     counted = tally(report(phase="a"), expected_to_fail("test_b"), a="passed")
     made = judge(counted)
     assert made.name == INCONCLUSIVE and made.exit_status == EXIT_INCONCLUSIVE
@@ -221,8 +223,8 @@ def test_xfail_without_entry_is_never_fit() -> None:
     assert verdict_of(expected_to_fail("test_b"), a="failed").name == UNFIT
 
 
-def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
-    """A job that passed is no criterion; a phase that has none is judged by its job alone."""
+def test_phase_with_all_criteria_skipped_is_not_fit() -> None:
+    """A passed job is not a criterion; a phase without criteria is judged by its job alone."""
     job, skipped = report("job", phase="a"), report("test_a", "skipped", phase="a")
     made = verdict_of(job, skipped, a="passed")
     assert made.name == INCONCLUSIVE and made.not_measured == ["a: no criterion was judged"]
@@ -231,11 +233,11 @@ def test_a_phase_whose_criteria_were_all_skipped_is_not_fit() -> None:
 
 
 def test_unreported_criteria_are_named() -> None:
-    """Those left out are counted; those that were to run and reported nothing make FIT
-    impossible."""
+    """Criteria that were not selected are counted; a selected criterion without a result prevents
+    FIT."""
     made = tally(report("job", phase="a"), report(phase="a"), a="passed")
     phase = made.phase("a")
-    assert not phase.all_reported  # nobody knows what there is
+    assert not phase.all_reported  # its criteria are unknown
     phase.defined, phase.selected = frozenset({"test_a", "test_b", "test_c"}), frozenset({"test_a"})
     assert judge(made).name == FIT and not phase.all_reported
     assert judge(made).sentence == "FIT: 1 of 1 phases passed, 1 of 3 criteria reported"
@@ -249,8 +251,8 @@ def test_unreported_criteria_are_named() -> None:
     assert judge(made).scope == ""
 
 
-def test_a_phase_that_reported_nothing_makes_the_run_partial() -> None:
-    """It is named, also where pytest says that all went well."""
+def test_phase_that_reported_nothing_makes_the_run_partial() -> None:
+    """It is named, even if pytest saw no failure."""
     made = judge(tally(report(phase="a"), a="passed", b="passed"))
     assert made.partial == "no result for b"
     assert judge(tally(report(phase="a"), a="passed")).partial == ""

@@ -1,6 +1,6 @@
-"""Chromium, in which index.html is tested: finds it, and installs it on Debian.
+"""Finds Chromium, in which index.html is tested, or installs it.
 
-`python -m tests.support.browser` installs it, as root on Debian, or says why it cannot.
+`python -m tests.support.browser` installs it (on Debian, as root), or says why it cannot.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def make_phase(profile: Profile, name: str = "small", settings: Any = (), **mark
 
 
 class Evidence:
-    """One phase's directory, filled piece by piece."""
+    """The directory of one phase, filled piece by piece."""
 
     def __init__(self, folder: Path, nodes: int = 1, ranks_per_node: int = 1) -> None:
         self.dir = PhaseDir(folder / "small")
@@ -91,7 +91,7 @@ class Evidence:
         return self
 
     def done(self) -> Evidence:
-        """Make every rank and every node end well."""
+        """Make every rank and every node finish successfully."""
         self.started().each("done", seconds=1.0)
         for node in range(self.nodes):
             self.node(node, ok=True, started=100.0, ended=110.0, torchrun_s=9.0)

@@ -69,7 +69,7 @@ def _reaching(names: set[str], here: Bindings, everywhere: Bindings) -> list[ast
 
 
 def _bind(nodes: Iterable[ast.AST], bindings: Bindings) -> None:
-    """Record what these statements assign to names."""
+    """Record which expressions these statements assign to which names."""
     for node in nodes:
         for target, value in _assignments(node):
             for name in ast.walk(target):

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-# An inner run in this process forgets what it imported first, and yaml's part in C cannot be
-# imported twice: so all that a run loads late is loaded here.
+# An inner run in this process removes from sys.modules what it imported first, and yaml's C
+# extension cannot be imported twice: everything that a run imports late is imported here.
 import pytest_clustersmoke.cli
 import pytest_clustersmoke.jobs.local_backend
 import pytest_clustersmoke.jobs.slurm_backend
@@ -35,11 +35,11 @@ from tests.support.outcome import Outcome as Outcome
 from tests.support.outcome import RunFiles
 from tests.support.outcome import lines_with as lines_with
 from tests.support.outcome import properties as properties
-from tests.support.waiting import PATIENCE_S, Found, wait_for
+from tests.support.waiting import PATIENCE_S, Value, wait_for
 
 # Plugins of the tests' own environment that cost an inner run seconds and add nothing to it.
 BARE = ("-p", "no:hypothesispytest", "-p", "no:anyio", "-p", "no:cacheprovider")
-# What an outer pytest, job or user may have set, and inner runs must not see.
+# Prefixes of variables of an outer pytest, job or user, which inner runs must not see.
 OUTER = ("PYTEST_", "SLURM_", "SBATCH_", "CLUSTERSMOKE_", "SUBMITIT_")
 ROOT = Path(__file__).resolve().parents[2]
 SMOKE_TESTS = ROOT / "smoke_tests"
@@ -49,7 +49,7 @@ TRAIN = FAKES / "train_fake.py"
 # Rank programs that are broken on purpose, and one that only waits.
 PROGRAMS = ROOT / "tests" / "faults" / "programs"
 IDLE = PROGRAMS / "idle.py"
-# The criterion of a phase that names none.
+# The criterion of a phase that defines none.
 DONE = "def test_all_done(self, phase):\n    assert phase.ranks_done == phase.world_size"
 
 
@@ -65,16 +65,16 @@ class RunningPytest:
         self.pid = process.pid
         self._started = time.monotonic()
 
-    def wait_for(self, what: str, look: Callable[[], Found | None]) -> Found:
-        """As `wait_for`; fails at once where pytest has ended without it."""
+    def wait_for(self, description: str, look: Callable[[], Value | None]) -> Value:
+        """Like `wait_for`, but fails at once if pytest ends first."""
 
-        def look_while_running() -> Found | None:
+        def look_while_running() -> Value | None:
             ended = self.process.poll() is not None
-            found = look()
-            assert found or not ended, f"pytest ended without {what}:\n{self.output()}"
-            return found
+            value = look()
+            assert value or not ended, f"pytest ended without {description}:\n{self.output()}"
+            return value
 
-        return wait_for(what, look_while_running)
+        return wait_for(description, look_while_running)
 
     def wait_for_ranks(self, phase: str = "small", count: int = 1) -> None:
         """Wait until this many ranks of a phase have started."""
@@ -88,11 +88,11 @@ class RunningPytest:
         self.process.send_signal(number)
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Everything printed so far."""
         return "\n".join(_lines(self._stdout) + _lines(self._stderr))
 
     def wait(self, patience_s: float = PATIENCE_S) -> Outcome:
-        """Wait for its end."""
+        """Wait for pytest to end."""
         status = self.process.wait(patience_s)
         took = time.monotonic() - self._started
         print(self.output())
@@ -123,20 +123,20 @@ class Suite(RunFiles):
         self._real_torchrun = real_torchrun
         self._slurm_variables: dict[str, str] = {}
         self._processes = 0
-        self._outer = outer_variables()  # what a test sets later is its own
-        # So that no directory above is taken for the root directory.
+        self._outer = outer_variables()  # a test's later changes of the environment count
+        # Otherwise a directory above may become pytest's root directory.
         (path / "pytest.ini").write_text("[pytest]\n")
         self.cluster()
 
     # The files of the suite
 
     def cluster(self, text: str = "", name: str = "one", **keys: Any) -> None:
-        """Write cluster.yaml anew: this text, or one local profile with `keys` beside the usual."""
+        """Rewrite cluster.yaml: `text`, or one local profile with the usual keys and `keys`."""
         variables: dict[str, Any] = {"PYTHONPATH": str(SMOKE_TESTS), "OMP_NUM_THREADS": 1}
         own: dict[str, Any] = {"phases": {}}
         if not self._real_torchrun:
             variables = {"PYTHONPATH": str(FAKE_TORCHRUN)}
-            # At least one phase must be listed, also where a test adds none.
+            # At least one phase must be listed, even if a test adds none.
             own = {"limits": {"poll_s": 0.2}, "phases": {"small": None}}
         self._name = name
         self.profile = {
@@ -152,7 +152,7 @@ class Suite(RunFiles):
             self.file.write_text(textwrap.dedent(text))
 
     def use_slurm(self, slurm_conf: Path) -> None:
-        """Make this Slurm the cluster."""
+        """Make the cluster the Slurm of this slurm.conf."""
         self._slurm_variables = {"SLURM_CONF": str(slurm_conf)}
         self.profile |= {
             "backend": "slurm",
@@ -185,13 +185,13 @@ class Suite(RunFiles):
         return path
 
     def _write_profile(self) -> None:
-        # JSON is YAML, and one key a line makes the line of an error count.
+        # JSON is YAML; with one key per line, the line numbers in messages mean something.
         content = {"clusters": {self._name: self.profile}}
         self._written = json.dumps(content, indent=1)
         self.file.write_text(self._written)
 
     def _follow_profile(self) -> None:
-        """Write a profile that has changed, unless the test has put a file of its own there."""
+        """Write the profile if it changed, unless the test wrote a cluster.yaml of its own."""
         if self.file.is_file() and self.file.read_bytes() == self._written.encode():
             self._write_profile()
 
@@ -206,7 +206,7 @@ class Suite(RunFiles):
     def run_apart(
         self, *words: str | Path, cluster: str = "one", patience_s: float = PATIENCE_S
     ) -> Outcome:
-        """Run pytest in a process of its own, to its end."""
+        """Run pytest in a process of its own, and wait for its end."""
         with self.started(*words, cluster=cluster) as running:
             return running.wait(patience_s)
 
@@ -214,7 +214,7 @@ class Suite(RunFiles):
     def started(
         self, *words: str | Path, cluster: str = "one", **variables: str
     ) -> Iterator[RunningPytest]:
-        """Start pytest in a process of its own, with more variables; it is ended at the end."""
+        """Start pytest in a process of its own, with more variables; stop it on exit."""
         self._follow_profile()
         environ = {name: v for name, v in os.environ.items() if name not in self._outer}
         self._processes += 1
@@ -241,7 +241,7 @@ class Suite(RunFiles):
                     process.wait()
 
     def refused(self, *words: str | Path, cluster: str = "one") -> list[str]:
-        """Run into a usage error that leaves nothing behind; return its lines."""
+        """Run pytest, which must end in a usage error and leave nothing; return its messages."""
         outcome = self.run(*words, cluster=cluster)
         assert outcome.ret == pytest.ExitCode.USAGE_ERROR, outcome.output
         assert "Traceback" not in outcome.output and "INTERNALERROR" not in outcome.output

@@ -27,7 +27,7 @@ SPEC = {
 
 
 def make_job(folder: Path, node_rank: int = 0, **spec: Any) -> NodeJob:
-    """Make the job `small` on a node `nN`, with its directories; `spec` are more keys."""
+    """Make the job `small` on a node `nN`, with its directories; `spec` adds keys to the spec."""
     job = NodeJob({**SPEC, "phase_dir": str(folder), **spec}, node_rank, f"n{node_rank}")
     job.dir.node(node_rank).mkdir(parents=True)
     job.dir.rank_events(0).parent.mkdir(exist_ok=True)

@@ -13,8 +13,8 @@ ENDED_WITHIN_S = 5.0
 
 @contextmanager
 def none_left() -> Iterator[tuple[str, Callable[[], list[str]]]]:
-    """Yield a variable to set in what a test starts, and a function that lists the processes that
-    still run with it. Fails if one is left at the end."""
+    """Yield the name of a variable, to be set for every process that the test starts, and a
+    function that lists the running processes that have it. Fails if one is left at the end."""
     marker = f"CLUSTERSMOKE_TEST_{uuid.uuid4().hex}"
 
     def running() -> list[str]:

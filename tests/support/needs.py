@@ -1,5 +1,5 @@
-"""What a test needs of the machine. Where that is missing, the test is skipped with the reason; in
-CI, which sets a variable that requires it, the test fails."""
+"""Requirements of tests on the machine: if one is missing, the test is skipped with the reason, or
+fails if a variable, which CI sets, requires it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import browser
 
 
 def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = False) -> None:
-    """Skip if no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1 fail."""
+    """Skip the test if no real Slurm can run here; with CLUSTERSMOKE_REQUIRE_LAB=1, fail it."""
     reason = lab.find_obstacle(accounting, isolated, memory)
     if reason and os.environ.get("CLUSTERSMOKE_REQUIRE_LAB"):
         pytest.fail(f"a real Slurm is required here: {reason}", pytrace=False)
@@ -21,7 +21,8 @@ def need_lab(accounting: bool = False, isolated: bool = False, memory: bool = Fa
 
 
 def need_browser() -> str:
-    """The path of Chromium. Skip if there is none; with CLUSTERSMOKE_REQUIRE_BROWSER=1 fail."""
+    """The path of Chromium. If there is none, skip the test; with CLUSTERSMOKE_REQUIRE_BROWSER=1,
+    fail it."""
     path = browser.path()
     reason = "no Chromium here: `make browser` installs Debian's package as root"
     if not path and os.environ.get("CLUSTERSMOKE_REQUIRE_BROWSER"):

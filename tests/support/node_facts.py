@@ -33,7 +33,7 @@ def node(rank: int = 0, gpus: Any = None, **more: Any) -> dict[str, Any]:
         "python": "3.11.7",
         "packages": {"torch": "2.5.1", "numpy": "2.1.0"},
         "torch_cuda": "12.4",
-        "gpus": [{key: str(value) for key, value in one.items()} for one in listed],
+        "gpus": [{key: str(value) for key, value in device.items()} for device in listed],
         "gpu_processes": [],
         "gpu_tool_failed": None,
         "gpu_driver": True,

@@ -1,4 +1,4 @@
-"""What a run of pytest over a suite printed and left behind."""
+"""The output of a run of pytest on a suite, and the files that it left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunFiles:
         self.reports = path / "reports"
 
     def runs(self) -> list[Path]:
-        """What is in the shared directory."""
+        """The contents of the shared directory."""
         return sorted(self.shared.iterdir()) if self.shared.is_dir() else []
 
     def run_dir(self) -> RunDir:
@@ -38,7 +38,7 @@ class RunFiles:
         return RunDir(wait_for("the run's directory", look))
 
     def published(self) -> list[Path]:
-        """What is in the report directory."""
+        """The contents of the report directory."""
         return sorted(self.reports.iterdir()) if self.reports.is_dir() else []
 
     @property
@@ -58,7 +58,7 @@ class RunFiles:
 
 
 class Outcome:
-    """A pytest that has ended: what it printed, as in `pytest.RunResult`, and what its run left."""
+    """A pytest that has ended: its output, as in `pytest.RunResult`, and the files of its run."""
 
     def __init__(self, result: pytest.RunResult, files: RunFiles) -> None:
         self.files = files

@@ -1,7 +1,7 @@
 """Records of runs, made by hand, for tests of the renderers and of the history.
 
-Each builder returns a valid record as plain data; a test changes the part it is about. The views
-take it `parsed`.
+Each builder returns valid plain data, of which a test changes what it needs. `parsed` turns it into
+the model that the views take.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def node(number: int) -> Record:
 
 
 def facts(number: int, *phases: str, **changes: Any) -> Record:
-    """What a node reported in these phases; `changes` are facts that differ."""
+    """The facts of a node in these phases; `changes` replaces some of them."""
     usual = {
         "kernel": "6.1.0",
         "python": "3.11.7",
@@ -77,7 +77,7 @@ def facts(number: int, *phases: str, **changes: Any) -> Record:
 
 
 def facts_of(phases: Iterable[Record]) -> list[Record]:
-    """The facts of all nodes of these phases, equal on all."""
+    """The facts of all nodes of these phases, equal on every node."""
     names: dict[int, list[str]] = {}
     for phase in phases:
         for node in phase["nodes"]:
@@ -206,8 +206,8 @@ _numbers = itertools.count(1)
 
 
 def run(*phases: Record, **changes: Any) -> Record:
-    """A run of these phases, or of a single usual one, with a run id of its own."""
-    held = list(phases) or [phase()]
+    """A run of these phases, or of the default phase, with a unique run id."""
+    selected = list(phases) or [phase()]
     number = next(_numbers)
     made: dict[str, Any] = {
         "schema": 1,
@@ -225,21 +225,21 @@ def run(*phases: Record, **changes: Any) -> Record:
         "begun": BEGUN,
         "written": BEGUN + 90,
         "verdict": "FIT",
-        "sentence": f"FIT: {len(held)} of {len(held)} phases passed",
+        "sentence": f"FIT: {len(selected)} of {len(selected)} phases passed",
         "failed": [],
         "not_measured": [],
         "known": [],
         "known_remarks": [],
-        "phases_chosen": [phase["phase"] for phase in held],
-        "phases_of_cluster": [phase["phase"] for phase in held],
+        "phases_chosen": [phase["phase"] for phase in selected],
+        "phases_of_cluster": [phase["phase"] for phase in selected],
         "selection": "",
         "interrupted": False,
         "partial": "",
         "absent_phases": [],
         "changes": [],
-        "nodes": facts_of(held),
+        "nodes": facts_of(selected),
         "differences": [],
-        "phases": held,
+        "phases": selected,
     }
     return {**made, **changes}
 

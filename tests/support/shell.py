@@ -1,4 +1,4 @@
-"""Runs pytest and `clustersmoke` as users do, and returns what they see."""
+"""Runs pytest and `clustersmoke` as users do, and returns the output."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ WIDE = {"COLUMNS": "500"}  # so that no line of a help text is wrapped
 REFERENCES = {
     "small": {"steps_per_s": {"value": 10, "lower": "-10 %", "unit": "steps/s", "source": "a test"}}
 }
-# One criterion is judged, one is not measured, one is known to fail, and one records what a
-# criterion sees of its phase.
+# One criterion is a known failure; the other writes down which names of its phase it can use.
 CRITERIA = """
 def test_known(self, phase):
     assert False
@@ -100,8 +99,8 @@ def added_to_help(word: str, pattern: str, folder: Path) -> set[str]:
 
 
 def run_suite(folder: Path) -> None:
-    """Run one small phase on this machine. It leaves `reports/`, and `members.json` with the names
-    that a criterion sees."""
+    """Run one small phase on this machine, which leaves `reports/`, and `members.json` with the
+    names that a criterion can use."""
     until = date.today() + timedelta(days=30)
     known = {"phase": "small", "criterion": "test_known", "reason": "a test", "until": str(until)}
     with none_left() as (marker, _):

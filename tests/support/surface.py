@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-# An option in a usage line: in brackets, with those that it excludes, or bare where it is required.
+# An option in a usage line: in brackets, with the options that it excludes, or bare if required.
 OPTION = re.compile(r"\[(-[^\]]*)\]|(--[a-z-]+ [A-Z]+)")
 
 
@@ -29,9 +29,9 @@ def members(thing: object) -> Iterator[str]:
 def _parameters(method: Any) -> str:
     signature = inspect.signature(method)
     plain = [
-        one.replace(annotation=inspect.Parameter.empty)
-        for one in signature.parameters.values()
-        if one.name != "self"
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
     ]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
@@ -48,10 +48,10 @@ def assigned(cls: type) -> Iterator[str]:
 def classes(module: ModuleType) -> dict[str, type]:
     """The public classes that a module defines, or gathers from the modules below it."""
     return {
-        name: found
-        for name, found in vars(module).items()
-        if isinstance(found, type)
-        and found.__module__.startswith(module.__name__)
+        name: member
+        for name, member in vars(module).items()
+        if isinstance(member, type)
+        and member.__module__.startswith(module.__name__)
         and not name.startswith("_")
     }
 
@@ -64,7 +64,7 @@ def schema(path: Path) -> set[str]:
 
 
 def _keys(node: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
-    """A node's types, and everything below it, each to be appended to the node's own path."""
+    """A node's types and everything below it, each relative to the node's path."""
     parts = [*_parts(node, root)]
     kinds = [part.get("type", []) for part in parts]
     types = {name for kind in kinds for name in ([kind] if isinstance(kind, str) else kind)}
@@ -88,13 +88,13 @@ def _below(parts: list[dict[str, Any]], root: dict[str, Any]) -> Iterator[str]:
 
 
 def _named(properties: dict[str, Any], root: dict[str, Any]) -> Iterator[str]:
-    """The keys of an object; where all have the same below them, that is listed once."""
-    found = {name: [*_keys(node, root)] for name, node in properties.items()}
-    first = next(iter(found.values()), [])
-    if len(found) > 2 and len(first) > 2 and all(below == first for below in found.values()):
-        yield from (f".{name}" for name in found)
-        found = {"<each>": first}
-    yield from (f".{name}{words}" for name, below in found.items() for words in below)
+    """The keys of an object; if all contain the same, the content is listed once."""
+    keys = {name: [*_keys(node, root)] for name, node in properties.items()}
+    first = next(iter(keys.values()), [])
+    if len(keys) > 2 and len(first) > 2 and all(below == first for below in keys.values()):
+        yield from (f".{name}" for name in keys)
+        keys = {"<each>": first}
+    yield from (f".{name}{words}" for name, below in keys.items() for words in below)
 
 
 def _parts(node: dict[str, Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -108,7 +108,7 @@ def _parts(node: dict[str, Any], root: dict[str, Any]) -> Iterator[dict[str, Any
 
 
 def keys_of(value: object) -> Iterator[str]:
-    """The keys of a JSON value and of what is in it: `.a`, `.a.b`, `.a.c[].d`."""
+    """The keys of a JSON value, at any depth: `.a`, `.a.b`, `.a.c[].d`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield f".{name}"
@@ -142,5 +142,5 @@ def arguments(text: str) -> Iterator[str]:
 
 
 def subcommands(text: str) -> list[str]:
-    """The subcommands that a help text lists: they are indented further than options are."""
+    """The subcommands in a help text, which are indented further than options."""
     return re.findall(r"^ {4}([a-z][\w-]*)(?: |$)", text, re.MULTILINE)

@@ -20,12 +20,12 @@ PAIR_BYTES = 2**26
 PAIR_GB_PER_S = 12.0
 
 Record = dict[str, Any]
-# From a rank and one of its measurements to what it writes instead; None means nothing.
+# Maps a rank and one of its measurements to the record that it writes instead, or to None.
 Change = Callable[[int, Record], Record | None]
 
 
 def bus_bytes(name: str, size: int, ranks: int) -> float:
-    """The bytes that cross the bus: 2(n-1)/n of those of all-reduce, (n-1)/n of the others."""
+    """The bytes that cross the bus: 2(n-1)/n of the size for all-reduce, (n-1)/n for the others."""
     return size * (2 if name == "all_reduce" else 1) * (ranks - 1) / ranks
 
 
@@ -106,9 +106,9 @@ class Swept:
     def _pairs(self, rank: int) -> Iterable[Record]:
         per_node = self.evidence.per_node
         node, local = divmod(rank, per_node)
-        for one, other in combinations(range(self.evidence.nodes), 2):
-            if node in (one, other):
-                yield pair((one + other - node) * per_node + local)
+        for first, second in combinations(range(self.evidence.nodes), 2):
+            if node in (first, second):
+                yield pair((first + second - node) * per_node + local)
 
     def metrics(self, **values: Any) -> Swept:
         """Make every rank write the metrics that follow from its records, except `values`."""

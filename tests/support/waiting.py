@@ -1,4 +1,4 @@
-"""Waiting for something that another process does."""
+"""Waits for something that another process does."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Any, TypeVar
 
 from pytest_clustersmoke.evidence.telemetry import read_events
 
-# For a loaded machine: what is measured is measured by the clocks of the evidence.
+# Generous, for a loaded machine: tests measure times with the timestamps in the evidence.
 PATIENCE_S = 240.0
 POLL_S = 0.05
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
-def wait_for(what: str, look: Callable[[], Found | None], patience_s: float = PATIENCE_S) -> Found:
-    """Return what `look` returns, once that is true; fail naming `what` after `patience_s`."""
+def wait_for(
+    description: str, look: Callable[[], Value | None], patience_s: float = PATIENCE_S
+) -> Value:
+    """Return the first true value of `look()`; after `patience_s`, fail with the description."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
+        value = look()
+        if value:
+            return value
         time.sleep(POLL_S)
-    raise AssertionError(f"waited {patience_s:g} s for {what}")
+    raise AssertionError(f"waited {patience_s:g} s for {description}")
 
 
 def wait_for_event(path: Path, event: str) -> dict[str, Any]:
-    """Return the first event of this name in a file of events, once it is there."""
+    """Wait for the first event of this name in a file of events, and return it."""
     return wait_for(
         f"event `{event}` in {path}", lambda: next(read_events(path).named(event), None)
     )
